@@ -1,0 +1,68 @@
+# Kedge's tasks. `make help` lists them; every one that needs the environment makes it first.
+
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.set-up
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+# The tests' networks are so small that a second thread costs more than it brings, and nothing is to be downloaded.
+QUIET := HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test check lint types contract demo bench clean
+MAKEFLAGS += --no-print-directory
+
+help:  ## list the tasks
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(SETUP)  ## make .venv with Kedge and everything its tests need
+	@echo "ready: $(BIN)/kedge"
+
+$(SETUP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Kedge needs Python 3.11 or newer; name one: make setup PYTHON=/path/to/python3"; exit 1; }
+	@echo "making $(VENV) with $(PYTHON); the first time takes a few minutes, most of them for torch"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+test: setup  ## run the tests
+	@echo "tests: pytest, with the examples of README.md and docs/"
+	@$(QUIET) $(BIN)/python -m pytest
+
+check: lint types contract test  ## all that must pass: lint, types, import contract, tests
+
+lint: setup  ## check style and format
+	@echo "lint: ruff"
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet || { echo "not formatted; to do it: $(BIN)/ruff format"; exit 1; }
+
+types: setup  ## check types, strictly
+	@echo "types: mypy"
+	@$(BIN)/mypy --no-error-summary
+
+contract: setup  ## check which folder may import which
+	@echo "import contract: import-linter"
+	@$(BIN)/lint-imports --no-logo
+
+demo: setup  ## watch a training with a mistake in it, then a healthy one, and see what Kedge says
+	@$(MAKE) watched MODEL=log-of-zero RECORDING=build/demo-mistake.kedge
+	@$(MAKE) watched MODEL=healthy RECORDING=build/demo-healthy.kedge
+
+# `kedge run` ends with the script's own exit code: a training that dies must not end the demo.
+.PHONY: watched
+watched:
+	@mkdir -p build
+	@echo; echo "\$$ kedge run -o $(RECORDING) --force examples/digits.py --model $(MODEL)"
+	@$(BIN)/kedge run -o $(RECORDING) --force examples/digits.py --model $(MODEL) || echo "(the script ended with $$?)"
+	@echo; echo "\$$ kedge report $(RECORDING)"
+	@$(BIN)/kedge report $(RECORDING)
+
+bench: setup  ## measure what Kedge costs, beside hand-written hooks
+	@echo "benchmark: a few minutes; use a machine that does nothing else"
+	@$(BIN)/python benchmarks/overhead.py
+
+clean:  ## remove what the tasks made, .venv included
+	@echo "removing $(VENV), build, dist and the tools' folders"
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

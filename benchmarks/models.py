@@ -1,0 +1,124 @@
+"""The two models of the benchmarks: sized like ResNet-18 and like a small GPT-2, written out in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the field's name for it
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with a shortcut."""
+
+    def __init__(self, inside: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        plain = stride == 1 and inside == width
+        self.downsample = (
+            None if plain else nn.Sequential(nn.Conv2d(inside, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, inside, h, w] to [n, width, h / stride, w / stride]."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return self.relu(out + shortcut)
+
+
+class ResNet18(nn.Module):
+    """ResNet-18: 11.7 million parameters."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        widths = (64, 64, 128, 256, 512)
+        for i in range(1, 5):
+            blocks = [Block(widths[i - 1], widths[i], 1 if i == 1 else 2), Block(widths[i], widths[i], 1)]
+            setattr(self, f"layer{i}", nn.Sequential(*blocks))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(512, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images [n, 3, h, w] to logits [n, classes]."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+class Attention(nn.Module):
+    """Causal self-attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(width, 3 * width)
+        self.c_proj = nn.Linear(width, width)
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, t, width] to the same shape."""
+        n, t, width = x.shape
+        q, k, v = (y.view(n, t, self.heads, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=-1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(n, t, width))
+
+
+class Layer(nn.Module):
+    """A transformer block with the norms in front."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(width)
+        self.attn = Attention(width, heads)
+        self.ln_2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, t, width] to the same shape."""
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    """A GPT-2-like decoder: 12 layers, width 384, 27 million parameters."""
+
+    def __init__(self, layers: int = 12, width: int = 384, heads: int = 6, words: int = 8192, length: int = 128) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(words, width)
+        self.wpe = nn.Embedding(length, width)
+        self.h = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
+        self.ln_f = nn.LayerNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Map word numbers [n, t] to logits [n, t, words]."""
+        places = torch.arange(words.shape[1], device=words.device)
+        return self.head(self.ln_f(self.h(self.wte(words) + self.wpe(places))))
+
+
+def resnet(batch: int = 8, size: int = 96) -> tuple[nn.Module, Tensor, Tensor]:
+    """Make the ResNet-18-sized model with a batch and its labels."""
+    torch.manual_seed(0)
+    return ResNet18(), torch.randn(batch, 3, size, size), torch.randint(0, 1000, (batch,))
+
+
+def gpt(batch: int = 4, length: int = 128) -> tuple[nn.Module, Tensor, Tensor]:
+    """Make the GPT-2-like model with a batch and its next words."""
+    torch.manual_seed(0)
+    words = torch.randint(0, 8192, (batch, length + 1))
+    return GPT(length=length), words[:, :-1], words[:, 1:].reshape(-1)
+
+
+def step(model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Take one training step."""
+    optimizer.zero_grad()
+    logits = model(x)
+    F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y).backward()
+    optimizer.step()

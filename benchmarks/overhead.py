@@ -1,0 +1,249 @@
+"""What watching costs: training steps side by side in one run, medians of paired ratios.
+
+Each round runs one step of every variant in a shuffled order; a variant's ratio in a round is its time
+over that of what it is compared with in the same round. Machines drift, ratios of neighbours do not.
+
+    python benchmarks/overhead.py [--rounds 30] [--threads 1] [--only steps,event,run]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import kedge
+
+sys.path.insert(0, str(Path(__file__).parent))
+import models
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
+Variant = Callable[[nn.Module], "contextlib.AbstractContextManager[Any]"]
+
+
+def bare(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Nothing."""
+    return contextlib.nullcontext()
+
+
+def leaves(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hold no other."""
+    return {name: m for name, m in model.named_modules() if not list(m.children()) and name}
+
+
+def selector(model: nn.Module, kind: str = "out") -> str:
+    """Those modules, as a selector."""
+    return ", ".join(f"{name}:{kind}" for name in leaves(model))
+
+
+def off_schedule(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Hooks attached everywhere, none on schedule."""
+    return kedge.hook(model, "**:out, **:out.grad", kedge.measure(), when=kedge.at(10**9))
+
+
+@contextlib.contextmanager
+def by_hand(model: nn.Module) -> Iterator[None]:
+    """What people write: a forward hook that puts the detached output into a dict."""
+    kept: dict[str, Any] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            kept[name] = output.detach()
+
+        return hook
+
+    handles = [m.register_forward_hook(keep(name)) for name, m in leaves(model).items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def recording(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Kedge recording every leaf module's output."""
+    return kedge.hook(model, selector(model), kedge.record())
+
+
+@contextlib.contextmanager
+def norms_by_hand(model: nn.Module) -> Iterator[None]:
+    """Norms of each leaf module's output and output gradient, by hand, one copy a step."""
+    norms: list[Any] = []
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        norms.append(torch.linalg.vector_norm(output.detach()))
+        if output.requires_grad:
+            output.register_hook(lambda g: norms.append(torch.linalg.vector_norm(g)))
+
+    def flush(module: nn.Module, args: Any) -> None:
+        if norms:
+            torch.stack(norms).tolist()
+            norms.clear()
+
+    handles = [m.register_forward_hook(hook) for m in leaves(model).values()]
+    handles.append(model.register_forward_pre_hook(flush))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def norms(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Kedge measuring the norm of every output and output gradient at every step."""
+    return kedge.hook(model, "**:out, **:out.grad", kedge.measure("norm"))
+
+
+def full(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Kedge measuring the full statistics of every output and output gradient at every step."""
+    return kedge.hook(model, "**:out, **:out.grad", kedge.measure())
+
+
+STEPS: list[tuple[str, Variant, str, float]] = [
+    ("attached, off schedule", off_schedule, "bare", 1.01),
+    ("recording by hand", by_hand, "bare", 0),
+    ("recording, Kedge", recording, "recording by hand", 1.03),
+    ("norms by hand", norms_by_hand, "bare", 0),
+    ("norms, Kedge", norms, "bare", 1.05),
+    ("full statistics, Kedge", full, "bare", 1.15),
+]
+
+
+class Runner:
+    """One variant on its own copy of a model, hooks in place."""
+
+    def __init__(self, make: Callable[[], Any], variant: Variant) -> None:
+        self.model, self.x, self.y = make()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3)
+        self.block = variant(self.model)
+        self.block.__enter__()
+
+    def step(self) -> float:
+        """Take one step; return its seconds."""
+        start = time.perf_counter()
+        models.step(self.model, self.x, self.y, self.optimizer)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Remove the hooks without a report: what is off schedule never fires, and is meant to."""
+        session = getattr(self.block, "session", None)
+        session.end(quiet=True) if session else self.block.__exit__(None, None, None)
+
+
+def compare(make: Callable[[], Any], rounds: int) -> dict[str, list[float]]:
+    """Time every variant, one step each a round, in shuffled order."""
+    runners = {"bare": Runner(make, bare)} | {name: Runner(make, v) for name, v, _, _ in STEPS}
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for round_ in range(rounds + 3):
+        for name in random.sample(list(runners), len(runners)):
+            seconds = runners[name].step()
+            if round_ >= 3:  # noqa: PLR2004 - warm-up
+                times[name].append(seconds)
+    for runner in runners.values():
+        runner.close()
+    return times
+
+
+def ratio(times: dict[str, list[float]], name: str, to: str) -> tuple[float, float, float]:
+    """Median and quartiles of the paired ratios."""
+    pairs = sorted(a / b for a, b in zip(times[name], times[to], strict=True))
+    quarter = len(pairs) // 4
+    return statistics.median(pairs), pairs[quarter], pairs[-1 - quarter]
+
+
+def steps(rounds: int) -> None:
+    """Print the table of training steps."""
+    for title, make in (("ResNet-18, 8x3x96x96", models.resnet), ("GPT, 12 layers, 4x128", models.gpt)):
+        times = compare(make, rounds)
+        print(f"\n{title}: bare step {statistics.median(times['bare']) * 1e3:.1f} ms, {rounds} rounds")
+        for name, _, to, target in STEPS:
+            median, low, high = ratio(times, name, to)
+            goal = f"  (to reach {target:.2f})" if target else ""
+            print(f"  {name:26} {median:6.3f} x {to:18} quartiles {low:.3f} {high:.3f}{goal}")
+
+
+def event(rounds: int) -> None:
+    """Print the Python cost of one event over an empty PyTorch hook."""
+    x, passes, modules = torch.zeros(4), 100, 100
+
+    def seconds(attach: Callable[[nn.Module], Any]) -> float:
+        model = nn.Sequential(*(nn.Identity() for _ in range(modules)))
+        handles = attach(model)
+        model(x)
+        start = time.perf_counter()
+        for _ in range(passes):
+            model(x)
+        spent = time.perf_counter() - start
+        for handle in handles:
+            handle.remove()
+        return spent / (passes * modules) * 1e6
+
+    kinds: dict[str, Callable[[nn.Module], Any]] = {
+        "empty PyTorch hook": lambda m: [c.register_forward_hook(lambda *_: None) for c in m],
+        "Kedge, empty action (value)": lambda m: [kedge.hook(m, "*", lambda v: None)],
+        "Kedge, empty action (value, event)": lambda m: [kedge.hook(m, "*", lambda v, e: None)],
+        "Kedge, record()": lambda m: [kedge.hook(m, "*", kedge.record())],
+        "by hand: d[name] = out.detach()": lambda m: [c.register_forward_hook(_detaching({})) for c in m],
+    }
+    times = {name: [seconds(attach) for _ in range(rounds)] for name, attach in kinds.items()}
+    empty = statistics.median(times["empty PyTorch hook"])
+    print("\none event, microseconds over an empty PyTorch hook (to reach 3 for the empty action)")
+    for name, each in times.items():
+        print(f"  {name:36} {statistics.median(each) - empty:6.2f}")
+
+
+def _detaching(kept: dict[str, Any]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        kept["0"] = output.detach()
+
+    return hook
+
+
+def run(rounds: int) -> None:
+    """Print what `kedge run` of the example costs against `python`, whole processes in turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = str(Path(folder) / "bench.kedge")
+        commands = {
+            "python": [sys.executable, str(EXAMPLE)],
+            "kedge run": [sys.executable, "-m", "kedge", "run", "-q", "--force", "-o", out, str(EXAMPLE)],
+        }
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(rounds):
+            for name, command in commands.items():
+                start = time.perf_counter()
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own commands
+                times[name].append(time.perf_counter() - start)
+    median, low, high = ratio(times, "kedge run", "python")
+    plain = statistics.median(times["python"])
+    print(f"\nexamples/digits.py, whole process: python {plain:.1f} s, {rounds} rounds")
+    print(f"  kedge run                  {median:6.3f} x python             quartiles {low:.3f} {high:.3f}  (to reach 1.10)")
+
+
+def main() -> None:
+    """Run the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="event,steps,run")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    random.seed(0)
+    print(f"torch {torch.__version__}, {args.threads} thread(s)")
+    parts = {"event": lambda: event(min(args.rounds, 15)), "steps": lambda: steps(args.rounds), "run": lambda: run(max(3, args.rounds // 6))}
+    for part in args.only.split(","):
+        parts[part]()
+
+
+if __name__ == "__main__":
+    main()

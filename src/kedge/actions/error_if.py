@@ -1,0 +1,55 @@
+"""Stopping where something is found: `error_if`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.errors import ConditionMet
+
+
+class ErrorIf:
+    """The action that `error_if` makes."""
+
+    observes = True
+
+    def __init__(self, condition: Callable[[Tensor], Any]) -> None:
+        self.condition = condition
+
+    def __call__(self, value: Tensor) -> None:
+        """Raise if the condition holds."""
+        if self.condition(value):
+            name = getattr(self.condition, "__name__", repr(self.condition))
+            raise ConditionMet(f"{name} is true of {_summary(value)}")
+
+    def __repr__(self) -> str:
+        """As one would write it."""
+        return f"error_if({getattr(self.condition, '__name__', 'condition')})"
+
+
+def error_if(condition: Callable[[Tensor], Any]) -> ErrorIf:
+    """Make the action that stops the program when a condition is true of a value.
+
+    The error names site, pass and shape. Looking at the answer waits for the device.
+
+    Args:
+        condition: Takes the tensor; returns a bool or a tensor of one element.
+    """
+    return ErrorIf(condition)
+
+
+def nonfinite(value: Tensor) -> Tensor:
+    """Tell whether a tensor holds a NaN or an infinity; a condition for `error_if`."""
+    if not value.is_floating_point() and not value.is_complex():
+        return torch.zeros((), dtype=torch.bool, device=value.device)
+    return ~torch.isfinite(value).all()
+
+
+def _summary(value: Tensor) -> str:
+    if not value.is_floating_point():
+        return f"{value.numel()} elements"
+    nans, infinities = int(value.isnan().sum()), int(value.isinf().sum())
+    return f"{value.numel()} elements, {nans} of them NaN and {infinities} infinite"

@@ -1,0 +1,364 @@
+"""Statistics instead of values: `measure`."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kedge.actions import reduce
+from kedge.actions.naming import kind_meant, single
+from kedge.actions.table import FIELDS, DeviceTable, Snapshot, to_host
+from kedge.errors import NotRecorded
+from kedge.flow import Act, Event, Sink, version_of
+from kedge.sites.site import Site
+from kedge.store.rows import FINITENESS, FULL, STATISTICS, Rows
+from kedge.store.table import Table, tabulate
+
+What = Literal["full", "norm", "finite"]
+_REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
+_BEHIND = 2
+
+
+class Measured(NamedTuple):
+    """One measurement within a step, before its numbers have come from the device."""
+
+    site: int
+    count: int
+    device: torch.device
+    row: int
+    channels: tuple[int, int]
+
+
+class Seen(NamedTuple):
+    """A tensor that was measured in this step, so that nothing is measured twice."""
+
+    ref: weakref.ref[Tensor]
+    version: int
+    measured: Measured
+    out: int | None
+
+
+class Bulk(NamedTuple):
+    """Norms of many tensors, computed by one call, on their way to the host."""
+
+    sites: list[int]
+    counts: list[int]
+    norms: Tensor
+    arrived: Any
+
+
+@dataclass
+class Step:
+    """A finished step whose tables may still be on their way."""
+
+    number: int
+    level: int
+    measured: list[Measured]
+    snapshots: dict[torch.device, Snapshot]
+    bulk: list[Bulk]
+
+    def ready(self) -> bool:
+        """Whether every table has arrived."""
+        return all(s.ready() for s in self.snapshots.values()) and all(b.arrived is None or b.arrived.query() for b in self.bulk)
+
+
+@dataclass
+class Seat:
+    """What is known of one measured site.
+
+    Attributes:
+        site: The site.
+        id: Its number, in the order of first firing.
+        event: Its first event.
+        shape: Shape of the first value.
+        dtype: Its dtype, as "float32".
+        channels: Number of channels, where activity is tracked.
+        sources: Numbers of the sites whose outputs it was given; None for a tensor no site made.
+        node: The autograd node that made its first value.
+    """
+
+    site: Site
+    id: int
+    event: Event
+    shape: tuple[int, ...]
+    dtype: str
+    channels: int | None
+    sources: tuple[int | None, ...]
+    node: str | None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What was measured of one site in one step.
+
+    `sum`, `sumsq`, `min` and `max` are of all elements in float32, NaN or infinite if an element is,
+    NaN also if not measured; `nonzero` and `nonfinite` count elements, -1 if not measured.
+    """
+
+    site: Site
+    step: int
+    rows: Rows
+
+    def __getattr__(self, name: str) -> float:
+        """Any column of the recording, and what is derived: mean, rms, std, absmax, zero."""
+        rows: Rows = self.__dict__["rows"]
+        if name in STATISTICS and name not in ("min", "max"):
+            return float(rows.statistic(name)[0])
+        if name in ("sum", "sumsq", "min", "max", "nonzero", "calls", "count"):
+            value = getattr(rows, name)[0]
+            return float(value) if isinstance(value, np.floating) else int(value)
+        raise AttributeError(name)
+
+    def __str__(self) -> str:
+        """One line."""
+        shown = "  ".join(f"{n} {getattr(self, n):.4g}" for n in ("mean", "std", "rms", "min", "max", "zero"))
+        return f"{self.site}  step {self.step}  count {self.count}  {shown}  nonfinite {self.nonfinite:g}"
+
+
+class Meter:
+    """The action that `measure` makes: sums values up on their device, one table a step."""
+
+    observes = True
+
+    def __init__(self, what: What = "full", *, keep: int | None = 1000, recomputes: bool = False, sink: Sink | None = None) -> None:
+        self.what, self.recomputes, self.sink = what, recomputes, sink
+        self.level = FULL
+        self.channel_dims: dict[str, int | None] = {}
+        self.seats: dict[Site, Seat] = {}
+        self.series: deque[Mapping[str, Any]] = deque(maxlen=keep)
+        self.step = -1
+        self._tables: dict[torch.device, DeviceTable] = {}
+        self._measured: list[Measured] = []
+        self._bulk: list[Bulk] = []
+        self.events = 0
+        self.seconds = 0.0
+        self._seen: dict[int, Seen] = {}
+        self._pending: deque[Step] = deque()
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        """As one would write it."""
+        return f"measure({self.what!r})"
+
+    def bind(self, site: Site) -> Act:
+        """Return what measures the values of one site."""
+
+        def observe(value: Tensor, event: Event) -> None:
+            if not self.level:
+                return
+            start = time.perf_counter()
+            with self._lock:
+                self.observe(site, value, event)
+            self.events += 1
+            self.seconds += time.perf_counter() - start
+
+        return observe
+
+    def observe(self, site: Site, value: Tensor, event: Event) -> None:
+        """Measure a value, unless this very tensor was measured in this step already."""
+        if event.step != self.step:
+            self.flush()
+            self.step = event.step
+        seat = self.seats.get(site) or self._seat(site, value, event)
+        seen = self._seen.get(id(value))
+        if seen is not None and seen.ref() is value and seen.version == version_of(value):
+            self._measured.append(seen.measured._replace(site=seat.id, channels=(0, 0)))
+            source = seen.out
+        else:
+            what = "finite" if self.level == FINITENESS or site.kind == "in" else self.what
+            measured = self._measure(seat, value, what)
+            source = None
+            self._seen[id(value)] = Seen(weakref.ref(value), version_of(value), measured, seat.id if site.kind == "out" else None)
+        if site.kind == "in" and source not in seat.sources:
+            seat.sources = (*seat.sources, source)
+
+    def _seat(self, site: Site, value: Tensor, event: Event) -> Seat:
+        dim = self._channel_dim(site, value)
+        node = value.grad_fn.name() if value.grad_fn is not None else None
+        seat = Seat(
+            site, len(self.seats), event, tuple(value.shape), str(value.dtype).removeprefix("torch."),
+            None if dim is None else value.shape[dim], (), node,
+        )  # fmt: skip
+        self.seats[site] = seat
+        return seat
+
+    def _channel_dim(self, site: Site, value: Tensor) -> int | None:
+        if site.kind != "out" or site.path not in self.channel_dims or value.dim() < 2:
+            return None
+        return 1 if value.dim() != 3 else self.channel_dims[site.path]
+
+    def _measure(self, seat: Seat, value: Tensor, what: str) -> Measured:
+        table = self._tables.get(value.device)
+        if table is None:
+            table = self._tables[value.device] = DeviceTable(value.device)
+        measured = Measured(seat.id, value.numel(), value.device, table.used, (0, 0))
+        slot = table.slot()
+        if reduce.measurable(value):
+            _REDUCE[what](reduce.flat(value), slot)
+            dim = self._channel_dim(seat.site, value)
+            if dim is not None and what == "full" and value.shape[dim] == seat.channels:
+                start = table.wide_used
+                reduce.channels(value, dim, table.channels(seat.channels))
+                measured = measured._replace(channels=(start, table.wide_used))
+        else:
+            slot.nonfinite.zero_()
+        self._measured.append(measured)
+        return measured
+
+    def add(self, sites: Sequence[Site], step: int, tensors: Sequence[Tensor]) -> None:
+        """Measure the norms of many tensors at once, one a site, such as all parameters.
+
+        Args:
+            sites: Where they belong.
+            step: The step.
+            tensors: The tensors, of any devices.
+        """
+        with self._lock:
+            if step != self.step:
+                self.flush()
+                self.step = step
+            by_device: dict[torch.device, list[tuple[Site, Tensor]]] = {}
+            for site, tensor in zip(sites, tensors, strict=True):
+                by_device.setdefault(tensor.device, []).append((site, tensor))
+            for group in by_device.values():
+                self._bulk.append(self._norms(group, step))
+
+    def _norms(self, group: list[tuple[Site, Tensor]], step: int) -> Bulk:
+        ids = []
+        for site, tensor in group:
+            seat = self.seats.get(site)
+            if seat is None:
+                seat = self._seat(site, tensor, Event(site, 0, 0, -1, step, 0, 0, "", recompute=False))
+            ids.append(seat.id)
+        norms = torch.stack(list(torch._foreach_norm([t for _, t in group], dtype=torch.float32)))
+        return Bulk(ids, [t.numel() for _, t in group], *to_host(norms))
+
+    def spoiled(self) -> bool:
+        """Whether something measured in this step is known not to be finite; on a GPU, where asking waits, always true."""
+        if any(device.type != "cpu" for device in self._tables):
+            return True
+        return any(table.spoiled() for table in self._tables.values()) or any(not b.norms.isfinite().all() for b in self._bulk)
+
+    def flush(self) -> None:
+        """End the step: send its tables on their way, and pass on those that have arrived."""
+        with self._lock:
+            self._seen.clear()
+            if self._measured or self._bulk:
+                snapshots = {d: t.take() for d, t in self._tables.items() if t.used}
+                self._pending.append(Step(self.step, self.level, self._measured, snapshots, self._bulk))
+                self._measured, self._bulk = [], []
+            while self._pending and (self._pending[0].ready() or len(self._pending) > _BEHIND):
+                self._emit(self._pending.popleft())
+
+    def finish(self) -> None:
+        """Pass everything on, waiting for what is still on its way."""
+        with self._lock:
+            self.flush()
+            while self._pending:
+                self._emit(self._pending.popleft())
+
+    def _emit(self, step: Step) -> None:
+        columns = _columns(step)
+        if step.level == FINITENESS and not _spoiled(columns).any():
+            return
+        if self.sink is not None:
+            self.sink.stats(step.number, columns)
+        else:
+            self.series.append({"step": step.number, **columns})
+
+    def read(self, name: str, why: Callable[[str], str]) -> Statistics:
+        """Return the statistics of a site in its newest step."""
+        found = self.records(name)
+        if not found:
+            raise NotRecorded(f'nothing was measured under "{name}": {why(name)}')
+        return found[-1]
+
+    def records(self, name: str) -> list[Any]:
+        """Return the statistics of a site, one a step."""
+        self.finish()
+        term = single(name)
+        seats = [s for s in self.seats.values() if s.site.path == term.literal]
+        kind = kind_meant(term, {s.site.kind for s in seats})
+        seat = next((s for s in seats if s.site.kind == kind and term.leaf in (None, s.site.leaf)), None)
+        if seat is None:
+            return []
+        rows = self._table().rows(seat.id)
+        return [Statistics(seat.site, int(step), _row(rows, i)) for i, step in enumerate(rows.step)]
+
+    def _table(self) -> Table:
+        names = [n for n in ("site", "count", *FIELDS)]
+        given = []
+        for step in self.series:
+            for i in range(len(step["site"])):
+                given.append({"step": step["step"], **{n: step[n][i] for n in names}})
+        return tabulate(given)
+
+
+def _row(rows: Rows, i: int) -> Rows:
+    one = slice(i, i + 1)
+    numbers = {n: getattr(rows, n)[one] for n in Rows.__dataclass_fields__ if n != "active"}
+    return Rows(**numbers, active=rows.active[one])
+
+
+def _spoiled(columns: Mapping[str, Any]) -> Any:
+    """Rows that show something non-finite: NaN alone means not measured, unless it was all there was to measure."""
+    sums, squares = columns["sum"], columns["sumsq"]
+    measured = ~(np.isnan(sums) & np.isnan(squares) & (columns["nonfinite"] == 0))
+    return measured & ~(np.isfinite(sums) | np.isfinite(squares))
+
+
+def _columns(step: Step) -> dict[str, Any]:
+    """The rows of a step as columns of the recording."""
+    hosts = {device: snapshot.numpy() for device, snapshot in step.snapshots.items()}
+    rows = [hosts[m.device][0][m.row] for m in step.measured] + [_bulk_rows(b) for b in step.bulk]
+    table = np.vstack(rows).astype(np.float64)
+    columns: dict[str, Any] = dict(zip(FIELDS, table.T, strict=True))
+    for name in ("nonzero", "nonfinite"):
+        columns[name] = np.nan_to_num(columns[name], nan=-1).astype(np.int64)
+    ids = [m.site for m in step.measured] + [i for b in step.bulk for i in b.sites]
+    counts = [m.count for m in step.measured] + [n for b in step.bulk for n in b.counts]
+    columns["site"] = np.array(ids, dtype=np.int32)
+    columns["count"] = np.array(counts, dtype=np.int64)
+    columns["calls"] = np.ones(len(ids), dtype=np.int32)
+    columns["level"] = np.full(len(ids), step.level, dtype=np.int8)
+    active = [_bits(hosts[m.device][1][slice(*m.channels)]) for m in step.measured]
+    columns["active"] = active + [b""] * (len(ids) - len(active))
+    return columns
+
+
+def _bulk_rows(bulk: Bulk) -> Any:
+    if bulk.arrived is not None:
+        bulk.arrived.synchronize()
+    rows = np.full((len(bulk.sites), len(FIELDS)), np.nan, dtype=np.float64)
+    rows[:, FIELDS.index("sumsq")] = bulk.norms.numpy().astype(np.float64) ** 2
+    return rows
+
+
+def _bits(maxima: Any) -> bytes:
+    return np.packbits(maxima > 0).tobytes() if len(maxima) else b""
+
+
+def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> Meter:
+    """Make the action that measures: one row of statistics a site and step, without synchronisation.
+
+    Several calls and passes of one step are merged. Read as ``stats["layer4"].rms``; a step's course
+    as ``stats.records("layer4")``.
+
+    Args:
+        what: "full" for count, sum, sum of squares, min, max, non-zero and non-finite elements; "norm" for
+            the sum of squares; "finite" for the sum, which is finite if every element is.
+        keep: How many of the last steps to keep; None for all.
+        recomputes: Also measure what a checkpoint's recompute makes.
+    """
+    if what not in _REDUCE:
+        raise ValueError(f'measure({what!r}): it is one of {", ".join(map(repr, _REDUCE))}')
+    return Meter(what, keep=keep, recomputes=recomputes)

@@ -1,0 +1,186 @@
+"""Keeping values: `record`."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from kedge.actions.naming import kind_meant, single
+from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
+from kedge.flow import Act, Event, Record, version_of
+from kedge.sites.site import Site
+
+_PRUNE = 1_000
+
+
+class Kept:
+    """One recorded tensor, and the state of its memory when it was recorded."""
+
+    __slots__ = ("__weakref__", "event", "value", "version")
+
+    def __init__(self, event: Event, value: Tensor, version: int) -> None:
+        self.event, self.value, self.version = event, value, version
+
+    def read(self) -> Tensor:
+        """Return the tensor.
+
+        Raises:
+            Overwritten: If its memory was changed after it was recorded.
+        """
+        if version_of(self.value) != self.version:
+            raise Overwritten(
+                f"{name_of(self.event)} was recorded, but the program then changed the tensor in place, so its value is gone; "
+                "record(copy=True) keeps a copy"
+            )
+        return self.value
+
+
+class Batch(NamedTuple):
+    """Which forward (for a gradient: which backward) a value is from, in which thread."""
+
+    number: int
+    replica: str
+
+
+class Shelf:
+    """What is kept of one site: the values of its last passes."""
+
+    def __init__(self, site: Site, keep: int | None) -> None:
+        self.site, self.keep = site, keep
+        self.batches: OrderedDict[Batch, list[Kept]] = OrderedDict()
+
+    def put(self, kept: Kept) -> None:
+        """Add a value; with the first of a new pass the oldest pass goes."""
+        event = kept.event
+        batch = Batch(event.backward if self.site.is_gradient else event.pass_, event.replica)
+        values = self.batches.get(batch)
+        if values is not None:
+            values.append(kept)
+            return
+        self.batches[batch] = [kept]
+        if self.keep is not None:
+            same = [b for b in self.batches if b.replica == batch.replica]
+            for old in same[: -self.keep]:
+                del self.batches[old]
+
+    def latest(self) -> list[Kept]:
+        """The values of the newest pass of each thread."""
+        newest = {batch.replica: values for batch, values in self.batches.items()}
+        return [kept for values in newest.values() for kept in values]
+
+    def all(self) -> list[Kept]:
+        """Every value, in order of arrival."""
+        return [kept for values in self.batches.values() for kept in values]
+
+
+class Recorder:
+    """The action that `record` makes: keeps values and hands them out by name."""
+
+    observes = True
+    keeps = True
+
+    def __init__(self, *, copy: bool, keep: int | None, recomputes: bool) -> None:
+        self.copy, self.keep, self.recomputes = copy, keep, recomputes
+        self.shelves: dict[Site, Shelf] = {}
+        self._by_storage: dict[int, list[weakref.ref[Kept]]] = {}
+        self._prune_at = _PRUNE
+        self._overwrites = False
+
+    def __repr__(self) -> str:
+        """As one would write it."""
+        return "record(copy=True)" if self.copy else "record()"
+
+    def bind(self, site: Site) -> Act:
+        """Return what keeps the values of one site."""
+        shelf = self.shelves.setdefault(site, Shelf(site, self.keep))
+
+        def keep(value: Tensor, event: Event) -> None:
+            alias = value.detach()
+            version = version_of(alias)
+            if self.copy or version < 0:  # without a counter nothing would tell that it was overwritten
+                alias = alias.clone()
+                version = version_of(alias)
+            kept = Kept(event, alias, version)
+            shelf.put(kept)
+            if self._overwrites:
+                self._remember(kept)
+
+        return keep
+
+    def _remember(self, kept: Kept) -> None:
+        """Note whose memory this is, weakly: a value that is kept no longer must not live on."""
+        self._by_storage.setdefault(kept.value.untyped_storage()._cdata, []).append(weakref.ref(kept))
+        if len(self._by_storage) > self._prune_at:
+            self._by_storage = {k: refs for k, refs in self._by_storage.items() if any(r() for r in refs)}
+            self._prune_at = 2 * len(self._by_storage) + _PRUNE
+
+    def watch_overwrites(self) -> None:
+        """Learn that modules of the model work in place, and remember whose memory is whose."""
+        self._overwrites = True
+
+    def preserve(self, storages: Iterable[int]) -> None:
+        """Copy what is kept of these storages: a module is about to work on them in place."""
+        for storage in storages:
+            for ref in self._by_storage.pop(storage, ()):
+                kept = ref()
+                if kept is not None and version_of(kept.value) == kept.version:
+                    kept.value = kept.value.clone()
+                    kept.version = version_of(kept.value)
+
+    def read(self, name: str, why: Callable[[str], str]) -> Tensor:
+        """Return the one tensor of a name; see `kedge.hooks.handle.Hooked.__getitem__`."""
+        found = self._find(name, Shelf.latest)
+        if not found:
+            raise NotRecorded(f'nothing was recorded under "{name}": {why(name)}')
+        if len(found) > 1:
+            raise SeveralRecorded(_several(name, found))
+        return found[0].read()
+
+    def records(self, name: str) -> list[Record]:
+        """Return every kept record of a name, in order of arrival."""
+        return [Record(kept.event, kept.read()) for kept in self._find(name, Shelf.all)]
+
+    def _find(self, name: str, of: Callable[[Shelf], list[Kept]]) -> list[Kept]:
+        term = single(name)
+        shelves = [s for s in self.shelves.values() if term.literal == s.site.path]
+        kind = kind_meant(term, {s.site.kind for s in shelves})
+        kept = [k for s in shelves if s.site.kind == kind for k in of(s)]
+        kept = [k for k in kept if term.leaf is None or k.event.site.leaf == term.leaf]
+        return [k for k in kept if term.call is None or k.event.call == term.call]
+
+
+def name_of(event: Event) -> str:
+    """The name under which one recorded value is read."""
+    return str(event.site.at(call=event.call))
+
+
+def _several(name: str, found: list[Kept]) -> str:
+    names = list(dict.fromkeys(f'"{name_of(k.event)}"' for k in found))
+    if len(names) == len(found):
+        return f'"{name}" stands for {len(found)} recorded values; read one of {", ".join(names[:8])}'
+    threads = sorted({k.event.replica or "the main thread" for k in found})
+    passes = sorted({k.event.pass_ for k in found})
+    return (
+        f'"{name}" stands for {len(found)} recorded values, of passes {passes} in {", ".join(threads)}; '
+        f'.records("{name}") returns them all with their events'
+    )
+
+
+def record(*, copy: bool = False, keep: int | None = 1, recomputes: bool = False) -> Any:
+    """Make the action that keeps values: detached, not copied, checked when read.
+
+    A module that works in place and is about to overwrite a kept value makes Kedge copy it first.
+    If anything else overwrites it, reading it is an error.
+
+    Args:
+        copy: Copy each value at once, for programs that overwrite tensors.
+        keep: How many of the last forward passes (for gradients: backward passes) to keep; None for all.
+        recomputes: Also keep what a checkpoint's recompute makes.
+    """
+    if keep is not None and keep < 1:
+        raise ValueError(f"record(keep={keep}) would keep nothing; use 1 or more, or None for all")
+    return Recorder(copy=copy, keep=keep, recomputes=recomputes)

@@ -1,0 +1,111 @@
+"""The reductions behind `measure`, each chosen to read memory as few times as PyTorch allows.
+
+# Note [Which reductions]
+On a CPU ``sum``, ``dot``, ``amin`` and ``amax`` run at memory speed, while ``var``, ``norm`` with
+p=0, ``count_nonzero`` and ``isfinite`` are 10 to 60 times slower. So squares are summed by ``dot``,
+and elements unlike zero are counted by comparing into a small float scratch and summing that. A
+NaN or infinity makes the sum non-finite; only then are such elements counted. On a GPU every
+reduction runs at memory speed, and asking whether to count would wait for it, so all are run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from kedge.actions.table import Slot
+
+_CHUNK = 1 << 18
+_scratch: dict[torch.dtype, Tensor] = {}
+
+
+def measurable(value: Tensor) -> bool:
+    """Tell whether a tensor holds numbers that can be summed up where it is."""
+    plain = value.layout is torch.strided and value.device.type != "meta"
+    return plain and (value.is_floating_point() or value.is_complex()) and value.numel() > 0
+
+
+def flat(value: Tensor) -> Tensor:
+    """Return a detached one-dimensional tensor of all elements; their order does not matter.
+
+    Layouts that fill their memory without gaps are not copied.
+    """
+    value = value.detach()
+    if value.is_complex():
+        value = torch.view_as_real(value)
+    if value.dim() == 4 and not value.is_contiguous():
+        value = value.permute(0, 2, 3, 1)
+    if value.dim() >= 2 and not value.is_contiguous():
+        value = value.mT
+    return value.reshape(-1)
+
+
+def finite(x: Tensor, slot: Slot) -> None:
+    """Write the sum: it is finite if every element is."""
+    if x.dtype is torch.float32:
+        torch.sum(x, 0, out=slot.sum)
+    else:
+        slot.sum.copy_(_total(x))
+
+
+def norm(x: Tensor, slot: Slot) -> None:
+    """Write the sum of squares."""
+    if x.dtype is torch.float32:
+        torch.dot(x, x, out=slot.sumsq)
+    else:
+        slot.sumsq.copy_(_squares(x))
+
+
+def full(x: Tensor, slot: Slot) -> None:
+    """Write every statistic; see Note [Which reductions]."""
+    finite(x, slot)
+    norm(x, slot)
+    if x.dtype is torch.float32:
+        torch.amin(x, 0, out=slot.min)
+        torch.amax(x, 0, out=slot.max)
+    else:
+        slot.min.copy_(x.amin())
+        slot.max.copy_(x.amax())
+    if x.device.type == "cpu":
+        _count_on_cpu(x, slot)
+    else:
+        slot.nonzero.copy_(torch.count_nonzero(x))
+        slot.nonfinite.copy_(x.numel() - torch.isfinite(x).sum())
+
+
+def channels(value: Tensor, dim: int, out: Tensor) -> None:
+    """Write the largest value of each channel."""
+    others = [d for d in range(value.dim()) if d != dim % value.dim()]
+    value = value.detach()
+    out.copy_(torch.amax(value, dim=others) if others else value)
+
+
+def _count_on_cpu(x: Tensor, slot: Slot) -> None:
+    scratch = _scratch.get(x.dtype)
+    if scratch is None:
+        scratch = _scratch[x.dtype] = torch.empty(_CHUNK, dtype=x.dtype)
+    total: float | Tensor = 0.0
+    bad = 0
+    spoiled = not math.isfinite(slot.host_sum())
+    for chunk in x.split(_CHUNK):
+        part = scratch[: chunk.numel()]
+        torch.ne(chunk, 0, out=part)
+        total = total + torch.sum(part, 0, dtype=torch.float32)
+        if spoiled:
+            bad += chunk.numel() - int(torch.isfinite(chunk).sum())
+    slot.nonzero.copy_(total) if isinstance(total, Tensor) else slot.nonzero.fill_(total)
+    slot.nonfinite.fill_(bad)
+
+
+def _total(x: Tensor) -> Tensor:
+    return x.sum(dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x.sum()
+
+
+def _squares(x: Tensor) -> Tensor:
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return torch.linalg.vector_norm(x, dtype=torch.float32).square()
+    return torch.dot(x, x) if x.dtype is torch.float64 else torch.linalg.vector_norm(x.float()).square()

@@ -1,0 +1,115 @@
+"""The statistics of one step: one table on each device, which leaves it once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_BLOCK = 256
+FIELDS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
+
+
+class Slot:
+    """One row of a table on a device: a scalar tensor a statistic, to write to."""
+
+    __slots__ = (*FIELDS, "_host")
+
+    def __init__(self, row: Tensor, host: NDArray[Any] | None) -> None:
+        self.sum, self.sumsq, self.min, self.max, self.nonzero, self.nonfinite = row.unbind()
+        self._host = host
+
+    def host_sum(self) -> float:
+        """The sum, on a CPU, where reading it waits for nothing."""
+        return float(self._host[0]) if self._host is not None else float("nan")
+
+
+class Snapshot(NamedTuple):
+    """A table on its way to the host.
+
+    Attributes:
+        rows: Host tensor of one row a measurement.
+        channels: Host tensor of all channel maxima, one measurement after another.
+        arrived: The CUDA event after which they can be read; None if they can be already.
+    """
+
+    rows: Tensor
+    channels: Tensor
+    arrived: Any
+
+    def ready(self) -> bool:
+        """Whether reading would wait for nothing."""
+        return self.arrived is None or bool(self.arrived.query())
+
+    def numpy(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The rows and the channel maxima, waiting for them if they have not arrived."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.rows.numpy(), self.channels.numpy()
+
+
+class DeviceTable:
+    """Rows of float32 on one device, handed out one by one and used again in the next step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.blocks: list[Tensor] = []
+        self.slots: list[Slot] = []
+        self.used = 0
+        self.wide = torch.empty(0, device=device)
+        self.wide_used = 0
+
+    def slot(self) -> Slot:
+        """Hand out the next row, filled with NaN: nothing measured."""
+        if self.used == len(self.slots):
+            self.slots.extend(self._grow())
+        slot = self.slots[self.used]
+        self.used += 1
+        return slot
+
+    def _grow(self) -> Iterator[Slot]:
+        block = torch.full((_BLOCK, len(FIELDS)), float("nan"), device=self.device)
+        self.blocks.append(block)
+        host = block.numpy() if self.device.type == "cpu" else None
+        for i, row in enumerate(block):
+            yield Slot(row, None if host is None else host[i])
+
+    def channels(self, count: int) -> Tensor:
+        """Hand out room for one number a channel."""
+        if self.wide_used + count > len(self.wide):
+            self.wide = torch.cat([self.wide, torch.empty(max(count, len(self.wide), _BLOCK), device=self.device)])
+        start, self.wide_used = self.wide_used, self.wide_used + count
+        return self.wide[start : self.wide_used]
+
+    def spoiled(self) -> bool:
+        """Whether a sum or a sum of squares is not finite, on a CPU; what was not measured is NaN in both."""
+        taken = torch.cat(self.blocks)[: self.used, :2] if self.blocks else torch.zeros(0, 2)
+        return bool((~taken.isfinite()).all(dim=1).any())
+
+    def take(self) -> Snapshot:
+        """Send the used rows to the host, in one copy, and begin anew."""
+        used, wide = self.used, self.wide_used
+        self.used = self.wide_used = 0
+        whole = torch.cat([*(block.view(-1) for block in self.blocks), self.wide[:wide]])
+        for block in self.blocks:
+            block.fill_(float("nan"))
+        host, arrived = to_host(whole)
+        size = len(self.blocks) * _BLOCK * len(FIELDS)
+        return Snapshot(host[:size].view(-1, len(FIELDS))[:used], host[size:], arrived)
+
+
+def to_host(whole: Tensor) -> tuple[Tensor, Any]:
+    """Send a tensor to the host without waiting; returns it with the CUDA event of its arrival."""
+    if whole.device.type == "cpu":
+        return whole, None
+    if whole.device.type != "cuda":
+        return whole.cpu(), None
+    host = torch.empty(whole.shape, pin_memory=True)
+    host.copy_(whole, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return host, arrived

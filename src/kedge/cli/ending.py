@@ -1,0 +1,102 @@
+"""How a program ended, and how this process ends the same way."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NoReturn
+
+SIGINT_STATUS = 130
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a program ended.
+
+    Attributes:
+        error: What left the program uncaught; None where it ran to its last line.
+        status: The exit status as a shell sees it.
+    """
+
+    error: BaseException | None = None
+    status: int = 0
+
+    def leave(self) -> NoReturn:
+        """End this process as ``python`` would have ended; threads and ``atexit`` come after."""
+        if isinstance(self.error, KeyboardInterrupt):
+            # Python ends by the signal itself, but only if the exception reaches the top. It has
+            # been shown already, so the hook that would show it again is made silent.
+            sys.excepthook = _silent
+            raise KeyboardInterrupt
+        raise SystemExit(self.status)
+
+
+def end_with(error: BaseException | None) -> Ending:
+    """Show on stderr what Python shows when a program ends with this error.
+
+    Returns:
+        The ending; it differs from the error where ``sys.excepthook`` itself exits.
+    """
+    _flush()
+    if error is None:
+        return Ending()
+    if isinstance(error, SystemExit):
+        return Ending(error, _exit_status(error))
+    try:
+        _print_uncaught(error)
+    except SystemExit as left:
+        return Ending(left, _exit_status(left))
+    status = SIGINT_STATUS if isinstance(error, KeyboardInterrupt) else 1
+    return Ending(error, status)
+
+
+def _exit_status(left: SystemExit) -> int:
+    """Give the status of a ``SystemExit``; a code that is no number is a message."""
+    if left.code is None:
+        return 0
+    if isinstance(left.code, int):
+        return left.code & 0xFF
+    with suppress(Exception):
+        print(left.code, file=sys.stderr, flush=True)
+    return 1
+
+
+def _print_uncaught(error: BaseException) -> None:
+    kind, trace = type(error), error.__traceback__
+    sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        print("sys.excepthook is missing", file=sys.stderr)
+        sys.__excepthook__(kind, error, trace)
+        return
+    try:
+        hook(kind, error, trace)
+    except SystemExit:
+        raise
+    except BaseException as second:  # noqa: BLE001 - the program's own hook may raise anything; Python shows both
+        _print_failed_hook(second, error)
+
+
+def _print_failed_hook(second: BaseException, error: BaseException) -> None:
+    _flush()
+    inner = second.__traceback__.tb_next if second.__traceback__ else None
+    print("Error in sys.excepthook:", file=sys.stderr)
+    sys.__excepthook__(type(second), second.with_traceback(inner), inner)
+    print("\nOriginal exception was:", file=sys.stderr)
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _flush() -> None:
+    """Write out what the program printed, so that it comes before what is shown next."""
+    for stream in (sys.stderr, sys.stdout):
+        # The program may have closed or replaced its streams; Python passes over that too.
+        with suppress(Exception):
+            stream.flush()
+
+
+def _silent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show nothing."""

@@ -1,0 +1,203 @@
+"""The code of a program, found and read as ``python`` would find and read it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pkgutil
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from kedge.errors import ScriptError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A program that is ready to run.
+
+    Attributes:
+        code: Its compiled main module.
+        names: The ``__dunder__`` names of ``__main__``.
+        argv0: What ``sys.argv[0]`` is.
+    """
+
+    code: CodeType
+    names: Mapping[str, Any]
+    argv0: str
+
+
+def script_folder(path: str) -> str:
+    """Name the folder that comes first on ``sys.path``; links are followed."""
+    return os.path.dirname(os.path.realpath(path))
+
+
+def absolute(path: str) -> str:
+    """Make a path absolute and leave it as it is otherwise, ``./`` included."""
+    return os.path.join(os.getcwd(), path)
+
+
+def container_finder(path: str) -> Any | None:
+    """Give what finds ``__main__`` in a folder or a zip file; None for a plain script."""
+    return pkgutil.get_importer(absolute(path)) if os.path.exists(path) else None
+
+
+def read_script(path: str) -> Target:
+    """Read a script in a file.
+
+    Raises:
+        ScriptError: It is not there, cannot be read, or does not parse.
+    """
+    filename = absolute(path)
+    try:
+        source = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ScriptError(f"cannot run {path}: there is no such file in {os.getcwd()}; check the path") from None
+    except OSError as error:
+        raise ScriptError(f"cannot run {path}: it cannot be read ({error.strerror}); check its permissions") from error
+    loader: SourceFileLoader | SourcelessFileLoader = SourceFileLoader("__main__", filename)
+    if source.startswith(importlib.util.MAGIC_NUMBER):
+        loader = SourcelessFileLoader("__main__", filename)
+        code = loader.get_code("__main__")
+        assert code is not None
+    else:
+        code = _compiled(source, filename, path)
+    # A script has no spec and no package; `python` leaves these names as they are here.
+    names = {"__package__": None, "__spec__": None, "__file__": filename, "__cached__": None}
+    return Target(code, names | {"__loader__": loader}, path)
+
+
+def read_container(path: str, finder: Any) -> Target:
+    """Read ``__main__.py`` of a folder or of a zip file.
+
+    Raises:
+        ScriptError: There is none, or it does not parse.
+    """
+    spec = finder.find_spec("__main__")
+    if spec is None:
+        what = "directory" if os.path.isdir(path) else "archive"
+        raise ScriptError(f"cannot run {path}: the {what} has no __main__.py; name a script in it")
+    return _from_spec(spec, path)
+
+
+def check_module(name: str) -> None:
+    """Look for a module without importing anything, and see whether it parses.
+
+    What only an import can decide, such as a package that changes its own ``__path__``, passes.
+
+    Raises:
+        ScriptError: The module is not there, or does not parse.
+    """
+    if name.endswith(".py") and os.path.exists(name):
+        raise ScriptError(f"cannot run -m {name}: this is a file; {_instead_of_a_module(name)}")
+    with _searching(os.getcwd()):
+        spec = _spec_without_import(name)
+        top = name.partition(".")[0]
+        if spec is None and top not in sys.modules and _spec_without_import(top) is None:
+            raise ScriptError(f"cannot run -m {name}: no module {top} is found; {_instead_of_a_module(name)}")
+        if spec and spec.submodule_search_locations is not None:
+            spec = _first_spec(f"{name}.__main__", spec.submodule_search_locations)
+            if spec is None:
+                raise ScriptError(_no_main(name))
+    source = getattr(spec.loader, "get_source", lambda _: None)(spec.name) if spec else None
+    if spec and source is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _compiled(source, spec.origin or name, f"-m {name}")
+
+
+def read_module(name: str) -> Target:
+    """Read a module as ``python -m`` does: the packages around it are imported.
+
+    Raises:
+        ScriptError: The module is not there, or is a package that cannot be run.
+    """
+    parent = name.rpartition(".")[0]
+    try:
+        if parent:
+            __import__(parent)
+        spec = importlib.util.find_spec(name)
+    except ImportError as error:
+        if error.name is None or not (parent == error.name or parent.startswith(f"{error.name}.")):
+            raise
+        raise ScriptError(f"cannot run -m {name}: {error}; {_instead_of_a_module(name)}") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ScriptError(f"cannot run -m {name}: looking for it failed with {error!r}; check the name") from error
+    if spec is None:
+        raise ScriptError(f"cannot run -m {name}: no module of that name is found; {_instead_of_a_module(name)}")
+    if spec.submodule_search_locations is None:
+        return _from_spec(spec, spec.origin or name)
+    if name.endswith(".__main__") or importlib.util.find_spec(f"{name}.__main__") is None:
+        raise ScriptError(_no_main(name))
+    return read_module(f"{name}.__main__")
+
+
+def _from_spec(spec: ModuleSpec, argv0: str) -> Target:
+    if spec.loader is None or not hasattr(spec.loader, "get_code"):
+        raise ScriptError(f"cannot run {spec.name}: its loader has no Python code to give; name another module")
+    try:
+        code = spec.loader.get_code(spec.name)
+    except SyntaxError as error:
+        raise ScriptError(_parse_failure(argv0, error)) from None
+    if code is None:
+        raise ScriptError(f"cannot run {spec.name}: it is not written in Python; name another module")
+    names = {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader}
+    return Target(code, names | {"__package__": spec.parent, "__spec__": spec}, argv0)
+
+
+def _compiled(source: bytes | str, filename: str, shown: str) -> CodeType:
+    try:
+        return compile(source, filename, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise ScriptError(_parse_failure(shown, error)) from None
+
+
+def _parse_failure(shown: str, error: SyntaxError | ValueError) -> str:
+    place, reason = shown.removeprefix("-m "), str(error)
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        place, reason = f"{error.filename or place}:{error.lineno}", error.msg
+    return f"cannot run {shown}: it does not parse; {place}: {reason}"
+
+
+def _instead_of_a_module(name: str) -> str:
+    if name.endswith(".py"):
+        return f"to run a file, leave -m out: kedge run {name}"
+    return f"check the name, and that {os.getcwd()} is where it is to be found from"
+
+
+def _no_main(name: str) -> str:
+    return f"cannot run -m {name}: it is a package without __main__.py; name a module in it"
+
+
+def _spec_without_import(name: str) -> ModuleSpec | None:
+    """Find the spec of a module by its parents' folders."""
+    spec, path = None, None
+    for end in [*(i for i, char in enumerate(name) if char == "."), len(name)]:
+        spec = _first_spec(name[:end], path)
+        path = spec.submodule_search_locations if spec else None
+        if path is None and end < len(name):
+            return None
+    return spec
+
+
+def _first_spec(name: str, path: Any) -> ModuleSpec | None:
+    found = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+@contextmanager
+def _searching(folder: str) -> Iterator[None]:
+    """Let imports look into a folder first, as the program will."""
+    before = list(sys.path)
+    if not sys.flags.safe_path:
+        sys.path[:1] = [folder]
+    try:
+        yield
+    finally:
+        sys.path[:] = before

@@ -1,0 +1,191 @@
+"""What can go wrong, as one tree.
+
+Every message says what was asked, what was found and what to do. The ``slug`` names
+the paragraph in ``docs/messages.md``::
+
+    KedgeError
+    ├── SelectorError           the text of a selector cannot be read
+    ├── NoSiteMatched           a selector resolves to nothing
+    ├── NoSuchKind              the target does not have this kind of site
+    ├── ActionError             an action raised
+    │   ├── ActionArity         an action takes the wrong number of arguments
+    │   ├── EditError           a returned value cannot take the place of the old one
+    │   ├── InPlaceEdit         an action changed its value in place
+    │   └── ConditionMet        an ``error_if`` found what it looks for
+    ├── ReadError               a record cannot be read
+    │   ├── NotRecorded         nothing was recorded there
+    │   ├── SeveralRecorded     the name stands for several values
+    │   └── Overwritten         the program changed the value after it was recorded
+    ├── NeverFired              strict session: a site did not fire
+    ├── SessionEnded            a session was used after its end
+    ├── CannotCompile           compiled code has no way to do this
+    ├── RecordingError          a recording on disk
+    │   ├── NotARecording       the folder is not one, or is damaged
+    │   ├── NewerFormat         written by a newer Kedge
+    │   ├── RecordingExists     refused to overwrite
+    │   └── NoSuchSite          the recording has no such site
+    └── ScriptError             the program to run cannot be started
+
+    KedgeWarning
+    ├── NeverFiredWarning       sites that did not fire, with causes
+    ├── ActionDisabled          an action failed and was switched off (``on_error="warn"``)
+    └── Recompiled              compiled code was thrown away so that hooks take part
+"""
+
+from __future__ import annotations
+
+
+class KedgeError(Exception):
+    """The root of every error that Kedge raises on purpose."""
+
+    slug = "error"
+
+
+class SelectorError(KedgeError, ValueError):
+    """The text of a selector cannot be read; the message points at the place."""
+
+    slug = "selector-error"
+
+
+class NoSiteMatched(KedgeError, LookupError):
+    """A selector resolves to no site; the message names the nearest ones."""
+
+    slug = "no-site-matched"
+
+
+class NoSuchKind(KedgeError, LookupError):
+    """The target exists but does not have the kind of site that was asked for."""
+
+    slug = "no-such-kind"
+
+
+class ActionError(KedgeError):
+    """An action raised; the message carries site, pass and shape."""
+
+    slug = "action-error"
+
+
+class ActionArity(ActionError, TypeError):
+    """An action takes neither ``(value)`` nor ``(value, event)``."""
+
+    slug = "action-arity"
+
+
+class EditError(ActionError, ValueError):
+    """A returned value has another shape, dtype or device, or has nowhere to go."""
+
+    slug = "edit-error"
+
+
+class InPlaceEdit(ActionError):
+    """An action changed its value in place instead of returning a new one."""
+
+    slug = "in-place-edit"
+
+
+class ConditionMet(ActionError):
+    """The condition of an ``error_if`` holds at a site."""
+
+    slug = "condition-met"
+
+
+class ReadError(KedgeError, LookupError):
+    """A record cannot be read."""
+
+    slug = "read-error"
+
+
+class NotRecorded(ReadError):
+    """Nothing was recorded under this name; the message says why."""
+
+    slug = "not-recorded"
+
+
+class SeveralRecorded(ReadError):
+    """The name stands for several recorded values; the message lists their names."""
+
+    slug = "several-recorded"
+
+
+class Overwritten(ReadError):
+    """The program changed the tensor after it was recorded."""
+
+    slug = "overwritten"
+
+
+class NeverFired(KedgeError):
+    """A strict session ended and a site had not fired."""
+
+    slug = "never-fired"
+
+
+class SessionEnded(KedgeError, RuntimeError):
+    """A session was used after its end."""
+
+    slug = "session-ended"
+
+
+class CannotCompile(KedgeError):
+    """What was asked for cannot be done inside compiled code."""
+
+    slug = "cannot-compile"
+
+
+class RecordingError(KedgeError):
+    """Something is wrong with a recording on disk."""
+
+    slug = "recording-error"
+
+
+class NotARecording(RecordingError):
+    """The path is not a recording, or one of its files is damaged."""
+
+    slug = "not-a-recording"
+
+
+class NewerFormat(RecordingError):
+    """The recording was written in a format that this version does not know."""
+
+    slug = "newer-format"
+
+
+class RecordingExists(RecordingError, FileExistsError):
+    """A recording of this name exists and may not be replaced without asking."""
+
+    slug = "recording-exists"
+
+
+class NoSuchSite(RecordingError, LookupError):
+    """The recording holds no site of this name; the message names the nearest ones."""
+
+    slug = "no-such-site"
+
+
+class ScriptError(KedgeError):
+    """The program that was to be run cannot be found or read."""
+
+    slug = "script-error"
+
+
+class KedgeWarning(UserWarning):
+    """The root of every warning that Kedge gives."""
+
+    slug = "warning"
+
+
+class NeverFiredWarning(KedgeWarning):
+    """A session ended and some of its sites had not fired."""
+
+    slug = "never-fired-warning"
+
+
+class ActionDisabled(KedgeWarning):
+    """An action raised and was switched off for the rest of its session."""
+
+    slug = "action-disabled"
+
+
+class Recompiled(KedgeWarning):
+    """Compiled code was discarded so that the next call is compiled with the hooks in it."""
+
+    slug = "recompiled"

@@ -1,0 +1,106 @@
+"""What flows between the parts: events, records, and what actions and sinks look like.
+
+A site fires; that is an `Event`. Actions receive its value, and the event if they take two
+arguments. Observers keep or emit `Record`s. Everything else in Kedge meets only here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from torch import Tensor
+
+from kedge.sites.site import Site
+
+
+@dataclass(slots=True)
+class Event:
+    """One firing of one site.
+
+    All indices count from 0 within the session.
+
+    Attributes:
+        site: Where, down to the leaf of a structured value.
+        call: Which call of the module within its forward pass.
+        pass_: Which forward pass of the hooked model.
+        backward: Which backward pass; -1 outside of one.
+        step: How many optimizer steps came before (forward passes, where nothing optimizes).
+        micro_batch: Which forward pass since the last optimizer step.
+        rank: The process's rank in `torch.distributed`, 0 without it.
+        replica: The thread that ran the forward; "" for the main thread.
+        recompute: Whether activation checkpointing runs this forward a second time.
+    """
+
+    site: Site
+    call: int
+    pass_: int
+    backward: int
+    step: int
+    micro_batch: int
+    rank: int
+    replica: str
+    recompute: bool
+
+
+class Record(NamedTuple):
+    """What an observer kept of one event."""
+
+    event: Event
+    value: Any
+
+
+Act: TypeAlias = Callable[[Tensor, Event], "Tensor | None"]
+"""An action as the firing loop calls it."""
+
+Action: TypeAlias = Callable[..., Any]
+"""An action as users write it: ``(value)`` or ``(value, event)``, returning None or a tensor."""
+
+Schedule: TypeAlias = Callable[[int], bool]
+"""When: told the step, says whether the action runs in it."""
+
+
+@runtime_checkable
+class Bindable(Protocol):
+    """An action that wants to know its sites beforehand."""
+
+    def bind(self, site: Site) -> Act:
+        """Return what is to be called at this site."""
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """An action whose records can be read through its handle: ``acts["layer4"]``."""
+
+    def read(self, name: str, why: Callable[[str], str]) -> Any:
+        """Return what was recorded under this name; `why` tells for an error why there is nothing."""
+
+    def records(self, name: str) -> list[Record]:
+        """Return everything that was kept under this name, in order of arrival."""
+
+
+@runtime_checkable
+class Preserving(Protocol):
+    """An action that keeps values without copying and copies them before a module works in place."""
+
+    def watch_overwrites(self) -> None:
+        """Learn that the model has such modules."""
+
+    def preserve(self, storages: Iterable[int]) -> None:
+        """Copy what is kept of these storages."""
+
+
+class Sink(Protocol):
+    """Where the records of one step go."""
+
+    def stats(self, step: int, columns: Mapping[str, Any]) -> None:
+        """Take the statistics of one step: one array a column, one row a site."""
+
+
+def version_of(value: Tensor) -> int:
+    """Return how often a tensor's memory was changed in place; -1 where PyTorch does not count."""
+    try:
+        return value._version
+    except RuntimeError:  # inference tensors have no counter
+        return -1

@@ -1,0 +1,238 @@
+"""From a target and a selector to taps at their gates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
+from kedge.flow import Action, Preserving, Schedule
+from kedge.hooks import compiled, modules
+from kedge.hooks.autograd import Station, attach_accumulated, attach_node, attach_tensor
+from kedge.hooks.firing import Tap
+from kedge.hooks.modules import After, Before, Begin, End
+from kedge.hooks.schedule import Clock, Passes
+from kedge.sites.select import Place, Selector
+from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
+
+if TYPE_CHECKING:
+    from kedge.hooks.session import Session
+
+_PARAM_KINDS = {"param.grad": attach_tensor, "param.acc": attach_accumulated}
+_TENSOR_KINDS = {"grad": attach_tensor, "acc": attach_accumulated}
+
+
+class Target:
+    """A model that a session hooks: its passes, and the gates that stand so far."""
+
+    def __init__(self, session: Session, model: nn.Module) -> None:
+        self.model = model
+        self.passes = Passes(session.clock, session.numbers)
+        session.clock.leader = session.clock.leader or self.passes
+        self.begin = Begin(self.passes)
+        self.before: dict[int, Before] = {}
+        self.after: dict[int, After] = {}
+        self.stations: dict[tuple[int, str], Station] = {}
+        modules.attach(session, model, self.begin)
+        modules.attach(session, model, End(self.passes))
+        session.cleanup.callback(count_steps(session.clock, model))
+
+
+class Spec(NamedTuple):
+    """What is to be attached: the actions, their schedule, and the list that their taps go into."""
+
+    actions: tuple[Action, ...]
+    when: Schedule | None
+    taps: list[Tap]
+
+    def make(self, session: Session, site: Site) -> Iterator[Tap]:
+        """Make a tap for each action, in order."""
+        for action in self.actions:
+            tap = Tap(session, site, action, self.when)
+            session.taps.append(tap)
+            self.taps.append(tap)
+            yield tap
+
+
+def split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
+    """Tell the selector from the actions.
+
+    Raises:
+        SelectorError: If the text cannot be read.
+        TypeError: If there is no action, or something that cannot be called.
+    """
+    first = what[0] if what else None
+    selector = Selector(first) if isinstance(first, str) else first if isinstance(first, Selector) else None
+    actions = what if selector is None else what[1:]
+    if not actions:
+        raise TypeError('no action was given; hook(model, "layer4", kedge.record()) takes at least one after the selector')
+    for action in actions:
+        if not callable(action) and not hasattr(action, "bind"):
+            raise TypeError(f"{action!r} is not an action: it cannot be called; order: target, selector, actions")
+    return selector, actions
+
+
+def hook(session: Session, target: Any, selector: Selector | None, spec: Spec) -> None:
+    """Attach taps to a target of any kind, adding them to the spec's list as they are made."""
+    if isinstance(target, nn.Module):
+        _hook_model(session, compiled.unwrap(target), selector, spec)
+    elif isinstance(target, (Node, GradientEdge)):
+        _hook_node(session, target, selector, spec)
+    elif isinstance(target, (Tensor, Mapping)):
+        named = {"tensor": target} if isinstance(target, Tensor) else target
+        for name, tensor in named.items():
+            _hook_tensor(session, name, tensor, selector, spec)
+    else:
+        raise NoSiteMatched(
+            f"cannot hook a {type(target).__name__}; a target is a module, a tensor, a dict of named tensors or an autograd node"
+        )
+
+
+def _hook_model(session: Session, model: nn.Module, selector: Selector | None, spec: Spec) -> None:
+    if selector is None:
+        raise SelectorError('a model needs a selector that says where: hook(model, "layer4", action); everything is "**:out"')
+    places = selector.on(model).places
+    frozen = [p for p in places if p.param is not None and p.site.kind != "param" and not p.param.requires_grad]
+    if places and len(frozen) == len(places):
+        raise NoSuchKind(f'"{selector}": {_names(frozen)} requires no grad, so there is no gradient; call requires_grad_() first')
+    known = session.targets.get(id(model))
+    if known is None:
+        session.refresh()
+        known = session.targets[id(model)] = Target(session, model)
+        session.main_passes = session.main_passes or known.passes
+    elif any(id(p.module) not in known.before and id(p.module) not in known.after for p in places):
+        session.refresh()
+    for place in places:
+        _place(session, known, place, spec)
+    _preserve(session, known, spec)
+
+
+def _names(places: list[Place]) -> str:
+    shown = ", ".join(p.site.path for p in places[:3])
+    return shown + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+
+
+def _place(session: Session, target: Target, place: Place, spec: Spec) -> None:
+    site = place.site
+    if site.kind in _PARAM_KINDS:
+        _place_param(session, target, place, spec)
+        return
+    gate: Before | After
+    if site.kind in Before.kinds or site.kind == "in.share":
+        gate = before = _before(session, target, place.module, _module_path(place))
+        site = replace(site, leaf=before.canonical(site.leaf))
+        before.prepare(site, place.param)
+    if site.kind in After.kinds:
+        gate = _after(session, target, place.module, site.path)
+    for tap in spec.make(session, site):
+        tap.key = compiled.register(tap)
+        if site.is_gradient and not tap.observes:
+            tap.edit = compiled.editing(tap.act)
+        gate.add(tap)
+
+
+def _module_path(place: Place) -> str:
+    return place.site.path.rpartition(".")[0] if place.param is not None else place.site.path
+
+
+def _before(session: Session, target: Target, module: nn.Module, path: str) -> Before:
+    gate = target.before.get(id(module))
+    if gate is None:
+        gate = target.before[id(module)] = Before(session, target.passes, path, module)
+        modules.attach(session, module, gate)
+    return gate
+
+
+def _after(session: Session, target: Target, module: nn.Module, path: str) -> After:
+    gate = target.after.get(id(module))
+    if gate is None:
+        gate = target.after[id(module)] = After(session, target.passes, path)
+        modules.attach(session, module, gate)
+    return gate
+
+
+def _place_param(session: Session, target: Target, place: Place, spec: Spec) -> None:
+    assert place.param is not None
+    key = (id(place.param), place.site.kind)
+    station = target.stations.get(key)
+    if station is None:
+        station = target.stations[key] = Station(session, place.site.path, place.site.kind)
+        station.param = place.param
+        if place.param.requires_grad:
+            handle = _PARAM_KINDS[place.site.kind](station, place.param)
+            session.cleanup.callback(handle.remove)
+    _add(session, station, place.site, spec)
+
+
+def _add(session: Session, station: Station, site: Site, spec: Spec) -> None:
+    for tap in spec.make(session, site):
+        tap.gate = station
+        station.taps += (tap,)
+
+
+def _preserve(session: Session, target: Target, spec: Spec) -> None:
+    """Stand before every module that works in place, if something recorded could be overwritten."""
+    keeping = [action for action in spec.actions if isinstance(action, Preserving)]
+    if not keeping:
+        return
+    for name, module in target.model.named_modules():
+        if getattr(module, "inplace", False) is True:
+            _before(session, target, module, name).watch_overwrites()
+            for action in keeping:
+                action.watch_overwrites()
+
+
+def _kinds(selector: Selector | None, name: str, allowed: tuple[str, ...], default: str) -> list[tuple[str, str | None]]:
+    """The kinds that a selector asks of a target that is not a model."""
+    if selector is None:
+        return [(default, None)]
+    wanted = [t for t in selector.terms if not t.path or t.matches(name, ())]
+    for term in wanted:
+        if (term.kind or default) not in allowed:
+            raise NoSuchKind(f'"{term}": {name} has no :{term.kind}; it has {", ".join(":" + k for k in allowed)}')
+    return [(t.kind or default, t.leaf) for t in wanted]
+
+
+def _hook_tensor(session: Session, name: str, tensor: Tensor, selector: Selector | None, spec: Spec) -> None:
+    if not isinstance(tensor, Tensor):
+        raise NoSiteMatched(f'"{name}" is a {type(tensor).__name__}; a dict given as target holds tensors by name')
+    for kind, _ in _kinds(selector, name, TENSOR_KINDS, "grad"):
+        if not tensor.requires_grad:
+            raise NoSuchKind(f'"{name}" does not require grad, so it has no gradient to hook; call requires_grad_() on it first')
+        if kind == "acc" and not tensor.is_leaf:
+            raise NoSuchKind(
+                f'"{name}:acc" asks for .grad after accumulation, but {name} is not a leaf: it was made by '
+                f'{tensor.grad_fn.name() if tensor.grad_fn else "an operation"} and accumulates nothing; use "{name}:grad"'
+            )
+        station = Station(session, name, kind)
+        session.cleanup.callback(_TENSOR_KINDS[kind](station, tensor).remove)
+        _add(session, station, Site(name, kind), spec)
+
+
+def _hook_node(session: Session, target: Any, selector: Selector | None, spec: Spec) -> None:
+    node, number = (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
+    name = re.sub(r"^torch::autograd::", "", node.name())
+    for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
+        station = Station(session, name, kind)
+        session.cleanup.callback(attach_node(station, node).remove)
+        _add(session, station, Site(name, kind, leaf or number), spec)
+
+
+def count_steps(clock: Clock, model: nn.Module) -> Callable[[], None]:
+    """Let a clock count the steps of the optimizer that holds this model's parameters; returns the undo."""
+    held = {id(p) for p in model.parameters()}
+
+    def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if clock.optimizer is None and any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
+            clock.optimizer = id(optimizer), model
+        if clock.optimizer == (id(optimizer), model):
+            clock.end_step()
+
+    return register_optimizer_step_post_hook(stepped).remove

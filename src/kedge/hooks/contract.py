@@ -1,0 +1,55 @@
+"""What an action may look like, and what it may return."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+
+from kedge.errors import ActionArity, EditError
+from kedge.flow import Act, Action
+from kedge.sites.leaves import describe
+from kedge.sites.site import Site
+
+
+def as_act(action: Action) -> Act:
+    """Let an action be called with ``(value, event)``.
+
+    Raises:
+        ActionArity: If it takes neither one nor two arguments.
+    """
+    try:
+        params = list(inspect.signature(action).parameters.values())
+    except (TypeError, ValueError):  # builtins such as torch.zeros_like do not tell: they take the value
+        return lambda value, event: action(value)
+    places = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in places if p.default is p.empty]
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in params)
+    needs_keywords = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in params)
+    if needs_keywords or len(needed) > 2 or not (places or any_number):
+        raise ActionArity(
+            f"the action {getattr(action, '__qualname__', action)}{inspect.signature(action)} cannot be called; "
+            "an action takes (value) or (value, event), everything else needs a default"
+        )
+    if len(needed) == 2 or (len(places) > 1 and places[1].name == "event"):
+        return action
+    return lambda value, event: action(value)
+
+
+def check_edit(value: Tensor, result: Any, action: Any, site: Site) -> None:
+    """Refuse a returned value that cannot take the old one's place.
+
+    Raises:
+        EditError: If it is no tensor, or of another shape, dtype or device.
+    """
+    if site.kind == "param":
+        raise EditError("a value was returned at :param, where it has nowhere to go; edit :param.grad or a module's :out")
+    if not isinstance(result, Tensor):
+        raise EditError(f"it returned a {type(result).__name__}; return None to leave the value, or a tensor")
+    free = getattr(action, "reshape", False) and not site.is_gradient
+    if not free and (result.shape, result.dtype, result.device) != (value.shape, value.dtype, value.device):
+        advice = "a gradient must keep all three" if site.is_gradient else "to change them use kedge.replace(..., reshape=True)"
+        raise EditError(
+            f"it returned {describe(result)} on {result.device} in place of {describe(value)} on {value.device}; {advice}"
+        )

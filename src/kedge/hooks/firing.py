@@ -1,0 +1,120 @@
+"""One event through its actions: in which order, what an edit hands on, what a failure does.
+
+# Note [The order of actions]
+The actions at one site stand in the order in which they were attached, and run in that order in
+forward and in backward alike, each on the value that the one before left. An action that was
+removed, is off schedule, or belongs to another leaf or call is passed over. In a recompute only
+those run that have changed a value before: an edit must be applied again, or the recomputed graph
+differs from the one that was differentiated; an observer would see everything twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch import Tensor
+
+from kedge.errors import ActionDisabled, ActionError, InPlaceEdit
+from kedge.flow import Action, Bindable, Event, version_of
+from kedge.hooks.contract import as_act, check_edit
+from kedge.sites.leaves import describe
+
+if TYPE_CHECKING:
+    from kedge.flow import Schedule
+    from kedge.hooks.session import Session
+    from kedge.sites.site import Site
+
+
+class Tap:
+    """One action at one site, for as long as its session lasts."""
+
+    __slots__ = (
+        "__weakref__", "act", "action", "edit", "edited", "fired", "gate", "key", "on", "recomputes", "session", "site",
+        "takes_event", "when",
+    )  # fmt: skip
+
+    def __init__(self, session: Session, site: Site, action: Action, when: Schedule | None) -> None:
+        self.session, self.site, self.action, self.when = session, site, action, when
+        self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
+        self.recomputes: bool = getattr(action, "recomputes", False)
+        self.edited = False
+        self.fired = 0
+        self.takes_event = self.act is action
+        self.gate: Any = None
+        self.edit: Any = None
+        self.key = -1
+        self.on = when is None or when(session.clock.step)
+
+    @property
+    def observes(self) -> bool:
+        """Whether the action promises never to return a value."""
+        return bool(getattr(self.action, "observes", False))
+
+    @property
+    def label(self) -> str:
+        """The action's name in messages."""
+        name = getattr(self.action, "__qualname__", None) or getattr(self.action, "__name__", None)
+        return str(name) if name and not isinstance(self.action, Bindable) else repr(self.action)
+
+
+def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
+    """Run a value through the taps of its site; see Note [The order of actions].
+
+    Returns:
+        The value that goes on: the given one, or what the last edit made of it.
+    """
+    __tracebackhide__ = True
+    for tap in taps:
+        site = tap.site
+        if not tap.on or (event.recompute and not (tap.edited or tap.recomputes)):
+            continue
+        if (site.leaf is not None and site.leaf != event.site.leaf) or (site.call is not None and site.call != event.call):
+            continue
+        value = _run(tap, value, event)
+    return value
+
+
+def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
+    __tracebackhide__ = True
+    version = version_of(value)
+    try:
+        result = tap.act(value, event)
+        if version_of(value) != version:
+            raise InPlaceEdit(
+                "the value was changed in place, but it may share memory with what other parts of the program use; "
+                "return a new tensor instead (x * 2, not x.mul_(2))"
+            )
+        if result is not None:
+            check_edit(value, result, tap.action, event.site)
+    except Exception as error:  # noqa: BLE001 - whatever a user's action raises gets its place put in front
+        _failed(tap, value, event, error)
+        return value
+    tap.fired += 1
+    tap.session.fired.append((tap, event))
+    if result is None:
+        return value
+    tap.edited = True
+    return result
+
+
+def _failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
+    """Raise an action's failure with its place, or disable the action if the session says so."""
+    __tracebackhide__ = True
+    kind: Callable[[str], Exception] = type(error) if isinstance(error, ActionError) else ActionError
+    what = str(error) if isinstance(error, ActionError) else f"{type(error).__name__}: {error}"
+    message = f"{tap.label} at {event.site} ({_moment(event)}, {describe(value)}): {what}"
+    if tap.session.on_error == "raise":
+        _raise(kind(message), error)
+    tap.on, tap.when = False, None
+    tap.session.complain(ActionDisabled(f"{message}; this action is off for the rest of the session"))
+
+
+def _moment(event: Event) -> str:
+    backward = f", backward {event.backward}" if event.backward >= 0 else ""
+    return f"pass {event.pass_}, call {event.call}{backward}"
+
+
+def _raise(error: Exception, cause: Exception) -> NoReturn:
+    __tracebackhide__ = True
+    raise error from (cause.__cause__ if isinstance(cause, ActionError) else cause)

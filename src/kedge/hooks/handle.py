@@ -1,0 +1,66 @@
+"""The handle of one hook: it removes, and it reads."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from kedge.errors import ReadError
+from kedge.flow import Readable, Record
+from kedge.hooks.ledger import Ledger
+
+if TYPE_CHECKING:
+    from kedge.hooks.firing import Tap
+    from kedge.hooks.session import Session
+
+
+class Hooked:
+    """One hook of a session, on one or many sites: removes them, and reads their records."""
+
+    def __init__(self, session: Session, taps: list[Tap], actions: tuple[Any, ...], *, owns: bool = False) -> None:
+        self.session, self.taps, self.actions, self._owns = session, taps, actions, owns
+
+    def remove(self) -> None:
+        """Remove this hook before its session ends; what it recorded stays readable."""
+        if self._owns:
+            self.session.end()
+        else:
+            self.session._drop(self.taps)
+
+    def ledger(self) -> Ledger:
+        """Say of each of its sites how often it fired, or why not."""
+        return Ledger.of(self.taps)
+
+    def __getitem__(self, name: str) -> Any:
+        """Read what was recorded under a site's name, such as ``"layer4"`` or ``"layer4#1:out.grad"``.
+
+        Raises:
+            NotRecorded: If nothing was; the message says why.
+            SeveralRecorded: If the name stands for several values; the message lists their names.
+            Overwritten: If the program changed the tensor in place after it was recorded.
+        """
+        return self._readable().read(name, self.ledger().why)
+
+    def records(self, name: str) -> list[Record]:
+        """Return every kept `Record` under a site's name, in order of arrival."""
+        return self._readable().records(name)
+
+    def _readable(self) -> Readable:
+        found = [action for action in self.actions if isinstance(action, Readable)]
+        if len(found) != 1:
+            raise ReadError(
+                f"this hook has {len(found)} actions that record, so there is nothing to read by name; "
+                "give it one kedge.record() or kedge.measure()"
+            )
+        return found[0]
+
+    def __enter__(self) -> Self:
+        """Begin a block that removes the hook at its end."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None) -> None:
+        """Remove the hook."""
+        if self._owns:
+            self.session.end(quiet=kind is not None)
+        else:
+            self.remove()

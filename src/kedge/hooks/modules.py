@@ -1,0 +1,344 @@
+"""Modules: one forward-pre and one forward hook for each hooked module of a session.
+
+# Note [Two gates]
+All taps of a session on one module stand at two gates: `Before` sees the inputs, `After` the
+outputs. Gradients are listened to from there, on the tensors that pass, because a module's own
+backward hooks change bits (Note [No full backward hooks]).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge.flow import Event
+from kedge.hooks import compiled
+from kedge.hooks.autograd import Share, edge_of, edges_into, listen, listen_share
+from kedge.hooks.firing import Tap, fire
+from kedge.sites import leaves
+from kedge.sites.site import Site
+
+if TYPE_CHECKING:
+    from kedge.hooks.schedule import Passes
+    from kedge.hooks.session import Session
+
+_HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
+_FLAG_TABLES = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+
+
+class Gate:
+    """The taps of one session on one side of one module."""
+
+    kinds: tuple[str, ...] = ()
+
+    def __init__(self, session: Session, passes: Passes, path: str) -> None:
+        self.session, self.passes, self.path = session, passes, path
+        self.taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(self.kinds, ())
+        self.sites: dict[tuple[str, str], Site] = {}
+        self.live = False
+        self.called = self.recalled = self.listened = self.refused = 0
+        self.leaves: dict[str, None] = {}
+        self.empty: str | None = None
+        self.share_cause: str | None = None
+
+    def add(self, tap: Tap) -> None:
+        """Take a tap in, behind those of its kind that stand here already."""
+        tap.gate = self
+        self.taps[tap.site.kind] += (tap,)
+        self.retime()
+
+    def drop(self, tap: Tap) -> None:
+        """Let a tap go; a firing under way still sees the old tuple."""
+        self.taps[tap.site.kind] = tuple(t for t in self.taps[tap.site.kind] if t is not tap)
+        self.retime()
+
+    def retime(self) -> None:
+        """Find out whether anything here is on schedule."""
+        self.live = any(tap.on for taps in self.taps.values() for tap in taps)
+
+    def site(self, kind: str, leaf: str) -> Site:
+        """The site of one leaf, made once."""
+        site = self.sites.get((kind, leaf))
+        if site is None:
+            site = self.sites[kind, leaf] = Site(self.path, kind, leaf or None)
+            self.leaves[leaf] = None
+        return site
+
+    def through(self, kind: str, found: list[tuple[str, Tensor]], call: int, recompute: bool) -> dict[str, Tensor]:
+        """Run every leaf through the taps of a kind; return those that changed."""
+        new = {}
+        for leaf, tensor in found:
+            event = self.passes.event(self.site(kind, leaf), call, recompute)
+            result = fire(self.taps[kind], tensor, event)
+            if result is not tensor:
+                new[leaf] = result
+        return new
+
+    def listen(self, kind: str, found: list[tuple[str, Tensor]], call: int, recompute: bool) -> None:
+        """Set hooks for the gradients of the leaves that have one."""
+        if recompute and self.listened:
+            return  # the graph of a non-reentrant recompute is thrown away; its first forward is differentiated
+        for leaf, tensor in found:
+            site = self.site(kind, leaf)
+            if tensor.requires_grad:
+                self.listened += 1
+                listen(tensor, lambda: self.taps[kind], self.session, self.passes.event(site, call, recompute))
+            else:
+                self.refused += 1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        """A copied model is not hooked: what stands in the copy's tables does nothing."""
+        return _nothing
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled model is not hooked either, and loads without Kedge."""
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+_nothing = contextlib.nullcontext().__exit__
+
+
+class After(Gate):
+    """Sees what a module returns: ``out``, ``out.grad`` and ``in.share``."""
+
+    kinds = ("out", "out.grad", "in.share")
+    backward = False
+
+    def retime(self) -> None:
+        """Find out whether anything here is on schedule, and whether gradients are."""
+        super().retime()
+        self.backward = any(tap.on for kind in ("out.grad", "in.share") for tap in self.taps[kind])
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Be the forward hook."""
+        __tracebackhide__ = True
+        if not self.live:
+            return None
+        if torch.compiler.is_compiling():
+            return compiled.after(self, output)
+        call, recompute = self.passes.count(self)
+        self.called += 1
+        self.recalled += recompute
+        if isinstance(output, Tensor) and not self.backward:  # the common case, and the one that has to be fast
+            new = fire(self.taps["out"], output, self.passes.event(self.site("out", ""), call, recompute))
+            return None if new is output else new
+        return self._structured(output, call, recompute)
+
+    def _structured(self, output: Any, call: int, recompute: bool) -> Any:
+        __tracebackhide__ = True
+        found = leaves.find(output)
+        if not found:
+            self.empty = leaves.describe(output)
+            return None
+        new: dict[str, Tensor] = {}
+        if self.taps["out"]:
+            new = self.through("out", found, call, recompute)
+            found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
+        if self.backward and self.taps["out.grad"]:
+            self.listen("out.grad", found, call, recompute)
+        if self.backward and self.taps["in.share"]:
+            self._share([tensor for _, tensor in found], call, recompute)
+        return leaves.put(output, new) if new else None
+
+    def _share(self, outputs: list[Tensor], call: int, recompute: bool) -> None:
+        """Listen to what this call sends back to each of its inputs; see Note [The share of one call]."""
+        for leaf, edge in self.passes.here.shares.pop(self.path, {}).items():
+            found = edges_into(outputs, edge) if edge is not None else []
+            if not found:
+                self.share_cause = "no operation of the call lies between this input and the outputs, or it needs no gradient"
+                continue
+            origin = self.passes.event(self.site("in.share", leaf), call, recompute)
+            share = Share(lambda: self.taps["in.share"], self.session, origin, len(found))
+            listen_share(share, found)
+
+
+class Before(Gate):
+    """Sees what a module is given: ``in``, ``in.grad`` and its parameters; prepares ``in.share``."""
+
+    kinds = ("in", "in.grad", "param")
+
+    def __init__(self, session: Session, passes: Passes, path: str, module: nn.Module) -> None:
+        super().__init__(session, passes, path)
+        self.names = _positional_names(module)
+        self.params: dict[str, nn.Parameter] = {}
+        self.shares = False
+        self.overwrites = False
+
+    def retime(self) -> None:
+        """Stay awake for shares and for values that the module would overwrite."""
+        super().retime()
+        self.live = self.live or self.shares or self.overwrites
+
+    def prepare(self, site: Site, param: nn.Parameter | None) -> None:
+        """Learn what a site needs beyond its taps: a parameter's value, or edges for its share."""
+        if param is not None:
+            self.params[site.path] = param
+        self.shares |= site.kind == "in.share"
+        self.retime()
+
+    def watch_overwrites(self) -> None:
+        """Stand before a module that works in place, for what is recorded of its input."""
+        self.overwrites = True
+        self.retime()
+
+    def canonical(self, leaf: str | None) -> str | None:
+        """Return the name under which a leaf fires: a position becomes its argument's name."""
+        if leaf is None:
+            return None
+        head, dot, rest = leaf.partition(".")
+        known = head.isdigit() and int(head) < len(self.names)
+        return (self.names[int(head)] if known else head) + dot + rest
+
+    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+        """Return every tensor among the arguments, by the argument's name."""
+        found = []
+        for i, value in enumerate(args):
+            found += leaves.find(value, self.names[i] if i < len(self.names) else str(i))
+        for name, value in kwargs.items():
+            found += leaves.find(value, name)
+        return found
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Be the forward-pre hook."""
+        __tracebackhide__ = True
+        if not self.live:
+            return None
+        if torch.compiler.is_compiling():
+            return compiled.before(self, args, kwargs)
+        call, recompute = self.passes.count(self)
+        self.called += 1
+        self.recalled += recompute
+        self._parameters(call, recompute)
+        found = self.find(args, kwargs)
+        if not found:
+            self.empty = "its arguments hold no tensor"
+            return None
+        new: dict[str, Tensor] = {}
+        if self.taps["in"]:
+            new = self.through("in", found, call, recompute)
+            found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
+        if self.taps["in.grad"]:
+            self.listen("in.grad", found, call, recompute)
+        if self.shares:
+            self.passes.here.shares[self.path] = {leaf: edge_of(tensor) for leaf, tensor in found}
+        if self.overwrites and getattr(module, "inplace", False):
+            self.session.preserve(tensor for _, tensor in found)
+        return self.replaced(args, kwargs, new) if new else None
+
+    def _parameters(self, call: int, recompute: bool) -> None:
+        for tap in self.taps["param"]:
+            if tap.on:
+                fire((tap,), self.params[tap.site.path].detach(), self.passes.event(tap.site, call, recompute))
+
+    def replaced(self, args: tuple[Any, ...], kwargs: dict[str, Any], new: Mapping[str, Tensor]) -> Any:
+        """Return the arguments with some of their tensors replaced."""
+        changed = list(args)
+        for i, value in enumerate(args):
+            changed[i] = leaves.put(value, new, self.names[i] if i < len(self.names) else str(i))
+        return tuple(changed), {name: leaves.put(value, new, name) for name, value in kwargs.items()}
+
+
+def _positional_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of the arguments that a module's forward takes by position."""
+    try:
+        params = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):  # a compiled or scripted forward does not tell
+        return ()
+    return tuple(p.name for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+
+class Begin:
+    """The hook by which a model's forward pass is seen to begin."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+        self.key = compiled.register(self)
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Be a forward-pre hook."""
+        if torch.compiler.is_compiling():
+            compiled.begin(self.key)
+        elif not compiled.in_backward():
+            self.passes.begin()
+
+    __deepcopy__, __reduce__ = Gate.__deepcopy__, Gate.__reduce__
+
+
+class End:
+    """The hook by which a model's forward pass is seen to end."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Be a forward hook."""
+        if not torch.compiler.is_compiling():
+            self.passes.end()
+
+    __deepcopy__, __reduce__ = Gate.__deepcopy__, Gate.__reduce__
+
+
+class Concealed:
+    """Pickles and copies a hooked module as if it were not hooked.
+
+    Both protocols ask the instance for ``__reduce_ex__``; this stands there while hooks do.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        self.users = 0
+
+    def __call__(self, protocol: Any) -> Any:
+        """Be ``__reduce_ex__``."""
+        module = self.module()
+        reduced = list(type(module).__reduce_ex__(module, protocol))  # type: ignore[arg-type]
+        if len(reduced) > 2 and isinstance(reduced[2], dict):
+            reduced[2] = unhooked(reduced[2])
+        return tuple(reduced)
+
+
+def unhooked(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a module's ``__dict__`` without anything that Kedge put there."""
+    clean = dict(state)
+    clean.pop("__reduce_ex__", None)
+    ours = set()
+    for table in _HOOK_TABLES:
+        if table in clean:
+            ours |= {i for i, hook in clean[table].items() if isinstance(hook, (Gate, Begin, End))}
+            clean[table] = type(clean[table])((i, h) for i, h in clean[table].items() if i not in ours)
+    for table in _FLAG_TABLES:
+        if table in clean:
+            clean[table] = type(clean[table])((i, flag) for i, flag in clean[table].items() if i not in ours)
+    return clean
+
+
+def attach(session: Session, module: nn.Module, hook: Before | After | Begin | End) -> None:
+    """Register a module hook that goes with the session, and conceal it."""
+    if isinstance(hook, Before):
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+    elif isinstance(hook, Begin):
+        handle = module.register_forward_pre_hook(hook)
+    else:
+        handle = module.register_forward_hook(hook, always_call=isinstance(hook, End))
+    session.cleanup.callback(handle.remove)
+    session.cleanup.callback(_conceal(module))
+
+
+def _conceal(module: nn.Module) -> Callable[[], None]:
+    concealed = module.__dict__.setdefault("__reduce_ex__", Concealed(module))
+    concealed.users += 1
+    owner = weakref.ref(module)
+
+    def reveal() -> None:
+        concealed.users -= 1
+        module = owner()
+        if module is not None and not concealed.users:
+            module.__dict__.pop("__reduce_ex__", None)
+
+    return reveal

@@ -1,0 +1,177 @@
+"""When: schedules, and the counting of steps, forward passes, calls and backward passes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kedge.flow import Event, Schedule
+from kedge.sites.site import Site
+
+_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+"""The id of the backward pass this thread is in, or -1. Private to PyTorch: without it recomputes look
+like forwards and backward passes are not told apart. A test says so when a PyTorch comes without it."""
+
+_TASKS_KEPT = 64
+
+
+@dataclass(frozen=True)
+class _When:
+    """Steps ``after, after + n, ...`` before ``until``."""
+
+    n: int
+    after: int = 0
+    until: int | None = None
+
+    def __call__(self, step: int) -> bool:
+        begun = step >= self.after and (self.until is None or step < self.until)
+        return begun and (step - self.after) % self.n == 0
+
+
+def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
+    """Make a schedule: one step in `n`.
+
+    Args:
+        n: Distance between two steps, 1 for each.
+        after: The first step, counted from 0.
+        until: The step to stop before; None for never.
+    """
+    if n < 1:
+        raise ValueError(f"every({n}) asks for a distance of {n} steps; it must be 1 or more")
+    return _When(n, after, until)
+
+
+def at(*steps: int) -> Schedule:
+    """Make a schedule: exactly these steps, counted from 0."""
+    wanted: Collection[int] = frozenset(steps)
+    return lambda step: step in wanted
+
+
+class Clock:
+    """The steps and backward passes of one session.
+
+    A step ends when an optimizer that holds one of the session's parameters has stepped; with
+    several optimizers the first one seen counts. As long as none has, each forward pass of the
+    first hooked model is a step.
+
+    Attributes:
+        step: The step under way, from 0.
+        awaited: For how many forward passes to wait for an optimizer that is known to exist.
+        leader: The model whose forward passes are the steps where nothing optimizes.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.step = 0
+        self.rank = rank
+        self.passes = self.led = 0
+        self.backwards = 0
+        self.optimizer: tuple[int, Any] | None = None
+        self.on_step: list[Callable[[int], None]] = []
+        self.on_pass: list[Callable[[Passes], None]] = []
+        self.leader: Passes | None = None
+        self.awaited = 0
+        self._backwards: dict[int, int] = {}
+
+    def end_step(self) -> None:
+        """Count one step, telling those who listen which one ended."""
+        ended, self.step = self.step, self.step + 1
+        for listener in list(self.on_step):
+            listener(ended)
+
+    def began(self, passes: Passes) -> None:
+        """Count a forward pass; where nothing optimizes, those of the first hooked model are the steps."""
+        self.passes += 1
+        if self.leader is not passes:
+            return
+        if self.optimizer is None and self.led and self.awaited <= 0:
+            self.end_step()
+        self.led += 1
+        self.awaited -= 1
+
+    def backward(self, within: int = -1) -> int:
+        """Return which backward pass this thread is in, -1 for none.
+
+        Args:
+            within: The backward pass that recomputed this part of the graph: what a reentrant
+                checkpoint runs inside a backward belongs to that one.
+        """
+        task = _graph_task()
+        if task == -1:
+            return -1
+        if task not in self._backwards:
+            self._backwards[task] = within if within >= 0 else self.backwards
+            self.backwards += within < 0
+            while len(self._backwards) > _TASKS_KEPT:
+                del self._backwards[next(iter(self._backwards))]
+        return self._backwards[task]
+
+
+class Here:
+    """Where one thread is in one model: which forward pass, and which call of what."""
+
+    __slots__ = ("calls", "inside", "micro_batch", "pass_", "recalls", "replica", "shares", "step", "task")
+
+    def __init__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        self.replica = "" if main else threading.current_thread().name
+        self.pass_, self.micro_batch, self.step, self.task = -1, -1, -1, -1
+        self.inside = False
+        self.calls: dict[Any, int] = {}
+        self.recalls: dict[Any, int] = {}
+        self.shares: dict[Any, Any] = {}
+
+
+class Passes(threading.local):
+    """Counts the forward passes of one hooked model, each thread for itself."""
+
+    def __init__(self, clock: Clock, numbers: itertools.count[int]) -> None:
+        self.clock, self.numbers = clock, numbers
+        self.here = Here()
+
+    def begin(self, inside: bool = True) -> None:
+        """Start a forward pass."""
+        here, clock = self.here, self.clock
+        number = next(self.numbers)
+        clock.began(self)
+        here.micro_batch = here.micro_batch + 1 if here.step == clock.step else 0
+        here.step, here.pass_, here.inside = clock.step, number, inside
+        here.calls.clear()
+        for listener in clock.on_pass:
+            listener(self)
+
+    def end(self) -> None:
+        """End a forward pass."""
+        self.here.inside = False
+
+    def count(self, key: Any) -> tuple[int, bool]:
+        """Return which call this is within its forward, and whether it is a recompute.
+
+        A module called outside of the hooked model's forward has no pass to belong to: one begins
+        there, and the next when a module comes round again.
+        """
+        here = self.here
+        task = _graph_task()
+        if task != -1:
+            if here.task != task:
+                here.task = task
+                here.recalls.clear()
+            call = here.recalls.get(key, 0)
+            here.recalls[key] = call + 1
+            return call, True
+        calls = here.calls
+        if not here.inside and (here.pass_ < 0 or key in calls):
+            self.begin(inside=False)
+        call = calls.get(key, 0)
+        calls[key] = call + 1
+        return call, False
+
+    def event(self, site: Site, call: int, recompute: bool) -> Event:
+        """Make the event of a forward value."""
+        here, clock = self.here, self.clock
+        backward = clock.backward() if recompute else -1
+        return Event(site, call, here.pass_, backward, clock.step, here.micro_batch, clock.rank, here.replica, recompute)

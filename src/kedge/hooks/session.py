@@ -1,0 +1,184 @@
+"""Until when: the block that attaches all or nothing and always removes what it attached."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import ActionDisabled, NeverFired, NeverFiredWarning, SessionEnded
+from kedge.flow import Event, Preserving, Schedule
+from kedge.hooks import attach, compiled
+from kedge.hooks.firing import Tap
+from kedge.hooks.handle import Hooked
+from kedge.hooks.ledger import Ledger, Timeline
+from kedge.hooks.schedule import Clock, Passes
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+_TIMELINE = 10_000
+_PRUNE = 1_000
+
+
+class Session:
+    """Hooks for the length of a ``with`` block: all attached or none, and always removed.
+
+    Args:
+        strict: Raise `NeverFired` at the end if a site did not fire, instead of warning.
+        on_error: What an action's failure does: "raise" it, or "warn" and disable the action.
+    """
+
+    def __init__(self, *, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> None:
+        if on_error not in ("raise", "warn"):
+            raise ValueError(f'on_error={on_error!r}: it is "raise" or "warn"')
+        self.strict, self.on_error = strict, on_error
+        self.clock = Clock(_rank())
+        self.taps: list[Tap] = []
+        self.fired: deque[tuple[Tap, Event]] = deque(maxlen=_TIMELINE)
+        self.cleanup = ExitStack()
+        self.targets: dict[int, attach.Target] = {}
+        self.main_passes: Passes | None = None
+        self.numbers = itertools.count()
+        self.ended = False
+        self._kept: list[RemovableHandle] = []
+        self._prune_at = _PRUNE
+        self.clock.on_step.append(self._retime)
+
+    def hook(self, target: Any, *what: Any, when: Schedule | None = None) -> Hooked:
+        """Attach actions to the sites that a selector stands for.
+
+        Args:
+            target: A module with a selector; or a tensor, a dict of named tensors, or an autograd node.
+            what: The selector (text or `Selector`; tensors and nodes may do without), then the actions in order.
+            when: The schedule; None for always.
+
+        Returns:
+            The handle: it removes the hook, and reads what its actions recorded.
+
+        Raises:
+            NoSiteMatched: If the selector stands for nothing.
+            NoSuchKind: If the target has no such kind of site.
+            ActionArity: If an action cannot be called with (value) or (value, event).
+            SessionEnded: If the session is over.
+        """
+        if self.ended:
+            raise SessionEnded("this session has ended and its hooks are gone; open a new one")
+        selector, actions = attach.split(what)
+        with ExitStack() as undo:
+            taps: list[Tap] = []
+            undo.callback(self._drop, taps)
+            attach.hook(self, target, selector, attach.Spec(actions, when, taps))
+            undo.pop_all()
+        return Hooked(self, taps, actions)
+
+    def keep(self, handle: RemovableHandle) -> None:
+        """Take over a handle of a tensor or node that lives as long as a graph."""
+        self._kept.append(handle)
+        if len(self._kept) >= self._prune_at:
+            self._kept = [h for h in self._kept if h.hooks_dict_ref() is not None]
+            self._prune_at = 2 * len(self._kept) + _PRUNE
+
+    def preserve(self, tensors: Iterable[Tensor]) -> None:
+        """Let observers copy what they keep of tensors that are about to be overwritten."""
+        overwritten = [t.untyped_storage()._cdata for t in tensors]
+        for action in {id(t.action): t.action for t in self.taps if isinstance(t.action, Preserving)}.values():
+            action.preserve(overwritten)
+
+    def refresh(self) -> None:
+        """Have code that was compiled without the hooks compile again."""
+        compiled.refresh()
+
+    def complain(self, warning: ActionDisabled) -> None:
+        """Say that an action was switched off."""
+        warnings.warn(warning, stacklevel=2)
+
+    def ledger(self) -> Ledger:
+        """Say of each site how often it fired, or why not."""
+        return Ledger.of(self.taps)
+
+    def timeline(self) -> Timeline:
+        """Return the last 10,000 firings in the order in which they happened."""
+        return Timeline(tuple((event, tap.label) for tap, event in self.fired))
+
+    def end(self, *, quiet: bool = False) -> None:
+        """Remove every hook, then report the sites that never fired. A second call does nothing.
+
+        Args:
+            quiet: Report nothing, as when an exception is on its way.
+
+        Raises:
+            NeverFired: In a strict session, if a site did not fire.
+        """
+        if self.ended:
+            return
+        ledger = self.ledger()
+        self._remove()
+        if quiet or not (silent := ledger.silent()):
+            return
+        if self.strict:
+            raise NeverFired(silent)
+        warnings.warn(NeverFiredWarning(silent), stacklevel=3)
+
+    def _remove(self) -> None:
+        self.ended = True
+        for tap in self.taps:
+            tap.on = False
+        for handle in self._kept:
+            handle.remove()
+        self._kept.clear()
+        self.cleanup.close()
+
+    def _drop(self, taps: list[Tap]) -> None:
+        for tap in taps:
+            tap.on, tap.when = False, None
+            if tap.gate is not None:
+                tap.gate.drop(tap)
+            if tap in self.taps:
+                self.taps.remove(tap)
+
+    def _retime(self, ended: int) -> None:
+        """Switch taps on and off for the next step; most schedules do not change from one to the next."""
+        due = {when: when(self.clock.step) for when in {tap.when for tap in self.taps if tap.when is not None}}
+        changed = [tap for tap in self.taps if tap.when is not None and tap.on is not due[tap.when]]
+        for tap in changed:
+            tap.on = not tap.on
+        for gate in {id(tap.gate): tap.gate for tap in changed}.values():
+            gate.retime()
+
+    def __enter__(self) -> Self:
+        """Begin the block."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None) -> None:
+        """End the session, whatever happened in the block."""
+        self.end(quiet=kind is not None)
+
+
+def session(*, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> Session:
+    """Open a session: ``with kedge.session() as s: s.hook(...)``; see `Session`."""
+    return Session(strict=strict, on_error=on_error)
+
+
+def hook(target: nn.Module | Tensor | Mapping[str, Tensor] | Any, *what: Any, when: Schedule | None = None) -> Hooked:
+    """Attach one hook in a session of its own, at once; arguments and errors as in `Session.hook`.
+
+    Use it as a block, or keep the handle and call its ``remove()``.
+    """
+    alone = Session()
+    hooked = alone.hook(target, *what, when=when)
+    return Hooked(alone, hooked.taps, hooked.actions, owns=True)
+
+
+def _rank() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0") or 0)

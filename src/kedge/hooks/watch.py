@@ -1,0 +1,382 @@
+"""Watching a whole program: every root module that it calls, and every optimizer's steps.
+
+# Note [Roots]
+A root is a module that is called while no other watched one runs. It is found at its first call
+by a global forward-pre hook and gets its hooks before its forward runs, so that a model handed to
+`torch.compile` is hooked before it is compiled. The first root's sites have their plain names;
+those of others begin with their class name.
+
+# Note [Two levels]
+On schedule a step is measured in full. In every other step only the sums of outputs and the norms
+of parameters' gradients are taken, which shows whether all is finite; they are written only if
+something is not. So a NaN is seen in the step in which it is born, whatever the schedule.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from kedge.actions.measure import Meter, Seat
+from kedge.errors import ActionDisabled
+from kedge.flow import Act, Sink
+from kedge.hooks import compiled
+from kedge.hooks.attach import Target
+from kedge.hooks.schedule import Passes, every
+from kedge.hooks.session import Session
+from kedge.sites.select import Selector, runs
+from kedge.sites.site import Site, escape
+from kedge.store.rows import FINITENESS, FULL
+
+_SAMPLE = 1024
+_AWAITED = 256
+_EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
+_CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
+_OFF = 0
+
+
+class Log(Sink, Protocol):
+    """Where a watched run is written."""
+
+    def sites(self, sites: list[dict[str, Any]], roots: list[dict[str, Any]]) -> None:
+        """Take the list of sites, whenever it has grown."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Take a note."""
+
+
+@dataclass
+class Root:
+    """A root module: its name, what its sites' paths begin with, and what is where in it."""
+
+    module: weakref.ref[nn.Module]
+    index: int
+    name: str
+    prefix: str
+    parameters: int
+    types: dict[str, str]
+    passes: Passes
+
+    def label(self, path: str) -> str:
+        """The path under which one of its sites is recorded."""
+        return ".".join(p for p in (self.prefix, path) if p)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came out of watching.
+
+    Attributes:
+        sites: How many sites fired.
+        steps: How many steps the program took.
+        sampled: How many of them were measured in full.
+        seconds: Wall-clock seconds from the first watched call to the end.
+        watching: Seconds of them that Kedge measured itself to take.
+    """
+
+    sites: int
+    steps: int
+    sampled: int
+    seconds: float
+    watching: float
+
+
+class Prefixed:
+    """The meter, as one root's sites see it: their recorded paths begin with the root's prefix."""
+
+    observes = True
+    recomputes = False
+
+    def __init__(self, meter: Meter, root: Root) -> None:
+        self.meter, self.root = meter, root
+
+    def __repr__(self) -> str:
+        """As the meter."""
+        return repr(self.meter)
+
+    def bind(self, site: Site) -> Act:
+        """Return what measures one site of this root."""
+        return self.meter.bind(replace(site, path=self.root.label(site.path)))
+
+
+class _WatchSession(Session):
+    """A session inside somebody's program: it complains on stderr, where ``-W error`` does not reach."""
+
+    def complain(self, warning: ActionDisabled) -> None:
+        """Say it without raising."""
+        print(f"[kedge] {warning}", file=sys.stderr)
+
+    def refresh(self) -> None:
+        """Nothing: a root gets its hooks before its first forward, so before it is compiled."""
+
+
+class Watch:
+    """Watches what a program does, while a ``with`` block lasts.
+
+    Args:
+        log: Where records go.
+        sites: A selector; outputs, gradients and parameters at the paths it names are measured.
+        n: One step in `n` is measured in full.
+    """
+
+    def __init__(self, log: Log, *, sites: str = "**", n: int = 10) -> None:
+        self.log, self.selector, self.schedule = log, Selector(sites), every(n)
+        self.meter = Meter(sink=self)
+        self.session = _WatchSession(on_error="warn")
+        self.roots: list[Root] = []
+        self.params: dict[int, tuple[weakref.ref[nn.Parameter], Site]] = {}
+        self.pid = os.getpid()
+        self.sampled: set[int] = set()
+        self.spent = 0.0
+        self._known: dict[int, weakref.ref[nn.Module]] = {}
+        self._written = (0, 0)
+        self._undo = ExitStack()
+        self._samples: dict[int, Tensor] = {}
+        self._began = time.perf_counter()
+        self.session.clock.on_step.append(self._step_ended)
+        self.session.clock.on_pass.append(self._pass_began)
+
+    def __enter__(self) -> Self:
+        """Begin to watch."""
+        self._undo.callback(register_module_forward_pre_hook(self._entered).remove)
+        self._undo.callback(register_optimizer_step_pre_hook(self._before_update).remove)
+        self._undo.callback(register_optimizer_step_post_hook(self._after_update).remove)
+        mine = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _abandon(mine()))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None) -> None:
+        """Write what is left, and remove every hook."""
+        if os.getpid() != self.pid:
+            return
+        with self._timed():
+            self.meter.finish()
+        silent = [e for e in self.session.ledger() if e.cause is not None and e.site.kind in ("out", "param.grad")]
+        self.log.event({"kind": "ledger", "sites": [_silent(e) for e in silent]})
+        self._undo.close()
+        self.session.end(quiet=True)
+
+    @property
+    def summary(self) -> Summary:
+        """What came out so far."""
+        clock = self.session.clock
+        steps = clock.step if clock.optimizer is not None else clock.led
+        return Summary(len(self.meter.seats), steps, len(self.sampled), time.perf_counter() - self._began, self.cost())
+
+    def cost(self) -> float:
+        """Seconds that watching took: measuring and writing are timed, the passing of hooks is calibrated."""
+        return self.spent + self.meter.seconds + self.meter.events * _HOOK_SECONDS
+
+    # -- roots -----------------------------------------------------------------------------------
+
+    def _entered(self, module: nn.Module, args: Any) -> None:
+        """See every module call of the program; the first call of a root makes it watched."""
+        known = self._known.get(id(module))
+        if (known is not None and known() is module) or torch.compiler.is_compiling() or compiled.in_backward():
+            return
+        self._know([module])
+        if os.getpid() == self.pid and not any(root.passes.here.inside for root in self.roots):
+            with self._timed():
+                self._watch(_unwrapped(module))
+
+    def _know(self, modules: Iterable[nn.Module]) -> None:
+        self._known.update((id(m), weakref.ref(m)) for m in modules)
+
+    def _watch(self, module: nn.Module) -> None:
+        named = dict(module.named_modules())
+        fresh = {name: m for name, m in named.items() if not self._is_known(m) or m is module}
+        self._know(named.values())
+        target = self.session.targets[id(module)] = Target(self.session, module)
+        parameters = sum(p.numel() for p in module.parameters())
+        name = type(module).__name__
+        types = {n: type(m).__name__ for n, m in fresh.items()}
+        root = Root(weakref.ref(module), len(self.roots), name, self._prefix(name), parameters, types, target.passes)
+        if parameters and not any(r.parameters for r in self.roots):
+            self._lead(module, target.passes)
+        self.roots.append(root)
+        self._hook(module, root, fresh)
+
+    def _is_known(self, module: nn.Module) -> bool:
+        known = self._known.get(id(module))
+        return known is not None and known() is module
+
+    def _prefix(self, name: str) -> str:
+        if not self.roots:
+            return ""
+        taken = {root.prefix for root in self.roots}
+        return next(p for p in (name, *(f"{name}_{i}" for i in range(2, 10_000))) if p not in taken)
+
+    def _lead(self, module: nn.Module, passes: Passes) -> None:
+        """Let the first model with parameters set the pace: by its optimizer's steps, if there is one."""
+        self.session.clock.leader = passes
+        held = {id(p) for p in module.parameters()}
+        optimizers = (o for o in gc.get_objects() if issubclass(type(o), Optimizer))  # isinstance would ask odd objects
+        if any(id(p) in held for o in optimizers for group in o.param_groups for p in group["params"]):
+            self.session.clock.awaited = _AWAITED
+
+    def _hook(self, module: nn.Module, root: Root, fresh: Mapping[str, nn.Module]) -> None:
+        action = Prefixed(self.meter, root)
+        paths = [n for n, m in fresh.items() if runs(m) and self._selected(root, n, m)]
+        self.meter.channel_dims.update(_channel_dims(module, fresh, root))
+        for selector, when in (("out", None), ("in", None), ("out.grad", self.schedule)):
+            _hook_each(self.session, module, paths, selector, action, when)
+        for name, param in module.named_parameters():
+            if id(param) not in self.params and self._selected(root, name, module):
+                self.params[id(param)] = (weakref.ref(param), Site(root.label(name), "param"))
+        chosen = [n for n, p in module.named_parameters() if p.requires_grad and id(p) in self.params]
+        _hook_each(self.session, module, chosen, "param.grad", action, self.schedule)
+
+    def _selected(self, root: Root, path: str, module: nn.Module) -> bool:
+        types = tuple(c.__name__ for c in type(module).__mro__)
+        label = root.label(path)
+        wanted = any(t.matches(label, types) for t in self.selector.terms if not t.excluded)
+        return wanted and not any(t.matches(label, types) for t in self.selector.terms if t.excluded)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def _pass_began(self, passes: Passes) -> None:
+        """Decide whether this pass is measured: validation between training steps is not."""
+        clock = self.session.clock
+        trains = clock.optimizer is not None or clock.awaited > 0
+        validates = trains and not torch.is_grad_enabled()
+        level = _OFF if validates or os.getpid() != self.pid else FULL if self.schedule(clock.step) else FINITENESS
+        if level == FULL:
+            self.sampled.add(clock.step)
+        self.meter.level = level
+
+    def _step_ended(self, step: int) -> None:
+        with self._timed():
+            self.meter.flush()
+
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.meter.level == _OFF or os.getpid() != self.pid:
+            return
+        with self._timed():
+            held = self._held(optimizer)
+            step = self.session.clock.step
+            if self.meter.level == FULL:
+                self._samples = {id(p): _sample(p).clone() for p, _ in held}
+                self._norms(step, [(p, site) for p, site in held])
+                return
+            graded = [(p.grad, _of(site, "param.grad")) for p, site in held if p.grad is not None and not p.grad.is_sparse]
+            self._norms(step, graded)
+            if self.meter.spoiled():
+                self._norms(step, [(p, site) for p, site in held])
+
+    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._samples or os.getpid() != self.pid:
+            return
+        with self._timed():
+            held = [(p, site) for p, site in self._held(optimizer) if id(p) in self._samples]
+            changes = [(_sample(p) - self._samples[id(p)], _of(site, "update")) for p, site in held]
+            self._norms(self.session.clock.step, changes)
+            self._samples = {}
+
+    def _held(self, optimizer: Optimizer) -> list[tuple[nn.Parameter, Site]]:
+        held = []
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                known = self.params.get(id(param))
+                if known is not None and known[0]() is param:
+                    held.append((param, known[1]))
+        return held
+
+    def _norms(self, step: int, tensors: list[tuple[Tensor, Site]]) -> None:
+        self.meter.add([site for _, site in tensors], step, [tensor.detach() for tensor, _ in tensors])
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def stats(self, step: int, columns: Mapping[str, Any]) -> None:
+        """Write one step, and before it the sites that are new; see `kedge.flow.Sink`."""
+        seats = self.meter.seats.values()
+        size = (len(seats), sum(len(seat.sources) for seat in seats))
+        if size != self._written:
+            self._written = size
+            self.log.sites([self._entry(seat) for seat in seats], [_root_entry(root) for root in self.roots])
+        self.log.stats(step, columns)
+
+    def _entry(self, seat: Seat) -> dict[str, Any]:
+        path, kind = seat.site.path, seat.site.kind
+        root = max((r for r in self.roots if _inside(path, r.prefix)), key=lambda r: len(r.prefix))
+        of_param = kind.startswith("param") or kind == "update"
+        owner = path.rpartition(".")[0] if of_param else path
+        inner = owner[len(root.prefix) :].lstrip(".") if root.prefix else owner
+        return {
+            "id": seat.id, "site": str(seat.site), "path": path, "kind": kind, "type": root.types.get(inner, ""),
+            "root": root.index, "shape": list(seat.shape), "dtype": seat.dtype, "channels": seat.channels,
+            "from": list(seat.sources), "owner": owner, "node": seat.node,
+        }  # fmt: skip
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Add the time of a block to what watching costs, without what the meter times itself."""
+        start, inner = time.perf_counter(), self.meter.seconds
+        try:
+            yield
+        finally:
+            self.spent += time.perf_counter() - start - (self.meter.seconds - inner)
+
+
+_HOOK_SECONDS = 2.5e-6
+"""What it takes to bring one event to the meter, on the machine that `benchmarks/overhead.py` ran on."""
+
+
+def _hook_each(session: Session, module: nn.Module, paths: list[str], kind: str, action: Any, when: Any) -> None:
+    if paths:
+        session.hook(module, ", ".join(f"{escape(p)}:{kind}" for p in paths), action, when=when)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside what compiles or replicates it."""
+    module = compiled.unwrap(module)
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    return _unwrapped(module.module) if isinstance(module, parallel) else module
+
+
+def _channel_dims(model: nn.Module, modules: Mapping[str, nn.Module], root: Root) -> dict[str, int | None]:
+    """Where the channels of a three-dimensional value are: second in convolutional models, else last."""
+    first = any(isinstance(m, _CHANNELS_FIRST) for m in model.modules())
+    return {root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)}
+
+
+def _sample(param: Tensor) -> Tensor:
+    """Up to 1,024 elements of a parameter, evenly spread and always the same."""
+    flat = param.detach().reshape(-1)
+    return flat[:: max(1, -(-flat.numel() // _SAMPLE))]
+
+
+def _of(site: Site, kind: str) -> Site:
+    return replace(site, kind=kind)
+
+
+def _inside(path: str, prefix: str) -> bool:
+    return not prefix or path == prefix or path.startswith(prefix + ".")
+
+
+def _root_entry(root: Root) -> dict[str, Any]:
+    return {"name": root.name, "prefix": root.prefix, "parameters": root.parameters}
+
+
+def _silent(entry: Any) -> dict[str, Any]:
+    return {"site": str(entry.site), "fired": 0, "cause": entry.cause.why, "remedy": entry.cause.remedy}
+
+
+def _abandon(watch: Watch | None) -> None:
+    """In a forked child: the recording belongs to the parent."""
+    if watch is not None:
+        watch.meter.level = _OFF
+

@@ -1,0 +1,73 @@
+"""The head of a report: what ran, when, on what, and what the watching cost."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from rich.text import Text
+
+from kedge.report.numbers import counted, percent, seconds
+from kedge.store.recording import Recording
+
+
+def head(recording: Recording) -> Iterator[Text]:
+    """Make the lines of a report's head."""
+    manifest = recording.manifest
+    command = manifest.get("command") or [manifest.get("script") or "a program without a name"]
+    yield Text(shlex.join(command), "bold")
+    yield Text(" · ".join(_circumstances(manifest)))
+    yield Text(" · ".join(_watched(recording)))
+    yield Text(" · ".join(_amounts(recording)))
+    yield from _troubles(recording)
+
+
+def _circumstances(manifest: Mapping[str, Any]) -> Iterator[str]:
+    for key, words in (("device", "{}"), ("torch", "torch {}"), ("python", "Python {}")):
+        if manifest.get(key):
+            yield words.format(manifest[key])
+    if manifest.get("started"):
+        yield f"started {_moment(manifest['started'])}"
+    if manifest.get("world", 1) > 1:
+        yield f"rank {manifest.get('rank', 0)} of {manifest['world']}"
+
+
+def _moment(started: str) -> str:
+    try:
+        moment = datetime.fromisoformat(started)
+    except ValueError:
+        return started
+    return f"{moment:%Y-%m-%d %H:%M} {moment.tzname() or ''}".rstrip()
+
+
+def _watched(recording: Recording) -> Iterator[str]:
+    for root in recording.roots:
+        yield f"{root.name}: {counted(root.parameters, 'parameter')}"
+    yield counted(len(recording.sites), "site")
+
+
+def _amounts(recording: Recording) -> Iterator[str]:
+    end = recording.end
+    sampled = len(recording.steps)
+    if end is None:
+        yield f"{counted(sampled, 'step')} sampled so far"
+        return
+    yield f"{counted(end.get('steps', sampled), 'step')}, {sampled:,} sampled"
+    total, watching = end.get("seconds"), end.get("watching")
+    if total:
+        yield seconds(total) + (f", {percent(watching / total)} of it for watching" if watching is not None else "")
+
+
+def _troubles(recording: Recording) -> Iterator[Text]:
+    end, sampled = recording.end, recording.steps
+    if recording.truncated:
+        yield Text("the last step was cut off while it was written, and is left out", "yellow")
+    if end is None:
+        last = f"; the last sampled step is {sampled[-1]}" if len(sampled) else ""
+        yield Text(f"no end is recorded: the program is running, or was killed{last}", "yellow")
+    elif end.get("error"):
+        yield Text(f"ended with exit status {end.get('exit')}: {end['error']}", "bold red")
+    elif end.get("exit"):
+        yield Text(f"ended with exit status {end['exit']}", "bold red")

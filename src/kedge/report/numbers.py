@@ -1,0 +1,46 @@
+"""Figures as short text."""
+
+from __future__ import annotations
+
+import math
+
+
+def compact(value: float) -> str:
+    """Write a figure in at most seven characters: ``0.0123``, ``4.56``, ``1235``, ``1.2e-7``, ``nan``."""
+    if value == 0 or not math.isfinite(value):
+        return f"{abs(value):g}" if value == 0 else f"{value:g}"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    power = int(exponent)
+    if -2 <= power <= 3:
+        return f"{value:.{max(2 - power, 0)}f}"
+    return f"{float(mantissa):.1f}e{power}"
+
+
+def thousands(number: int) -> str:
+    """Write a count short: ``950``, ``12.3k``, ``4.56M``."""
+    for limit, unit in ((1_000, ""), (1_000_000, "k"), (1_000_000_000, "M")):
+        if number < 0.9995 * limit:
+            return f"{number * 1000 / limit:.3g}{unit}" if unit else str(number)
+    return f"{number / 1_000_000_000:.3g}G"
+
+
+def percent(share: float) -> str:
+    """Write a share: ``3.3 %``, and ``< 0.1 %`` for what is there but rounds to nothing."""
+    if 0 < share < 0.0005:
+        return "< 0.1 %"
+    return f"{share:.1%}".replace("%", " %")
+
+
+def seconds(duration: float) -> str:
+    """Write a duration: ``0.41 s``, ``12.3 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if duration < 99.95:
+        return f"{duration:.3g} s"
+    whole = round(duration)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number with its noun: ``1 step``, ``1,200 steps``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,158 @@
+"""A recording and its findings, drawn in a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from kedge.report.findings import MARKS, STYLES, render_findings, tally
+from kedge.report.head import head
+from kedge.report.lines import Line, lines, matching
+from kedge.report.numbers import counted
+from kedge.report.table import columns, drawn, header
+from kedge.rules.rule import SEVERITIES, Finding
+from kedge.store.recording import Recording
+
+PLAIN_WIDTH = 100
+NARROWEST, WIDEST = 80, 200
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of a recording a report shows.
+
+    Attributes:
+        sites: Patterns over module paths; all modules if None.
+        most: How many modules at most; no limit if None. Those with findings are always shown.
+    """
+
+    sites: str | None = None
+    most: int | None = 40
+
+
+def console_for(stream: TextIO | None = None) -> Console:
+    """Make a console: as wide as the terminal, plain and 100 columns wide where there is none.
+
+    ``NO_COLOR`` turns colours off, ``COLUMNS`` gives another width.
+    """
+    stream = stream or sys.stdout
+    console = Console(file=stream, highlight=False, soft_wrap=False)
+    width = console.width if console.is_terminal or os.environ.get("COLUMNS") else PLAIN_WIDTH
+    console.width = min(max(width, NARROWEST), WIDEST)
+    return console
+
+
+def render(
+    recording: Recording, findings: Sequence[Finding], console: Console, extent: Extent | None = None
+) -> None:
+    """Draw a report: what ran, what was found, and a table of the modules in data-flow order.
+
+    Args:
+        recording: What was seen.
+        findings: What the rules say of it, the worst first.
+        console: Where to draw.
+        extent: How much to show.
+
+    Raises:
+        NoSuchSite: No module matches ``extent.sites``.
+    """
+    extent = extent or Extent()
+    known = lines(recording)
+    chosen = matching(known, extent.sites) if extent.sites is not None else known
+    for text in head(recording):
+        console.print(text)
+    console.print()
+    _render_verdict(recording, findings, console, extent)
+    if not chosen or not len(recording.steps):
+        console.print(_nothing(recording))
+        return
+    _render_table(chosen, findings, console, extent)
+    console.print()
+    console.print(_legend(recording), style="dim")
+
+
+def _render_verdict(
+    recording: Recording, findings: Sequence[Finding], console: Console, extent: Extent
+) -> None:
+    worst = next((severity for severity in SEVERITIES if any(f.severity == severity for f in findings)), None)
+    if worst is None:
+        if len(recording.steps):
+            console.print(Text("no findings: no rule has anything to say", "green"))
+            console.print()
+        return
+    console.print(Text(tally(findings), STYLES[worst]))
+    console.print()
+    if extent.most is None:
+        render_findings(findings, console, limit=None)
+    else:
+        render_findings(findings, console)
+
+
+def _nothing(recording: Recording) -> Text:
+    if not recording.sites:
+        return Text("nothing was watched: no module of the program was called while it was watched")
+    if not len(recording.steps):
+        return Text("nothing was sampled: no step was finished while it was watched")
+    return Text("there is no table: no output, gradient or parameter of a module was watched")
+
+
+def _render_table(chosen: Sequence[Line], findings: Sequence[Finding], console: Console, extent: Extent) -> None:
+    marks = _marks(chosen, findings)
+    shown = _most_telling(chosen, marks, extent.most)
+    steps = len(chosen[0].recording.steps)
+    layout = columns([chosen[i] for i in shown], steps, console.width, marks)
+    console.print(header(layout))
+    for left_out, index in _with_gaps(shown, len(chosen)):
+        if left_out:
+            console.print(Text(f"  … {counted(left_out, 'module')} left out", "dim"))
+        if index is not None:
+            console.print(drawn(chosen[index], layout))
+    if len(shown) < len(chosen):
+        console.print()
+        console.print(f"{len(shown):,} of {counted(len(chosen), 'module')} shown; --all shows every one, --sites GLOB those you name")
+
+
+def _marks(chosen: Sequence[Line], findings: Sequence[Finding]) -> dict[str, Text]:
+    """Mark the lines that findings are about with their worst severity."""
+    severities = {finding.site: finding.severity for finding in reversed(findings)}
+    marks = {}
+    for line in chosen:
+        own = {severities[text] for text in line.texts if text in severities}
+        worst = next((severity for severity in SEVERITIES if severity in own), None)
+        if worst is not None:
+            marks[line.label] = Text(MARKS[worst], STYLES[worst])
+    return marks
+
+
+def _most_telling(chosen: Sequence[Line], marks: dict[str, Text], most: int | None) -> list[int]:
+    """Choose which lines to show: those with a finding, and the first of the others."""
+    if most is None or len(chosen) <= most:
+        return list(range(len(chosen)))
+    marked = [i for i, line in enumerate(chosen) if line.label in marks]
+    others = [i for i, line in enumerate(chosen) if line.label not in marks]
+    return sorted(marked + others[: max(most - len(marked), 0)])
+
+
+def _with_gaps(shown: Sequence[int], total: int) -> Iterator[tuple[int, int | None]]:
+    """Give each shown index with the number of those left out before it, and the end."""
+    after = 0
+    for index in shown:
+        yield index - after, index
+        after = index + 1
+    yield total - after, None
+
+
+def _legend(recording: Recording) -> Text:
+    first, last = int(recording.steps[0]), int(recording.steps[-1])
+    return Text(
+        f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last one sampled. "
+        f"course: steps {first} to {last}, each line on a logarithmic scale of its own; "
+        "✗ something not finite, 0 nothing but zeros. "
+        "update: what a step changed, relative to the parameter. zero: share of exact zeros."
+    )

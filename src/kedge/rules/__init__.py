@@ -1,0 +1,6 @@
+"""Judgement: rules take a recording and give findings. Nothing here imports torch."""
+
+from kedge.rules.registry import ALL, NoSuchRule, check, explain
+from kedge.rules.rule import Finding, Rule, Severity
+
+__all__ = ["ALL", "Finding", "NoSuchRule", "Rule", "Severity", "check", "explain"]

@@ -1,0 +1,218 @@
+"""The search for the place where something that is not finite was born, in one step.
+
+Values flow from module to module, and a NaN flows with them; so almost every site that holds one
+only passes it on. A birth is a place whose inputs and parameters are known to be finite, and whose
+product is not. The search is free of words: what is said about a birth is written elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from kedge.rules.moment import ABSENT, Moment
+from kedge.rules.wiring import Module, Wiring
+
+How = Literal[
+    "module",  # its inputs and parameters were finite, its output was not
+    "own",  # the same, but it holds modules and all of them returned finite values
+    "between",  # an input was not finite although what came before it was
+    "entry",  # it entered a root from outside
+    "unclear",  # the first in the order of the flow; where it came from cannot be told
+    "parameter",  # a parameter, before anything else
+    "update",  # the optimizer made it
+    "backward",  # a module's backward made it out of a finite gradient
+    "gap",  # a backward made it, somewhere between two modules
+    "loss",  # the gradient that entered a root was not finite
+]
+
+
+@dataclass(frozen=True)
+class Birth:
+    """Where something that is not finite was born.
+
+    Attributes:
+        how: In which way.
+        site: The first site that held it.
+        module: The module that made it, or the one that holds the operation that did; None outside
+            of all modules.
+        near: Sites with finite values next to it, which delimit the place.
+        sure: From 0 to 1: how much of what the search would like to know was recorded.
+    """
+
+    how: How
+    site: int
+    module: Module | None
+    near: tuple[int, ...] = ()
+    sure: float = 1.0
+
+
+def forward_births(wiring: Wiring, moment: Moment) -> list[Birth]:
+    """Find every independent birth in the forward passes of a step, in the order of the flow."""
+    search = _Forward(wiring, moment)
+    found = [birth for module in wiring for birth in (search.entry(module), search.product(module)) if birth]
+    if found or moment.tainted:
+        return found
+    return search.unclear()
+
+
+def backward_birth(wiring: Wiring, moment: Moment) -> Birth | None:
+    """Find the first birth in the backward passes of a step, the only one that is sure to be one."""
+    arrived = [m for m in wiring if moment.finite(m.grads) is False]
+    spoiled = [m for m in wiring if moment.finite(m.param_grads) is False and moment.finite(m.grads) is not False]
+    # A parameter that a container owns is used anywhere inside it: its place in the order says little.
+    spoiled = [m for m in spoiled if not wiring.inside(m)] or ([] if arrived else spoiled)
+    last = max(arrived, key=lambda m: m.position, default=None)
+    inner = max(spoiled, key=lambda m: m.position, default=None)
+    if inner and (last is None or inner.position > last.position):
+        return _spoiled(wiring, moment, inner)
+    return _arrived(wiring, moment, last) if last else None
+
+
+def parameter_birth(wiring: Wiring, moment: Moment) -> Birth | None:
+    """Find the first parameter that is not finite."""
+    for module in wiring:
+        for site in module.params:
+            if site in moment.tainted:
+                return Birth("parameter", site, module, sure=0.9)
+    return None
+
+
+def update_birth(wiring: Wiring, moment: Moment) -> Birth | None:
+    """Find an optimizer step that made something that is not finite out of finite gradients."""
+    for site in moment.bad(s.id for s in wiring.sites if s.kind == "update"):
+        owner = wiring.modules.get(wiring.sites[site].owner)
+        gradients = [s.id for s in wiring.sites if s.kind == "param.grad" and s.path == wiring.sites[site].path]
+        return Birth("update", site, owner, near=tuple(gradients), sure=0.9 if gradients else 0.6)
+    return None
+
+
+@dataclass(frozen=True)
+class _Forward:
+    wiring: Wiring
+    moment: Moment
+
+    def entry(self, module: Module) -> Birth | None:
+        """Find a birth on the way into a module."""
+        bad = self.moment.bad(module.ins)
+        if not bad or any(self.moment.bad(holder.ins) for holder in self.wiring.ancestors(module)):
+            return None
+        sources = {source for site in bad for source in self.wiring.sites[site].sources}
+        known = [source for source in sources if source is not None]
+        if self.moment.bad(known):
+            return None
+        if known and len(known) == len(sources) and self.moment.finite(known):
+            return Birth("between", bad[0], self._holder(module), tuple(sorted(known)), 0.9)
+        if self.moment.tainted or self._bad_before(module):
+            return None
+        before = self._before(module)
+        if module.path in self.wiring.heads:
+            return Birth("entry", bad[0], None, before, 0.9)
+        return Birth("between", bad[0], self._holder(module), before, 0.8)
+
+    def product(self, module: Module) -> Birth | None:
+        """Find a birth in a module itself."""
+        bad, inner = self.moment.bad(module.outs), self.wiring.inside(module)
+        if not bad or self.moment.bad(site for m in inner for site in (*m.ins, *m.outs)):
+            return None
+        if not self.moment.tainted.isdisjoint(site for m in (module, *inner) for site in m.params):
+            return None
+        sure = self._inputs_finite(module)
+        if sure is None:
+            return None
+        near = tuple(site for m in inner for site in m.outs if self.moment.finite([site]))
+        return Birth("own" if near else "module", bad[0], module, near or module.ins, sure)
+
+    def unclear(self) -> list[Birth]:
+        """Name the first site of the flow that was not finite; a module called in a circle is one."""
+        bad = [m for m in self.wiring if self.moment.bad(m.outs)]
+        circle = [m for m in bad if self._fed_by_itself(m)]
+        return [Birth("unclear", self.moment.bad(m.outs)[0], m, sure=0.5) for m in (circle or bad)[:1]]
+
+    def _inputs_finite(self, module: Module) -> float | None:
+        """Say how sure it is that a module's inputs were finite; None if they were not."""
+        if module.ins and (finite := self.moment.finite(module.ins)) is not None:
+            return 1.0 if finite else None
+        known = [source for source in module.sources if source is not None]
+        if self.moment.bad(known):
+            return None
+        if known and len(known) == len(module.sources) and self.moment.finite(known):
+            return 0.9
+        return None if self._bad_before(module) else 0.7
+
+    def _bad_before(self, module: Module) -> bool:
+        start = self.wiring.start(module)
+        return any(self.moment.bad(m.outs) for m in self.wiring if m.position < start)
+
+    def _before(self, module: Module) -> tuple[int, ...]:
+        """Give the last finite output before a module was entered."""
+        start = self.wiring.start(module)
+        seen = [m for m in self.wiring if m.position < start and self.moment.finite(m.outs)]
+        return seen[-1].outs[:1] if seen else ()
+
+    def _holder(self, module: Module) -> Module | None:
+        return next(iter(self.wiring.ancestors(module)), None)
+
+    def _fed_by_itself(self, module: Module) -> bool:
+        own = {module.path, *(m.path for m in self.wiring.inside(module))}
+        sources = [source for source in module.sources if source is not None]
+        return all(self.wiring.sites[source].path in own for source in self.moment.bad(sources))
+
+
+def _spoiled(wiring: Wiring, moment: Moment, module: Module) -> Birth:
+    """Tell the birth of a parameter's gradient, in a module whose output's gradient was finite or not seen."""
+    site = moment.bad(module.param_grads)[0]
+    if moment.finite(module.grads):
+        return Birth("backward", site, module, _seen(moment, module.grads), 1.0)
+    later = [m for m in wiring if m.position > module.position and moment.finite(m.param_grads)]
+    near = later[0].param_grads[:1] if later else ()
+    return Birth("gap", site, module, near, 0.7)
+
+
+def _arrived(wiring: Wiring, moment: Moment, module: Module) -> Birth:
+    """Tell where the gradient of a module's output was spoiled, the first one in the order of backward."""
+    chain = list(_tail(wiring, moment, module))
+    site = moment.bad(chain[-1].grads)[0]
+    for same in (*reversed(chain), *_holders(wiring, module)):
+        consumers = [m for m in wiring.consumers(same) if m.position > same.position]
+        if consumers:
+            return _consumed(moment, site, consumers)
+        if same.path in wiring.heads:
+            return Birth("loss", site, None, sure=0.9)
+    later = _following(wiring, moment, module)
+    return Birth("gap", site, module, later, 0.8 if later else 0.6)
+
+
+def _consumed(moment: Moment, site: int, consumers: list[Module]) -> Birth:
+    maker = next((m for m in consumers if moment.finite(m.grads)), consumers[0])
+    near = tuple(grad for m in consumers for grad in _seen(moment, m.grads))
+    return Birth("backward", site, maker, near, 0.9 if len(consumers) == 1 and near else 0.7)
+
+
+def _tail(wiring: Wiring, moment: Moment, module: Module) -> Iterator[Module]:
+    """Follow a container to the module inside it that returned last, as long as the gradient is bad."""
+    yield module
+    inner = wiring.inside(module)
+    if inner and moment.finite(inner[-1].grads) is False:
+        yield from _tail(wiring, moment, inner[-1])
+
+
+def _holders(wiring: Wiring, module: Module) -> Iterator[Module]:
+    """Follow a module to the containers that return right after it, perhaps with its very output."""
+    for holder in wiring.ancestors(module):
+        if wiring.inside(holder)[-1].position > module.position:
+            return
+        yield holder
+
+
+def _following(wiring: Wiring, moment: Moment, module: Module) -> tuple[int, ...]:
+    """Give the gradient of the next module towards the loss."""
+    for later in wiring:
+        if later.position > module.position and later.root == module.root and moment.finite(later.grads):
+            return later.grads[:1]
+    return ()
+
+
+def _seen(moment: Moment, sites: Iterable[int]) -> tuple[int, ...]:
+    return tuple(site for site in sites if moment.states[site] != ABSENT)

@@ -1,0 +1,188 @@
+"""Gradients against their own past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.rule import Finding, Severity
+from kedge.rules.telling import NAMED, plain
+from kedge.rules.weights import middle, rms, share, weights
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import Bools, Floats, Ints
+
+
+@dataclass(frozen=True)
+class GradExplode:
+    """The gradient grew far beyond everything the run had seen, and stayed there.
+
+    What it says:
+        The norm of all gradients together rose to a multiple of its own past and did not come back.
+
+    Formula:
+        G = sqrt(sum of squares of all parameters' gradients of a root), in every sampled step.
+        Reported at the first sample where G > factor * max(G over the history samples before the
+        last lag ones), if at least sustained samples in a row lie above that bar and the last of them
+        or a later one changes the weights: rms(update) / rms(weight) > harm, or a gradient that is not
+        finite. Or else: G is not finite in the end, and before that it had risen for rising samples
+        in a row, to more than factor squared times the median of the samples before.
+
+    Window:
+        The whole run, sample by sample, from the first that has min_history samples before the lag. So
+        the first steps, in which gradients of a healthy run rise and fall, are never judged by the first
+        formula. Gradients that are missing in more than a tenth of the steps are left out: layers
+        that are thawed later would raise the norm.
+
+    Thresholds:
+        factor (10): Megatron-LM calls a gradient unexpectedly large at 10 times the maximum of its
+        last 100 samples.
+        history (100): as there. lag (5): leaves growth that takes several samples outside its own past.
+        sustained (3): one bad batch is no explosion, and is left to the eye.
+        harm (0.1): 100 times the healthy update ratio of 1e-3 (Karpathy): in a step a weight changes by a
+        tenth of its size. A large gradient that is clipped, or that Adam normalises, does no such harm.
+        min_history (20), rising (3).
+
+    Evidence:
+        The norm and its bar, the largest norm, the update ratio from there on, and the parameters
+        with the largest share of the norm.
+
+    Remedy:
+        Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), and look at
+        the batch and at the parameter that holds most of the norm.
+    """
+
+    factor: float = 10.0
+    history: int = 100
+    lag: int = 5
+    sustained: int = 3
+    harm: float = 0.1
+    min_history: int = 20
+    rising: int = 3
+
+    code: ClassVar[str] = "GRAD-EXPLODE"
+    name: ClassVar[str] = "the gradient outgrew its own past and stayed there"
+    severity: ClassVar[Severity] = "error"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Give at most one finding for every root."""
+        for root in sorted({site.root for site in recording.of_kind("param.grad")}):
+            norms = _Norms.of(recording, root)
+            found = self._outgrown(norms) or self._runaway(norms)
+            if found is not None:
+                yield self._finding(norms, *found)
+
+    def _outgrown(self, norms: _Norms) -> tuple[int, float] | None:
+        """Find the first sample that lies far above its own past and is followed by others; give its bar."""
+        for at in range(self.min_history + self.lag, len(norms.total)):
+            past = norms.total[max(0, at - self.lag - self.history) : at - self.lag]
+            bar = self.factor * float(past[np.isfinite(past)].max(initial=0))
+            if 0 < bar < norms.total[at] < np.inf and self._lasts(norms, at, bar):
+                return at, bar
+        return None
+
+    def _lasts(self, norms: _Norms, at: int, bar: float) -> bool:
+        if norms.end > at and norms.ends_badly:
+            return bool((norms.total[at : norms.end] > bar).all())
+        following = norms.total[at : at + self.sustained]
+        enough = len(following) == self.sustained and bool((following > bar).all())
+        return enough and norms.harm(at) > self.harm
+
+    def _runaway(self, norms: _Norms) -> tuple[int, float] | None:
+        """Find where the growth began that ended in a norm that is not finite."""
+        total = norms.total[: norms.end]
+        if not norms.ends_badly or len(total) <= self.rising:
+            return None
+        falls = np.flatnonzero(~(np.diff(total) > 0))
+        start = int(falls[-1]) + 2 if len(falls) else 1
+        bar = self.factor**2 * float(np.median(total[:start])) if np.isfinite(total[:start]).all() else np.inf
+        above = np.flatnonzero(total[start:] > bar)
+        return (start + int(above[0]), bar) if len(total) - start >= self.rising and len(above) else None
+
+    def _finding(self, norms: _Norms, at: int, bar: float) -> Finding:
+        parts, step, norm, harm = norms.parts(at), int(norms.steps[at]), norms.total[at], norms.harm(at)
+        rest = norms.total[at:]
+        largest = float(rest[np.isfinite(rest)].max())
+        fate = "and ended in values that are not finite" if norms.ends_badly else "and stayed above it"
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            site=next(iter(parts)),
+            step=step,
+            message=f"The norm of the gradients was {norm:.3g} at step {step}, above the {bar:.3g} that "
+            f"the run's own past allows, {fate} (largest: {largest:.3g}); {next(iter(parts))} held most of it.",
+            evidence={
+                "norm": plain(norm),
+                "bar": plain(bar),
+                "largest": plain(largest),
+                "samples_before": at,
+                "update_ratio": plain(harm),
+                "ends_badly": norms.ends_badly,
+                "shares": parts,
+            },
+            confidence=0.9 if at >= self.min_history + self.lag else 0.7,
+            remedy="Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), "
+            "and look at the batch of this step and at the parameter that holds most of the norm.",
+        )
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """The norm of all gradients of one root, in every step that has them."""
+
+    recording: Recording
+    sites: list[SiteInfo]
+    steps: Ints
+    squares: Floats
+    "Sums of squares: a row a site, a column a step."
+
+    @classmethod
+    def of(cls, recording: Recording, root: int) -> _Norms:
+        """Gather the gradients that are there in nearly all steps."""
+        sites = [site for site in recording.of_kind("param.grad") if site.root == root]
+        steps = np.unique(np.concatenate([recording.rows(site).step for site in sites]))
+        squares = np.full((len(sites), len(steps)), np.nan)
+        present = np.zeros(squares.shape, dtype=bool)
+        for i, site in enumerate(sites):
+            rows = recording.rows(site)
+            at = np.searchsorted(steps, rows.step)
+            squares[i, at], present[i, at] = rows.sumsq, True
+        kept = _steady(present)
+        return cls(recording, [sites[i] for i in np.flatnonzero(kept)], steps, squares[kept])
+
+    @property
+    def total(self) -> Floats:
+        """The norm in every step; a gradient that is absent counts for nothing."""
+        return np.asarray(np.sqrt(self.squares.sum(axis=0)))
+
+    @property
+    def end(self) -> int:
+        """Where the norm was finite for the last time, plus one."""
+        return int(np.flatnonzero(np.isfinite(self.total)).max(initial=-1)) + 1
+
+    @property
+    def ends_badly(self) -> bool:
+        """Whether the norm is not finite in the end."""
+        return self.end < len(self.total)
+
+    def harm(self, at: int) -> float:
+        """Give the largest update ratio from a sample on, infinite if none was recorded."""
+        own = [w for w in weights(self.recording) if w.param.root == self.sites[0].root]
+        size = rms(self.recording, [w.param for w in own])
+        ratios = middle(share(rms(self.recording, [w.update for w in own]), size))
+        later = ratios[self.recording.steps >= self.steps[at]]
+        return float(np.nanmax(later)) if np.isfinite(later).any() else np.inf
+
+    def parts(self, at: int) -> dict[str, float | None]:
+        """Name the gradients with the largest share of the square of the norm."""
+        order = np.argsort(self.squares[:, at])[::-1][:NAMED]
+        whole = self.squares[:, at].sum()
+        return {self.sites[i].site: plain(self.squares[i, at] / whole) for i in order}
+
+
+def _steady(present: Bools) -> Bools:
+    """Tell the gradients that are there in nine tenths of the steps; all, if none is."""
+    kept = np.asarray(present.mean(axis=1) >= 0.9)
+    return kept if kept.any() else np.ones(len(present), dtype=bool)

@@ -1,0 +1,137 @@
+"""Sites that never fired."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kedge.rules.rule import Finding, Severity
+from kedge.store.recording import Recording
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class NeverFired:
+    """A site was watched and nothing ever passed there.
+
+    What it says:
+        A module that is never called learns nothing and is not seen; a trainable parameter that no
+        backward reaches keeps its first values. Both are easy to overlook, because nothing fails.
+
+    Formula:
+        The sites that the run's ledger lists with no firing, grouped by their cause. Silent by design,
+        and so not reported: what requires no gradient, holds no tensor, was not on schedule or belongs to a
+        checkpoint's recompute; gradients where no backward ran; the gradient of an output that is not used.
+
+    Window:
+        The whole run. The ledger is written when the program ends; there is none before, and
+        none after a kill.
+
+    Thresholds:
+        named (6): how many sites the message names.
+
+    Severity:
+        warning: a trainable parameter got no gradient in the whole run, a module that holds one
+        was never called, or .forward() was called in place of the module, so that no hook of anybody's
+        fires. info: a module without trainable parameters was never called, or a fused path computes
+        what it would have (the output projection of MultiheadAttention).
+
+    Evidence:
+        The sites, and the cause as the ledger gives it.
+
+    Remedy:
+        Call the module, or remove it; call layer(x) instead of layer.forward(x); for fused paths
+        watch the module around it.
+    """
+
+    named: int = 6
+
+    code: ClassVar[str] = "NEVER-FIRED"
+    name: ClassVar[str] = "nothing ever passed through a site"
+    severity: ClassVar[Severity] = "warning"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Give one finding for every cause."""
+        silent = [entry for entry in recording.ledger if not entry["fired"] and not _by_design(entry)]
+        uncalled = [entry for entry in silent if not _is_gradient(entry)]
+        paths = {_path(entry) for entry in uncalled}
+        unreached = [e for e in silent if e["site"].endswith(":param.grad")]
+        lost = [entry for entry in unreached if not any(_within(_path(entry), path) for path in paths)]
+        trainable = {path for path in paths if any(_within(_path(entry), path) for entry in unreached)}
+        yield from self._modules(uncalled, paths, trainable)
+        yield from self._parameters(lost)
+
+    def _modules(self, uncalled: list[Entry], paths: set[str], trainable: set[str]) -> Iterator[Finding]:
+        groups: dict[tuple[Severity, str, str], list[str]] = {}
+        for entry in uncalled:
+            path, cause = _path(entry), entry["cause"]
+            if path and any(_within(path, other) for other in paths if other != path):
+                continue
+            loud = (path in trainable or _is_bypass(cause)) and not _is_fused(cause)
+            sites = groups.setdefault(("warning" if loud else "info", cause, entry["remedy"]), [])
+            if all(path != _path({"site": site}) for site in sites):
+                sites.append(entry["site"])
+        for (severity, cause, remedy), sites in groups.items():
+            yield self._finding(severity, sites, f"never fired: {cause}", (cause, remedy))
+
+    def _parameters(self, lost: list[Entry]) -> Iterator[Finding]:
+        groups: dict[tuple[str, str], list[str]] = {}
+        for entry in lost:
+            groups.setdefault((entry["cause"], entry["remedy"]), []).append(entry["site"])
+        for words, sites in groups.items():
+            yield self._finding("warning", sites, f"got no gradient in the whole run: {words[0]}", words)
+
+    def _finding(self, severity: Severity, sites: list[str], says: str, words: tuple[str, str]) -> Finding:
+        more = f" and {len(sites) - self.named} more" if len(sites) > self.named else ""
+        return Finding(
+            code=self.code,
+            severity=severity,
+            site=sites[0],
+            step=-1,
+            message=f"{', '.join(sites[: self.named])}{more} {says}.",
+            evidence={"sites": sites, "cause": words[0]},
+            confidence=0.9,
+            remedy=f"{words[1][:1].upper()}{words[1][1:].rstrip('.')}.",
+        )
+
+
+#: Words of causes that say that nothing is wrong.
+_DESIGN = (
+    "requires no grad",
+    "no tensor to see",
+    "schedule did not",
+    "checkpoint's recompute",
+    "no backward reached",
+    "has no leaf",
+    "no forward called it",
+    "model was not called",
+)
+
+
+def _by_design(entry: Entry) -> bool:
+    if any(words in entry["cause"] for words in _DESIGN):
+        return True
+    return _is_gradient(entry) and not entry["site"].endswith(":param.grad")
+
+
+def _is_gradient(entry: Entry) -> bool:
+    kind = str(entry["site"]).rpartition(":")[2]
+    return kind.startswith(("out.grad", "in.grad", "in.share", "param.grad", "param.acc"))
+
+
+def _is_fused(cause: str) -> bool:
+    return "fused" in cause or "ran without it" in cause
+
+
+def _is_bypass(cause: str) -> bool:
+    return ".forward()" in cause
+
+
+def _path(entry: Entry) -> str:
+    return str(entry["site"].rpartition(":")[0])
+
+
+def _within(path: str, holder: str) -> bool:
+    return path == holder or path.startswith(f"{holder}.") or holder == ""

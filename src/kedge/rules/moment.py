@@ -1,0 +1,169 @@
+"""The steps in which something was not finite, each as the state of every site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kedge.store.recording import Recording, Rows, SiteInfo
+
+#: What a row says of its elements. A row of an infinity without a NaN comes before one with a NaN.
+ABSENT, FINITE, INFINITE, NAN = 0, 1, 2, 3
+
+States = NDArray[np.int8]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step in which something was not finite.
+
+    Attributes:
+        step: The step.
+        states: One of ``ABSENT``, ``FINITE``, ``INFINITE``, ``NAN`` for every site.
+        tainted: Parameters that were not finite when last seen, in this step or before it.
+        sound: Whether all of this step's gradients, and what the model returned, were fit for use.
+        steps: In how many steps in a row the same sites were not finite.
+    """
+
+    step: int
+    states: States
+    tainted: frozenset[int]
+    sound: bool
+    steps: int
+
+    def finite(self, sites: Iterable[int]) -> bool | None:
+        """Tell whether all of some sites were finite; None where none of them was seen."""
+        seen = [self.states[site] for site in sites if self.states[site] != ABSENT]
+        return bool(max(seen) == FINITE) if seen else None
+
+    def bad(self, sites: Iterable[int]) -> list[int]:
+        """List those of some sites that were not finite."""
+        return [site for site in sites if self.states[site] > FINITE]
+
+
+@dataclass(frozen=True)
+class Course:
+    """The moments of a recording, and the last step in which all was well.
+
+    ``last_sound`` is -1 if there was no such step. ``habitual`` are sites that held an infinity
+    while all was well, as a masked attention does on purpose.
+    """
+
+    moments: tuple[Moment, ...]
+    last_sound: int
+    habitual: frozenset[int]
+
+
+def course(recording: Recording) -> Course:
+    """Find the steps in which something was not finite.
+
+    Of neighbouring ones with the same sites in the same states only the first is kept.
+    """
+    states = [_states(recording.rows(site)) for site in recording.sites]
+    steps = _steps_not_finite(recording, states)
+    table = np.zeros((len(recording.sites), len(steps)), dtype=np.int8)
+    for site, state in zip(recording.sites, states, strict=True):
+        _place(table[site.id], steps, recording.rows(site).step, state)
+    sound = _sound(recording, steps, table)
+    habitual = np.flatnonzero((table[:, sound] == INFINITE).any(axis=1))
+    return Course(
+        moments=tuple(_moments(recording, steps, table, sound)),
+        last_sound=_last_sound(recording, steps[~sound]),
+        habitual=frozenset(habitual.tolist()),
+    )
+
+
+def excuse(moment: Moment, habitual: Iterable[int]) -> Moment:
+    """Take the infinities of some sites for finite values."""
+    states = moment.states.copy()
+    sites = [site for site in habitual if states[site] == INFINITE]
+    states[sites] = FINITE
+    return Moment(moment.step, states, moment.tainted, moment.sound, moment.steps)
+
+
+def judged(recording: Recording) -> tuple[list[SiteInfo], list[SiteInfo]]:
+    """List the sites that decide whether a step was sound: gradients, and what the roots return."""
+    heads = {root.prefix.rstrip(".") for root in recording.roots} or {""}
+    returned = [site for site in recording.of_kind("out") if site.path in heads]
+    return list(recording.of_kind("param.grad")), returned
+
+
+def has_nan(rows: Rows) -> NDArray[np.bool_]:
+    """Tell rows that hold a NaN from those that hold infinities alone.
+
+    A NaN makes every figure of its row NaN, so an infinite one shows that there is none.
+    """
+    figures = np.stack([rows.sum, rows.sumsq, rows.min, rows.max])
+    without = np.isinf(rows.sum) | np.isinf(rows.sumsq) | ~np.isnan(rows.min) | ~np.isnan(rows.max)
+    return np.asarray(np.isnan(figures).any(axis=0) & ~without)
+
+
+def _states(rows: Rows) -> States:
+    return np.where(rows.clean, FINITE, np.where(has_nan(rows), NAN, INFINITE)).astype(np.int8)
+
+
+def _steps_not_finite(recording: Recording, states: list[States]) -> NDArray[np.int64]:
+    found = [recording.rows(s).step[state > FINITE] for s, state in zip(recording.sites, states, strict=True)]
+    return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+
+
+def _place(course: States, steps: NDArray[np.int64], at: NDArray[np.int64], state: States) -> None:
+    """Write the states of one site, known at some steps, into its course over others."""
+    where = np.isin(at, steps, assume_unique=True)
+    course[np.searchsorted(steps, at[where])] = state[where]
+
+
+def _sound(recording: Recording, steps: NDArray[np.int64], table: States) -> NDArray[np.bool_]:
+    gradients, returned = judged(recording)
+    known = np.zeros(len(steps), dtype=bool)
+    wrong = np.zeros(len(steps), dtype=bool)
+    for site in gradients:
+        known |= table[site.id] == FINITE
+        wrong |= table[site.id] > FINITE
+    trained = known & ~wrong
+    for site in returned:
+        masked = _only_below(recording.rows(site), steps) & trained & (len(site.shape) > 0)
+        known |= table[site.id] == FINITE
+        wrong |= (table[site.id] > FINITE) & ~masked
+    return known & ~wrong
+
+
+def _only_below(rows: Rows, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell the steps in which -inf was the only value that was not finite, as in masked scores."""
+    below = (rows.sum == -np.inf) & ~(rows.max == np.inf)
+    return np.isin(steps, rows.step[below])
+
+
+def _last_sound(recording: Recording, unsound: NDArray[np.int64]) -> int:
+    gradients, returned = judged(recording)
+    good: list[int] = []
+    for site in gradients or returned:
+        rows = recording.rows(site)
+        steps = rows.step[rows.clean]
+        good.append(int(np.setdiff1d(steps, unsound, assume_unique=True).max(initial=-1)))
+    return max(good, default=-1)
+
+
+def _moments(
+    recording: Recording, steps: NDArray[np.int64], table: States, sound: NDArray[np.bool_]
+) -> Iterator[Moment]:
+    if not len(steps):
+        return
+    changed = np.ones(len(steps), dtype=bool)
+    changed[1:] = (table[:, 1:] != table[:, :-1]).any(axis=0) | (sound[1:] != sound[:-1])
+    kept = np.flatnonzero(changed)
+    lengths = np.diff(np.append(kept, len(steps)))
+    suspects = {s.id: recording.rows(s) for s in recording.of_kind("param") if not recording.rows(s).clean.all()}
+    for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):
+        step = int(steps[column])
+        tainted = frozenset(site for site, rows in suspects.items() if _bad_by(rows, step))
+        yield Moment(step, table[:, column], tainted, bool(sound[column]), length)
+
+
+def _bad_by(rows: Rows, step: int) -> bool:
+    """Tell whether a parameter was not finite when last seen, in this step or before it."""
+    latest = int(np.searchsorted(rows.step, step, side="right")) - 1
+    return latest >= 0 and not bool(rows.clean[latest])

@@ -1,0 +1,163 @@
+"""NaN and infinity: where the first one was made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.births import Birth, backward_birth, forward_births, parameter_birth, update_birth
+from kedge.rules.moment import NAN, Course, Moment, course, excuse, judged
+from kedge.rules.rule import SEVERITIES, Finding, Severity
+from kedge.rules.telling import Telling
+from kedge.rules.wiring import Wiring, wire
+from kedge.store.recording import Recording, SiteInfo
+
+
+@dataclass(frozen=True)
+class NanBorn:
+    """Somewhere a NaN or an infinity was made out of finite numbers.
+
+    What it says:
+        A NaN spreads: a few operations after its birth nearly every output and gradient holds one,
+        and after the next optimizer step every parameter does. This rule names the place where it
+        was made, and counts the sites that only passed it on.
+
+    Formula:
+        Forward: a site is a birth if its output is not finite while its inputs and its own
+        parameters are, and no module inside it explains it. If a module's input is not finite
+        although the outputs it came from were, the birth lies between them, in the forward of the
+        module that holds both. Backward: of the gradients that are not finite, the one nearest to
+        the loss; it was made by the module that takes this output in, if the gradient that arrived
+        there was finite, and by the loss if there is no such module. A parameter's gradient that is
+        not finite while that of its module's output is was made in that module's backward.
+
+    Window:
+        Every step in which something was not finite, off-schedule steps included; there only the
+        sums are known, and for gradients only those of parameters. After the step from which the
+        run never recovers nothing more is reported: everything later is a consequence.
+
+    Thresholds:
+        max_findings (5): how many independent births are reported. One is the rule; the number only
+        keeps a broken recording from filling the screen.
+
+    Severity:
+        error: a NaN, or an infinity that reached a gradient, the loss or what the model returns.
+        warning: a NaN that something later replaced by finite values; -inf in what a model returns
+        without training; gradients that were not finite in a step after which the run went on
+        healthily. info: the same in a run with float16, where loss scaling skips such steps on
+        purpose. Nothing is reported where only infinities appeared and all gradients and returned
+        values were finite, or where what was returned held -inf in places and all gradients were
+        finite: masks do so by design.
+
+    Evidence:
+        What kind of value, in how many elements; the range of the values next to it; how many other
+        sites held something that is not finite in the same step (propagated), and which modules took
+        it in and returned finite values (healed). The grades follow msProbe's reading of overflows:
+        normal in and abnormal out is the critical one.
+
+    Remedy:
+        It depends on the place, and is given with the finding: an operation outside its domain, a
+        derivative that is infinite, a batch with missing values, a learning rate that is too large.
+    """
+
+    max_findings: int = 5
+
+    code: ClassVar[str] = "NAN-BORN"
+    name: ClassVar[str] = "a NaN or an infinity was made here"
+    severity: ClassVar[Severity] = "error"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Give one finding for every independent birth."""
+        seen = course(recording)
+        if not seen.moments:
+            return []
+        cases: dict[tuple[str, int], list[_Case]] = {}
+        for case in _cases(recording, wire(recording), seen):
+            cases.setdefault((case.birth.how, case.birth.site), []).append(case)
+        return [_finding(recording, same, len(cases)) for same in list(cases.values())[: self.max_findings]]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One birth in one step."""
+
+    wiring: Wiring
+    moment: Moment
+    birth: Birth
+    severity: Severity
+    recovered: bool
+
+
+def _cases(recording: Recording, wiring: Wiring, seen: Course) -> Iterator[_Case]:
+    for full in seen.moments:
+        moment = excuse(full, seen.habitual)
+        recovered = moment.sound or seen.last_sound >= moment.step
+        for birth in _births(wiring, moment, judged(recording)[1]):
+            severity = _severity(recording, moment, birth, recovered)
+            if severity:
+                yield _Case(wiring, moment, birth, severity, recovered)
+        if not recovered:
+            return
+
+
+def _births(wiring: Wiring, moment: Moment, returned: Iterable[SiteInfo]) -> list[Birth]:
+    """Find the births of one step: forward, backward, in the optimizer, in this order."""
+    forward = forward_births(wiring, moment)
+    backward = None
+    if not moment.tainted and not moment.bad(site.id for site in returned):
+        backward = backward_birth(wiring, moment)
+    if backward and not any(birth.module and birth.module is backward.module for birth in forward):
+        return [backward]
+    if forward:
+        return forward
+    other = parameter_birth(wiring, moment) or update_birth(wiring, moment)
+    return [other] if other else []
+
+
+def _severity(recording: Recording, moment: Moment, birth: Birth, recovered: bool) -> Severity | None:
+    if birth.how in ("backward", "gap", "loss"):
+        half = any(site.dtype == "float16" for site in recording.sites)
+        return "error" if not recovered else "info" if half else "warning"
+    if (moment.states == NAN).any():
+        return "warning" if moment.sound else "error"
+    if moment.sound:
+        return None
+    gradients, returned = judged(recording)
+    reached = moment.bad(site.id for site in (*gradients, *returned))
+    if not reached:
+        return "warning"
+    trained = moment.finite(site.id for site in gradients) is not None
+    return "error" if trained or _above(recording, moment, reached) else "warning"
+
+
+def _above(recording: Recording, moment: Moment, sites: Iterable[int]) -> bool:
+    """Tell whether some sites hold more than -inf in places: +inf, or a loss."""
+    for site in sites:
+        info, rows = recording.sites[site], recording.rows(recording.sites[site])
+        at = int(np.searchsorted(rows.step, moment.step))
+        if not info.shape or rows.sum[at] != -np.inf or rows.max[at] == np.inf:
+            return True
+    return False
+
+
+def _finding(recording: Recording, same: list[_Case], births: int) -> Finding:
+    worst = min(same, key=lambda case: SEVERITIES.index(case.severity))
+    telling = Telling(recording, worst.wiring, worst.moment, worst.birth)
+    evidence = telling.evidence()
+    evidence["recovered"] = worst.recovered
+    evidence["births"] = births
+    if worst.recovered:
+        evidence["steps"] = sum(case.moment.steps for case in same)
+    return Finding(
+        code=NanBorn.code,
+        severity=worst.severity,
+        site=worst.wiring.text(worst.birth.site),
+        step=worst.moment.step,
+        message=telling.message(),
+        evidence=evidence,
+        confidence=worst.birth.sure,
+        remedy=telling.remedy(),
+    )

@@ -1,0 +1,188 @@
+"""The words for a birth: what was seen, on what it rests, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kedge.rules.births import Birth
+from kedge.rules.moment import FINITE, NAN, Moment
+from kedge.rules.wiring import Module, Wiring
+from kedge.store.recording import Recording, Rows
+from kedge.store.rows import FULL
+
+#: How many sites a list in the evidence names.
+NAMED = 6
+
+
+@dataclass(frozen=True)
+class Telling:
+    """A birth with all that is needed to speak of it."""
+
+    recording: Recording
+    wiring: Wiring
+    moment: Moment
+    birth: Birth
+
+    def message(self) -> str:
+        """Say in one sentence what was born where."""
+        site, step = self.wiring.text(self.birth.site), self.moment.step
+        known = {
+            "site": site,
+            "value": self._value(),
+            "step": step,
+            "near": self._list(self.birth.near),
+            "name": self._name(self.birth.module),
+            "parts": self._parts(),
+        }
+        form = _MESSAGES[self.birth.how]
+        if self.birth.how == "gap" and not self.birth.near:
+            form = _GAP_AT_THE_LOSS
+        if self.birth.how in ("between", "entry") and not self.birth.near:
+            form = _MESSAGES["entry"] if self.birth.module is None else _BETWEEN_AT_THE_START
+        return form.format(**known)
+
+    def remedy(self) -> str:
+        """Say what to do about it."""
+        return _REMEDIES[self.birth.how].format(name=self._name(self.birth.module), near=self._list(self.birth.near))
+
+    def evidence(self) -> dict[str, Any]:
+        """Give the figures of the site and of its neighbours, and what became of the value."""
+        row = _row(self.recording.rows(self.wiring.sites[self.birth.site]), self.moment.step)
+        healed = [m for m in self.wiring if self.moment.bad(m.ins) and self.moment.finite(m.outs)]
+        return {
+            "how": self.birth.how,
+            "module": None if self.birth.module is None else self.birth.module.path,
+            "type": None if self.birth.module is None else self.birth.module.type,
+            "value": self._kind(),
+            "nonfinite": row.get("nonfinite"),
+            "count": row.get("count"),
+            "near": {self.wiring.text(site): self._figures(site) for site in self.birth.near[:NAMED]},
+            "propagated": int((self.moment.states > FINITE).sum()) - 1,
+            "healed": [self.wiring.text(m.outs[0]) for m in healed[:NAMED]],
+        }
+
+    def _figures(self, site: int) -> dict[str, Any]:
+        """Give the range of a site's values, in this step or when it was last measured in full."""
+        rows = self.recording.rows(self.wiring.sites[site])
+        full = np.flatnonzero((rows.level == FULL) & (rows.step <= self.moment.step))
+        if not len(full):
+            return {}
+        row = _row(rows, int(rows.step[full[-1]]))
+        figures = {name: row[name] for name in ("min", "max", "rms") if row[name] is not None}
+        return {"step": int(rows.step[full[-1]]), **figures}
+
+    def _kind(self) -> str:
+        if self.moment.states[self.birth.site] == NAN:
+            return "NaN"
+        rows = self.recording.rows(self.wiring.sites[self.birth.site])
+        at = _at(rows, self.moment.step)
+        below = rows.min[at] == -np.inf or rows.sum[at] == -np.inf
+        above = rows.max[at] == np.inf or rows.sum[at] == np.inf
+        return "inf and -inf" if below and above else "-inf" if below else "inf"
+
+    def _value(self) -> str:
+        row = _row(self.recording.rows(self.wiring.sites[self.birth.site]), self.moment.step)
+        counted = (row.get("nonfinite") or 0) > 0
+        return self._kind() + (f" ({row['nonfinite']} of {row['count']} elements)" if counted else "")
+
+    def _list(self, sites: Iterable[int]) -> str:
+        texts = [self.wiring.text(site) for site in sites]
+        rest = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
+        return ", ".join(texts[:NAMED]) + rest
+
+    def _name(self, module: Module | None) -> str:
+        if module is None:
+            return "the program"
+        if module.path:
+            return f"{module.path} ({module.type})" if module.type else module.path
+        return module.type or "the model"
+
+    def _parts(self) -> str:
+        """Name what of a module was finite."""
+        module = self.birth.module
+        if module is None:
+            return ""
+        inputs = len(module.ins) or len(module.sources)
+        parts = ["inputs" if inputs > 1 else "input"]
+        inner = self.wiring.inside(module)
+        held = [site for m in (module, *inner) for site in m.params]
+        parts += ["parameters"] if held else []
+        verb = "was" if parts == ["input"] else "were"
+        return f"{' and '.join(parts)} {verb} finite" + (
+            "" if self.birth.sure > 0.8 else ", as far as they were watched"
+        )
+
+
+def _at(rows: Rows, step: int) -> int:
+    return int(np.searchsorted(rows.step, step))
+
+
+def _row(rows: Rows, step: int) -> dict[str, Any]:
+    """Give the figures of one step that were measured, as plain JSON values."""
+    at = _at(rows, step)
+    if at >= len(rows) or rows.step[at] != step:
+        return {}
+    numbers: dict[str, Any] = {name: plain(rows.statistic(name)[at]) for name in ("min", "max", "rms")}
+    nonfinite = int(rows.nonfinite[at])
+    return {**numbers, "count": int(rows.count[at]), "nonfinite": None if nonfinite < 0 else nonfinite}
+
+
+def plain(number: float) -> float | None:
+    """Round a figure to six digits for a finding's evidence; None in place of what JSON cannot hold."""
+    return float(f"{number:.6g}") if np.isfinite(number) else None
+
+
+_FIRST = "{site} was the first to hold {value} at step {step}; "
+_GRADIENT = "{site} was the first gradient to hold {value} at step {step}; "
+
+_MESSAGES = {
+    "module": _FIRST + "its {parts}.",
+    "own": _FIRST + "the modules inside it returned finite values, so an operation in its own forward made it.",
+    "between": "{site} was the first to hold {value} at step {step}, although {near} before it was finite: "
+    "an operation in the forward of {name} made it, outside any watched module.",
+    "entry": "{site} was the first to hold {value} at step {step}: it came in from outside the model, "
+    "with the batch or from what the program computed before this call.",
+    "unclear": _FIRST + "so did what came in, or that was not watched: which call or operation made it cannot be told.",
+    "parameter": "{site} held {value} at step {step} before any output or gradient did: "
+    "it came from the initialisation, a checkpoint or an earlier optimizer step.",
+    "update": "{site} was the first to hold {value} at step {step}; "
+    "the parameter and its gradient were finite, so the optimizer's step made it.",
+    "backward": _GRADIENT + "the gradient that arrived at {name} was finite, so its backward made it.",
+    "gap": _GRADIENT + "{near}, nearer to the loss, was finite: a backward between the two made it.",
+    "loss": _GRADIENT + "there the gradient enters the model: the loss, computed outside any watched module, made it.",
+}
+_GAP_AT_THE_LOSS = (
+    _GRADIENT + "nothing that was watched lies nearer to the loss: the backward of {name} or the loss made it."
+)
+_BETWEEN_AT_THE_START = (
+    "{site} was the first to hold {value} at step {step}: "
+    "an operation in the forward of {name} made it, outside any watched module."
+)
+
+_OPERATION = (
+    "look at the range of the inputs in the evidence: log, division, sqrt, pow, exp and acos leave the finite numbers "
+    "at 0, at 1 or for large values; clamp what goes in, add an epsilon, or use the stable form "
+    "(log_softmax, logsumexp, softplus, *_with_logits)"
+)
+_REMEDIES = {
+    "module": "In {name}, " + _OPERATION + ".",
+    "own": "In the forward of {name}, after its modules, " + _OPERATION + ".",
+    "between": "In the forward of {name}, " + _OPERATION + ".",
+    "entry": "Check the batch before the model sees it: torch.isfinite(x).all(); missing values, a division by a zero "
+    "standard deviation and a bad file are the usual causes.",
+    "unclear": "Watch more sites (the default selector watches all modules), or every step (--every 1), and run again.",
+    "parameter": "Check the checkpoint and the initialisation with torch.isfinite; if the parameter was finite before, "
+    "lower the learning rate.",
+    "update": "Lower the learning rate, raise the optimizer's eps, and check its state if it came from a checkpoint.",
+    "backward": "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt or norm at "
+    "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch not taken by zero: infinity times "
+    "zero is NaN. Change its input, not its output (clamp or where before the operation).",
+    "gap": "Look at the operations between these sites for one whose derivative is infinite: sqrt or norm at 0, "
+    "a division, or torch.where around one of them. Change its input, not its output.",
+    "loss": "Look at the loss and what it is computed from: log of 0, division by a zero count (an empty mask), sqrt "
+    "at 0, or a loss scale that is too large.",
+}

@@ -1,0 +1,184 @@
+"""Units of an activation that never fire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.rule import Finding, Severity
+from kedge.rules.telling import plain
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import Bools, Ints
+
+
+@dataclass(frozen=True)
+class DeadUnits:
+    """Channels of a ReLU that are zero for every input: they compute nothing and cannot recover.
+
+    What it says:
+        A share of a layer's channels was not above zero once in many samples. Their gradient is zero
+        too, so no training step can wake them.
+
+    Formula:
+        A channel is dead if it was never above zero in the window. That half of a layer's values are zero is
+        healthy: each input silences other channels. Only one that no input wakes is dead.
+
+    Window:
+        The last sampled steps of the run that hold samples values of every channel, and at least
+        min_steps of them. A shorter run is judged as a whole, with less confidence, if it
+        has few_samples and min_steps. Steps in which the site held NaN or infinity are left out.
+
+    Thresholds:
+        warning (0.2), error (0.5): the share of dead channels; smdebug reports a layer from 50 % of
+        inactive units on. A healthy ReLU layer loses a few percent.
+        samples (10,000), few_samples (2,000): a channel that fires for one input in a thousand is
+        missed in 10,000 with a probability of 5 in 100,000, in 2,000 with one of 14 %.
+        min_steps (10): positions of one image or sentence are no independent samples.
+        min_dead (2): in a very small layer one channel is a large share.
+        starving (0.95): a layer with so many dead channels feeds the layers after it with constants, which
+        leaves some of their channels silent: those layers are named in its evidence alone.
+
+    Evidence:
+        How many channels are dead, of how many, over how many samples and steps; how many
+        of them were alive before, and the first dead ones by number.
+
+    Remedy:
+        Lower the learning rate or warm it up (a large step that pushes the biases down kills units at
+        once), use LeakyReLU or GELU, check the initialisation, and normalise before the activation.
+    """
+
+    warning: float = 0.2
+    error: float = 0.5
+    samples: int = 10_000
+    few_samples: int = 2_000
+    min_steps: int = 10
+    min_dead: int = 2
+    starving: float = 0.95
+
+    code: ClassVar[str] = "DEAD-UNITS"
+    name: ClassVar[str] = "channels that no input wakes"
+    severity: ClassVar[Severity] = "error"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Give one finding for every layer, but for those that a layer before them starves."""
+        found = [layer for site in recording.of_kind("out") if (layer := self._layer(recording, site))]
+        for root in sorted({layer.site.root for layer in found}):
+            layers = [layer for layer in found if layer.site.root == root]
+            starving = (i + 1 for i, layer in enumerate(layers) if layer.share >= self.starving)
+            cut = next(starving, len(layers))
+            yield from (self._finding(layer, []) for layer in layers[: cut - 1])
+            yield self._finding(layers[cut - 1], layers[cut:])
+
+    def _layer(self, recording: Recording, site: SiteInfo) -> _Layer | None:
+        """Judge one site; None if it is healthy or cannot be judged."""
+        activity = _Activity.of(recording, site)
+        start = None if activity is None else self._window(activity)
+        if activity is None or start is None:
+            return None
+        dead = np.logical_not(activity.above[start:].any(axis=0))
+        if dead.sum() < self.min_dead or dead.mean() <= self.warning:
+            return None
+        return _Layer(site, activity, start, dead)
+
+    def _window(self, activity: _Activity) -> int | None:
+        """Give the index of the window's first step; None if the run is too short."""
+        backwards = np.cumsum(activity.samples[::-1])
+        length = max(int(np.searchsorted(backwards, self.samples)) + 1, self.min_steps)
+        if length <= len(backwards):
+            return len(backwards) - length
+        enough = len(backwards) >= self.min_steps and backwards[-1] >= self.few_samples
+        return 0 if enough else None
+
+    def _finding(self, layer: _Layer, after: list[_Layer]) -> Finding:
+        samples, steps = layer.window
+        since = layer.silent_since(max(self.min_dead, int(self.warning * len(layer.dead)) + 1))
+        past = f"they fell silent by step {since}" if layer.once_alive else "nor at any time before"
+        others = f"; so were many of {len(after)} layers after it" if after else ""
+        return Finding(
+            code=self.code,
+            severity="error" if layer.share > self.error else "warning",
+            site=layer.site.site,
+            step=since,
+            message=f"{layer.count} of the {len(layer.dead)} channels of {layer.site.site} ({layer.share:.0%}) were never "
+            f"above zero in the last {samples:,} samples ({steps} sampled steps), {past}{others}.",
+            evidence={
+                "dead": layer.count,
+                "channels": len(layer.dead),
+                "share": plain(layer.share),
+                "samples": samples,
+                "steps": steps,
+                "once_alive": layer.once_alive,
+                "first_dead": np.flatnonzero(layer.dead)[:10].tolist(),
+                "after_it": {other.site.site: plain(other.share) for other in after},
+            },
+            confidence=0.95 if samples >= self.samples else 0.6,
+            remedy=_FELL_SILENT if layer.once_alive else _NEVER_ALIVE,
+        )
+
+
+_FELL_SILENT = (
+    "Lower the learning rate or warm it up: a large step that pushes the biases down kills units at once. "
+    "LeakyReLU or GELU cannot die; normalisation before the activation keeps the units in range."
+)
+_NEVER_ALIVE = (
+    "Check the initialisation (biases above all) and the scale of the inputs, and normalise before the activation; "
+    "LeakyReLU or GELU cannot die."
+)
+
+
+@dataclass(frozen=True)
+class _Activity:
+    """Which channels of a site were above zero, step by step."""
+
+    steps: Ints
+    samples: Ints
+    above: Bools
+
+    @classmethod
+    def of(cls, recording: Recording, site: SiteInfo) -> _Activity | None:
+        """Read the steps in which the site was finite; None if its channels were not tracked."""
+        rows = recording.rows(site)
+        if not site.channels or not any(rows.active):
+            return None
+        steps, samples, above = recording.active(site)
+        usable = np.isin(steps, rows.step[rows.clean & (rows.count > 0)])
+        return cls(steps[usable], samples[usable], above[usable]) if usable.any() else None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A site with dead channels, judged over the steps of its activity from ``start`` on."""
+
+    site: SiteInfo
+    activity: _Activity
+    start: int
+    dead: Bools
+
+    @property
+    def count(self) -> int:
+        """How many channels are dead."""
+        return int(self.dead.sum())
+
+    @property
+    def share(self) -> float:
+        """Which share of the channels is dead."""
+        return float(self.dead.mean())
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """How many samples and steps were judged."""
+        return int(self.activity.samples[self.start :].sum()), len(self.activity.steps) - self.start
+
+    @property
+    def once_alive(self) -> int:
+        """How many of the dead channels were above zero before the window."""
+        return int(self.activity.above[:, self.dead].any(axis=0).sum())
+
+    def silent_since(self, number: int) -> int:
+        """Give the first step from which a number of the dead channels stayed silent."""
+        silent = self.activity.above[:, self.dead]
+        last = np.where(silent.any(axis=0), len(silent) - 1 - np.argmax(silent[::-1], axis=0), -1)
+        return int(self.activity.steps[np.sort(last)[number - 1] + 1])

@@ -1,0 +1,114 @@
+"""How the sites of a recording hang together: which module feeds which, and which holds which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from kedge.store.recording import Recording, SiteInfo
+
+
+@dataclass(frozen=True)
+class Module:
+    """The sites of one module, as ids.
+
+    ``position`` is its place in the order in which modules return; that of the modules inside
+    it is lower. ``sources`` are the sites whose tensors came in, None for a tensor that no
+    watched site made.
+    """
+
+    path: str
+    root: int
+    type: str
+    position: int
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    grads: tuple[int, ...]
+    params: tuple[int, ...]
+    param_grads: tuple[int, ...]
+    sources: frozenset[int | None]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The modules of a recording in the order in which they return."""
+
+    sites: tuple[SiteInfo, ...]
+    modules: dict[str, Module]
+    heads: frozenset[str]
+    "The paths of the roots."
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self.modules.values())
+
+    def ancestors(self, module: Module) -> list[Module]:
+        """List the watched modules that hold this one, the nearest first."""
+        path, found = module.path, []
+        while path and path not in self.heads:
+            path = path.rpartition(".")[0]
+            if path in self.modules and self.modules[path].root == module.root:
+                found.append(self.modules[path])
+        return found
+
+    def inside(self, module: Module) -> tuple[Module, ...]:
+        """List the watched modules inside this one."""
+        return self._inside.get(module.path, ())
+
+    def consumers(self, module: Module) -> list[Module]:
+        """List the modules that take this one's output as it is; of nested ones, the innermost."""
+        taking = [m for m in self if m is not module and not m.sources.isdisjoint(module.outs)]
+        return [m for m in taking if not any(other in taking for other in self.inside(m))]
+
+    def start(self, module: Module) -> int:
+        """Give the position of the first module that returns after this one was entered."""
+        return min([module.position, *(inner.position for inner in self.inside(module))])
+
+    def text(self, site: int) -> str:
+        """Give the text of a site."""
+        return self.sites[site].site
+
+    @cached_property
+    def _inside(self) -> dict[str, tuple[Module, ...]]:
+        found: dict[str, list[Module]] = {}
+        for module in self:
+            for holder in self.ancestors(module):
+                found.setdefault(holder.path, []).append(module)
+        return {path: tuple(modules) for path, modules in found.items()}
+
+
+def wire(recording: Recording) -> Wiring:
+    """Gather the sites of a recording by module."""
+    groups: dict[str, list[SiteInfo]] = {}
+    for site in recording.sites:
+        if site.kind in _KINDS:
+            groups.setdefault(site.owner, []).append(site)
+    modules = sorted((_module(path, sites) for path, sites in groups.items()), key=lambda m: m.position)
+    heads = {root.prefix.rstrip(".") for root in recording.roots} or {""}
+    return Wiring(recording.sites, {module.path: module for module in modules}, frozenset(heads))
+
+
+_KINDS = ("in", "out", "out.grad", "param", "param.grad")
+
+
+def _module(path: str, sites: Iterable[SiteInfo]) -> Module:
+    kinds: dict[str, list[SiteInfo]] = {kind: [] for kind in _KINDS}
+    for site in sites:
+        kinds[site.kind].append(site)
+    ins, outs, grads, params, param_grads = (tuple(site.id for site in kinds[kind]) for kind in _KINDS)
+    named = [*kinds["out"], *kinds["in"], *kinds["out.grad"], *kinds["param"], *kinds["param.grad"]]
+    sources = {source for site in kinds["in"] or kinds["out"] for source in site.sources}
+    # Gradients fire from the loss backwards, so without outputs their order is turned round.
+    position = min(outs or ins or params, default=-min(grads or param_grads, default=0))
+    return Module(
+        path=path,
+        root=named[0].root,
+        type=named[0].type,
+        position=position,
+        ins=ins,
+        outs=outs,
+        grads=grads,
+        params=params,
+        param_grads=param_grads,
+        sources=frozenset(sources),
+    )

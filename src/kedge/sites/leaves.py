@@ -1,0 +1,86 @@
+"""The tensors inside structured values: finding them by name and putting others in their place.
+
+Modules take and return tensors, tuples, lists, dicts, named tuples, dataclasses, and containers
+that a library has registered with torch's pytree. A leaf's name joins keys, fields and indices
+with dots: ``logits``, ``0``, ``cache.1``; the name of a bare tensor is empty.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+def find(value: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
+    """Return every tensor in a value with its name, in the value's own order."""
+    if isinstance(value, Tensor):
+        return [(prefix, value)]
+    found = []
+    for key, child in _children(value):
+        found += find(child, f"{prefix}.{key}" if prefix else key)
+    return found
+
+
+def _children(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [(str(k), v) for k, v in value.items()]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, (list, tuple)):
+        return [(str(i), v) for i, v in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if hasattr(value, f.name)]
+    if type(value) in pytree.SUPPORTED_NODES:
+        children, _ = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
+        return [(str(i), v) for i, v in enumerate(children)]
+    return []
+
+
+def put(value: Any, new: Mapping[str, Tensor], prefix: str = "") -> Any:
+    """Return the value with some of its tensors replaced, by name; the given value is not changed."""
+    if isinstance(value, Tensor):
+        return new.get(prefix, value)
+    changed = {}
+    for key, child in _children(value):
+        name = f"{prefix}.{key}" if prefix else key
+        if any(n == name or n.startswith(name + ".") for n in new):
+            changed[key] = put(child, new, name)
+    return _with(value, changed) if changed else value
+
+
+def _with(value: Any, changed: Mapping[str, Any]) -> Any:
+    if isinstance(value, Mapping):
+        plain = type(value) in (dict, OrderedDict)  # which Dynamo can read; others may have a state of their own
+        twin: Any = type(value)(value) if plain else copy.copy(value)
+        for key in value:
+            if str(key) in changed:
+                twin[key] = changed[str(key)]
+        return twin
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return value._replace(**changed)
+    if isinstance(value, (list, tuple)):
+        items = [changed.get(str(i), v) for i, v in enumerate(value)]
+        return items if type(value) is list else type(value)(items)
+    if dataclasses.is_dataclass(value):
+        twin = copy.copy(value)
+        for name, child in changed.items():
+            object.__setattr__(twin, name, child)
+        return twin
+    node = pytree.SUPPORTED_NODES[type(value)]
+    children, context = node.flatten_fn(value)
+    return node.unflatten_fn([changed.get(str(i), v) for i, v in enumerate(children)], context)
+
+
+def describe(value: Any) -> str:
+    """Say in a few words what a value holds, for messages: type, and shape or leaves."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    names = [f"[{n}]" for n, _ in find(value)]
+    inside = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "no tensor"
+    return f"{type(value).__name__} with {inside}"

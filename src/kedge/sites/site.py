@@ -1,0 +1,54 @@
+"""A site: one place in a model or a graph where values flow."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+MODULE_KINDS = ("out", "in", "out.grad", "in.grad", "in.share")
+PARAM_KINDS = ("param", "param.grad", "param.acc")
+LATER_KINDS = ("saved",)
+TENSOR_KINDS = ("grad", "acc")
+NODE_KINDS = ("pre", "post")
+KINDS = MODULE_KINDS + PARAM_KINDS + LATER_KINDS
+ALL_KINDS = KINDS + TENSOR_KINDS + NODE_KINDS
+GRADIENT_KINDS = frozenset({"out.grad", "in.grad", "in.share", "param.grad", "param.acc", "grad", "acc", "pre", "post"})
+
+_SPECIAL = re.compile(r"([\\*?\[\]{}#/:,!\s])")
+
+
+def escape(path: str) -> str:
+    """Return a path in which no character has a meaning in the site language."""
+    return _SPECIAL.sub(r"\\\1", path)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place where values flow.
+
+    Attributes:
+        path: PyTorch's qualified name of the module or parameter; empty for the root.
+        kind: What flows there, one of `KINDS`, `TENSOR_KINDS` or `NODE_KINDS`.
+        leaf: Which leaf of a structured value ("0", "logits", "cache.1"); None for all.
+        call: Which call of the module within one forward; None for all.
+    """
+
+    path: str
+    kind: str = "out"
+    leaf: str | None = None
+    call: int | None = None
+
+    def __str__(self) -> str:
+        """The site in the site language."""
+        call = "" if self.call is None else f"#{self.call}"
+        leaf = "" if not self.leaf else f"[{self.leaf}]"
+        return f"{escape(self.path)}{call}:{self.kind}{leaf}"
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it fires in a backward pass."""
+        return self.kind in GRADIENT_KINDS
+
+    def at(self, leaf: str | None = None, call: int | None = None) -> Site:
+        """Return this site narrowed to a leaf or a call."""
+        return replace(self, leaf=self.leaf if leaf is None else leaf, call=self.call if call is None else call)

@@ -1,0 +1,103 @@
+"""What a model offers: `sites`, a printable table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from kedge.sites.select import Layout, runs
+from kedge.sites.site import MODULE_KINDS, PARAM_KINDS
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module or parameter.
+
+    Attributes:
+        path: Its first name; empty for the model itself.
+        type: Class name of the module; "Parameter" for a parameter.
+        shape: Shape of a parameter; None for a module.
+        kinds: The kinds of sites it has.
+        also: Its other names, if it is registered under several.
+        trainable: Whether a parameter requires grad; True for a module.
+    """
+
+    path: str
+    type: str
+    shape: tuple[int, ...] | None
+    kinds: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    trainable: bool = True
+
+
+class Sites:
+    """The modules that can be called and the parameters of a model, in the model's order."""
+
+    def __init__(self, rows: tuple[Row, ...]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows."""
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        """How many modules and parameters."""
+        return len(self.rows)
+
+    def __getitem__(self, path: str) -> Row:
+        """The row of a path."""
+        for row in self.rows:
+            if path == row.path or path in row.also:
+                return row
+        raise KeyError(f'no module or parameter is called "{path}"')
+
+    def __str__(self) -> str:
+        """A table: path, type, and what can be hooked there."""
+        lines = [("path", "type", "sites")]
+        lines += [(row.path or '""', _type(row), _kinds(row)) for row in self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in (0, 1)]
+        return "\n".join(f"{p:{widths[0]}}  {t:{widths[1]}}  {k}".rstrip() for p, t, k in lines)
+
+
+def _type(row: Row) -> str:
+    return row.type if row.shape is None else f"{row.type}{list(row.shape)}"
+
+
+def _kinds(row: Row) -> str:
+    text = " ".join(":" + kind for kind in row.kinds)
+    if not row.trainable:
+        text += "  (requires no grad)"
+    return text + (f"  also {', '.join(row.also)}" if row.also else "")
+
+
+def sites(model: nn.Module) -> Sites:
+    """List every place of a model where a hook can go: each module that can be called, each parameter.
+
+    Lists and dicts of modules are left out: they are never called. What is registered under several
+    names stands there once, under the first.
+    """
+    layout = Layout(model)
+    rows: list[Row] = []
+    for name, module in layout.modules.items():
+        if layout.first[id(module)] != name:
+            continue
+        if runs(module):
+            also = _others(layout.modules, name)
+            rows.append(Row(name, type(module).__name__, None, MODULE_KINDS, also))
+        rows += _params(layout, name)
+    return Sites(tuple(rows))
+
+
+def _params(layout: Layout, owner: str) -> list[Row]:
+    own = [(n, p) for n, p in layout.params.items() if n.rpartition(".")[0] == owner and layout.first_param[id(p)] == n]
+    return [
+        Row(n, "Parameter", tuple(p.shape), PARAM_KINDS if p.requires_grad else ("param",), _others(layout.params, n), p.requires_grad)
+        for n, p in own
+    ]
+
+
+def _others(named: dict[str, Any], name: str) -> tuple[str, ...]:
+    return tuple(n for n, thing in named.items() if thing is named[name] and n != name)

@@ -1,0 +1,48 @@
+"""How the files of a recording reach the disk."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kedge.errors import RecordingError
+
+_ADVICE = {
+    errno.ENOSPC: "free some space there, or record to another disk",
+    errno.EDQUOT: "free some of your quota, or record to another disk",
+    errno.ENOENT: "make the folder it is to be in, or name another place",
+    errno.ENOTDIR: "name a place that is inside a folder",
+    errno.EACCES: "name a place you have the right to use",
+    errno.EPERM: "name a place you have the right to use",
+    errno.EROFS: "name a place on a disk that is not read-only",
+}
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Turn what the operating system refuses into a RecordingError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        cause = error.strerror or str(error)
+        advice = _ADVICE.get(error.errno or 0, "see that the disk can be used, or name another place")
+        raise RecordingError(f"cannot {what}: {cause}; {advice}") from error
+
+
+def write_all(file: io.FileIO, content: bytes) -> None:
+    """Write to an unbuffered file, which may take a part at a time."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a small file so that a reader sees the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with told(f"write {path}"):
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)

@@ -1,0 +1,64 @@
+"""What a recording says about the sites and roots it watched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SiteInfo:
+    """One site of a recording.
+
+    ``sources`` are the ids of the sites whose tensors came in, None for a tensor that no watched
+    site made. ``owner`` is the path of the module that owns a parameter, and the path itself for a
+    module's site. ``shape`` is the first one seen.
+    """
+
+    id: int
+    site: str
+    path: str
+    kind: str
+    type: str
+    root: int
+    shape: tuple[int, ...]
+    dtype: str
+    channels: int | None
+    sources: tuple[int | None, ...]
+    owner: str
+    node: str | None
+
+
+@dataclass(frozen=True)
+class Root:
+    """One module whose calls were watched from outside; ``prefix`` starts its paths."""
+
+    name: str
+    prefix: str
+    parameters: int
+
+
+def site_from(entry: Mapping[str, Any]) -> SiteInfo:
+    """Read one entry of ``sites.json``; only ``id`` and ``site`` must be there."""
+    path, _, kind = entry["site"].rpartition(":")
+    path = entry.get("path", path)
+    return SiteInfo(
+        id=entry["id"],
+        site=entry["site"],
+        path=path,
+        kind=entry.get("kind", kind),
+        type=entry.get("type", ""),
+        root=entry.get("root", 0),
+        shape=tuple(entry.get("shape", ())),
+        dtype=entry.get("dtype", "float32"),
+        channels=entry.get("channels"),
+        sources=tuple(entry.get("from", ())),
+        owner=entry.get("owner", path),
+        node=entry.get("node"),
+    )
+
+
+def root_from(entry: Mapping[str, Any]) -> Root:
+    """Read one root of ``sites.json``."""
+    return Root(entry["name"], entry.get("prefix", ""), entry.get("parameters", 0))

@@ -1,0 +1,86 @@
+"""Helpers for tests of programs that use hooks; Kedge's own tests use them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as _module
+
+from kedge.sites import leaves
+
+_MODULE_TABLES = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+def hook_tables(model: nn.Module) -> dict[str, Any]:
+    """Return every hook on a model by place: its modules, its parameters, and those on all modules."""
+    tables: dict[str, Any] = {}
+    for path, m in model.named_modules():
+        tables |= {f"{path}.{t}": dict(getattr(m, t)) for t in _MODULE_TABLES}
+        tables[f"{path}.__dict__"] = sorted(k for k in m.__dict__ if k not in _MODULE_TABLES)
+    for path, p in model.named_parameters():
+        tables[f"{path}._backward_hooks"] = dict(p._backward_hooks or {})
+        tables[f"{path}._post_accumulate"] = dict(getattr(p, "_post_accumulate_grad_hooks", None) or {})
+    tables |= {name: dict(getattr(_module, name)) for name in dir(_module) if name.startswith("_global_") and name.endswith("_hooks")}
+    return tables
+
+
+def assert_unhooked(model: nn.Module) -> None:
+    """Assert that no hook is on a model, its parameters, or on all modules."""
+    left = {place: hooks for place, hooks in hook_tables(model).items() if hooks and not place.endswith("__dict__")}
+    assert not left, f"hooks are left: {left}"
+    concealed = [path for path, m in model.named_modules() if "__reduce_ex__" in m.__dict__]
+    assert not concealed, f"these modules are still concealed: {concealed}"
+
+
+@contextmanager
+def assert_hooks_restored(model: nn.Module) -> Iterator[None]:
+    """Assert that after the block every hook table is what it was before."""
+    before = hook_tables(model)
+    yield
+    after = hook_tables(model)
+    assert after == before, f"hook tables differ at {[k for k in before | after if before.get(k) != after.get(k)]}"
+
+
+def assert_same_bits(a: Any, b: Any, where: str = "value") -> None:
+    """Assert that two structures hold tensors of equal bits: same names, dtypes, shapes and elements.
+
+    NaN is equal to NaN.
+    """
+    ours, theirs = dict(leaves.find(a)), dict(leaves.find(b))
+    assert list(ours) == list(theirs), f"{where}: one has the tensors {list(ours)}, the other {list(theirs)}"
+    for name, x in ours.items():
+        y = theirs[name]
+        place = f"{where}[{name}]" if name else where
+        assert (x.dtype, x.shape) == (y.dtype, y.shape), f"{place}: {leaves.describe(x)} against {leaves.describe(y)}"
+        assert torch.equal(_bits(x), _bits(y)), f"{place}: {int((_bits(x) != _bits(y)).sum())} bytes of {x.nbytes} differ"
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.detach().cpu().contiguous().view(-1).view(torch.uint8) if x.numel() else torch.zeros(0, dtype=torch.uint8)
+
+
+def training_step(model: nn.Module, loss: Callable[[nn.Module], Any], seed: int = 0) -> Mapping[str, Any]:
+    """Run one seeded forward and backward on a copy of a model; return all that it leaves behind.
+
+    Args:
+        model: The model; it is not changed.
+        loss: Runs the forward and returns (outputs, scalar loss).
+        seed: For the random numbers of dropout and the like.
+
+    Returns:
+        Outputs, loss, every gradient, the state dict and the state of the random numbers.
+    """
+    twin = copy.deepcopy(model)
+    torch.manual_seed(seed)
+    outputs, scalar = loss(twin)
+    scalar.backward()
+    grads = {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}
+    return {"outputs": outputs, "loss": scalar, "grads": grads, "state": twin.state_dict(), "rng": torch.get_rng_state()}

@@ -1,0 +1,84 @@
+"""What import-linter cannot see: where imports stand, and the root that inner code must not import."""
+
+from __future__ import annotations
+
+import ast
+
+LAZY = {"cli", "integrations"}
+IN_TOUCH = "hooks"
+MODES = {"TorchFunctionMode", "TorchDispatchMode", "saved_tensors_hooks", "save_on_cpu", "disable_saved_tensors_hooks"}
+
+
+def _imported(tree):
+    """Yield every import with the names of what it imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield node, [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            yield node, [f"{node.module}.{alias.name}" for alias in node.names]
+
+
+def _names(tree):
+    """Yield every name and attribute that is used or imported."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node, node.id
+        elif isinstance(node, ast.Attribute):
+            yield node, node.attr
+        elif isinstance(node, ast.alias):
+            yield node, node.name.rpartition(".")[2]
+
+
+def test_imports_in_functions_are_only_at_the_rim(sources):
+    """Only commands and integrations import late; an import in a function hides a direction."""
+    late = {
+        source.at(node)
+        for source in sources
+        if source.folder not in LAZY
+        for function in source.functions()
+        for node, _ in _imported(function)
+    }
+
+    assert late == set()
+
+
+def test_inner_code_never_imports_the_root(sources):
+    """Every file imports from the module that defines a name, so that the root package only collects."""
+    modules = {
+        "kedge." + source.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for source in sources
+    }
+    folders = {module.rpartition(".")[0] for module in modules}
+    through_root = {
+        f"{source.at(node)} {name}"
+        for source in sources
+        for node, names in _imported(source.tree)
+        for name in names
+        if name == "kedge" or (name.rpartition(".")[0] == "kedge" and name not in modules | folders)
+    }
+
+    assert through_root == set()
+
+
+def test_no_import_is_relative_or_of_everything(sources):
+    """An import names its module in full and what it takes from it."""
+    vague = {
+        source.at(node)
+        for source in sources
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ImportFrom) and (node.level or node.names[0].name == "*")
+    }
+
+    assert vague == set()
+
+
+def test_only_hooks_touches_the_hooks_and_modes_of_torch(sources):
+    """Whoever looks for what Kedge installs in PyTorch finds all of it in one folder."""
+    outside = {
+        f"{source.at(node)} {name}"
+        for source in sources
+        if source.folder != IN_TOUCH
+        for node, name in _names(source.tree)
+        if name in MODES or (name.strip("_").startswith("register_") and "hook" in name)
+    }
+
+    assert outside == set()

@@ -1,0 +1,66 @@
+"""Small files, small functions, few parameters."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+
+FILE = 400
+FUNCTION = 60
+MEDIAN = 8
+PARAMETERS = 7
+FIRST_READING = 350
+
+
+def _length(function):
+    """Count a function's lines, its docstring left out."""
+    lines = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function, clean=False) is not None:
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
+def _parameters(function):
+    """Count a function's parameters, ``self`` and ``cls`` left out."""
+    args = function.args
+    named = [a.arg for a in (*args.posonlyargs, *args.args)]
+    if named and named[0] in ("self", "cls"):
+        named.pop(0)
+    return len(named) + len(args.kwonlyargs) + (args.vararg is not None) + (args.kwarg is not None)
+
+
+def test_no_file_is_long(sources):
+    """A file is read in one sitting."""
+    long = {source.name: len(source.lines) for source in sources if len(source.lines) > FILE}
+
+    assert long == {}
+
+
+def test_no_function_is_long(sources):
+    """A function fits on a screen."""
+    long = {source.at(f): _length(f) for source in sources for f in source.functions() if _length(f) > FUNCTION}
+
+    assert long == {}
+
+
+def test_the_usual_function_is_a_few_lines(sources):
+    """Half of all functions are shorter than eight lines."""
+    assert statistics.median(_length(f) for source in sources for f in source.functions()) < MEDIAN
+
+
+def test_no_function_takes_many_parameters(sources):
+    """What is new enters as a small object, not as one more parameter."""
+    many = {
+        source.at(f): _parameters(f) for source in sources for f in source.functions() if _parameters(f) > PARAMETERS
+    }
+
+    assert many == {}
+
+
+def test_what_is_read_first_is_short(sources):
+    """The event, the loop and the session explain Kedge, together in 350 lines."""
+    first = {s.name: len(s.lines) for s in sources if s.name in {"flow.py", "hooks/firing.py", "hooks/session.py"}}
+
+    assert len(first) == 3
+    assert sum(first.values()) <= FIRST_READING, first

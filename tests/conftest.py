@@ -1,0 +1,58 @@
+"""What holds in every test: nothing is downloaded, one thread computes, and nothing of ours stays behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its pool of workers would outlive the test
+
+import pytest
+import torch
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+from torch.utils import _python_dispatch as dispatch
+
+torch.set_num_threads(1)
+
+TABLES = {
+    name: table
+    for owner in (modules, optimizers)
+    for name, table in vars(owner).items()
+    if name.startswith("_global_") and isinstance(table, dict)
+}
+
+
+def installed() -> dict[str, Any]:
+    """Return what is installed in PyTorch for all models alike, and the threads that live."""
+    found: dict[str, Any] = {name: list(table.values()) for name, table in TABLES.items() if table}
+    found |= {
+        "torch function modes": torch._C._len_torch_function_stack(),
+        "dispatch modes": len(dispatch._get_current_dispatch_mode_stack()),
+        "saved-tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
+        "gradients are on": torch.is_grad_enabled(),
+        "threads": threading.enumerate(),
+    }
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """Begin with the same seed; fail if a global hook, a mode, a saved-tensor hook or a thread stays behind."""
+    torch.manual_seed(0)
+    before = installed()
+    assert not TABLES.keys() & before.keys(), "a hook for all models was there before the test"
+    yield
+
+    assert installed() == before
+
+
+@pytest.fixture
+def compiled() -> Iterator[Callable[..., Any]]:
+    """Give `torch.compile`, with nothing compiled before the test nor after it."""
+    torch.compiler.reset()
+    yield torch.compile
+    torch.compiler.reset()

@@ -1,0 +1,421 @@
+"""Gradients: of modules, tensors, parameters and nodes, in every way that PyTorch differentiates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import kedge
+
+
+class Chain(nn.Module):
+    """Two layers and a tanh between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.act(self.a(x)))
+
+
+def by_hand(model: Chain, x: Tensor) -> dict[str, Tensor]:
+    """Every activation of a chain, with its gradient retained."""
+    found = {"in": x}
+    for name in ("a", "act", "b"):
+        x = found[name] = getattr(model, name)(x)
+        x.retain_grad()
+    return found
+
+
+def test_gradients_are_pytorchs_own() -> None:
+    """out.grad, in.grad, in.share and param.grad are what autograd accumulates for each tensor."""
+    model, x = Chain(), torch.randn(5, 3, requires_grad=True)
+    with kedge.session() as s:
+        outs = s.hook(model, "*:out.grad", kedge.record())
+        ins = s.hook(model, "*:in.grad", kedge.record())
+        shares = s.hook(model, "*:in.share", kedge.record())
+        params = s.hook(model, "*.*:param.grad", kedge.record())
+        acc = s.hook(model, "*.*:param.acc", kedge.record())
+        model(x).square().sum().backward()
+
+    twin, y = copy.deepcopy(model), x.detach().requires_grad_()
+    twin.zero_grad()
+    found = by_hand(twin, y)
+    found["b"].square().sum().backward()
+    for name, before in (("a", "in"), ("act", "a"), ("b", "act")):
+        assert torch.equal(outs[name], found[name].grad)
+        assert torch.equal(ins[name], found[before].grad)
+        assert torch.equal(shares[name], found[before].grad)
+    for name, param in twin.named_parameters():
+        assert torch.equal(params[name], param.grad)
+        assert torch.equal(acc[name], param.grad)
+
+
+def test_a_parameter_gradient_is_this_backwards_alone() -> None:
+    """param.grad is what one backward adds, param.acc what stands there after it; an edit changes what is added."""
+    model, x = Chain(), torch.randn(5, 3)
+    with kedge.session() as s:
+        added = s.hook(model, "b.bias:param.grad", kedge.record(copy=True, keep=None))
+        stands = s.hook(model, "b.bias:param.acc", kedge.record(copy=True, keep=None))
+        for _ in range(2):
+            model(x).sum().backward()
+        s.hook(model, "b.bias:param.grad", kedge.zero())
+        model(x).sum().backward()
+
+    assert [r.value[0].item() for r in added.records("b.bias")] == [5.0, 5.0, 5.0]
+    assert [r.value[0].item() for r in stands.records("b.bias")] == [5.0, 10.0, 10.0]
+    assert [r.event.backward for r in added.records("b.bias")] == [0, 1, 2]
+
+
+def test_a_gradient_that_is_accumulated_into_is_never_read_wrong() -> None:
+    """A recorded parameter gradient is right after later backwards, or reading it is an error."""
+    model, x = Chain(), torch.randn(5, 3)
+    with kedge.hook(model, "b.bias:param.grad", kedge.record(keep=None)) as grads:
+        for _ in range(3):
+            model(x).sum().backward()
+        model.b.bias.grad.zero_()
+
+    values = []
+    for kept in grads.actions[0].shelves.values().__iter__().__next__().all():
+        try:
+            values.append(kept.read()[0].item())
+        except kedge.errors.Overwritten:
+            values.append("overwritten")
+    assert set(values) <= {5.0, "overwritten"}
+
+
+def test_an_edit_of_accumulated_gradients_is_what_the_optimizer_sees() -> None:
+    """A value returned at param.acc stands in .grad."""
+    model = Chain()
+    with kedge.hook(model, "b.bias:param.acc", kedge.clamp(max=1.0)):
+        model(torch.randn(5, 3)).sum().backward()
+
+    assert torch.equal(model.b.bias.grad, torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", ["in.grad", "out.grad"])
+def test_an_edit_is_made_once_a_backward_however_long_the_tensor_lives(kind: str) -> None:
+    """An input, or a parameter that a module returns, which lives over several passes is edited once in each backward."""
+
+    class Learned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position = nn.Parameter(torch.ones(3))
+
+        def forward(self) -> Tensor:
+            return self.position
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.learned, self.scale = Learned(), nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 1.0 + self.learned()) * 1.0
+
+    model, x = Adds(), torch.ones(3, requires_grad=True)
+    leaf = x if kind == "in.grad" else model.learned.position
+    with kedge.session() as s:
+        s.hook(model, ":in.grad" if kind == "in.grad" else "learned:out.grad", kedge.scale(10))
+        for _ in range(3):
+            leaf.grad = None
+            model(x).sum().backward()
+            assert torch.equal(leaf.grad, torch.full((3,), 10.0))
+
+
+class Thrice(nn.Module):
+    """Uses its input three times, one of them behind an in-place activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.g, self.relu = nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.f(x)) + self.g(x) * x
+
+
+class Mark(torch.autograd.Function):
+    """The identity that shows a gradient, as one would do it by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seen: list[Tensor]) -> Tensor:
+        ctx.seen = seen
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.seen.append(grad)
+        return grad, None
+
+
+@pytest.mark.parametrize("uses_outside", [0, 1, 3])
+def test_a_share_is_what_an_identity_before_the_module_would_see(uses_outside: int) -> None:
+    """in.share of an input used three times inside, and outside too, equals the identity's gradient to the last bit."""
+    block, x = Thrice(), torch.randn(16, 4, requires_grad=True)
+
+    def loss(out: Tensor, h: Tensor) -> Tensor:
+        return out.sin().sum() + sum((h * h * k).sum() for k in range(1, uses_outside + 1))
+
+    parent = nn.Sequential(block)
+    with kedge.session() as s:
+        share = s.hook(parent, "0:in.share", kedge.record())
+        total = s.hook(parent, "0:in.grad", kedge.record())
+        h = x * 1.5
+        loss(parent(h), h).backward()
+    seen: list[Tensor] = []
+    x.grad = None
+    h = x * 1.5
+    h.retain_grad()
+    loss(block(Mark.apply(h, seen)), h).backward()
+
+    assert torch.equal(share["0:in.share"], seen[0])
+    assert torch.equal(share["0:in.share[x]"], seen[0])
+    assert torch.allclose(total["0:in.grad"], h.grad)
+    assert (uses_outside == 0) == torch.equal(seen[0], h.grad)
+
+
+def test_a_share_with_a_single_use_can_be_edited() -> None:
+    """Where a call uses its input once, an edit of its share changes this call's part of the gradient alone."""
+    model, x = Chain(), torch.randn(5, 3)
+    plain = torch.autograd.grad(sum(out_and_side(model, x)), model.a.weight)[0]
+    with kedge.hook(model, "b:in.share", kedge.scale(0)):
+        edited = torch.autograd.grad(sum(out_and_side(model, x)), model.a.weight)[0]
+    h = model.act(model.a(x))
+
+    assert torch.equal(edited, torch.autograd.grad((h * 3).sum(), model.a.weight)[0])
+    assert not torch.equal(edited, plain)
+
+
+def out_and_side(model: Chain, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of the output and of another use of the activation."""
+    h = model.act(model.a(x))
+    return model.b(h).sum(), (h * 3).sum()
+
+
+class Residual(nn.Module):
+    """Gives two outputs, one of them around the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.g = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.f(x)
+        return x + self.g(h.relu()), h * 0.3
+
+
+class TwoOutputs(nn.Module):
+    """Residual blocks whose second outputs are summed up, as in the report that found the bits changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for block in self.blocks:
+            x, side = block(x)
+            total = total + (side * x).sum()
+        return total + x.square().sum()
+
+
+def parameter_gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """The gradients of one training step."""
+    model.zero_grad()
+    model(x).backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def test_observing_a_two_output_residual_net_changes_no_bit() -> None:
+    """Where PyTorch's own no-op module backward hooks change gradients, every kind of Kedge's observers changes none."""
+    torch.manual_seed(1)
+    model, x = TwoOutputs(), torch.randn(64, 8, requires_grad=True)
+    plain = parameter_gradients(model, x)
+    again = parameter_gradients(model, x)
+    handles = [b.register_full_backward_hook(lambda m, i, o: None) for b in model.blocks]
+    hooked = parameter_gradients(model, x)
+    for handle in handles:
+        handle.remove()
+    with kedge.session() as s:
+        s.hook(model, "**, **:in, **:out.grad, **:in.grad, **:in.share, **:param.grad, **:param.acc, **:param", kedge.record())
+        observed = parameter_gradients(model, x)
+
+    assert all(map(torch.equal, plain, again))
+    assert not all(map(torch.equal, plain, hooked))
+    assert all(map(torch.equal, plain, observed))
+
+
+def test_each_backward_over_a_retained_graph_is_an_event() -> None:
+    """`retain_graph` gives two backwards of one pass: two events, with their own numbers and equal values."""
+    model = Chain()
+    with kedge.session() as s:
+        h = s.hook(model, "a:out.grad, a.bias:param.grad, a:in.share", kedge.record(keep=None))
+        loss = model(torch.randn(5, 3, requires_grad=True)).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    for name in ("a:out.grad", "a.bias:param.grad", "a:in.share"):
+        first, second = h.records(name)
+        assert (first.event.backward, second.event.backward) == (0, 1)
+        assert (first.event.pass_, second.event.pass_) == (0, 0)
+        assert name == "a.bias:param.grad" or torch.equal(first.value, second.value)
+
+
+def test_double_backward_goes_through_observers_and_edits() -> None:
+    """A gradient of a gradient is the same under observers, and under an edit that of the edited function."""
+    model, x = Chain(), torch.randn(5, 3, requires_grad=True)
+
+    def penalty() -> tuple[Tensor, ...]:
+        (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), [model.a.weight, model.b.weight])
+
+    plain = penalty()
+    with kedge.session() as s:
+        acts = s.hook(model, "**:out.grad, **:in.grad, **:in.share", kedge.record())
+        observed = penalty()
+        assert not acts.records("b:out.grad")[0].value.requires_grad
+    with kedge.hook(model, "b:out.grad", kedge.scale(2)):
+        edited = penalty()
+
+    assert all(map(torch.equal, plain, observed))
+    assert all(torch.allclose(4 * p, e) for p, e in zip(plain, edited, strict=True))
+
+
+def test_autograd_grad_fires_what_lies_on_the_way() -> None:
+    """`torch.autograd.grad` for an activation or an input fires the gradients in between, and accumulates nothing."""
+    model, x = Chain(), torch.randn(5, 3, requires_grad=True)
+    with kedge.session() as s:
+        grads = s.hook(model, "*:out.grad", kedge.record())
+        s.hook(model, "b:out.grad", kedge.scale(2))
+        (g,) = torch.autograd.grad(model(x).sum(), x)
+
+    (expected,) = torch.autograd.grad(2 * model(x).sum(), x)
+    assert torch.equal(g, expected)
+    assert torch.equal(grads["b"], torch.ones(5, 2))
+    assert model.a.weight.grad is None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_values_are_seen_without_grad_and_gradients_have_a_cause(mode: Callable[[], Any]) -> None:
+    """Under `no_grad` and `inference_mode` values are recorded and edited; a gradient site says that none was needed."""
+    model, x = Chain(), torch.randn(5, 3)
+    with kedge.session() as s:
+        acts = s.hook(model, "*:out, *:in", kedge.record())
+        grad = s.hook(model, "a:out.grad", kedge.record())
+        s.hook(model, "b", kedge.scale(2))
+        with mode():
+            out = model(x)
+        cause = s.ledger()["a:out.grad"].cause
+        grad.remove()
+
+    assert torch.equal(acts["a"], model.a(x))
+    assert torch.equal(acts["act:in"], model.a(x))
+    assert torch.equal(acts["b"] * 2, out)
+    assert cause == ("its value requires no grad", "the forward ran without grad, or nothing before it is trainable")
+
+
+def test_an_inference_value_that_is_overwritten_is_kept() -> None:
+    """Inference tensors do not count versions, so they are copied: a later in-place operation is not seen."""
+    model = nn.Sequential(nn.Linear(3, 3))
+    with torch.inference_mode(), kedge.hook(model, "0", kedge.record()) as acts:
+        out = model(torch.ones(2, 3))
+        before = out.clone()
+        out.zero_()
+
+    assert torch.equal(acts["0"], before)
+
+
+def test_under_autocast_values_have_the_types_that_flow() -> None:
+    """A layer takes float32 and gives bfloat16; gradients have the type of their value, and bits do not change."""
+    model, x = Chain(), torch.randn(5, 3)
+
+    def step() -> list[Tensor]:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x)
+        out.float().sum().backward()
+        return [out, *(p.grad.clone() for p in model.parameters())]
+
+    plain = step()
+    with kedge.session() as s:
+        h = s.hook(model, "*:in, *:out", kedge.record())
+        g = s.hook(model, "*:out.grad", kedge.record())
+        observed = step()
+
+    assert (h["a:in"].dtype, h["a"].dtype, g["a:out.grad"].dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
+    assert all(map(torch.equal, plain, observed))
+
+
+def test_frozen_parameters_have_a_cause_and_the_others_fire() -> None:
+    """Of a pattern that finds frozen and trainable parameters, the trainable fire and the frozen say why not."""
+    model = Chain()
+    model.a.requires_grad_(False)
+    with kedge.session() as s:
+        h = s.hook(model, "**:param.grad", kedge.record())
+        outs = s.hook(model, "a:out.grad, b:out.grad", kedge.record())
+        model(torch.randn(5, 3)).sum().backward()
+        ledger = s.ledger()
+        h.remove()
+        outs.remove()
+
+    assert ledger["a.weight:param.grad"].cause == (
+        "it requires no grad, or did not when it was hooked",
+        "call requires_grad_() before hooking",
+    )
+    assert ledger["a:out.grad"].cause.why == "its value requires no grad"
+    assert ledger["b.weight:param.grad"].fired == ledger["b:out.grad"].fired == 1
+
+
+def test_tensors_are_hooked_by_name() -> None:
+    """Gradients of tensors of a running program: edited, recorded by name, and after accumulation for leaves."""
+    x = torch.ones(3, requires_grad=True)
+    with kedge.session() as s:
+        z = x * 2
+        y = z * 3
+        acts = s.hook({"z": z, "y": y}, kedge.record())
+        s.hook(z, kedge.scale(10))
+        acc = s.hook({"x": x}, ":acc", kedge.record(copy=True))
+        y.sum().backward()
+        one = s.hook({"x": x, "z": z}, "x:grad", kedge.scale(0))
+        one.remove()
+
+    assert torch.equal(acts["y"], torch.ones(3))
+    assert torch.equal(acts["z"], torch.full((3,), 3.0))
+    assert torch.equal(acts["z:grad"], torch.full((3,), 3.0))
+    assert torch.equal(acc["x"], torch.full((3,), 60.0))
+    assert torch.equal(x.grad, torch.full((3,), 60.0))
+
+
+def test_nodes_show_gradients_that_arrive_and_leave() -> None:
+    """`:pre` fires with each gradient arriving at a node, `:post` with each leaving it, by position."""
+    x, w = torch.ones(2, requires_grad=True), torch.full((2,), 5.0, requires_grad=True)
+    z = x * w
+    with kedge.session() as s:
+        seen: list[tuple[str, float]] = []
+        for kind in (":pre", ":post"):
+            s.hook(z.grad_fn, kind, lambda v, event: seen.append((str(event.site), v[0].item())))
+        s.hook(z.grad_fn, ":post[1]", kedge.scale(7))
+        s.hook(torch.autograd.graph.get_gradient_edge(z), kedge.scale(2))
+        z.sum().backward()
+
+    assert seen == [("MulBackward0:pre[0]", 1.0), ("MulBackward0:post[0]", 10.0), ("MulBackward0:post[1]", 2.0)]
+    assert torch.equal(x.grad, torch.full((2,), 10.0))
+    assert torch.equal(w.grad, torch.full((2,), 14.0))
+
+
+def test_retain_grad_shows_the_gradient_after_all_edits() -> None:
+    """`retain_grad`, whenever it was called, holds what the last edit returned."""
+    model = Chain()
+    outs: list[Tensor] = []
+    with kedge.session() as s:
+        s.hook(model, "a", lambda v: outs.append(v) or v.retain_grad())
+        s.hook(model, "a:out.grad", kedge.scale(0), kedge.add(3))
+        model(torch.randn(5, 3)).sum().backward()
+
+    assert torch.equal(outs[0].grad, torch.full((5, 4), 3.0))

@@ -1,0 +1,159 @@
+"""Selectors that cannot be read or that stand for nothing: what the messages say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
+from kedge.sites.select import Selector
+
+KINDS = "kinds are out, in, out.grad, in.grad, in.share, param, param.grad, param.acc, saved"
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "problem", "advice"),
+    [
+        ("", 1, "it is empty", 'everything that modules return is "**:out"'),
+        ("   ", 1, "it is empty", 'everything that modules return is "**:out"'),
+        ("a,", 3, "a path is missing here", 'the root is written ":out", everything "**"'),
+        ("a, ,b", 4, "a path is missing here", 'the root is written ":out", everything "**"'),
+        ("a..b", 1, "an empty segment between dots", "the path was read as ['a', '', 'b']"),
+        (".a", 1, "an empty segment between dots", "the path was read as ['', 'a']"),
+        ("a.", 1, "an empty segment between dots", "the path was read as ['a', '']"),
+        ("x, h.**b", 6, '"**" must stand alone between dots', 'within a name write "*"'),
+        ("a[12", 2, "this bracket is never closed", ""),
+        ("a[]", 2, "empty brackets match nothing", ""),
+        ("a[!]", 2, "empty brackets match nothing", ""),
+        ("a{Conv2d", 2, 'no "}" closes this', ""),
+        ("a{ }", 2, "nothing stands between these", ""),
+        ("a:out[0", 6, 'no "]" closes this', ""),
+        ("a:out[]", 6, "nothing stands between these", ""),
+        ("a#", 3, 'a number must follow "#"', 'calls are counted from 0: "encoder#2:out"'),
+        ("a#x:out", 3, 'a number must follow "#"', 'calls are counted from 0: "encoder#2:out"'),
+        ("a/:out", 3, 'the name of an operation must follow "/"', 'such as "layer1.0/relu:out"'),
+        ("a:otu", 3, 'unknown kind "otu"', f'did you mean ":out"? {KINDS}'),
+        ("a:param.gard", 3, 'unknown kind "param.gard"', f'did you mean ":param.grad"? {KINDS}'),
+        ("a:", 3, 'unknown kind ""', KINDS),
+        ("a:xyz", 3, 'unknown kind "xyz"', KINDS),
+        ("a b", 3, 'unexpected "b"', ""),
+        ("a:out]", 3, 'unknown kind "out]"', f'did you mean ":out"? {KINDS}'),
+        ("a]", 2, 'unexpected "]"', ""),
+        ("!a, !b", 1, 'every part is excluded with "!"', 'say first what to take: "**:out, !**{Dropout}"'),
+        ("a\\", 2, "nothing follows the backslash", ""),
+    ],
+)
+def test_text_that_cannot_be_read_is_pointed_at(text: str, column: int, problem: str, advice: str) -> None:
+    """The message says what is wrong, shows the text with a caret under the place, and what to write."""
+    with pytest.raises(SelectorError) as caught:
+        Selector(text)
+
+    lines = [f"cannot read the selector, column {column}: {problem}", f"  {text}", "  " + " " * (column - 1) + "^"]
+    assert str(caught.value) == "\n".join([*lines, *([advice] if advice else [])])
+
+
+@pytest.mark.parametrize(("text", "column"), [("a[z-a]", 2), ("a[!!]", 2), ("a[b--c]", 2), ("x, b[9-0]:in", 5)])
+def test_a_class_of_characters_that_means_nothing_is_pointed_at(text: str, column: int) -> None:
+    """Brackets that no regular expression could stand for are an error of the text, found when it is read."""
+    with pytest.raises(SelectorError, match=rf"^cannot read the selector, column {column}: "):
+        Selector(text)
+
+
+@pytest.mark.parametrize("text", ["a[b&&c]", "a[b||c]", "a[b~~c]"])
+def test_a_class_of_characters_takes_each_character_for_itself(text: str) -> None:
+    """Doubled characters in brackets have no meaning, now or in a later Python."""
+    assert [s.path for s in Selector(text).on(nn.ModuleDict({"ab": nn.ReLU()}))] == ["ab"]
+
+
+def test_an_empty_name_among_types_is_pointed_at() -> None:
+    """A comma too many between braces is an error of the text."""
+    with pytest.raises(SelectorError, match=r"^cannot read the selector, column 3: "):
+        Selector("**{Conv2d,,Linear}")
+
+
+class Net(nn.Module):
+    """Something of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1, self.layer2 = nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
+        self.blocks, self.none = nn.ModuleList([nn.ReLU(), nn.ReLU()]), nn.ModuleList()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Never called here: a site needs only a module that could be."""
+        return x
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("layr1", NoSiteMatched, '"layr1" matches nothing in this model; the nearest paths are "layer1", "layer2", "blocks.1"'),
+        ("layr1:in", NoSiteMatched, '"layr1:in" matches nothing in this model; the nearest paths are "layer1", "layer2", "blocks.1"'),
+        (
+            "layer1.wieght:param",
+            NoSiteMatched,
+            '"layer1.wieght:param" matches nothing in this model; the nearest paths are "layer1.weight", "layer2.weight", "layer1.bias"',
+        ),
+        ("**{Conv2d}", NoSiteMatched, '"**{Conv2d}" matches nothing in this model; its modules are of types Linear, ModuleList, Net, ReLU'),
+        ("qqq", NoSiteMatched, '"qqq" matches nothing in this model; the nearest paths are "", "layer1", "layer2"'),
+        ("layer1, !layr2", NoSiteMatched, '"!layr2" matches nothing in this model; the nearest paths are "layer2", "layer1"'),
+        ("layer1, !**", NoSiteMatched, '"layer1, !**" leaves no site: its exclusions take everything away that it selects'),
+        (
+            "layer1.weight",
+            NoSuchKind,
+            '"layer1.weight" is a parameter and has no :out; it has "layer1.weight:param", "layer1.weight:param.grad", '
+            '"layer1.weight:param.acc"',
+        ),
+        (
+            "layer1.weight:in.grad",
+            NoSuchKind,
+            '"layer1.weight" is a parameter and has no :in.grad; it has "layer1.weight:param", "layer1.weight:param.grad", '
+            '"layer1.weight:param.acc"',
+        ),
+        (
+            "layer1:param.grad",
+            NoSuchKind,
+            '"layer1" is a module and has no :param.grad; its parameters are layer1.weight, layer1.bias; '
+            "kinds of modules: out, in, out.grad, in.grad, in.share",
+        ),
+        (
+            "blocks.0:param",
+            NoSuchKind,
+            '"blocks.0" is a module and has no :param; it owns none; kinds of modules: out, in, out.grad, in.grad, in.share',
+        ),
+        (
+            "blocks",
+            NoSuchKind,
+            '"blocks" is a ModuleList, which holds modules and is never called itself; hook what it holds: blocks.0, blocks.1',
+        ),
+        ("none:in", NoSuchKind, '"none:in" is a ModuleList, which holds modules and is never called itself; hook what it holds: it is empty'),
+        ("layer1:saved", NoSuchKind, '"layer1:saved" asks for ":saved" sites, which this version of Kedge cannot hook yet'),
+        (
+            "layer1/relu:out",
+            NoSuchKind,
+            '"layer1/relu:out" asks for operations inside a forward, which this version of Kedge cannot hook yet',
+        ),
+    ],
+)
+def test_a_selector_that_stands_for_nothing_is_an_error(text: str, error: type[Exception], message: str) -> None:
+    """The message names what was asked and the nearest thing that there is."""
+    with pytest.raises(error) as caught:
+        Selector(text).on(Net())
+
+    assert type(caught.value) is error
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(("thing", "name"), [(3, "int"), ("layer1", "str"), (None, "NoneType")])
+def test_a_selector_resolves_on_modules_only(thing: Any, name: str) -> None:
+    """What is not a module has no sites."""
+    with pytest.raises(NoSiteMatched, match=f"^selectors need a torch.nn.Module, this is a {name}$"):
+        Selector("**").on(thing)
+
+
+def test_a_model_without_modules_inside_has_nothing_near() -> None:
+    """The message says so when there is no path to offer."""
+    with pytest.raises(NoSiteMatched, match=r'^"a" matches nothing in this model; the nearest paths are none: it is empty$'):
+        Selector("a").on(nn.ModuleList())

@@ -89,7 +89,9 @@ class Layer(nn.Module):
 class GPT(nn.Module):
     """A GPT-2-like decoder: 12 layers, width 384, 27 million parameters."""
 
-    def __init__(self, layers: int = 12, width: int = 384, heads: int = 6, words: int = 8192, length: int = 128) -> None:
+    def __init__(
+        self, layers: int = 12, width: int = 384, heads: int = 6, words: int = 8192, length: int = 128
+    ) -> None:
         super().__init__()
         self.wte = nn.Embedding(words, width)
         self.wpe = nn.Embedding(length, width)

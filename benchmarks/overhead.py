@@ -148,7 +148,7 @@ def compare(make: Callable[[], Any], rounds: int) -> dict[str, list[float]]:
     for round_ in range(rounds + 3):
         for name in random.sample(list(runners), len(runners)):
             seconds = runners[name].step()
-            if round_ >= 3:  # noqa: PLR2004 - warm-up
+            if round_ >= 3:
                 times[name].append(seconds)
     for runner in runners.values():
         runner.close()
@@ -191,8 +191,8 @@ def event(rounds: int) -> None:
 
     kinds: dict[str, Callable[[nn.Module], Any]] = {
         "empty PyTorch hook": lambda m: [c.register_forward_hook(lambda *_: None) for c in m],
-        "Kedge, empty action (value)": lambda m: [kedge.hook(m, "*", lambda v: None)],
-        "Kedge, empty action (value, event)": lambda m: [kedge.hook(m, "*", lambda v, e: None)],
+        "Kedge, empty action (value)": lambda m: [kedge.hook(m, "*", lambda _: None)],
+        "Kedge, empty action (value, event)": lambda m: [kedge.hook(m, "*", lambda _, event: None)],
         "Kedge, record()": lambda m: [kedge.hook(m, "*", kedge.record())],
         "by hand: d[name] = out.detach()": lambda m: [c.register_forward_hook(_detaching({})) for c in m],
     }
@@ -222,12 +222,14 @@ def run(rounds: int) -> None:
         for _ in range(rounds):
             for name, command in commands.items():
                 start = time.perf_counter()
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own commands
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
                 times[name].append(time.perf_counter() - start)
     median, low, high = ratio(times, "kedge run", "python")
     plain = statistics.median(times["python"])
     print(f"\nexamples/digits.py, whole process: python {plain:.1f} s, {rounds} rounds")
-    print(f"  kedge run                  {median:6.3f} x python             quartiles {low:.3f} {high:.3f}  (to reach 1.10)")
+    print(
+        f"  kedge run                  {median:6.3f} x python             quartiles {low:.3f} {high:.3f}  (to reach 1.10)"
+    )
 
 
 def main() -> None:
@@ -240,7 +242,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     random.seed(0)
     print(f"torch {torch.__version__}, {args.threads} thread(s)")
-    parts = {"event": lambda: event(min(args.rounds, 15)), "steps": lambda: steps(args.rounds), "run": lambda: run(max(3, args.rounds // 6))}
+    parts = {
+        "event": lambda: event(min(args.rounds, 15)),
+        "steps": lambda: steps(args.rounds),
+        "run": lambda: run(max(3, args.rounds // 6)),
+    }
     for part in args.only.split(","):
         parts[part]()
 

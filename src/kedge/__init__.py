@@ -1,17 +1,26 @@
-"""Kedge sees, takes, changes and spares what flows through any PyTorch program."""
+"""Kedge sees, takes, changes and spares what flows through any PyTorch program.
 
-from kedge.actions.edit import add, clamp, replace, scale, zero
-from kedge.actions.error_if import error_if, nonfinite
-from kedge.actions.measure import measure
-from kedge.actions.record import record
-from kedge.hooks.schedule import at, every
-from kedge.hooks.session import hook, session
-from kedge.sites.select import Selector as select
-from kedge.sites.table import sites
+Names are loaded when they are first used, so that reading a recording does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kedge.actions.edit import add, clamp, replace, scale, zero
+    from kedge.actions.error_if import error_if, nonfinite
+    from kedge.actions.measure import measure
+    from kedge.actions.record import record
+    from kedge.hooks.audit import audit
+    from kedge.hooks.opening import hook, session
+    from kedge.hooks.schedule import at, every
+    from kedge.sites.select import select
+    from kedge.sites.table import sites
 
 __all__ = [
     "add",
     "at",
+    "audit",
     "clamp",
     "error_if",
     "every",
@@ -27,3 +36,22 @@ __all__ = [
     "zero",
 ]
 __version__ = "0.1.0"
+
+_HOME = {
+    "actions.edit": ("add", "clamp", "replace", "scale", "zero"),
+    "actions.error_if": ("error_if", "nonfinite"),
+    "actions.measure": ("measure",),
+    "actions.record": ("record",),
+    "hooks.audit": ("audit",),
+    "hooks.opening": ("hook", "session"),
+    "hooks.schedule": ("at", "every"),
+    "sites.select": ("select",),
+    "sites.table": ("sites",),  # until the package of this name is there, which can be called as well
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(f"kedge.{home}"), name)
+    raise AttributeError(f"module 'kedge' has no attribute {name!r}")

@@ -28,8 +28,8 @@ def hook_tables(model: nn.Module) -> dict[str, Any]:
     for path, p in model.named_parameters():
         tables[f"{path}._backward_hooks"] = dict(p._backward_hooks or {})
         tables[f"{path}._post_accumulate"] = dict(getattr(p, "_post_accumulate_grad_hooks", None) or {})
-    tables |= {name: dict(getattr(_module, name)) for name in dir(_module) if name.startswith("_global_") and name.endswith("_hooks")}
-    return tables
+    everywhere = [n for n in dir(_module) if n.startswith("_global_") and n.endswith("_hooks")]
+    return tables | {name: dict(getattr(_module, name)) for name in everywhere}
 
 
 def assert_unhooked(model: nn.Module) -> None:
@@ -60,7 +60,8 @@ def assert_same_bits(a: Any, b: Any, where: str = "value") -> None:
         y = theirs[name]
         place = f"{where}[{name}]" if name else where
         assert (x.dtype, x.shape) == (y.dtype, y.shape), f"{place}: {leaves.describe(x)} against {leaves.describe(y)}"
-        assert torch.equal(_bits(x), _bits(y)), f"{place}: {int((_bits(x) != _bits(y)).sum())} bytes of {x.nbytes} differ"
+        differ = int((_bits(x) != _bits(y)).sum())
+        assert not differ, f"{place}: {differ} bytes of {x.nbytes} differ"
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -83,4 +84,5 @@ def training_step(model: nn.Module, loss: Callable[[nn.Module], Any], seed: int 
     outputs, scalar = loss(twin)
     scalar.backward()
     grads = {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}
-    return {"outputs": outputs, "loss": scalar, "grads": grads, "state": twin.state_dict(), "rng": torch.get_rng_state()}
+    state, rng = twin.state_dict(), torch.get_rng_state()
+    return {"outputs": outputs, "loss": scalar, "grads": grads, "state": state, "rng": rng}

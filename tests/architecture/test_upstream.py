@@ -28,9 +28,9 @@ SUPPORTED = {
     "Tensor.register_post_accumulate_grad_hook": "param.acc",
     "Node.register_hook": "in.share, and hooks on nodes",
     "Node.register_prehook": "hooks on nodes: what arrives there",
-    "torch.nn.modules.module.register_module_forward_pre_hook": "finds the root modules of a script at their first call",
+    "torch.nn.modules.module.register_module_forward_pre_hook": "finds a script's root modules at their first call",
     "torch.optim.optimizer.register_optimizer_step_post_hook": "counts steps, whichever optimizer takes them",
-    "torch.optim.optimizer.register_optimizer_step_pre_hook": "the parameters before a step, for the size of the update",
+    "torch.optim.optimizer.register_optimizer_step_pre_hook": "the parameters before a step, to compare with",
 }
 
 _STATE = "state_dict is not a value that flows in a pass"
@@ -55,7 +55,7 @@ DECLINED = {
     "Optimizer.register_state_dict_post_hook": _STATE,
     "Optimizer.register_load_state_dict_pre_hook": _STATE,
     "Optimizer.register_load_state_dict_post_hook": _STATE,
-    "torch.autograd.graph.register_multi_grad_hook": "fires once for several tensors; here each gradient is an event of its own",
+    "torch.autograd.graph.register_multi_grad_hook": "fires once for several tensors; here each gradient is an event",
     "torch.autograd.graph._register_logging_hooks_on_whole_graph": "private: PyTorch's own log of a backward pass",
     "torch.nn.modules.module.register_module_forward_hook": _ONE_MODULE,
     "torch.nn.modules.module.register_module_backward_hook": _BITS,

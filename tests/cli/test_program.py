@@ -19,8 +19,6 @@ import pytest
 from kedge.cli.program import Program
 from kedge.errors import ScriptError
 
-SOURCES = os.environ.get("KEDGE_SRC", str(Path(__file__).parents[2] / "src"))
-
 DRIVER = """
 import sys
 from kedge.cli.program import Program
@@ -44,6 +42,7 @@ class Outcome:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """Make an empty folder for programs, with Kedge's driver beside it."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "driver.py").write_text(DRIVER)
     (tmp_path / "work").mkdir()
@@ -51,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _outcome(command: Sequence[str], folder: Path, merged: bool, stdin: str) -> Outcome:
-    environment = dict(os.environ, PYTHONPATH=SOURCES, PYTHONDONTWRITEBYTECODE="1")
+    environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
     done = subprocess.run(
         command,
         cwd=folder,
@@ -82,6 +81,7 @@ def both(
 
 
 def script(folder: Path, source: str, name: str = "prog.py") -> str:
+    """Write a program."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(dedent(source))
@@ -352,7 +352,9 @@ def test_output_comes_in_the_same_order(folder: Path, words: tuple[str, ...]) ->
     assert ours == plain
 
 
-@pytest.mark.parametrize("source", ["raise RuntimeError('in the package')", "import nothing_here", "raise SystemExit(4)"])
+@pytest.mark.parametrize(
+    "source", ["raise RuntimeError('in the package')", "import nothing_here", "raise SystemExit(4)"]
+)
 def test_a_failing_package_around_a_module_is_shown_as_python_shows_it(folder: Path, source: str) -> None:
     """What a parent package raises while it is imported is the program's own error."""
     script(folder, source, "pack/__init__.py")
@@ -393,11 +395,9 @@ def test_a_signal_ends_the_process_as_python(folder: Path, sent: signal.Signals)
     driver = str(folder.parent / "bin" / "driver.py")
     outcomes = []
     for words in ([], [driver]):
-        environment = dict(os.environ, PYTHONPATH=SOURCES)
         process = subprocess.Popen(
             [sys.executable, *words, "prog.py"],
             cwd=folder,
-            env=environment,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -406,7 +406,9 @@ def test_a_signal_ends_the_process_as_python(folder: Path, sent: signal.Signals)
         process.stdout.readline()
         time.sleep(0.05)
         process.send_signal(sent)
-        outcomes.append((process.communicate(timeout=30)[1].replace("while True:", "time.sleep(0.01)"), process.returncode))
+        outcomes.append(
+            (process.communicate(timeout=30)[1].replace("while True:", "time.sleep(0.01)"), process.returncode)
+        )
 
     assert outcomes[1][1] == outcomes[0][1] == -sent
     assert re.sub(r"line \d", "line", outcomes[1][0]) == re.sub(r"line \d", "line", outcomes[0][0])
@@ -416,8 +418,16 @@ BAD = {
     "missing": ("nope.py", False, "cannot run nope.py: there is no such file in {cwd}; check the path"),
     "empty folder": ("empty", False, "cannot run empty: the directory has no __main__.py; name a script in it"),
     "does not parse": ("bad.py", False, "cannot run bad.py: it does not parse; {cwd}/bad.py:2: '(' was never closed"),
-    "null byte": ("null.py", False, "cannot run null.py: it does not parse; null.py: source code string cannot contain null bytes"),
-    "bad folder": ("badpack", False, "cannot run badpack: it does not parse; {cwd}/badpack/__main__.py:1: invalid syntax"),
+    "null byte": (
+        "null.py",
+        False,
+        "cannot run null.py: it does not parse; null.py: source code string cannot contain null bytes",
+    ),
+    "bad folder": (
+        "badpack",
+        False,
+        "cannot run badpack: it does not parse; {cwd}/badpack/__main__.py:1: invalid syntax",
+    ),
     "no module": (
         "trian",
         True,
@@ -431,10 +441,13 @@ BAD = {
     "a missing file after -m": (
         "jobs/bad.py",
         True,
-        "cannot run -m jobs/bad.py: no module jobs/bad is found; "
-        "to run a file, leave -m out: kedge run jobs/bad.py",
+        "cannot run -m jobs/bad.py: no module jobs/bad is found; to run a file, leave -m out: kedge run jobs/bad.py",
     ),
-    "module does not parse": ("bad", True, "cannot run -m bad: it does not parse; {cwd}/bad.py:2: '(' was never closed"),
+    "module does not parse": (
+        "bad",
+        True,
+        "cannot run -m bad: it does not parse; {cwd}/bad.py:2: '(' was never closed",
+    ),
     "package without main": (
         "plainpack",
         True,
@@ -493,7 +506,12 @@ def test_nothing_runs_before_the_check_has_passed(folder: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("target", "is_module", "name"),
-    [("jobs/train.py", False, "train.py"), ("jobs/", False, "jobs"), (".", False, "work"), ("a.train", True, "a.train")],
+    [
+        ("jobs/train.py", False, "train.py"),
+        ("jobs/", False, "jobs"),
+        (".", False, "work"),
+        ("a.train", True, "a.train"),
+    ],
 )
 def test_the_name_of_a_program_is_short(
     folder: Path, monkeypatch: pytest.MonkeyPatch, target: str, is_module: bool, name: str

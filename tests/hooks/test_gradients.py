@@ -220,7 +220,8 @@ class TwoOutputs(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         total = torch.zeros(())
         for block in self.blocks:
-            x, side = block(x)
+            out, side = block(x)
+            x = out + x * 0.7
             total = total + (side * x).sum()
         return total + x.square().sum()
 
@@ -243,7 +244,11 @@ def test_observing_a_two_output_residual_net_changes_no_bit() -> None:
     for handle in handles:
         handle.remove()
     with kedge.session() as s:
-        s.hook(model, "**, **:in, **:out.grad, **:in.grad, **:in.share, **:param.grad, **:param.acc, **:param", kedge.record())
+        s.hook(
+            model,
+            "**, **:in, **:out.grad, **:in.grad, **:in.share, **:param.grad, **:param.acc, **:param",
+            kedge.record(),
+        )
         observed = parameter_gradients(model, x)
 
     assert all(map(torch.equal, plain, again))
@@ -255,7 +260,7 @@ def test_each_backward_over_a_retained_graph_is_an_event() -> None:
     """`retain_graph` gives two backwards of one pass: two events, with their own numbers and equal values."""
     model = Chain()
     with kedge.session() as s:
-        h = s.hook(model, "a:out.grad, a.bias:param.grad, a:in.share", kedge.record(keep=None))
+        h = s.hook(model, "a:out.grad, a.bias:param.grad, a:in.share", kedge.record(copy=True, keep=None))
         loss = model(torch.randn(5, 3, requires_grad=True)).sum()
         loss.backward(retain_graph=True)
         loss.backward()
@@ -264,7 +269,7 @@ def test_each_backward_over_a_retained_graph_is_an_event() -> None:
         first, second = h.records(name)
         assert (first.event.backward, second.event.backward) == (0, 1)
         assert (first.event.pass_, second.event.pass_) == (0, 0)
-        assert name == "a.bias:param.grad" or torch.equal(first.value, second.value)
+        assert torch.equal(first.value, second.value)
 
 
 def test_double_backward_goes_through_observers_and_edits() -> None:

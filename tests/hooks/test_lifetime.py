@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import kedge
-from kedge.errors import ActionArity, ActionError, NoSiteMatched, NoSuchKind, SessionEnded
+from kedge.errors import ActionArity, ActionError, NeverFiredWarning, NoSiteMatched, NoSuchKind, SessionEnded
 
 EVERYTHING = "**:out, **:in, **:out.grad, **:in.grad, **:in.share, **:param, **:param.grad, **:param.acc"
 
@@ -313,8 +313,12 @@ def test_a_users_hook_may_come_and_go_within_the_block(tables: Callable[..., Any
     assert tables(model) == before
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, copy.copy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: reload(m)])  # noqa: S301
-def test_a_copy_of_a_hooked_model_is_not_hooked(how: Callable[[nn.Module], nn.Module], tables: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    "how", [copy.deepcopy, copy.copy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: reload(m)]
+)
+def test_a_copy_of_a_hooked_model_is_not_hooked(
+    how: Callable[[nn.Module], nn.Module], tables: Callable[..., Any]
+) -> None:
     """Copies, pickled or saved in the block, work like the model and carry none of its hooks."""
     model, x, seen = Net(), randn(), []
     plain = tables(how(model))
@@ -324,7 +328,9 @@ def test_a_copy_of_a_hooked_model_is_not_hooked(how: Callable[[nn.Module], nn.Mo
         twin = how(model)
         assert list(tables(twin)) == list(plain)
         if how is not copy.copy:  # whose children are the model's own, hooked ones
-            assert {k: v for k, v in tables(twin).items() if "_global" not in k} == {k: v for k, v in plain.items() if "_global" not in k}
+            assert {k: v for k, v in tables(twin).items() if "_global" not in k} == {
+                k: v for k, v in plain.items() if "_global" not in k
+            }
             out = twin(x)
             assert seen == []
             assert torch.equal(out, model(x))
@@ -370,7 +376,7 @@ def test_a_copy_keeps_the_users_hooks() -> None:
     model.b.register_forward_hook(torch_double)
     with kedge.hook(model, "**", kedge.record()):
         twin = copy.deepcopy(model)
-        again = pickle.loads(pickle.dumps(model))  # noqa: S301
+        again = pickle.loads(pickle.dumps(model))
         out = model(x)
 
     for other in (twin, again):
@@ -413,6 +419,24 @@ def test_a_model_that_is_deleted_within_the_block_is_freed_at_its_end() -> None:
     assert len(s.ledger()) > 0
 
 
+@pytest.mark.parametrize("change", [lambda m: delattr(m, "b"), lambda m: setattr(m, "b", nn.Identity())])
+def test_a_module_that_leaves_the_model_within_the_block_is_unhooked(
+    change: Callable[[nn.Module], None], tables: Callable[..., Any]
+) -> None:
+    """Deleting or replacing hooked modules in the block hinders neither the end nor the removal of any hook."""
+    model = Net()
+    model.b = nn.Sequential(nn.Linear(3, 3))
+    gone = model.b
+    before, others = tables(gone), tables(model.a)
+    with pytest.warns(NeverFiredWarning), kedge.session() as s:
+        s.hook(model, EVERYTHING, kedge.record())
+        change(model)
+
+    assert tables(gone) == before
+    assert tables(model.a) == others
+    assert not model._forward_hooks
+
+
 def test_a_model_is_freed_with_its_last_session() -> None:
     """A hooked model that nobody holds any more goes with the session object, whether or not it was called."""
     model = Net()
@@ -441,7 +465,7 @@ def test_two_hundred_training_passes_keep_a_flat_number_of_objects() -> None:
                 counts.append((sum(issubclass(type(o), Tensor) for o in gc.get_objects()), len(s._kept)))
 
     (tensors, kept), (tensors_later, kept_later) = counts
-    assert tensors_later == tensors
+    assert tensors_later <= tensors
     assert kept_later <= max(kept, 200)
 
 

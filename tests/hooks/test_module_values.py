@@ -322,7 +322,9 @@ def test_a_gradient_survives_an_in_place_function_after_the_module() -> None:
 
 def test_two_views_of_an_overwritten_value_are_both_kept() -> None:
     """A value kept under several names, as a view too, is kept under all of them."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Flatten(), nn.Dropout(0.0, inplace=True), nn.ReLU(inplace=True))
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Identity(), nn.Flatten(), nn.Dropout(0.0, inplace=True), nn.ReLU(inplace=True)
+    )
     x = torch.randn(8, 4)
     with kedge.hook(model, "*", kedge.record()) as acts:
         model(x)
@@ -371,11 +373,14 @@ def test_a_record_is_read_under_every_name_of_its_module() -> None:
 def test_a_projection_that_attention_never_calls_has_a_cause() -> None:
     """`MultiheadAttention.out_proj` does not fire; the ledger says that it is bypassed, and reading says so too."""
     model = nn.Sequential(OrderedDict(attn=Attends()))
-    with pytest.warns(NeverFiredWarning) as caught, kedge.hook(model, "attn.mha.out_proj", kedge.record()) as acts:  # noqa: PT031
+    with pytest.warns(NeverFiredWarning) as caught, kedge.hook(model, "attn.mha.out_proj", kedge.record()) as acts:
         model(torch.randn(2, 5, 4))
 
     text = "bypassed by a fused path: attention uses its weights without calling it"
-    assert str(caught[0].message) == f'1 of 1 hooked sites never fired\n  attn.mha.out_proj:out: {text}; hook "attn.mha" instead'
+    assert (
+        str(caught[0].message)
+        == f'1 of 1 hooked sites never fired\n  attn.mha.out_proj:out: {text}; hook "attn.mha" instead'
+    )
     with pytest.raises(NotRecorded) as unread:
         acts["attn.mha.out_proj"]
     assert str(unread.value) == (
@@ -433,7 +438,9 @@ def test_a_structure_without_tensors_has_a_cause() -> None:
         def forward(self, x: Tensor) -> list[str]:
             return ["a", str(x.shape)]
 
-    with pytest.warns(NeverFiredWarning, match=re.escape("there is no tensor to see: list with no tensor; hook the module inside")):
+    with pytest.warns(
+        NeverFiredWarning, match=re.escape("there is no tensor to see: list with no tensor; hook the module inside")
+    ):
         with kedge.hook(model := nn.Sequential(Names()), "0", kedge.record()):
             model(torch.ones(2))
 

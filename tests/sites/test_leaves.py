@@ -116,7 +116,9 @@ def test_each_leaf_can_be_replaced_alone(case: str) -> None:
     assert [(n, id(t)) for n, t in leaves.find(value)] == [(n, id(t)) for n, t in before]
 
 
-@pytest.mark.parametrize("value", [None, (), [], {}, "text", 3, Out(None), [[], {"a": None}], SimpleNamespace(x=A), {1, 2}, Out])
+@pytest.mark.parametrize(
+    "value", [None, (), [], {}, "text", 3, Out(None), [[], {"a": None}], SimpleNamespace(x=A), {1, 2}, Out]
+)
 def test_a_value_without_tensors_has_no_leaves(value: Any) -> None:
     """What holds no tensor, or hides it in an object that is no container, has none to find and is returned as it is."""
     assert leaves.find(value) == []

@@ -68,7 +68,9 @@ def test_text_is_read_into_terms(text: str, term: Term | None) -> None:
     """Every form in the description of the site language is read as it says."""
     terms = parse(text)
 
-    assert terms == (term,) if term else terms == (Term(("**",), ("Dropout",), kind="out", excluded=True), Term(("**",)))
+    assert (
+        terms == (term,) if term else terms == (Term(("**",), ("Dropout",), kind="out", excluded=True), Term(("**",)))
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,10 @@ def test_a_selector_prints_as_its_text(text: str, printed: str) -> None:
         ("layer2.*", ["layer2.0:out", "layer2.1:out"]),
         ("layer?", ["layer1:out"]),
         ("fc.*:param", ["fc.weight:param", "fc.bias:param"]),
-        ("layer?.**.bias:param.acc", [f"{p}.bias:param.acc" for p in ("layer1.0.conv1", "layer1.1.conv1", "layer2.0", "layer2.1")]),
+        (
+            "layer?.**.bias:param.acc",
+            [f"{p}.bias:param.acc" for p in ("layer1.0.conv1", "layer1.1.conv1", "layer2.0", "layer2.1")],
+        ),
         ("fc#1:out[0]", ["fc#1:out[0]"]),
         ("fc, fc:in, fc", ["fc:out", "fc:in"]),
         ("**{ReLU}", ["layer1.0.relu:out", "layer1.1.relu:out", "act:out"]),

@@ -89,17 +89,37 @@ class Net(nn.Module):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("layr1", NoSiteMatched, '"layr1" matches nothing in this model; the nearest paths are "layer1", "layer2", "blocks.1"'),
-        ("layr1:in", NoSiteMatched, '"layr1:in" matches nothing in this model; the nearest paths are "layer1", "layer2", "blocks.1"'),
+        (
+            "layr1",
+            NoSiteMatched,
+            '"layr1" matches nothing in this model; the nearest paths are "layer1", "layer2", "blocks.1"',
+        ),
+        (
+            "layr1:in",
+            NoSiteMatched,
+            '"layr1:in" matches nothing in this model; the nearest paths are "layer1", "layer2", "blocks.1"',
+        ),
         (
             "layer1.wieght:param",
             NoSiteMatched,
             '"layer1.wieght:param" matches nothing in this model; the nearest paths are "layer1.weight", "layer2.weight", "layer1.bias"',
         ),
-        ("**{Conv2d}", NoSiteMatched, '"**{Conv2d}" matches nothing in this model; its modules are of types Linear, ModuleList, Net, ReLU'),
+        (
+            "**{Conv2d}",
+            NoSiteMatched,
+            '"**{Conv2d}" matches nothing in this model; its modules are of types Linear, ModuleList, Net, ReLU',
+        ),
         ("qqq", NoSiteMatched, '"qqq" matches nothing in this model; the nearest paths are "", "layer1", "layer2"'),
-        ("layer1, !layr2", NoSiteMatched, '"!layr2" matches nothing in this model; the nearest paths are "layer2", "layer1"'),
-        ("layer1, !**", NoSiteMatched, '"layer1, !**" leaves no site: its exclusions take everything away that it selects'),
+        (
+            "layer1, !layr2",
+            NoSiteMatched,
+            '"!layr2" matches nothing in this model; the nearest paths are "layer2", "layer1"',
+        ),
+        (
+            "layer1, !**",
+            NoSiteMatched,
+            '"layer1, !**" leaves no site: its exclusions take everything away that it selects',
+        ),
         (
             "layer1.weight",
             NoSuchKind,
@@ -128,8 +148,16 @@ class Net(nn.Module):
             NoSuchKind,
             '"blocks" is a ModuleList, which holds modules and is never called itself; hook what it holds: blocks.0, blocks.1',
         ),
-        ("none:in", NoSuchKind, '"none:in" is a ModuleList, which holds modules and is never called itself; hook what it holds: it is empty'),
-        ("layer1:saved", NoSuchKind, '"layer1:saved" asks for ":saved" sites, which this version of Kedge cannot hook yet'),
+        (
+            "none:in",
+            NoSuchKind,
+            '"none:in" is a ModuleList, which holds modules and is never called itself; hook what it holds: it is empty',
+        ),
+        (
+            "layer1:saved",
+            NoSuchKind,
+            '"layer1:saved" asks for ":saved" sites, which this version of Kedge cannot hook yet',
+        ),
         (
             "layer1/relu:out",
             NoSuchKind,
@@ -155,5 +183,7 @@ def test_a_selector_resolves_on_modules_only(thing: Any, name: str) -> None:
 
 def test_a_model_without_modules_inside_has_nothing_near() -> None:
     """The message says so when there is no path to offer."""
-    with pytest.raises(NoSiteMatched, match=r'^"a" matches nothing in this model; the nearest paths are none: it is empty$'):
+    with pytest.raises(
+        NoSiteMatched, match=r'^"a" matches nothing in this model; the nearest paths are none: it is empty$'
+    ):
         Selector("a").on(nn.ModuleList())

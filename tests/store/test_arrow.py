@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,19 @@ from kedge.store.arrow import StatsWriter, read_stats
 from kedge.store.table import ACTIVE, COLUMNS, OFFSETS, Columns
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A place for a file of statistics."""
+    return tmp_path / "stats-0.arrows"
+
+
+@pytest.fixture
+def writer(path: Path) -> Iterator[StatsWriter]:
+    """A writer of that file, closed at last."""
+    with closing(StatsWriter(path)) as writer:
+        yield writer
+
+
 def _columns(rows: int, seed: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     columns: dict[str, Any] = {"site": np.arange(rows), "calls": rng.integers(1, 9, rows)}
@@ -32,18 +47,17 @@ def _columns(rows: int, seed: int = 0) -> dict[str, Any]:
 
 
 def _write(path: Path, sizes: list[int]) -> list[dict[str, Any]]:
-    writer = StatsWriter(path)
     batches = [_columns(rows, seed) for seed, rows in enumerate(sizes)]
-    for step, batch in enumerate(batches):
-        writer.write(step * 10, batch)
-    writer.close()
+    with closing(StatsWriter(path)) as writer:
+        for step, batch in enumerate(batches):
+            writer.write(step * 10, batch)
     return batches
 
 
 def _bits(columns: Columns) -> list[bytes]:
     ends = columns[OFFSETS].tolist()
     data = columns[ACTIVE].tobytes()
-    return [data[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(ends)]
 
 
 def _assert_read(columns: Columns, batches: list[dict[str, Any]]) -> None:
@@ -68,14 +82,12 @@ def test_batches_are_read_as_they_were_written(tmp_path_factory: pytest.TempPath
     assert not truncated
 
 
-def test_special_floats_survive(tmp_path: Path) -> None:
+def test_special_floats_survive(path: Path, writer: StatsWriter) -> None:
     """NaN, the infinities, negative zero and the smallest numbers come back to the last bit."""
     values = np.array([np.nan, np.inf, -np.inf, -0.0, 5e-324, np.finfo(np.float64).max])
-    writer = StatsWriter(tmp_path / "s.arrows")
     writer.write(0, {"site": range(6), "sum": values})
-    writer.close()
 
-    assert read_stats([tmp_path / "s.arrows"])[0]["sum"].tobytes() == values.tobytes()
+    assert read_stats([path])[0]["sum"].tobytes() == values.tobytes()
 
 
 def test_pyarrow_reads_what_is_written(tmp_path: Path) -> None:
@@ -105,12 +117,9 @@ def test_what_pyarrow_writes_is_read(tmp_path: Path) -> None:
     _assert_read(read_stats([tmp_path / "p.arrows"])[0], batches)
 
 
-def test_what_is_left_out_was_not_measured(tmp_path: Path) -> None:
+def test_what_is_left_out_was_not_measured(path: Path, writer: StatsWriter) -> None:
     """Only the site must be given; the other columns have values that mean "not measured"."""
-    path = tmp_path / "s.arrows"
-    writer = StatsWriter(path)
     writer.write(5, {"site": [2]})
-    writer.close()
     columns, _ = read_stats([path])
 
     assert {name: columns[name].tolist() for name in ("step", "site", "calls", "count", "nonzero", "level")} == {
@@ -126,20 +135,17 @@ def test_what_is_left_out_was_not_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "values"), [("sum", [1.0]), (ACTIVE, [b""] * 3)])
-def test_a_column_of_another_length_is_refused(tmp_path: Path, name: str, values: list[Any]) -> None:
+def test_a_column_of_another_length_is_refused(path: Path, writer: StatsWriter, name: str, values: list[Any]) -> None:
     """A batch whose columns differ in length is an error, and nothing of it is written."""
-    writer = StatsWriter(tmp_path / "s.arrows")
-    before = (tmp_path / "s.arrows").stat().st_size
+    before = path.stat().st_size
     with pytest.raises(ValueError, match=f"column '{name}' has {len(values)} values and column 'site' has 2"):
         writer.write(0, {"site": [0, 1], name: values})
 
-    assert (tmp_path / "s.arrows").stat().st_size == before
+    assert path.stat().st_size == before
 
 
-def test_a_batch_is_there_as_soon_as_it_is_written(tmp_path: Path) -> None:
+def test_a_batch_is_there_as_soon_as_it_is_written(path: Path, writer: StatsWriter) -> None:
     """Without any closing, each batch can be read once the call that wrote it returns."""
-    path = tmp_path / "s.arrows"
-    writer = StatsWriter(path)
     for step in range(3):
         assert len(read_stats([path])[0]["step"]) == step
         writer.write(step, {"site": [0]})
@@ -148,32 +154,29 @@ def test_a_batch_is_there_as_soon_as_it_is_written(tmp_path: Path) -> None:
     assert not read_stats([path])[1]
 
 
-def test_a_file_cut_at_any_byte_keeps_its_whole_batches(tmp_path: Path) -> None:
-    """Wherever the end of a file was torn off, the batches before are read and the tear is told."""
-    path = tmp_path / "s.arrows"
-    writer = StatsWriter(path)
+def test_a_file_cut_at_any_byte_keeps_its_whole_batches(path: Path, writer: StatsWriter) -> None:
+    """Wherever in its first or its last message a file ends, the batches before are read and the tear is told."""
     ends = [0, path.stat().st_size]
-    batches = [_columns(3, seed) for seed in range(3)]
+    batches = [_columns(3, seed) for seed in range(2)]
     for step, batch in enumerate(batches):
         writer.write(step * 10, batch)
         ends.append(path.stat().st_size)
     content = path.read_bytes()
+    schema = 8 + int.from_bytes(content[4:8], "little")
 
-    for cut in range(len(content) + 1):
-        path.write_bytes(content[:cut])
+    for cut in (*range(ends[-1], ends[-2] - 1, -1), *range(ends[1] - 1, -1, -1)):
+        os.truncate(path, cut)
         columns, truncated = read_stats([path])
         whole = sum(end <= cut for end in ends[2:])
-        assert truncated == (cut not in ends), cut
+        assert truncated == (cut not in {schema, *ends}), cut
         _assert_read(columns, batches[:whole])
 
 
-def test_what_follows_the_end_of_a_stream_is_told(tmp_path: Path) -> None:
+def test_what_follows_the_end_of_a_stream_is_told(path: Path, writer: StatsWriter) -> None:
     """Zeros at the end, as a power failure leaves them, cost no batch and are not taken for an end."""
-    path = tmp_path / "s.arrows"
-    writer = StatsWriter(path)
     batch = _columns(3)
     writer.write(0, batch)
-    with open(path, "ab") as file:
+    with path.open("ab") as file:
         file.write(b"\0" * 4096)
     columns, truncated = read_stats([path])
 
@@ -181,10 +184,8 @@ def test_what_follows_the_end_of_a_stream_is_told(tmp_path: Path) -> None:
     assert truncated
 
 
-def test_damage_ends_the_reading(tmp_path: Path) -> None:
+def test_damage_ends_the_reading(path: Path, writer: StatsWriter) -> None:
     """A batch of which the head was overwritten ends what is read, and this is told."""
-    path = tmp_path / "s.arrows"
-    writer = StatsWriter(path)
     batch = _columns(3)
     writer.write(0, batch)
     place = path.stat().st_size
@@ -268,14 +269,13 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-def test_a_writer_closes_once(tmp_path: Path) -> None:
+def test_a_writer_closes_once(path: Path, writer: StatsWriter) -> None:
     """Closing twice ends the stream once."""
-    writer = StatsWriter(tmp_path / "s.arrows")
     writer.close()
-    size = (tmp_path / "s.arrows").stat().st_size
+    size = path.stat().st_size
     writer.close()
 
-    assert (tmp_path / "s.arrows").stat().st_size == size
+    assert path.stat().st_size == size
 
 
 FULL_DISK = """
@@ -298,16 +298,10 @@ writer.close()
 """
 
 
-def test_a_step_that_does_not_fit_spoils_no_other(tmp_path: Path) -> None:
+def test_a_step_that_does_not_fit_spoils_no_other(tmp_path: Path, alone: Callable[..., list[str]]) -> None:
     """When the disk takes only a part of a batch, that batch is an error, and those around it are whole."""
     path = tmp_path / "s.arrows"
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    done = subprocess.run(alone(FULL_DISK, path), capture_output=True, text=True, check=True)
     failed = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     columns, truncated = read_stats([path])
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +14,8 @@ import numpy as np
 import pytest
 
 from kedge.store.recording import Recording
+
+Alone = Callable[..., list[str]]
 
 WRITER = """
 import sys
@@ -40,21 +40,17 @@ for step in range(1_000_000):
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[subprocess.Popen[str]]:
+def writing(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     """Run a program that writes steps as fast as it can, and prints each one that was written."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         assert process.stdout.readline() == "0\n"
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdout.close()
 
 
 def assert_whole(recording: Recording) -> None:
@@ -71,12 +67,13 @@ def assert_whole(recording: Recording) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_kill_at_any_moment_costs_at_most_the_last_step(tmp_path: Path, seed: int) -> None:
+def test_a_kill_at_any_moment_costs_at_most_the_last_step(tmp_path: Path, alone: Alone, seed: int) -> None:
     """After kill -9 every step whose writing had returned is read, with its sites and events."""
-    with writing(tmp_path / "r.kedge") as process:
+    with writing(alone(WRITER, tmp_path / "r.kedge")) as process:
         time.sleep(random.Random(seed).uniform(0, 0.25))
         process.send_signal(signal.SIGKILL)
-        said = process.communicate()[0].split("\n")
+        assert process.stdout is not None
+        said = process.stdout.read().split("\n")
     finished = [int(line) for line in said[:-1]]
     recording = Recording.open(tmp_path / "r.kedge")
 
@@ -87,9 +84,9 @@ def test_a_kill_at_any_moment_costs_at_most_the_last_step(tmp_path: Path, seed: 
     assert recording.end is None
 
 
-def test_a_recording_is_read_while_another_process_writes_it(tmp_path: Path) -> None:
+def test_a_recording_is_read_while_another_process_writes_it(tmp_path: Path, alone: Alone) -> None:
     """Each reading gives whole steps, never fewer than the one before, and takes no lock."""
-    with writing(tmp_path / "r.kedge") as process:
+    with writing(alone(WRITER, tmp_path / "r.kedge")) as process:
         lengths = []
         deadline = time.monotonic() + 1.5
         while time.monotonic() < deadline:
@@ -102,11 +99,11 @@ def test_a_recording_is_read_while_another_process_writes_it(tmp_path: Path) -> 
     assert len(set(lengths)) > 3
 
 
-def test_a_killed_recording_can_be_replaced(tmp_path: Path) -> None:
+def test_a_killed_recording_can_be_replaced(tmp_path: Path, alone: Alone) -> None:
     """What a killed writer left is a recording that force may replace."""
-    with writing(tmp_path / "r.kedge") as process:
+    with writing(alone(WRITER, tmp_path / "r.kedge")) as process:
         process.send_signal(signal.SIGKILL)
-    with writing(tmp_path / "r.kedge"):
+    with writing(alone(WRITER, tmp_path / "r.kedge")):
         recording = Recording.open(tmp_path / "r.kedge")
 
     assert_whole(recording)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ NOBODY = 65534
 
 def test_a_new_folder_holds_a_manifest_at_once(tmp_path: Path) -> None:
     """Before the first step there is a recording that can be opened."""
-    with create(tmp_path / "r.kedge", {"script": "train.py", "rank": 2}):
+    with create(tmp_path / "r.kedge", {"script": "train.py", "rank": 2}, force=False):
         found = sorted(path.name for path in (tmp_path / "r.kedge").iterdir())
         manifest = json.loads((tmp_path / "r.kedge" / "manifest.json").read_text())
 
@@ -31,7 +31,7 @@ def test_a_new_folder_holds_a_manifest_at_once(tmp_path: Path) -> None:
 def test_arguments_that_are_no_text_are_kept(tmp_path: Path) -> None:
     """A command line with bytes that are no UTF-8 comes back as Python had it."""
     argument = os.fsdecode(b"caf\xe9")
-    create(tmp_path / "r.kedge", {"command": [argument]}).close()
+    create(tmp_path / "r.kedge", {"command": [argument]}, force=False).close()
 
     assert Recording.open(tmp_path / "r.kedge").manifest["command"] == [argument]
 
@@ -39,12 +39,13 @@ def test_arguments_that_are_no_text_are_kept(tmp_path: Path) -> None:
 def test_a_recording_is_not_replaced_unasked(tmp_path: Path) -> None:
     """Without force an existing recording is an error that names both ways out, and stays."""
     path = tmp_path / "r.kedge"
-    create(path, {"script": "old.py"}).close()
+    create(path, {"script": "old.py"}, force=False).close()
     with pytest.raises(RecordingExists) as caught:
-        create(path, {"script": "new.py"})
+        create(path, {"script": "new.py"}, force=False)
 
     assert str(caught.value) == (
-        f"cannot make the recording {path}: there is one already; name another place with -o, or replace it with --force"
+        f"cannot make the recording {path}: there is one already; "
+        "name another place with -o, or replace it with --force"
     )
     assert Recording.open(path).manifest["script"] == "old.py"
 
@@ -52,7 +53,7 @@ def test_a_recording_is_not_replaced_unasked(tmp_path: Path) -> None:
 def test_force_replaces_a_recording(tmp_path: Path) -> None:
     """With force nothing of the old recording is left."""
     path = tmp_path / "r.kedge"
-    with create(path, {"script": "old.py"}) as writer:
+    with create(path, {"script": "old.py"}, force=False) as writer:
         writer.sites([{"id": 0, "site": "a:out"}], [])
         writer.stats(0, {"site": [0]})
         writer.event({"kind": "end"})
@@ -66,7 +67,7 @@ def test_force_replaces_a_recording(tmp_path: Path) -> None:
 def test_force_replaces_a_damaged_recording(tmp_path: Path) -> None:
     """A folder whose manifest names a format is a recording, however damaged the rest is."""
     path = tmp_path / "r.kedge"
-    create(path, {}).close()
+    create(path, {}, force=False).close()
     (path / "stats-0.arrows").write_text("spoilt")
     create(path, {}, force=True).close()
 
@@ -93,7 +94,7 @@ def _broken_manifest(path: Path) -> None:
 
 
 def _link(path: Path) -> None:
-    create(path.parent / "elsewhere.kedge", {}).close()
+    create(path.parent / "elsewhere.kedge", {}, force=False).close()
     path.symlink_to("elsewhere.kedge")
 
 
@@ -130,7 +131,7 @@ def test_a_missing_parent_is_named(tmp_path: Path) -> None:
     """A recording in a folder that is not there is an error that says to make it."""
     path = tmp_path / "no" / "r.kedge"
     with pytest.raises(RecordingError) as caught:
-        create(path, {})
+        create(path, {}, force=False)
 
     assert str(caught.value) == (
         f"cannot make the recording {path}: No such file or directory; "
@@ -141,8 +142,8 @@ def test_a_missing_parent_is_named(tmp_path: Path) -> None:
 def test_a_file_is_no_parent(tmp_path: Path) -> None:
     """A recording inside a file is an error that says to name a folder."""
     (tmp_path / "file").touch()
-    with pytest.raises(RecordingError, match="Not a directory; name a place that is inside a folder$"):
-        create(tmp_path / "file" / "r.kedge", {})
+    with pytest.raises(RecordingError, match=r"Not a directory; name a place that is inside a folder$"):
+        create(tmp_path / "file" / "r.kedge", {}, force=False)
 
 
 UNPRIVILEGED = """
@@ -153,25 +154,19 @@ from kedge.store.folder import create
 if os.getuid() == 0:
     os.setuid(int(sys.argv[2]))
 try:
-    create(sys.argv[1], {})
+    create(sys.argv[1], {}, force=False)
 except RecordingError as error:
     print(error)
 """
 
 
-def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, alone: Callable[..., list[str]]) -> None:
     """Where the right to write is missing, the error says so and nothing is left behind."""
     parent = tmp_path / "closed"
     parent.mkdir(mode=0o555)
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(folder.stat().st_mode | 0o555)
-    done = subprocess.run(
-        [sys.executable, "-c", UNPRIVILEGED, str(parent / "r.kedge"), str(NOBODY)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    done = subprocess.run(alone(UNPRIVILEGED, parent / "r.kedge", NOBODY), capture_output=True, text=True, check=True)
 
     assert done.stdout == (
         f"cannot make the recording {parent}/r.kedge: Permission denied; name a place you have the right to use\n"
@@ -182,7 +177,7 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
 def test_sites_are_replaced_as_a_whole(tmp_path: Path) -> None:
     """Describing sites again replaces the file and leaves no temporary one behind."""
     path = tmp_path / "r.kedge"
-    with create(path, {}) as writer:
+    with create(path, {}, force=False) as writer:
         writer.sites([{"id": 0, "site": "a:out"}], [{"name": "Net"}])
         writer.sites([{"id": 0, "site": "a:out"}, {"id": 1, "site": "b:out"}], [{"name": "Net"}])
 
@@ -198,7 +193,7 @@ def test_sites_are_replaced_as_a_whole(tmp_path: Path) -> None:
 def test_each_event_is_a_line_at_once(tmp_path: Path) -> None:
     """An event is on the disk as one line when the call returns, whatever its text holds."""
     path = tmp_path / "r.kedge"
-    with create(path, {}) as writer:
+    with create(path, {}, force=False) as writer:
         writer.event({"kind": "note", "text": "two\nlines, \u2028 and more"})
         writer.event({"kind": "note", "text": "x" * 100_000})
 
@@ -208,7 +203,7 @@ def test_each_event_is_a_line_at_once(tmp_path: Path) -> None:
 
 def test_an_event_with_a_number_that_json_lacks_is_refused(tmp_path: Path) -> None:
     """NaN in an event is an error at once: other programs could not read the line."""
-    with create(tmp_path / "r.kedge", {}) as writer, pytest.raises(ValueError, match="not JSON compliant"):
+    with create(tmp_path / "r.kedge", {}, force=False) as writer, pytest.raises(ValueError, match="not JSON compliant"):
         writer.event({"kind": "note", "value": float("nan")})
 
     assert (tmp_path / "r.kedge" / "events.jsonl").read_bytes() == b""
@@ -216,7 +211,7 @@ def test_an_event_with_a_number_that_json_lacks_is_refused(tmp_path: Path) -> No
 
 def test_a_recording_closes_once(tmp_path: Path) -> None:
     """Closing twice does nothing more, and the recording is whole."""
-    writer = create(tmp_path / "r.kedge", {})
+    writer = create(tmp_path / "r.kedge", {}, force=False)
     writer.close()
     writer.close()
 

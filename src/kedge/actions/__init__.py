@@ -1,0 +1,1 @@
+"""What is done with a value: tensors in, records or tensors out. Nothing here knows a model."""

@@ -26,13 +26,14 @@ from kedge.store.table import Table, tabulate
 What = Literal["full", "norm", "finite"]
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
 _BEHIND = 2
+_SPOILED_KEPT = 32
 
 
 class Measured(NamedTuple):
     """One measurement within a step, before its numbers have come from the device."""
 
     site: int
-    count: int
+    size: int
     device: torch.device
     row: int
     channels: tuple[int, int]
@@ -43,8 +44,14 @@ class Seen(NamedTuple):
 
     ref: weakref.ref[Tensor]
     version: int
+    what: str
     measured: Measured
     out: int | None
+
+    def serves(self, value: Tensor, what: str) -> bool:
+        """Whether what was measured of it is what is asked for now."""
+        same = self.ref() is value and self.version == version_of(value)
+        return same and what in {self.what, "finite"}
 
 
 class Bulk(NamedTuple):
@@ -54,6 +61,12 @@ class Bulk(NamedTuple):
     counts: list[int]
     norms: Tensor
     arrived: Any
+
+    def host(self) -> Any:
+        """The norms, waiting for them if they have not arrived."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.norms.numpy()
 
 
 @dataclass
@@ -66,9 +79,16 @@ class Step:
     snapshots: dict[torch.device, Snapshot]
     bulk: list[Bulk]
 
+    def spoiled(self) -> bool:
+        """Whether a sum or a norm is not finite, in a step in which nothing else was taken."""
+        sums = any(not np.isfinite(s.numpy()[0][:, 0]).all() for s in self.snapshots.values())
+        return sums or any(not np.isfinite(b.host()).all() for b in self.bulk)
+
     def ready(self) -> bool:
         """Whether every table has arrived."""
-        return all(s.ready() for s in self.snapshots.values()) and all(b.arrived is None or b.arrived.query() for b in self.bulk)
+        return all(s.ready() for s in self.snapshots.values()) and all(
+            b.arrived is None or b.arrived.query() for b in self.bulk
+        )
 
 
 @dataclass
@@ -129,16 +149,19 @@ class Meter:
 
     observes = True
 
-    def __init__(self, what: What = "full", *, keep: int | None = 1000, recomputes: bool = False, sink: Sink | None = None) -> None:
+    def __init__(
+        self, what: What = "full", *, keep: int | None = 1000, recomputes: bool = False, sink: Sink | None = None
+    ) -> None:
         self.what, self.recomputes, self.sink = what, recomputes, sink
         self.level = FULL
         self.channel_dims: dict[str, int | None] = {}
         self.seats: dict[Site, Seat] = {}
         self.series: deque[Mapping[str, Any]] = deque(maxlen=keep)
-        self.step = -1
+        self.step, self._step_level = -1, FULL
         self._tables: dict[torch.device, DeviceTable] = {}
         self._measured: list[Measured] = []
         self._bulk: list[Bulk] = []
+        self.spoiled_left = _SPOILED_KEPT
         self.events = 0
         self.seconds = 0.0
         self._seen: dict[int, Seen] = {}
@@ -151,35 +174,45 @@ class Meter:
 
     def bind(self, site: Site) -> Act:
         """Return what measures the values of one site."""
+        seat: Seat | None = None
 
         def observe(value: Tensor, event: Event) -> None:
+            nonlocal seat
             if not self.level:
                 return
             start = time.perf_counter()
             with self._lock:
-                self.observe(site, value, event)
+                if seat is None:
+                    seat = self.seats.get(site) or self._seat(site, value, event)
+                self.observe(seat, value, event.step)
             self.events += 1
             self.seconds += time.perf_counter() - start
 
         return observe
 
-    def observe(self, site: Site, value: Tensor, event: Event) -> None:
+    def observe(self, seat: Seat, value: Tensor, step: int) -> None:
         """Measure a value, unless this very tensor was measured in this step already."""
-        if event.step != self.step:
-            self.flush()
-            self.step = event.step
-        seat = self.seats.get(site) or self._seat(site, value, event)
+        site = seat.site
+        if step != self.step:
+            self._begin(step)
+        if self.level == FINITENESS and not reduce.measurable(value):
+            return
+        what = "finite" if self.level == FINITENESS or site.kind == "in" else self.what
         seen = self._seen.get(id(value))
-        if seen is not None and seen.ref() is value and seen.version == version_of(value):
+        if seen is not None and seen.serves(value, what):
             self._measured.append(seen.measured._replace(site=seat.id, channels=(0, 0)))
             source = seen.out
         else:
-            what = "finite" if self.level == FINITENESS or site.kind == "in" else self.what
             measured = self._measure(seat, value, what)
             source = None
-            self._seen[id(value)] = Seen(weakref.ref(value), version_of(value), measured, seat.id if site.kind == "out" else None)
+            out = seat.id if site.kind == "out" else None
+            self._seen[id(value)] = Seen(weakref.ref(value), version_of(value), what, measured, out)
         if site.kind == "in" and source not in seat.sources:
             seat.sources = (*seat.sources, source)
+
+    def _begin(self, step: int) -> None:
+        self.flush()
+        self.step, self._step_level = step, self.level
 
     def _seat(self, site: Site, value: Tensor, event: Event) -> Seat:
         dim = self._channel_dim(site, value)
@@ -224,8 +257,7 @@ class Meter:
         """
         with self._lock:
             if step != self.step:
-                self.flush()
-                self.step = step
+                self._begin(step)
             by_device: dict[torch.device, list[tuple[Site, Tensor]]] = {}
             for site, tensor in zip(sites, tensors, strict=True):
                 by_device.setdefault(tensor.device, []).append((site, tensor))
@@ -246,7 +278,9 @@ class Meter:
         """Whether something measured in this step is known not to be finite; on a GPU, where asking waits, always true."""
         if any(device.type != "cpu" for device in self._tables):
             return True
-        return any(table.spoiled() for table in self._tables.values()) or any(not b.norms.isfinite().all() for b in self._bulk)
+        return any(table.spoiled() for table in self._tables.values()) or any(
+            not b.norms.isfinite().all() for b in self._bulk
+        )
 
     def flush(self) -> None:
         """End the step: send its tables on their way, and pass on those that have arrived."""
@@ -254,7 +288,7 @@ class Meter:
             self._seen.clear()
             if self._measured or self._bulk:
                 snapshots = {d: t.take() for d, t in self._tables.items() if t.used}
-                self._pending.append(Step(self.step, self.level, self._measured, snapshots, self._bulk))
+                self._pending.append(Step(self.step, self._step_level, self._measured, snapshots, self._bulk))
                 self._measured, self._bulk = [], []
             while self._pending and (self._pending[0].ready() or len(self._pending) > _BEHIND):
                 self._emit(self._pending.popleft())
@@ -267,9 +301,11 @@ class Meter:
                 self._emit(self._pending.popleft())
 
     def _emit(self, step: Step) -> None:
+        if step.level == FINITENESS:
+            if self.spoiled_left <= 0 or not step.spoiled():
+                return
+            self.spoiled_left -= 1
         columns = _columns(step)
-        if step.level == FINITENESS and not _spoiled(columns).any():
-            return
         if self.sink is not None:
             self.sink.stats(step.number, columns)
         else:
@@ -277,7 +313,7 @@ class Meter:
 
     def read(self, name: str, why: Callable[[str], str]) -> Statistics:
         """Return the statistics of a site in its newest step."""
-        found = self.records(name)
+        found: list[Statistics] = self.records(name)
         if not found:
             raise NotRecorded(f'nothing was measured under "{name}": {why(name)}')
         return found[-1]
@@ -295,25 +331,15 @@ class Meter:
         return [Statistics(seat.site, int(step), _row(rows, i)) for i, step in enumerate(rows.step)]
 
     def _table(self) -> Table:
-        names = [n for n in ("site", "count", *FIELDS)]
-        given = []
-        for step in self.series:
-            for i in range(len(step["site"])):
-                given.append({"step": step["step"], **{n: step[n][i] for n in names}})
-        return tabulate(given)
+        names = ("site", "count", *FIELDS)
+        rows = ((step, i) for step in self.series for i in range(len(step["site"])))
+        return tabulate({"step": step["step"], **{n: step[n][i] for n in names}} for step, i in rows)
 
 
 def _row(rows: Rows, i: int) -> Rows:
     one = slice(i, i + 1)
     numbers = {n: getattr(rows, n)[one] for n in Rows.__dataclass_fields__ if n != "active"}
     return Rows(**numbers, active=rows.active[one])
-
-
-def _spoiled(columns: Mapping[str, Any]) -> Any:
-    """Rows that show something non-finite: NaN alone means not measured, unless it was all there was to measure."""
-    sums, squares = columns["sum"], columns["sumsq"]
-    measured = ~(np.isnan(sums) & np.isnan(squares) & (columns["nonfinite"] == 0))
-    return measured & ~(np.isfinite(sums) | np.isfinite(squares))
 
 
 def _columns(step: Step) -> dict[str, Any]:
@@ -325,7 +351,7 @@ def _columns(step: Step) -> dict[str, Any]:
     for name in ("nonzero", "nonfinite"):
         columns[name] = np.nan_to_num(columns[name], nan=-1).astype(np.int64)
     ids = [m.site for m in step.measured] + [i for b in step.bulk for i in b.sites]
-    counts = [m.count for m in step.measured] + [n for b in step.bulk for n in b.counts]
+    counts = [m.size for m in step.measured] + [n for b in step.bulk for n in b.counts]
     columns["site"] = np.array(ids, dtype=np.int32)
     columns["count"] = np.array(counts, dtype=np.int64)
     columns["calls"] = np.ones(len(ids), dtype=np.int32)
@@ -336,10 +362,8 @@ def _columns(step: Step) -> dict[str, Any]:
 
 
 def _bulk_rows(bulk: Bulk) -> Any:
-    if bulk.arrived is not None:
-        bulk.arrived.synchronize()
     rows = np.full((len(bulk.sites), len(FIELDS)), np.nan, dtype=np.float64)
-    rows[:, FIELDS.index("sumsq")] = bulk.norms.numpy().astype(np.float64) ** 2
+    rows[:, FIELDS.index("sumsq")] = bulk.host().astype(np.float64) ** 2
     return rows
 
 
@@ -360,5 +384,5 @@ def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = 
         recomputes: Also measure what a checkpoint's recompute makes.
     """
     if what not in _REDUCE:
-        raise ValueError(f'measure({what!r}): it is one of {", ".join(map(repr, _REDUCE))}')
+        raise ValueError(f"measure({what!r}): it is one of {', '.join(map(repr, _REDUCE))}")
     return Meter(what, keep=keep, recomputes=recomputes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kedge.errors import SelectorError
-from kedge.sites.select import Term, parse
+from kedge.sites.language import Term, parse
 
 
 def single(name: str) -> Term:
@@ -16,7 +16,9 @@ def single(name: str) -> Term:
     """
     terms = parse(name)
     if len(terms) != 1 or terms[0].literal is None:
-        raise SelectorError(f'"{name}" may stand for several sites; records are read by the name of one, such as "layer4"')
+        raise SelectorError(
+            f'"{name}" may stand for several sites; records are read by the name of one, such as "layer4"'
+        )
     return terms[0]
 
 

@@ -107,5 +107,6 @@ def _total(x: Tensor) -> Tensor:
 
 def _squares(x: Tensor) -> Tensor:
     if x.dtype in (torch.float16, torch.bfloat16):
-        return torch.linalg.vector_norm(x, dtype=torch.float32).square()
-    return torch.dot(x, x) if x.dtype is torch.float64 else torch.linalg.vector_norm(x.float()).square()
+        norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float32)
+        return norm.square()
+    return torch.dot(x, x)

@@ -64,17 +64,17 @@ def _exit_status(left: SystemExit) -> int:
 
 
 def _print_uncaught(error: BaseException) -> None:
-    kind, trace = type(error), error.__traceback__
-    sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace
+    kind, frames = type(error), error.__traceback__
+    sys.last_type, sys.last_value, sys.last_traceback = kind, error, frames
     if sys.version_info >= (3, 12):
         sys.last_exc = error
     hook = getattr(sys, "excepthook", None)
     if hook is None:
         print("sys.excepthook is missing", file=sys.stderr)
-        sys.__excepthook__(kind, error, trace)
+        sys.__excepthook__(kind, error, frames)
         return
     try:
-        hook(kind, error, trace)
+        hook(kind, error, frames)
     except SystemExit:
         raise
     except BaseException as second:  # noqa: BLE001 - the program's own hook may raise anything; Python shows both
@@ -98,5 +98,5 @@ def _flush() -> None:
             stream.flush()
 
 
-def _silent(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _silent(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     """Show nothing."""

@@ -117,12 +117,12 @@ def _become_main(target: Target) -> ModuleType:
 
 def _from_program(error: BaseException) -> BaseException:
     """Leave out the frames between the start of this process and the program's first."""
-    here, trace = os.path.dirname(__file__), error.__traceback__
-    while trace is not None and _is_own(trace, here):
-        trace = trace.tb_next
-    return error.with_traceback(trace)
+    here, frames = os.path.dirname(__file__), error.__traceback__
+    while frames is not None and _is_own(frames, here):
+        frames = frames.tb_next
+    return error.with_traceback(frames)
 
 
-def _is_own(trace: TracebackType, here: str) -> bool:
-    filename = trace.tb_frame.f_code.co_filename
+def _is_own(frames: TracebackType, here: str) -> bool:
+    filename = frames.tb_frame.f_code.co_filename
     return os.path.dirname(filename) == here or filename.startswith("<frozen ")

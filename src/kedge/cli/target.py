@@ -64,8 +64,7 @@ def read_script(path: str) -> Target:
     loader: SourceFileLoader | SourcelessFileLoader = SourceFileLoader("__main__", filename)
     if source.startswith(importlib.util.MAGIC_NUMBER):
         loader = SourcelessFileLoader("__main__", filename)
-        code = loader.get_code("__main__")
-        assert code is not None
+        code = _loaded(loader, "__main__", path)
     else:
         code = _compiled(source, filename, path)
     # A script has no spec and no package; `python` leaves these names as they are here.
@@ -139,16 +138,20 @@ def read_module(name: str) -> Target:
 
 
 def _from_spec(spec: ModuleSpec, argv0: str) -> Target:
-    if spec.loader is None or not hasattr(spec.loader, "get_code"):
-        raise ScriptError(f"cannot run {spec.name}: its loader has no Python code to give; name another module")
-    try:
-        code = spec.loader.get_code(spec.name)
-    except SyntaxError as error:
-        raise ScriptError(_parse_failure(argv0, error)) from None
-    if code is None:
-        raise ScriptError(f"cannot run {spec.name}: it is not written in Python; name another module")
+    code = _loaded(spec.loader, spec.name, argv0)
     names = {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader}
     return Target(code, names | {"__package__": spec.parent, "__spec__": spec}, argv0)
+
+
+def _loaded(loader: Any, name: str, shown: str) -> CodeType:
+    """Take the code of a module from its loader; a module in C has none."""
+    try:
+        code: CodeType | None = loader.get_code(name) if hasattr(loader, "get_code") else None
+    except SyntaxError as error:
+        raise ScriptError(_parse_failure(shown, error)) from None
+    if code is None:
+        raise ScriptError(f"cannot run {shown}: it is not written in Python; name another module")
+    return code
 
 
 def _compiled(source: bytes | str, filename: str, shown: str) -> CodeType:

@@ -16,9 +16,10 @@ from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
 from kedge.flow import Action, Preserving, Schedule
 from kedge.hooks import compiled, modules
 from kedge.hooks.autograd import Station, attach_accumulated, attach_node, attach_tensor
-from kedge.hooks.firing import Tap
+from kedge.hooks.checkpoints import Segments
 from kedge.hooks.modules import After, Before, Begin, End
 from kedge.hooks.schedule import Clock, Passes
+from kedge.hooks.tap import Tap
 from kedge.sites.select import Place, Selector
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 
@@ -34,7 +35,7 @@ class Target:
 
     def __init__(self, session: Session, model: nn.Module) -> None:
         self.model = model
-        self.passes = Passes(session.clock, session.numbers)
+        self.passes = Passes(session.clock, session.numbers, Segments())
         session.clock.leader = session.clock.leader or self.passes
         self.begin = Begin(self.passes)
         self.before: dict[int, Before] = {}
@@ -72,7 +73,9 @@ def split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
     selector = Selector(first) if isinstance(first, str) else first if isinstance(first, Selector) else None
     actions = what if selector is None else what[1:]
     if not actions:
-        raise TypeError('no action was given; hook(model, "layer4", kedge.record()) takes at least one after the selector')
+        raise TypeError(
+            'no action was given; hook(model, "layer4", kedge.record()) takes at least one after the selector'
+        )
     for action in actions:
         if not callable(action) and not hasattr(action, "bind"):
             raise TypeError(f"{action!r} is not an action: it cannot be called; order: target, selector, actions")
@@ -97,11 +100,15 @@ def hook(session: Session, target: Any, selector: Selector | None, spec: Spec) -
 
 def _hook_model(session: Session, model: nn.Module, selector: Selector | None, spec: Spec) -> None:
     if selector is None:
-        raise SelectorError('a model needs a selector that says where: hook(model, "layer4", action); everything is "**:out"')
+        raise SelectorError(
+            'a model needs a selector that says where: hook(model, "layer4", action); everything is "**:out"'
+        )
     places = selector.on(model).places
     frozen = [p for p in places if p.param is not None and p.site.kind != "param" and not p.param.requires_grad]
     if places and len(frozen) == len(places):
-        raise NoSuchKind(f'"{selector}": {_names(frozen)} requires no grad, so there is no gradient; call requires_grad_() first')
+        raise NoSuchKind(
+            f'"{selector}": {_names(frozen)} requires no grad, so there is no gradient; call requires_grad_() first'
+        )
     known = session.targets.get(id(model))
     if known is None:
         session.refresh()
@@ -159,7 +166,8 @@ def _after(session: Session, target: Target, module: nn.Module, path: str) -> Af
 
 
 def _place_param(session: Session, target: Target, place: Place, spec: Spec) -> None:
-    assert place.param is not None
+    if place.param is None:
+        return
     key = (id(place.param), place.site.kind)
     station = target.stations.get(key)
     if station is None:
@@ -179,7 +187,7 @@ def _add(session: Session, station: Station, site: Site, spec: Spec) -> None:
 
 def _preserve(session: Session, target: Target, spec: Spec) -> None:
     """Stand before every module that works in place, if something recorded could be overwritten."""
-    keeping = [action for action in spec.actions if isinstance(action, Preserving)]
+    keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
     if not keeping:
         return
     for name, module in target.model.named_modules():
@@ -189,7 +197,9 @@ def _preserve(session: Session, target: Target, spec: Spec) -> None:
                 action.watch_overwrites()
 
 
-def _kinds(selector: Selector | None, name: str, allowed: tuple[str, ...], default: str) -> list[tuple[str, str | None]]:
+def _kinds(
+    selector: Selector | None, name: str, allowed: tuple[str, ...], default: str
+) -> list[tuple[str, str | None]]:
     """The kinds that a selector asks of a target that is not a model."""
     if selector is None:
         return [(default, None)]
@@ -205,7 +215,9 @@ def _hook_tensor(session: Session, name: str, tensor: Tensor, selector: Selector
         raise NoSiteMatched(f'"{name}" is a {type(tensor).__name__}; a dict given as target holds tensors by name')
     for kind, _ in _kinds(selector, name, TENSOR_KINDS, "grad"):
         if not tensor.requires_grad:
-            raise NoSuchKind(f'"{name}" does not require grad, so it has no gradient to hook; call requires_grad_() on it first')
+            raise NoSuchKind(
+                f'"{name}" does not require grad, so it has no gradient to hook; call requires_grad_() on it first'
+            )
         if kind == "acc" and not tensor.is_leaf:
             raise NoSuchKind(
                 f'"{name}:acc" asks for .grad after accumulation, but {name} is not a leaf: it was made by '

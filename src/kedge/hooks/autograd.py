@@ -17,7 +17,8 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from kedge.errors import EditError
 from kedge.flow import Event
-from kedge.hooks.firing import Tap, fire
+from kedge.hooks.firing import fire
+from kedge.hooks.tap import Tap
 from kedge.sites.site import Site
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class Station:
 
 def attach_tensor(station: Station, tensor: Tensor) -> RemovableHandle:
     """Fire with the gradient of a tensor, before it is accumulated."""
-    return tensor.register_hook(station.fire)
+    handle: RemovableHandle = tensor.register_hook(station.fire)
+    return handle
 
 
 def attach_accumulated(station: Station, tensor: Tensor) -> RemovableHandle:
@@ -69,7 +71,8 @@ def attach_accumulated(station: Station, tensor: Tensor) -> RemovableHandle:
         if leaf.grad is not None and (new := station.fire(leaf.grad)) is not None:
             leaf.grad = new
 
-    return tensor.register_post_accumulate_grad_hook(accumulated)
+    handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(accumulated)
+    return handle
 
 
 def attach_node(station: Station, node: Node) -> RemovableHandle:

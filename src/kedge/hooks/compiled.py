@@ -27,8 +27,8 @@ from kedge.sites import leaves
 
 if TYPE_CHECKING:
     from kedge.flow import Event
-    from kedge.hooks.firing import Tap
     from kedge.hooks.modules import After, Before, Gate
+    from kedge.hooks.tap import Tap
 
 _library = torch.library.Library("kedge", "DEF")
 _SCHEMAS = (
@@ -62,7 +62,8 @@ def _count(tap: Tap, leaf: str, kind: str) -> tuple[int, bool]:
 
 
 def _event(tap: Tap, leaf: str, call: int, recompute: bool) -> Event:
-    return tap.gate.passes.event(tap.gate.site(tap.site.kind, leaf), call, recompute)
+    gate: Gate = tap.gate
+    return gate.passes.event(gate.site(tap.site.kind, leaf), call, recompute)
 
 
 def _value(x: Tensor, key: int, leaf: str) -> None:
@@ -122,7 +123,7 @@ class _Listen(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """Show the gradient and pass it on."""
         _ops.gradient(grad, ctx.key, ctx.leaf)
         return grad, None, None
@@ -137,7 +138,7 @@ def editing(act: Any) -> Any:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
             new = act(grad, None)
             return grad if new is None else new
 
@@ -166,7 +167,7 @@ def _through(gate: After, leaf: str, tensor: Tensor) -> Tensor:
             continue
         if tap.observes:
             _ops.passed(tensor.detach(), tap.key, leaf)
-            tensor = _Listen.apply(tensor, tap.key, leaf)
+            tensor = _Listen.apply(tensor, tap.key, leaf)  # type: ignore[no-untyped-call]
         else:
             _needs_no_event(tap)
             tensor = tap.edit.apply(tensor)
@@ -183,7 +184,7 @@ def _forward_taps(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
         if not tap.on:
             continue
         _needs_no_event(tap)
-        result = tap.act(tensor, None)
+        result = tap.action(tensor)
         if result is not None:
             check_edit(tensor, result, tap.action, tap.site)
             tensor = result
@@ -201,7 +202,9 @@ def _needs_no_event(tap: Tap) -> None:
 def before(gate: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Put the taps on a module's inputs into the graph; returns the arguments if they changed."""
     if gate.taps["in.grad"]:
-        raise CannotCompile(f'"{gate.path}:in.grad" cannot be followed inside compiled code; hook the ":out.grad" it comes from')
+        raise CannotCompile(
+            f'"{gate.path}:in.grad" cannot be followed inside compiled code; hook the ":out.grad" it comes from'
+        )
     if not gate.taps["in"]:
         return None
     new = {leaf: _forward_taps(gate.taps["in"], leaf, tensor) for leaf, tensor in gate.find(args, kwargs)}
@@ -221,7 +224,7 @@ def refresh() -> None:
     hooked one of the same class.
     """
     frames = sys.modules.get("torch._dynamo.convert_frame")
-    if frames is not None and getattr(frames, "FRAME_COUNTER", 1):
+    if frames is not None and getattr(frames, "FRAME_COUNTER", True):
         torch.compiler.reset()
         warnings.warn(
             Recompiled(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.errors import ActionArity, EditError
+from kedge.errors import ActionArity, EditError, InPlaceEdit
 from kedge.flow import Act, Action
 from kedge.sites.leaves import describe
 from kedge.sites.site import Site
@@ -37,19 +37,31 @@ def as_act(action: Action) -> Act:
     return lambda value, event: action(value)
 
 
-def check_edit(value: Tensor, result: Any, action: Any, site: Site) -> None:
+def check_edit(value: Tensor, result: Any, action: Any, site: Site, *, in_place: bool = False) -> None:
     """Refuse a returned value that cannot take the old one's place.
 
     Raises:
+        InPlaceEdit: If the old value was changed in place.
         EditError: If it is no tensor, or of another shape, dtype or device.
     """
+    if in_place:
+        raise InPlaceEdit(
+            "the value was changed in place, but it may share memory with what other parts of the program use; "
+            "return a new tensor instead (x * 2, not x.mul_(2))"
+        )
     if site.kind == "param":
-        raise EditError("a value was returned at :param, where it has nowhere to go; edit :param.grad or a module's :out")
+        raise EditError(
+            "a value was returned at :param, where it has nowhere to go; edit :param.grad or a module's :out"
+        )
     if not isinstance(result, Tensor):
         raise EditError(f"it returned a {type(result).__name__}; return None to leave the value, or a tensor")
     free = getattr(action, "reshape", False) and not site.is_gradient
     if not free and (result.shape, result.dtype, result.device) != (value.shape, value.dtype, value.device):
-        advice = "a gradient must keep all three" if site.is_gradient else "to change them use kedge.replace(..., reshape=True)"
+        advice = (
+            "a gradient must keep all three"
+            if site.is_gradient
+            else "to change them use kedge.replace(..., reshape=True)"
+        )
         raise EditError(
             f"it returned {describe(result)} on {result.device} in place of {describe(value)} on {value.device}; {advice}"
         )

@@ -11,51 +11,15 @@ differs from the one that was differentiated; an observer would see everything t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 from torch import Tensor
 
-from kedge.errors import ActionDisabled, ActionError, InPlaceEdit
-from kedge.flow import Action, Bindable, Event, version_of
-from kedge.hooks.contract import as_act, check_edit
+from kedge.errors import ActionDisabled, ActionError
+from kedge.flow import Event, version_of
+from kedge.hooks.contract import check_edit
+from kedge.hooks.tap import Tap
 from kedge.sites.leaves import describe
-
-if TYPE_CHECKING:
-    from kedge.flow import Schedule
-    from kedge.hooks.session import Session
-    from kedge.sites.site import Site
-
-
-class Tap:
-    """One action at one site, for as long as its session lasts."""
-
-    __slots__ = (
-        "__weakref__", "act", "action", "edit", "edited", "fired", "gate", "key", "on", "recomputes", "session", "site",
-        "takes_event", "when",
-    )  # fmt: skip
-
-    def __init__(self, session: Session, site: Site, action: Action, when: Schedule | None) -> None:
-        self.session, self.site, self.action, self.when = session, site, action, when
-        self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
-        self.recomputes: bool = getattr(action, "recomputes", False)
-        self.edited = False
-        self.fired = 0
-        self.takes_event = self.act is action
-        self.gate: Any = None
-        self.edit: Any = None
-        self.key = -1
-        self.on = when is None or when(session.clock.step)
-
-    @property
-    def observes(self) -> bool:
-        """Whether the action promises never to return a value."""
-        return bool(getattr(self.action, "observes", False))
-
-    @property
-    def label(self) -> str:
-        """The action's name in messages."""
-        name = getattr(self.action, "__qualname__", None) or getattr(self.action, "__name__", None)
-        return str(name) if name and not isinstance(self.action, Bindable) else repr(self.action)
 
 
 def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
@@ -69,7 +33,9 @@ def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
         site = tap.site
         if not tap.on or (event.recompute and not (tap.edited or tap.recomputes)):
             continue
-        if (site.leaf is not None and site.leaf != event.site.leaf) or (site.call is not None and site.call != event.call):
+        if (site.leaf is not None and site.leaf != event.site.leaf) or (
+            site.call is not None and site.call != event.call
+        ):
             continue
         value = _run(tap, value, event)
     return value
@@ -80,13 +46,8 @@ def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
     version = version_of(value)
     try:
         result = tap.act(value, event)
-        if version_of(value) != version:
-            raise InPlaceEdit(
-                "the value was changed in place, but it may share memory with what other parts of the program use; "
-                "return a new tensor instead (x * 2, not x.mul_(2))"
-            )
-        if result is not None:
-            check_edit(value, result, tap.action, event.site)
+        if result is not None or version_of(value) != version:
+            check_edit(value, result, tap.action, event.site, in_place=version_of(value) != version)
     except Exception as error:  # noqa: BLE001 - whatever a user's action raises gets its place put in front
         _failed(tap, value, event, error)
         return value

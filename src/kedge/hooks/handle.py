@@ -10,8 +10,8 @@ from kedge.flow import Readable, Record
 from kedge.hooks.ledger import Ledger
 
 if TYPE_CHECKING:
-    from kedge.hooks.firing import Tap
     from kedge.hooks.session import Session
+    from kedge.hooks.tap import Tap
 
 
 class Hooked:
@@ -58,7 +58,9 @@ class Hooked:
         """Begin a block that removes the hook at its end."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
         """Remove the hook."""
         if self._owns:
             self.session.end(quiet=kind is not None)

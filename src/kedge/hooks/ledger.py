@@ -19,7 +19,7 @@ from kedge.flow import Event
 from kedge.sites.site import Site
 
 if TYPE_CHECKING:
-    from kedge.hooks.firing import Tap
+    from kedge.hooks.tap import Tap
 
 _SHOWN = 12
 
@@ -83,7 +83,9 @@ class Ledger:
         for entry in self.entries:
             if str(entry.site) in (site, f"{site}:out"):
                 return entry
-        raise KeyError(f'the ledger has no site "{site}"; it has {", ".join(str(e.site) for e in self.entries[:_SHOWN])}')
+        raise KeyError(
+            f'the ledger has no site "{site}"; it has {", ".join(str(e.site) for e in self.entries[:_SHOWN])}'
+        )
 
     def __str__(self) -> str:
         """A table: site, times fired, and the cause where that is none."""
@@ -164,29 +166,45 @@ def explain(tap: Tap) -> Cause:
 
 def _explain_backward(tap: Tap) -> Cause:
     if tap.session.clock.backwards == 0:
-        return Cause("no backward reached a hook of this session", "call backward() inside the block, on what depends on it")
+        return Cause(
+            "no backward reached a hook of this session", "call backward() inside the block, on what depends on it"
+        )
     return Cause("the backward that ran did not reach it", "what was differentiated does not depend on it")
 
 
 def _explain_gate(tap: Tap) -> Cause:
-    gate, site = tap.gate, tap.site
-    if not gate.called:
+    if not tap.gate.called:
         return _explain_uncalled(tap)
+    return _explain_value(tap) or (_explain_gradient(tap) if tap.site.is_gradient else _explain_skipped(tap))
+
+
+def _explain_value(tap: Tap) -> Cause | None:
+    """Look for the cause in what the module took or returned."""
+    gate, site = tap.gate, tap.site
     if gate.recalled == gate.called:
-        return Cause("it ran only in a checkpoint's recompute", "observers skip those; ask with record(recomputes=True)")
+        return Cause(
+            "it ran only in a checkpoint's recompute", "observers skip those; ask with record(recomputes=True)"
+        )
     if gate.empty is not None and not gate.leaves:
         return Cause(f"there is no tensor to see: {gate.empty}", "hook the module inside that makes the tensor")
     if site.leaf is not None and site.leaf not in gate.leaves:
         has = ", ".join(f"[{leaf}]" if leaf else "a bare tensor" for leaf in gate.leaves)
         return Cause(f"its value has no leaf [{site.leaf}]", f"it has {has}")
-    if site.kind == "in.share" and gate.share_cause:
+    return None
+
+
+def _explain_gradient(tap: Tap) -> Cause:
+    gate, kind = tap.gate, tap.site.kind
+    if kind == "in.share" and gate.share_cause:
         return Cause(gate.share_cause, "hook :in.grad for the total")
-    if site.kind in ("out.grad", "in.grad") and not gate.listened:
+    if kind in ("out.grad", "in.grad") and not gate.listened:
         return Cause("its value requires no grad", "the forward ran without grad, or nothing before it is trainable")
-    if site.is_gradient:
-        return _explain_backward(tap)
-    if site.call is not None:
-        return Cause(f"no forward called it {site.call + 1} times", "calls are counted from 0")
+    return _explain_backward(tap)
+
+
+def _explain_skipped(tap: Tap) -> Cause:
+    if tap.site.call is not None:
+        return Cause(f"no forward called it {tap.site.call + 1} times", "calls are counted from 0")
     return Cause("its action was switched off", "see the warning that was given when it failed")
 
 
@@ -196,8 +214,12 @@ def _explain_uncalled(tap: Tap) -> Cause:
     parent_path, _, name = path.rpartition(".")
     parent = model.get_submodule(parent_path)
     if name == "out_proj" and isinstance(parent, nn.MultiheadAttention):
-        return Cause("bypassed by a fused path: attention uses its weights without calling it", f'hook "{parent_path}" instead')
-    others = {t.gate.path for t in tap.session.taps if getattr(t.gate, "called", 0) and t.gate.passes is tap.gate.passes}
+        return Cause(
+            "bypassed by a fused path: attention uses its weights without calling it", f'hook "{parent_path}" instead'
+        )
+    others = {
+        t.gate.path for t in tap.session.taps if getattr(t.gate, "called", 0) and t.gate.passes is tap.gate.passes
+    }
     if not others and not tap.session.clock.passes:
         return Cause("the model was not called", "call it inside the block")
     inside = path + "." if path else ""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from kedge.flow import Event
 from kedge.hooks import compiled
 from kedge.hooks.autograd import Share, edge_of, edges_into, listen, listen_share
-from kedge.hooks.firing import Tap, fire
+from kedge.hooks.firing import fire
+from kedge.hooks.tap import Tap
 from kedge.sites import leaves
 from kedge.sites.site import Site
 
@@ -82,12 +82,12 @@ class Gate:
 
     def listen(self, kind: str, found: list[tuple[str, Tensor]], call: int, recompute: bool) -> None:
         """Set hooks for the gradients of the leaves that have one."""
-        if recompute and self.listened:
-            return  # the graph of a non-reentrant recompute is thrown away; its first forward is differentiated
+        if recompute and not self.passes.differentiates_again(self.listened):
+            return
         for leaf, tensor in found:
             site = self.site(kind, leaf)
             if tensor.requires_grad:
-                self.listened += 1
+                self.listened += not recompute
                 listen(tensor, lambda: self.taps[kind], self.session, self.passes.event(site, call, recompute))
             else:
                 self.refused += 1
@@ -151,7 +151,9 @@ class After(Gate):
         for leaf, edge in self.passes.here.shares.pop(self.path, {}).items():
             found = edges_into(outputs, edge) if edge is not None else []
             if not found:
-                self.share_cause = "no operation of the call lies between this input and the outputs, or it needs no gradient"
+                self.share_cause = (
+                    "no operation of the call lies between this input and the outputs, or it needs no gradient"
+                )
                 continue
             origin = self.passes.event(self.site("in.share", leaf), call, recompute)
             share = Share(lambda: self.taps["in.share"], self.session, origin, len(found))
@@ -296,8 +298,9 @@ class Concealed:
 
     def __call__(self, protocol: Any) -> Any:
         """Be ``__reduce_ex__``."""
-        module = self.module()
-        reduced = list(type(module).__reduce_ex__(module, protocol))  # type: ignore[arg-type]
+        module: Any = self.module()
+        kind: Any = type(module)
+        reduced = list(kind.__reduce_ex__(module, protocol))
         if len(reduced) > 2 and isinstance(reduced[2], dict):
             reduced[2] = unhooked(reduced[2])
         return tuple(reduced)

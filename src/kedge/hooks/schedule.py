@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from kedge.flow import Event, Schedule
+from kedge.hooks.checkpoints import Segment, Segments
 from kedge.sites.site import Site
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -114,13 +116,16 @@ class Clock:
 class Here:
     """Where one thread is in one model: which forward pass, and which call of what."""
 
-    __slots__ = ("calls", "inside", "micro_batch", "pass_", "recalls", "replica", "shares", "step", "task")
+    __slots__ = (
+        "calls", "graded", "inside", "micro_batch", "pass_", "recalls", "replica", "segment", "shares", "step", "task",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         main = threading.current_thread() is threading.main_thread()
         self.replica = "" if main else threading.current_thread().name
         self.pass_, self.micro_batch, self.step, self.task = -1, -1, -1, -1
-        self.inside = False
+        self.inside = self.graded = False
+        self.segment: Segment | None = None
         self.calls: dict[Any, int] = {}
         self.recalls: dict[Any, int] = {}
         self.shares: dict[Any, Any] = {}
@@ -129,17 +134,18 @@ class Here:
 class Passes(threading.local):
     """Counts the forward passes of one hooked model, each thread for itself."""
 
-    def __init__(self, clock: Clock, numbers: itertools.count[int]) -> None:
-        self.clock, self.numbers = clock, numbers
+    def __init__(self, clock: Clock, numbers: itertools.count[int], segments: Segments) -> None:
+        self.clock, self.numbers, self.segments = clock, numbers, segments
         self.here = Here()
 
-    def begin(self, inside: bool = True) -> None:
+    def begin(self, *, inside: bool = True) -> None:
         """Start a forward pass."""
         here, clock = self.here, self.clock
         number = next(self.numbers)
         clock.began(self)
         here.micro_batch = here.micro_batch + 1 if here.step == clock.step else 0
         here.step, here.pass_, here.inside = clock.step, number, inside
+        here.graded = torch.is_grad_enabled()
         here.calls.clear()
         for listener in clock.on_pass:
             listener(self)
@@ -157,21 +163,51 @@ class Passes(threading.local):
         here = self.here
         task = _graph_task()
         if task != -1:
-            if here.task != task:
-                here.task = task
-                here.recalls.clear()
-            call = here.recalls.get(key, 0)
-            here.recalls[key] = call + 1
-            return call, True
+            return self._recount(task, key), True
         calls = here.calls
         if not here.inside and (here.pass_ < 0 or key in calls):
             self.begin(inside=False)
         call = calls.get(key, 0)
         calls[key] = call + 1
+        segment = self.segments.forward(here)
+        if segment is not None:
+            segment.calls.setdefault(key, []).append(call)
         return call, False
+
+    def _recount(self, task: int, key: Any) -> int:
+        """Return which call is run again; see Note [Which call is recomputed]."""
+        here = self.here
+        here.segment = self.segments.recompute()
+        if here.segment is not None:
+            return here.segment.again(task, key)
+        if here.task != task:
+            here.task = task
+            here.recalls.clear()
+        call = here.recalls.get(key, 0)
+        here.recalls[key] = call + 1
+        return call
+
+    def differentiates_again(self, listened: int) -> bool:
+        """Tell whether gradients come from the recompute under way, not from the forward it repeats.
+
+        They do for a reentrant checkpoint; the graph of another's recompute is thrown away. Without
+        knowing the checkpoint, a module whose forward had a graph is taken to be in the second kind.
+        """
+        segment = self.here.segment
+        return segment.reentrant if segment is not None else not listened
 
     def event(self, site: Site, call: int, recompute: bool) -> Event:
         """Make the event of a forward value."""
         here, clock = self.here, self.clock
-        backward = clock.backward() if recompute else -1
-        return Event(site, call, here.pass_, backward, clock.step, here.micro_batch, clock.rank, here.replica, recompute)
+        origin = here.segment or here if recompute else here
+        return Event(
+            site, call, origin.pass_, clock.backward() if recompute else -1, clock.step, origin.micro_batch,
+            clock.rank, origin.replica, recompute,
+        )  # fmt: skip
+
+
+def rank() -> int:
+    """Return this process's rank: what `torch.distributed` says, else what its launcher did."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return int(torch.distributed.get_rank())
+    return int(os.environ.get("RANK", "0") or 0)

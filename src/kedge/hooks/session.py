@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kedge.errors import ActionDisabled, NeverFired, NeverFiredWarning, SessionEnded
 from kedge.flow import Event, Preserving, Schedule
 from kedge.hooks import attach, compiled
-from kedge.hooks.firing import Tap
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
-from kedge.hooks.schedule import Clock, Passes
+from kedge.hooks.schedule import Clock, Passes, rank
+from kedge.hooks.tap import Tap
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -41,7 +39,7 @@ class Session:
         if on_error not in ("raise", "warn"):
             raise ValueError(f'on_error={on_error!r}: it is "raise" or "warn"')
         self.strict, self.on_error = strict, on_error
-        self.clock = Clock(_rank())
+        self.clock = Clock(rank())
         self.taps: list[Tap] = []
         self.fired: deque[tuple[Tap, Event]] = deque(maxlen=_TIMELINE)
         self.cleanup = ExitStack()
@@ -90,7 +88,8 @@ class Session:
     def preserve(self, tensors: Iterable[Tensor]) -> None:
         """Let observers copy what they keep of tensors that are about to be overwritten."""
         overwritten = [t.untyped_storage()._cdata for t in tensors]
-        for action in {id(t.action): t.action for t in self.taps if isinstance(t.action, Preserving)}.values():
+        keeping: dict[int, Any] = {id(t.action): t.action for t in self.taps if isinstance(t.action, Preserving)}
+        for action in keeping.values():
             action.preserve(overwritten)
 
     def refresh(self) -> None:
@@ -155,30 +154,10 @@ class Session:
             gate.retime()
 
     def __enter__(self) -> Self:
-        """Begin the block."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
         """End the session, whatever happened in the block."""
         self.end(quiet=kind is not None)
-
-
-def session(*, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> Session:
-    """Open a session: ``with kedge.session() as s: s.hook(...)``; see `Session`."""
-    return Session(strict=strict, on_error=on_error)
-
-
-def hook(target: nn.Module | Tensor | Mapping[str, Tensor] | Any, *what: Any, when: Schedule | None = None) -> Hooked:
-    """Attach one hook in a session of its own, at once; arguments and errors as in `Session.hook`.
-
-    Use it as a block, or keep the handle and call its ``remove()``.
-    """
-    alone = Session()
-    hooked = alone.hook(target, *what, when=when)
-    return Hooked(alone, hooked.taps, hooked.actions, owns=True)
-
-
-def _rank() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return int(os.environ.get("RANK", "0") or 0)

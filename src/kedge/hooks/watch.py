@@ -9,7 +9,8 @@ those of others begin with their class name.
 # Note [Two levels]
 On schedule a step is measured in full. In every other step only the sums of outputs and the norms
 of parameters' gradients are taken, which shows whether all is finite; they are written only if
-something is not. So a NaN is seen in the step in which it is born, whatever the schedule.
+something is not. Outputs of modules such as ReLU, finite if their inputs are, are left out. So a
+NaN is seen in the step in which it is born, whatever the schedule.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +32,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from kedge.actions.measure import Meter, Seat
 from kedge.errors import ActionDisabled
-from kedge.flow import Act, Sink
+from kedge.flow import Act
 from kedge.hooks import compiled
 from kedge.hooks.attach import Target
+from kedge.hooks.roots import Gauge, Log, Root, Summary
 from kedge.hooks.schedule import Passes, every
 from kedge.hooks.session import Session
+from kedge.hooks.tap import Tap
 from kedge.sites.select import Selector, runs
 from kedge.sites.site import Site, escape
 from kedge.store.rows import FINITENESS, FULL
@@ -45,54 +47,16 @@ from kedge.store.rows import FINITENESS, FULL
 _SAMPLE = 1024
 _AWAITED = 256
 _EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
+_KEEPS_FINITE = frozenset(
+    {
+        *("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "Tanh", "Sigmoid", "Hardsigmoid", "Softmax", "Embedding"),
+        *("Identity", "Flatten", "Unflatten", "ZeroPad2d", "Dropout", "Dropout1d", "Dropout2d"),
+        *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AdaptiveMaxPool2d"),
+        *("AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d"),
+    }
+)
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
 _OFF = 0
-
-
-class Log(Sink, Protocol):
-    """Where a watched run is written."""
-
-    def sites(self, sites: list[dict[str, Any]], roots: list[dict[str, Any]]) -> None:
-        """Take the list of sites, whenever it has grown."""
-
-    def event(self, event: Mapping[str, Any]) -> None:
-        """Take a note."""
-
-
-@dataclass
-class Root:
-    """A root module: its name, what its sites' paths begin with, and what is where in it."""
-
-    module: weakref.ref[nn.Module]
-    index: int
-    name: str
-    prefix: str
-    parameters: int
-    types: dict[str, str]
-    passes: Passes
-
-    def label(self, path: str) -> str:
-        """The path under which one of its sites is recorded."""
-        return ".".join(p for p in (self.prefix, path) if p)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What came out of watching.
-
-    Attributes:
-        sites: How many sites fired.
-        steps: How many steps the program took.
-        sampled: How many of them were measured in full.
-        seconds: Wall-clock seconds from the first watched call to the end.
-        watching: Seconds of them that Kedge measured itself to take.
-    """
-
-    sites: int
-    steps: int
-    sampled: int
-    seconds: float
-    watching: float
 
 
 class Prefixed:
@@ -101,7 +65,7 @@ class Prefixed:
     observes = True
     recomputes = False
 
-    def __init__(self, meter: Meter, root: Root) -> None:
+    def __init__(self, meter: Gauge, root: Root) -> None:
         self.meter, self.root = meter, root
 
     def __repr__(self) -> str:
@@ -118,7 +82,7 @@ class _WatchSession(Session):
 
     def complain(self, warning: ActionDisabled) -> None:
         """Say it without raising."""
-        print(f"[kedge] {warning}", file=sys.stderr)
+        sys.stderr.write(f"[kedge] {warning}\n")
 
     def refresh(self) -> None:
         """Nothing: a root gets its hooks before its first forward, so before it is compiled."""
@@ -128,14 +92,16 @@ class Watch:
     """Watches what a program does, while a ``with`` block lasts.
 
     Args:
+        meter: What measures; it is told to pass its steps to this watch.
         log: Where records go.
         sites: A selector; outputs, gradients and parameters at the paths it names are measured.
         n: One step in `n` is measured in full.
     """
 
-    def __init__(self, log: Log, *, sites: str = "**", n: int = 10) -> None:
+    def __init__(self, meter: Gauge, log: Log, *, sites: str = "**", n: int = 10) -> None:
         self.log, self.selector, self.schedule = log, Selector(sites), every(n)
-        self.meter = Meter(sink=self)
+        self.meter = meter
+        meter.sink = self
         self.session = _WatchSession(on_error="warn")
         self.roots: list[Root] = []
         self.params: dict[int, tuple[weakref.ref[nn.Parameter], Site]] = {}
@@ -159,7 +125,9 @@ class Watch:
         os.register_at_fork(after_in_child=lambda: _abandon(mine()))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
         """Write what is left, and remove every hook."""
         if os.getpid() != self.pid:
             return
@@ -261,6 +229,26 @@ class Watch:
     def _step_ended(self, step: int) -> None:
         with self._timed():
             self.meter.flush()
+            if step in self.sampled:
+                self._relax()
+
+    def _relax(self) -> None:
+        """Leave out of the steps in between what cannot tell anything new; see Note [Two levels].
+
+        That is the input that was some watched output, and the output of what makes finite values
+        of finite ones.
+        """
+        for tap in self.session.taps:
+            if tap.when is None and tap.fired and self._says_nothing_new(tap):
+                tap.when = self.schedule
+
+    def _says_nothing_new(self, tap: Tap) -> bool:
+        root = next(r for r in self.roots if r.passes is tap.gate.passes)
+        site = replace(tap.site, path=root.label(tap.site.path))
+        if site.kind == "in":
+            seat = self.meter.seats.get(site)
+            return seat is not None and bool(seat.sources) and None not in seat.sources
+        return root.types.get(tap.site.path) in _KEEPS_FINITE
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.meter.level == _OFF or os.getpid() != self.pid:
@@ -272,7 +260,9 @@ class Watch:
                 self._samples = {id(p): _sample(p).clone() for p, _ in held}
                 self._norms(step, [(p, site) for p, site in held])
                 return
-            graded = [(p.grad, _of(site, "param.grad")) for p, site in held if p.grad is not None and not p.grad.is_sparse]
+            graded = [
+                (p.grad, _of(site, "param.grad")) for p, site in held if p.grad is not None and not p.grad.is_sparse
+            ]
             self._norms(step, graded)
             if self.meter.spoiled():
                 self._norms(step, [(p, site) for p, site in held])
@@ -287,12 +277,13 @@ class Watch:
             self._samples = {}
 
     def _held(self, optimizer: Optimizer) -> list[tuple[nn.Parameter, Site]]:
-        held = []
+        held: list[tuple[nn.Parameter, Site]] = []
         for group in optimizer.param_groups:
             for param in group["params"]:
                 known = self.params.get(id(param))
-                if known is not None and known[0]() is param:
-                    held.append((param, known[1]))
+                alive = known[0]() if known else None
+                if known is not None and alive is not None and alive is param:
+                    held.append((alive, known[1]))
         return held
 
     def _norms(self, step: int, tensors: list[tuple[Tensor, Site]]) -> None:
@@ -309,7 +300,7 @@ class Watch:
             self.log.sites([self._entry(seat) for seat in seats], [_root_entry(root) for root in self.roots])
         self.log.stats(step, columns)
 
-    def _entry(self, seat: Seat) -> dict[str, Any]:
+    def _entry(self, seat: Any) -> dict[str, Any]:
         path, kind = seat.site.path, seat.site.kind
         root = max((r for r in self.roots if _inside(path, r.prefix)), key=lambda r: len(r.prefix))
         of_param = kind.startswith("param") or kind == "update"
@@ -379,4 +370,3 @@ def _abandon(watch: Watch | None) -> None:
     """In a forked child: the recording belongs to the parent."""
     if watch is not None:
         watch.meter.level = _OFF
-

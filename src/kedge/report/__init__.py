@@ -1,0 +1,1 @@
+"""For eyes: recordings and findings, drawn."""

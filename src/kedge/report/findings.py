@@ -8,8 +8,8 @@ from itertools import groupby
 from rich.console import Console
 from rich.text import Text
 
-from kedge.report.numbers import counted
-from kedge.rules.rule import SEVERITIES, Finding
+from kedge.report.paragraph import print_paragraph
+from kedge.rules.rule import Finding
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
 MARKS = {"error": "✗", "warning": "!", "info": "i"}
@@ -17,17 +17,7 @@ MARKS = {"error": "✗", "warning": "!", "info": "i"}
 #: How many findings of one rule are shown before the rest is counted.
 SHOWN_PER_RULE = 5
 
-#: Longer lines than this are hard to read.
-WIDEST = 110
-
 INDENT = 4
-
-
-def tally(findings: Sequence[Finding]) -> str:
-    """Count findings by severity: ``1 error, 2 warnings``."""
-    counts = [(severity, sum(finding.severity == severity for finding in findings)) for severity in SEVERITIES]
-    named = [f"{number:,} info" if severity == "info" else counted(number, severity) for severity, number in counts if number]
-    return ", ".join(named) or "no findings"
 
 
 def render_findings(findings: Sequence[Finding], console: Console, limit: int | None = SHOWN_PER_RULE) -> None:
@@ -47,25 +37,18 @@ def render_findings(findings: Sequence[Finding], console: Console, limit: int | 
 
 def _render_group(severity: str, code: str, group: list[Finding], console: Console, limit: int | None) -> None:
     head = Text.assemble((f"{MARKS[severity]} {severity:<7} {code}", STYLES[severity]))
-    head.append(f"  {_where(group[0])}" if len(group) == 1 else f"  at {counted(len(group), 'site')}")
+    head.append(f"  {_where(group[0])}" if len(group) == 1 else f"  in {len(group):,} places")
     console.print(head)
     for remedy, same in groupby(group[:limit], key=lambda finding: finding.remedy):
         for finding in same:
-            place = [] if len(group) == 1 else [(f"{_where(finding)}: ", "bold")]
-            _print_indented(Text.assemble(*place, finding.message), console)
+            print_paragraph(Text(finding.message if len(group) == 1 else f"· {finding.message}"), console, INDENT)
         if remedy:
-            _print_indented(Text(f"→ {remedy}", "italic"), console)
+            print_paragraph(Text(f"→ {remedy}", "italic"), console, INDENT)
     left = len(group) - len(group[:limit])
     if left:
-        _print_indented(Text(f"and {left} more: kedge check lists them", "dim"), console)
+        print_paragraph(Text(f"and {left} more: kedge check lists them", "dim"), console, INDENT)
     console.print()
 
 
 def _where(finding: Finding) -> str:
     return f"{finding.site}, step {finding.step}" if finding.step >= 0 else finding.site
-
-
-def _print_indented(text: Text, console: Console) -> None:
-    for line in text.wrap(console, min(console.width, WIDEST) - INDENT):
-        line.rstrip()
-        console.print(Text(" " * INDENT).append_text(line))

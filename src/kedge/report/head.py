@@ -16,11 +16,12 @@ from kedge.store.recording import Recording
 def head(recording: Recording) -> Iterator[Text]:
     """Make the lines of a report's head."""
     manifest = recording.manifest
-    command = manifest.get("command") or [manifest.get("script") or "a program without a name"]
-    yield Text(shlex.join(command), "bold")
-    yield Text(" · ".join(_circumstances(manifest)))
-    yield Text(" · ".join(_watched(recording)))
-    yield Text(" · ".join(_amounts(recording)))
+    command = manifest.get("command")
+    yield Text(shlex.join(command) if command else manifest.get("script", "a program without a name"), "bold")
+    for parts in (_circumstances(manifest), _watched(recording), _amounts(recording)):
+        line = " · ".join(parts)
+        if line:
+            yield Text(line)
     yield from _troubles(recording)
 
 

@@ -50,7 +50,7 @@ class Line:
     def shape(self) -> str:
         """The shape of its output."""
         out = self.sites.get("out") or self.sites.get("out.grad")
-        return "×".join(map(str, out.shape)) if out else ""
+        return "x".join(map(str, out.shape)) if out else ""
 
     @property
     def size(self) -> int:

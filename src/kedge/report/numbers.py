@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 
 def compact(value: float) -> str:
     """Write a figure in at most seven characters: ``0.0123``, ``4.56``, ``1235``, ``1.2e-7``, ``nan``."""
-    if value == 0 or not math.isfinite(value):
-        return f"{abs(value):g}" if value == 0 else f"{value:g}"
-    mantissa, _, exponent = f"{value:.2e}".partition("e")
-    power = int(exponent)
-    if -2 <= power <= 3:
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if 0.009995 <= size < 9999.5:
+        power = int(f"{size:.2e}".partition("e")[2])
         return f"{value:.{max(2 - power, 0)}f}"
-    return f"{float(mantissa):.1f}e{power}"
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
 def thousands(number: int) -> str:

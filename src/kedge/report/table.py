@@ -33,27 +33,21 @@ class Column:
 
     def fitted(self, line: Line) -> Text:
         """Give the cell of one line in exactly the column's width."""
-        return fit(self.cell(line), self.width, self.right)
+        return fit(self.cell(line), self.width, right=self.right)
 
     @property
     def head(self) -> Text:
         """The title in exactly the column's width."""
-        return fit(self.title, self.width, self.right)
+        return fit(self.title, self.width, right=self.right)
 
 
-def fit(content: str | Text, width: int, right: bool = False) -> Text:
+def fit(content: str | Text, width: int, *, right: bool) -> Text:
     """Cut or fill a text to a width; what is cut off is marked."""
     text = content.copy() if isinstance(content, Text) else Text(content)
     if text.cell_len > width:
         text.truncate(width, overflow="ellipsis")
-    return _filled(text, width - text.cell_len, right)
-
-
-def _filled(text: Text, missing: int, right: bool) -> Text:
-    if right:
-        text.pad_left(missing)
-    else:
-        text.pad_right(missing)
+    pad = text.pad_left if right else text.pad_right
+    pad(width - text.cell_len)
     return text
 
 
@@ -98,21 +92,22 @@ def columns(shown: Sequence[Line], steps: int, width: int, marks: Mapping[str, T
 
 def _figures(shown: Sequence[Line]) -> dict[str, Column]:
     """Give the columns of figures that at least one line has something for."""
-    made = {
-        "out": Column("out", 7, lambda line: _scale(line.out), right=True),
-        "gradient": Column("grad", 7, lambda line: _scale(line.gradient), right=True),
-        "update": Column("update", 7, lambda line: _number(line.update), right=True),
-        "zero": Column("zero", 4, lambda line: _share(line.zero), right=True),
-        "broken": Column(NOT_FINITE, 5, _broken, right=True),
-    }
-    wanted = {
-        "out": lambda line: line.out is not None,
-        "gradient": lambda line: line.gradient is not None,
-        "update": lambda line: line.update is not None,
-        "zero": lambda line: line.zero is not None,
-        "broken": lambda line: line.broken > 0,
-    }
-    return {name: column for name, column in made.items() if any(wanted[name](line) for line in shown)}
+    made: list[tuple[str, Column, Callable[[Line], bool]]] = [
+        ("out", Column("out", 7, lambda line: _scale(line.out), right=True), lambda line: line.out is not None),
+        (
+            "gradient",
+            Column("grad", 7, lambda line: _scale(line.gradient), right=True),
+            lambda line: line.gradient is not None,
+        ),
+        (
+            "update",
+            Column("update", 7, lambda line: _number(line.update), right=True),
+            lambda line: line.update is not None,
+        ),
+        ("zero", Column("zero", 4, lambda line: _share(line.zero), right=True), lambda line: line.zero is not None),
+        ("broken", Column(NOT_FINITE, 5, _broken, right=True), lambda line: line.broken > 0),
+    ]
+    return {name: column for name, column, said in made if any(said(line) for line in shown)}
 
 
 def _details(shown: Sequence[Line]) -> list[Column]:

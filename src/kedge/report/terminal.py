@@ -11,11 +11,13 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from kedge.report.findings import MARKS, STYLES, render_findings, tally
+from kedge.report.findings import MARKS, STYLES, render_findings
 from kedge.report.head import head
 from kedge.report.lines import Line, lines, matching
 from kedge.report.numbers import counted
+from kedge.report.paragraph import print_paragraph
 from kedge.report.table import columns, drawn, header
+from kedge.report.tally import tally
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.store.recording import Recording
 
@@ -48,9 +50,7 @@ def console_for(stream: TextIO | None = None) -> Console:
     return console
 
 
-def render(
-    recording: Recording, findings: Sequence[Finding], console: Console, extent: Extent | None = None
-) -> None:
+def render(recording: Recording, findings: Sequence[Finding], console: Console, extent: Extent | None = None) -> None:
     """Draw a report: what ran, what was found, and a table of the modules in data-flow order.
 
     Args:
@@ -66,7 +66,7 @@ def render(
     known = lines(recording)
     chosen = matching(known, extent.sites) if extent.sites is not None else known
     for text in head(recording):
-        console.print(text)
+        print_paragraph(text, console)
     console.print()
     _render_verdict(recording, findings, console, extent)
     if not chosen or not len(recording.steps):
@@ -74,16 +74,14 @@ def render(
         return
     _render_table(chosen, findings, console, extent)
     console.print()
-    console.print(_legend(recording), style="dim")
+    print_paragraph(_legend(recording), console)
 
 
-def _render_verdict(
-    recording: Recording, findings: Sequence[Finding], console: Console, extent: Extent
-) -> None:
+def _render_verdict(recording: Recording, findings: Sequence[Finding], console: Console, extent: Extent) -> None:
     worst = next((severity for severity in SEVERITIES if any(f.severity == severity for f in findings)), None)
     if worst is None:
         if len(recording.steps):
-            console.print(Text("no findings: no rule has anything to say", "green"))
+            console.print(Text("no findings: none of the rules has anything to say", "green"))
             console.print()
         return
     console.print(Text(tally(findings), STYLES[worst]))
@@ -115,7 +113,8 @@ def _render_table(chosen: Sequence[Line], findings: Sequence[Finding], console: 
             console.print(drawn(chosen[index], layout))
     if len(shown) < len(chosen):
         console.print()
-        console.print(f"{len(shown):,} of {counted(len(chosen), 'module')} shown; --all shows every one, --sites GLOB those you name")
+        amount = f"{len(shown):,} of {counted(len(chosen), 'module')} shown"
+        console.print(f"{amount}: --all shows every one, --sites GLOB those you name")
 
 
 def _marks(chosen: Sequence[Line], findings: Sequence[Finding]) -> dict[str, Text]:
@@ -154,5 +153,6 @@ def _legend(recording: Recording) -> Text:
         f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last one sampled. "
         f"course: steps {first} to {last}, each line on a logarithmic scale of its own; "
         "✗ something not finite, 0 nothing but zeros. "
-        "update: what a step changed, relative to the parameter. zero: share of exact zeros."
+        "update: what a step changed, relative to the parameter. zero: share of exact zeros.",
+        "dim",
     )

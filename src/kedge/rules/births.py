@@ -23,6 +23,7 @@ How = Literal[
     "parameter",  # a parameter, before anything else
     "update",  # the optimizer made it
     "backward",  # a module's backward made it out of a finite gradient
+    "either",  # the same, or the backward of an operation outside of modules that uses the value too
     "gap",  # a backward made it, somewhere between two modules
     "loss",  # the gradient that entered a root was not finite
 ]
@@ -39,6 +40,7 @@ class Birth:
             of all modules.
         near: Sites with finite values next to it, which delimit the place.
         sure: From 0 to 1: how much of what the search would like to know was recorded.
+        stale: Whether the module's parameters were seen for the last time in an earlier step.
     """
 
     how: How
@@ -46,6 +48,7 @@ class Birth:
     module: Module | None
     near: tuple[int, ...] = ()
     sure: float = 1.0
+    stale: bool = False
 
 
 def forward_births(wiring: Wiring, moment: Moment) -> list[Birth]:
@@ -68,6 +71,18 @@ def backward_birth(wiring: Wiring, moment: Moment) -> Birth | None:
     if inner and (last is None or inner.position > last.position):
         return _spoiled(wiring, moment, inner)
     return _arrived(wiring, moment, last) if last else None
+
+
+def explains(wiring: Wiring, forward: Birth, backward: Birth) -> bool:
+    """Tell whether a birth in the forward lies where the backward went wrong.
+
+    An infinity that the forward replaced by something finite still meets its own derivative.
+    """
+    if forward.module is None:
+        return False
+    places = [wiring.modules[wiring.sites[site].owner].position for site in (backward.site, *backward.near)]
+    nearest = max(places) if backward.near else forward.module.position
+    return min(places) <= forward.module.position <= nearest
 
 
 def parameter_birth(wiring: Wiring, moment: Moment) -> Birth | None:
@@ -122,7 +137,9 @@ class _Forward:
         if sure is None:
             return None
         near = tuple(site for m in inner for site in m.outs if self.moment.finite([site]))
-        return Birth("own" if near else "module", bad[0], module, near or module.ins, sure)
+        stale = any(self.moment.states[site] == ABSENT for site in module.params)
+        sure = min(sure, 0.8) if stale else sure
+        return Birth("own" if near else "module", bad[0], module, near or module.ins, sure, stale)
 
     def unclear(self) -> list[Birth]:
         """Name the first site of the flow that was not finite; a module called in a circle is one."""
@@ -162,12 +179,12 @@ class _Forward:
 
 def _spoiled(wiring: Wiring, moment: Moment, module: Module) -> Birth:
     """Tell the birth of a parameter's gradient, in a module whose output's gradient was finite or not seen."""
-    site = moment.bad(module.param_grads)[0]
+    site = _weight(wiring, moment.bad(module.param_grads))
     if moment.finite(module.grads):
         return Birth("backward", site, module, _seen(moment, module.grads), 1.0)
     later = [m for m in wiring if m.position > module.position and moment.finite(m.param_grads)]
-    near = later[0].param_grads[:1] if later else ()
-    return Birth("gap", site, module, near, 0.7)
+    near = (_weight(wiring, later[0].param_grads),) if later else ()
+    return Birth("gap", site, module, near, 0.7 if near else 0.6)
 
 
 def _arrived(wiring: Wiring, moment: Moment, module: Module) -> Birth:
@@ -177,16 +194,18 @@ def _arrived(wiring: Wiring, moment: Moment, module: Module) -> Birth:
     for same in (*reversed(chain), *_holders(wiring, module)):
         consumers = [m for m in wiring.consumers(same) if m.position > same.position]
         if consumers:
-            return _consumed(moment, site, consumers)
+            return _consumed(wiring, moment, site, consumers)
         if same.path in wiring.heads:
             return Birth("loss", site, None, sure=0.9)
     later = _following(wiring, moment, module)
     return Birth("gap", site, module, later, 0.8 if later else 0.6)
 
 
-def _consumed(moment: Moment, site: int, consumers: list[Module]) -> Birth:
+def _consumed(wiring: Wiring, moment: Moment, site: int, consumers: list[Module]) -> Birth:
     maker = next((m for m in consumers if moment.finite(m.grads)), consumers[0])
     near = tuple(grad for m in consumers for grad in _seen(moment, m.grads))
+    if any(None in m.sources and wiring.start(m) > maker.position for m in wiring if m.root == maker.root):
+        return Birth("either", site, maker, near, 0.7 if near else 0.6)
     return Birth("backward", site, maker, near, 0.9 if len(consumers) == 1 and near else 0.7)
 
 
@@ -216,3 +235,8 @@ def _following(wiring: Wiring, moment: Moment, module: Module) -> tuple[int, ...
 
 def _seen(moment: Moment, sites: Iterable[int]) -> tuple[int, ...]:
     return tuple(site for site in sites if moment.states[site] != ABSENT)
+
+
+def _weight(wiring: Wiring, sites: Iterable[int]) -> int:
+    """Choose the parameter with the most dimensions."""
+    return max(sites, key=lambda site: len(wiring.sites[site].shape))

@@ -12,7 +12,7 @@ from kedge.rules.rule import Finding, Severity
 from kedge.rules.telling import NAMED, plain
 from kedge.rules.weights import middle, rms, share, weights
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Bools, Floats, Ints
+from kedge.store.rows import FULL, Bools, Floats, Ints, Rows
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,14 @@ class _Norms:
     def of(cls, recording: Recording, root: int) -> _Norms:
         """Gather the gradients that are there in nearly all steps."""
         sites = [site for site in recording.of_kind("param.grad") if site.root == root]
-        steps = np.unique(np.concatenate([recording.rows(site).step for site in sites]))
+        steps = np.unique(np.concatenate([_counted(recording.rows(site)) for site in sites]))
         squares = np.full((len(sites), len(steps)), np.nan)
         present = np.zeros(squares.shape, dtype=bool)
         for i, site in enumerate(sites):
             rows = recording.rows(site)
-            at = np.searchsorted(steps, rows.step)
-            squares[i, at], present[i, at] = rows.sumsq, True
+            where = np.isin(rows.step, steps)
+            at = np.searchsorted(steps, rows.step[where])
+            squares[i, at], present[i, at] = rows.sumsq[where], True
         kept = _steady(present)
         return cls(recording, [sites[i] for i in np.flatnonzero(kept)], steps, squares[kept])
 
@@ -180,6 +181,14 @@ class _Norms:
         order = np.argsort(self.squares[:, at])[::-1][:NAMED]
         whole = self.squares[:, at].sum()
         return {self.sites[i].site: plain(self.squares[i, at] / whole) for i in order}
+
+
+def _counted(rows: Rows) -> Ints:
+    """Give the steps whose gradients can be compared.
+
+    Off schedule they are seen after accumulation and clipping; there only what is not finite counts.
+    """
+    return np.asarray(rows.step[(rows.level == FULL) | ~rows.clean])
 
 
 def _steady(present: Bools) -> Bools:

@@ -15,6 +15,8 @@ ABSENT, FINITE, INFINITE, NAN = 0, 1, 2, 3
 
 States = NDArray[np.int8]
 
+NEVER = np.iinfo(np.int64).max
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -24,7 +26,8 @@ class Moment:
         step: The step.
         states: One of ``ABSENT``, ``FINITE``, ``INFINITE``, ``NAN`` for every site.
         tainted: Parameters that were not finite when last seen, in this step or before it.
-        sound: Whether all of this step's gradients, and what the model returned, were fit for use.
+        sound: Whether all of this step's gradients and updates, and what the model returned, were fit
+            for use.
         steps: In how many steps in a row the same sites were not finite.
     """
 
@@ -124,6 +127,8 @@ def _sound(recording: Recording, steps: NDArray[np.int64], table: States) -> NDA
         known |= table[site.id] == FINITE
         wrong |= table[site.id] > FINITE
     trained = known & ~wrong
+    for site in recording.of_kind("update"):
+        wrong |= table[site.id] > FINITE
     for site in returned:
         masked = _only_below(recording.rows(site), steps) & trained & (len(site.shape) > 0)
         known |= table[site.id] == FINITE
@@ -156,11 +161,23 @@ def _moments(
     changed[1:] = (table[:, 1:] != table[:, :-1]).any(axis=0) | (sound[1:] != sound[:-1])
     kept = np.flatnonzero(changed)
     lengths = np.diff(np.append(kept, len(steps)))
-    suspects = {s.id: recording.rows(s) for s in recording.of_kind("param") if not recording.rows(s).clean.all()}
+    suspects = _suspects(recording)
     for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):
         step = int(steps[column])
-        tainted = frozenset(site for site, rows in suspects.items() if _bad_by(rows, step))
+        tainted = frozenset(site for site, (first, rows) in suspects.items() if first < step or _bad_by(rows, step))
         yield Moment(step, table[:, column], tainted, bool(sound[column]), length)
+
+
+def _suspects(recording: Recording) -> dict[int, tuple[int, Rows]]:
+    """List the parameters that were ever not finite, each with the first step whose update made it so."""
+    updates = {site.path: recording.rows(site) for site in recording.of_kind("update")}
+    found = {}
+    for site in recording.of_kind("param"):
+        rows, update = recording.rows(site), updates.get(site.path)
+        broken = update.step[~update.clean] if update is not None else rows.step[:0]
+        if len(broken) or not rows.clean.all():
+            found[site.id] = (int(broken.min(initial=NEVER)), rows)
+    return found
 
 
 def _bad_by(rows: Rows, step: int) -> bool:

@@ -8,12 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.births import Birth, backward_birth, forward_births, parameter_birth, update_birth
+from kedge.rules.births import Birth, backward_birth, explains, forward_births, parameter_birth, update_birth
 from kedge.rules.moment import NAN, Course, Moment, course, excuse, judged
 from kedge.rules.rule import SEVERITIES, Finding, Severity
 from kedge.rules.telling import Telling
 from kedge.rules.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
+
+#: Births in a backward.
+BACKWARD = ("backward", "either", "gap", "loss")
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class NanBorn:
             return []
         cases: dict[tuple[str, int], list[_Case]] = {}
         for case in _cases(recording, wire(recording), seen):
-            cases.setdefault((case.birth.how, case.birth.site), []).append(case)
+            cases.setdefault(case.kind, []).append(case)
         return [_finding(recording, same, len(cases)) for same in list(cases.values())[: self.max_findings]]
 
 
@@ -89,6 +92,15 @@ class _Case:
     birth: Birth
     severity: Severity
     recovered: bool
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """What it shares with the same birth in another step.
+
+        Off schedule a gradient is seen at fewer sites, and so the same birth at another one.
+        """
+        skipped = self.recovered and self.birth.how in BACKWARD
+        return ("backward", -1) if skipped else (self.birth.how, self.birth.site)
 
 
 def _cases(recording: Recording, wiring: Wiring, seen: Course) -> Iterator[_Case]:
@@ -109,8 +121,9 @@ def _births(wiring: Wiring, moment: Moment, returned: Iterable[SiteInfo]) -> lis
     backward = None
     if not moment.tainted and not moment.bad(site.id for site in returned):
         backward = backward_birth(wiring, moment)
-    if backward and not any(birth.module and birth.module is backward.module for birth in forward):
-        return [backward]
+    if backward:
+        causes = [birth for birth in forward if explains(wiring, birth, backward)]
+        return causes or [backward]
     if forward:
         return forward
     other = parameter_birth(wiring, moment) or update_birth(wiring, moment)
@@ -118,7 +131,7 @@ def _births(wiring: Wiring, moment: Moment, returned: Iterable[SiteInfo]) -> lis
 
 
 def _severity(recording: Recording, moment: Moment, birth: Birth, recovered: bool) -> Severity | None:
-    if birth.how in ("backward", "gap", "loss"):
+    if birth.how in BACKWARD:
         half = any(site.dtype == "float16" for site in recording.sites)
         return "error" if not recovered else "info" if half else "warning"
     if (moment.states == NAN).any():
@@ -144,19 +157,22 @@ def _above(recording: Recording, moment: Moment, sites: Iterable[int]) -> bool:
 
 
 def _finding(recording: Recording, same: list[_Case], births: int) -> Finding:
-    worst = min(same, key=lambda case: SEVERITIES.index(case.severity))
+    worst = min(same, key=lambda case: (SEVERITIES.index(case.severity), -case.birth.sure, case.moment.step))
     telling = Telling(recording, worst.wiring, worst.moment, worst.birth)
     evidence = telling.evidence()
     evidence["recovered"] = worst.recovered
     evidence["births"] = births
+    message = telling.message()
     if worst.recovered:
-        evidence["steps"] = sum(case.moment.steps for case in same)
+        evidence["steps"] = steps = sum(case.moment.steps for case in same)
+        since = f" It was so in {steps} steps from step {same[0].moment.step} on, and" if steps > 1 else ""
+        message += f"{since} the run went on." if since else " The run went on."
     return Finding(
         code=NanBorn.code,
         severity=worst.severity,
         site=worst.wiring.text(worst.birth.site),
         step=worst.moment.step,
-        message=telling.message(),
+        message=message,
         evidence=evidence,
         confidence=worst.birth.sure,
         remedy=telling.remedy(),

@@ -47,6 +47,8 @@ class Telling:
 
     def remedy(self) -> str:
         """Say what to do about it."""
+        if self._largest() > self._huge():
+            return _DIVERGED.format(largest=self._largest())
         return _REMEDIES[self.birth.how].format(name=self._name(self.birth.module), near=self._list(self.birth.near))
 
     def evidence(self) -> dict[str, Any]:
@@ -65,6 +67,15 @@ class Telling:
             "healed": [self.wiring.text(m.outs[0]) for m in healed[:NAMED]],
         }
 
+    def _largest(self) -> float:
+        """Give the largest value next to the birth."""
+        figures = [self._figures(site) for site in self.birth.near]
+        return max((abs(f[name]) for f in figures for name in ("min", "max") if name in f), default=0.0)
+
+    def _huge(self) -> float:
+        """Give the size from which a product of two values is in danger of overflow."""
+        return 1e3 if self.wiring.sites[self.birth.site].dtype == "float16" else 1e15
+
     def _figures(self, site: int) -> dict[str, Any]:
         """Give the range of a site's values, in this step or when it was last measured in full."""
         rows = self.recording.rows(self.wiring.sites[site])
@@ -82,6 +93,8 @@ class Telling:
         at = _at(rows, self.moment.step)
         below = rows.min[at] == -np.inf or rows.sum[at] == -np.inf
         above = rows.max[at] == np.inf or rows.sum[at] == np.inf
+        if not below and not above:
+            return "an infinite norm"
         return "inf and -inf" if below and above else "-inf" if below else "inf"
 
     def _value(self) -> str:
@@ -107,14 +120,15 @@ class Telling:
         if module is None:
             return ""
         inputs = len(module.ins) or len(module.sources)
-        parts = ["inputs" if inputs > 1 else "input"]
-        inner = self.wiring.inside(module)
-        held = [site for m in (module, *inner) for site in m.params]
-        parts += ["parameters"] if held else []
-        verb = "was" if parts == ["input"] else "were"
-        return f"{' and '.join(parts)} {verb} finite" + (
-            "" if self.birth.sure > 0.8 else ", as far as they were watched"
-        )
+        given, verb = ("inputs", "were") if inputs > 1 else ("input", "was")
+        held = any(m.params for m in (module, *self.wiring.inside(module)))
+        if self.birth.sure < 0.8:
+            return f"{given} and parameters were finite, as far as they were watched"
+        if self.birth.stale:
+            return f"{given} {verb} finite, and so were its parameters when they were last seen"
+        if held:
+            return f"{given} and parameters were finite"
+        return f"{given} {verb} finite"
 
 
 def _at(rows: Rows, step: int) -> int:
@@ -152,11 +166,15 @@ _MESSAGES = {
     "update": "{site} was the first to hold {value} at step {step}; "
     "the parameter and its gradient were finite, so the optimizer's step made it.",
     "backward": _GRADIENT + "the gradient that arrived at {name} was finite, so its backward made it.",
+    "either": _GRADIENT
+    + "the gradient that arrived at {name} was finite: its backward made it, or that of an operation "
+    "outside any watched module that uses the same value.",
     "gap": _GRADIENT + "{near}, nearer to the loss, was finite: a backward between the two made it.",
     "loss": _GRADIENT + "there the gradient enters the model: the loss, computed outside any watched module, made it.",
 }
 _GAP_AT_THE_LOSS = (
-    _GRADIENT + "nothing that was watched lies nearer to the loss: the backward of {name} or the loss made it."
+    "{site} held {value} at step {step}, and so did every gradient nearer to the loss, while the outputs were finite: "
+    "the loss or a backward made it, and clipping by norm spreads it to all gradients."
 )
 _BETWEEN_AT_THE_START = (
     "{site} was the first to hold {value} at step {step}: "
@@ -167,6 +185,10 @@ _OPERATION = (
     "look at the range of the inputs in the evidence: log, division, sqrt, pow, exp and acos leave the finite numbers "
     "at 0, at 1 or for large values; clamp what goes in, add an epsilon, or use the stable form "
     "(log_softmax, logsumexp, softplus, *_with_logits)"
+)
+_DIVERGED = (
+    "The values next to it had grown to {largest:.1e}: the run had diverged before, and this is where it left the range "
+    "of the dtype. Lower the learning rate or warm it up, clip gradients, and look at the steps before."
 )
 _REMEDIES = {
     "module": "In {name}, " + _OPERATION + ".",
@@ -181,6 +203,8 @@ _REMEDIES = {
     "backward": "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt or norm at "
     "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch not taken by zero: infinity times "
     "zero is NaN. Change its input, not its output (clamp or where before the operation).",
+    "either": "Look, there and in the forward around it, for an operation whose derivative is infinite: sqrt or norm at "
+    "0, a division, or torch.where around one of them. Change its input, not its output.",
     "gap": "Look at the operations between these sites for one whose derivative is infinite: sqrt or norm at 0, "
     "a division, or torch.where around one of them. Change its input, not its output.",
     "loss": "Look at the loss and what it is computed from: log of 0, division by a zero count (an empty mask), sqrt "

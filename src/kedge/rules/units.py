@@ -28,8 +28,8 @@ class DeadUnits:
 
     Window:
         The last sampled steps of the run that hold samples values of every channel, and at least
-        min_steps of them. A shorter run is judged as a whole, with less confidence, if it
-        has few_samples and min_steps. Steps in which the site held NaN or infinity are left out.
+        min_steps of them. In a run that has fewer values few_samples are enough, with less confidence.
+        Steps in which the site held NaN or infinity are left out.
 
     Thresholds:
         warning (0.2), error (0.5): the share of dead channels; smdebug reports a layer from 50 % of
@@ -86,11 +86,9 @@ class DeadUnits:
     def _window(self, activity: _Activity) -> int | None:
         """Give the index of the window's first step; None if the run is too short."""
         backwards = np.cumsum(activity.samples[::-1])
-        length = max(int(np.searchsorted(backwards, self.samples)) + 1, self.min_steps)
-        if length <= len(backwards):
-            return len(backwards) - length
-        enough = len(backwards) >= self.min_steps and backwards[-1] >= self.few_samples
-        return 0 if enough else None
+        wanted = self.samples if backwards[-1] >= self.samples else self.few_samples
+        length = max(int(np.searchsorted(backwards, wanted)) + 1, self.min_steps)
+        return len(backwards) - length if length <= len(backwards) else None
 
     def _finding(self, layer: _Layer, after: list[_Layer]) -> Finding:
         samples, steps = layer.window

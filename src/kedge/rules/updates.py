@@ -42,7 +42,7 @@ class UpdateRatio:
         10, which no run survives.
         low (1e-6): a thousandth of the healthy value. torchmortem's 1e-5 is met by healthy fine-tuning,
         smdebug's 1e-8 lies below what float32 can resolve.
-        quantile (0.9), window (100), min_samples (20).
+        quantile (0.9), window (40), min_samples (20).
 
     Evidence:
         For the worst weights the ratio, how many weights of the model are concerned, and the number of
@@ -58,7 +58,7 @@ class UpdateRatio:
     high: float = 0.1
     low: float = 1e-6
     quantile: float = 0.9
-    window: int = 100
+    window: int = 40
     min_samples: int = 20
 
     code: ClassVar[str] = "UPDATE-RATIO"
@@ -95,11 +95,10 @@ class UpdateRatio:
         says, remedy, step = words
         first = own.weights[outside[0]]
         others = f"; so did {len(outside) - 1} more of {len(own.weights)} weights" if len(outside) > 1 else ""
-        assert first.update is not None
         return Finding(
             code=self.code,
             severity=self.severity,
-            site=first.update.site,
+            site=(first.update or first.param).site,
             step=step,
             message=f"{first.param.path} {says} ({ratios[outside[0]]:.2g}; first seen at step {step}){others}.",
             evidence={

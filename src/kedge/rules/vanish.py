@@ -96,11 +96,10 @@ class GradVanish:
         model = recording.roots[root].name if root < len(recording.roots) else "the model"
         size = "exactly zero" if ratio == 0 else f"{ratio:.1e} times that of the deep third"
         step = int(depth.steps[np.flatnonzero(contrast < self.ratio)[0]])
-        assert first.grad is not None
         return Finding(
             code=self.code,
             severity=self.severity,
-            site=first.grad.site,
+            site=(first.grad or first.param).site,
             step=step,
             message=f"The gradient of the shallow third of {model} ({first.param.path} to {last.param.path}), "
             f"relative to its weights, is {size} (median of {samples} sampled steps from step {step} on).",

@@ -1,0 +1,18 @@
+"""Where: the site language and what it stands for on a model. Nothing here attaches anything.
+
+`kedge.sites` is both this package and the function that lists a model's sites; Python binds a package
+to its name in the parent as soon as anything in it is imported, so the package itself can be called.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+class _Callable(ModuleType):
+    def __call__(self, model: Any) -> Any:
+        return import_module("kedge.sites.table").sites(model)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -57,13 +57,14 @@ def put(value: Any, new: Mapping[str, Tensor], prefix: str = "") -> Any:
 def _with(value: Any, changed: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
         plain = type(value) in (dict, OrderedDict)  # which Dynamo can read; others may have a state of their own
-        twin: Any = type(value)(value) if plain else copy.copy(value)
+        make: Any = type(value)
+        twin: Any = make(value) if plain else copy.copy(value)
         for key in value:
             if str(key) in changed:
                 twin[key] = changed[str(key)]
         return twin
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return value._replace(**changed)
+        return type(value)(*(changed.get(name, old) for name, old in _children(value)))
     if isinstance(value, (list, tuple)):
         items = [changed.get(str(i), v) for i, v in enumerate(value)]
         return items if type(value) is list else type(value)(items)

@@ -92,11 +92,13 @@ def sites(model: nn.Module) -> Sites:
 
 
 def _params(layout: Layout, owner: str) -> list[Row]:
-    own = [(n, p) for n, p in layout.params.items() if n.rpartition(".")[0] == owner and layout.first_param[id(p)] == n]
-    return [
-        Row(n, "Parameter", tuple(p.shape), PARAM_KINDS if p.requires_grad else ("param",), _others(layout.params, n), p.requires_grad)
-        for n, p in own
-    ]
+    rows = []
+    for name, param in layout.params.items():
+        if name.rpartition(".")[0] == owner and layout.first_param[id(param)] == name:
+            kinds = PARAM_KINDS if param.requires_grad else ("param",)
+            also = _others(layout.params, name)
+            rows.append(Row(name, "Parameter", tuple(param.shape), kinds, also, param.requires_grad))
+    return rows
 
 
 def _others(named: dict[str, Any], name: str) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class StatsWriter:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         with told(f"start {self._path}"):
-            self._file = open(self._path, "xb", buffering=0)
+            self._file = io.FileIO(self._path, "x")
         self._size = 0
         self._pending = io.BytesIO()
         self._stream = StreamWriter.from_writable(self._pending)
@@ -141,7 +141,7 @@ def read_stats(paths: Sequence[str | os.PathLike[str]]) -> tuple[Columns, bool]:
 
 
 def _read(path: Path) -> tuple[Columns, bool]:
-    with told(f"read {path}"), open(path, "rb", buffering=0) as file:
+    with told(f"read {path}"), io.FileIO(path) as file:
         # The writer may append meanwhile: what counts is what was there at the start.
         size = os.fstat(file.fileno()).st_size
         reader = _Reader(size)

@@ -6,8 +6,8 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from kedge.errors import RecordingExists
@@ -16,7 +16,7 @@ from kedge.store.disk import replace, told, write_all
 from kedge.store.documents import EVENTS, FORMAT, MANIFEST, SITES, STATS
 
 
-def create(path: str | os.PathLike[str], manifest: Mapping[str, Any], force: bool = False) -> RecordingWriter:
+def create(path: str | os.PathLike[str], manifest: Mapping[str, Any], force: bool) -> RecordingWriter:
     """Start a recording.
 
     Args:
@@ -70,7 +70,7 @@ class RecordingWriter:
         self.path = folder
         self._stats = StatsWriter(folder / STATS.format(rank=rank))
         with told(f"start {folder / EVENTS}"):
-            self._events = open(folder / EVENTS, "ab", buffering=0)
+            self._events = FileIO(folder / EVENTS, "a")
 
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
         """Describe all sites and roots known so far; call it before writing rows of a new site."""
@@ -95,7 +95,5 @@ class RecordingWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *reason: object) -> None:
         self.close()

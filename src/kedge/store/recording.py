@@ -180,9 +180,10 @@ class Recording:
 
     def _unknown(self, text: str) -> str:
         near = get_close_matches(text, self._by_text, n=3, cutoff=0.4)
-        hint = f"the nearest are {', '.join(near)}" if near else "none is near it"
+        hint = f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}" if near else "none is near it"
         name = self.path.name or "this recording"
-        return f"{name} has no site {text!r}: it holds {len(self.sites)} sites, {hint}"
+        count = f"{len(self.sites)} site{'' if len(self.sites) == 1 else 's'}"
+        return f"{name} has no site {text!r}: it holds {count}, {hint}"
 
 
 def _built_site(position: int, site: SiteInfo | Entry | str) -> SiteInfo:

@@ -1,0 +1,57 @@
+"""Doing something as soon as a program has imported a module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class AfterImport(MetaPathFinder):
+    """Calls something once, when a module has been imported, and leaves no trace on the module.
+
+    So the module is imported when and as the program wants it: after it has set the environment
+    variables that the module reads, and not at all if the program does without.
+    """
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self.name, self.then = name, then
+
+    def install(self) -> None:
+        """Wait for the import; if it has happened already, act at once."""
+        if self.name in sys.modules:
+            self.then()
+        else:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """Wait no longer."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Let the other finders find the module, and mark its loader.
+
+        A program may look for a module without importing it, so each spec is marked anew.
+        """
+        if fullname != self.name:
+            return None
+        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in others if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            loader: Any = spec.loader
+            loader.exec_module = partial(self._execute, loader)
+        return spec
+
+    def _execute(self, loader: Any, module: ModuleType) -> None:
+        del loader.exec_module
+        loader.exec_module(module)
+        if self in sys.meta_path:
+            self.remove()
+            self.then()

@@ -1,0 +1,92 @@
+"""The command line: reads what was typed, runs the command, and turns its errors into one message."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+from kedge.cli.check import Check
+from kedge.cli.command import Command
+from kedge.cli.ending import SIGINT_STATUS, Ending
+from kedge.cli.explain import Explain
+from kedge.cli.report import Report
+from kedge.cli.run import Run
+from kedge.cli.sites import Sites
+from kedge.errors import KedgeError
+
+COMMANDS: tuple[Command, ...] = (Run(), Report(), Check(), Explain(), Sites())
+
+CANNOT = 2
+BROKEN_PIPE_STATUS = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: What was typed after ``kedge``; the process's own arguments if None.
+
+    Returns:
+        The exit status: 2 where the command could not do what was asked.
+    """
+    args = build_parser().parse_args(argv)
+    ended = _run(args.command, args)
+    if isinstance(ended, Ending):
+        ended.leave()
+    return ended
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="kedge",
+        description="See what flows through a PyTorch training run, and be told what is wrong with it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, help="print the version and exit")
+    words = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        text = inspect.getdoc(command) or ""
+        own = words.add_parser(
+            type(command).__name__.lower(),
+            help=text.partition("\n")[0].rstrip("."),
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        command.add_arguments(own)
+        own.set_defaults(command=command, parser=own)
+    return parser
+
+
+def _run(command: Command, args: argparse.Namespace) -> int | Ending:
+    try:
+        ended = command.run(args)
+        if not isinstance(ended, Ending):
+            sys.stdout.flush()
+    except KedgeError as error:
+        print(f"kedge: {error}", file=sys.stderr)
+        return CANNOT
+    except BrokenPipeError:
+        # Whoever read the output has left. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE_STATUS
+    except KeyboardInterrupt:
+        return SIGINT_STATUS
+    return ended
+
+
+class _Version(argparse.Action):
+    """Print the version; it is looked up only when it is asked for."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, nargs=0)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"kedge {metadata.version('kedge')}")
+        parser.exit()

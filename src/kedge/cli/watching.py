@@ -1,0 +1,61 @@
+"""Watching the program that runs in this process, from its first import of torch to its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kedge.cli.imports import AfterImport
+
+if TYPE_CHECKING:
+    from kedge.hooks.roots import Log, Summary
+    from kedge.hooks.watch import Watch
+
+
+class Watching:
+    """Watches a program without ever ending it: whatever fails here is told, and the program goes on.
+
+    Args:
+        log: Where records go.
+        sites: A selector.
+        every: One step in this many is measured in full.
+        complain: Tells the user.
+    """
+
+    def __init__(self, log: Log, sites: str, every: int, complain: Callable[[str], None]) -> None:
+        self.log, self.sites, self.every, self.complain = log, sites, every, complain
+        self.watch: Watch | None = None
+        self._import = AfterImport("torch", self._begin)
+        self._pid = os.getpid()
+
+    def begin(self) -> None:
+        """Watch as soon as the program has imported torch."""
+        self._import.install()
+
+    def finish(self) -> Summary | None:
+        """Remove every hook.
+
+        Returns:
+            What came out; None if the program never imported torch.
+        """
+        self._import.remove()
+        if self.watch is None:
+            return None
+        try:
+            self.watch.__exit__(None, None, None)
+        except Exception as error:  # noqa: BLE001 - the program has ended well; its exit status is not Kedge's to change
+            self.complain(f"the watching ended badly: {error!r}")
+        return self.watch.summary
+
+    def _begin(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        try:
+            from kedge.actions.measure import Meter
+            from kedge.hooks.watch import Watch
+
+            self.watch = Watch(Meter(), self.log, sites=self.sites, n=self.every)
+            self.watch.__enter__()
+        except Exception as error:  # noqa: BLE001 - this runs inside the program's own import of torch
+            self.complain(f"cannot watch: {error!r}; the program goes on unwatched")

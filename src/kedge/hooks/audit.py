@@ -1,0 +1,346 @@
+"""What is hooked on a model already: every hook, whose it is, and what it will do.
+
+Nothing is called and nothing is changed: the tables of hooks are read, and the hooks' own source
+and attributes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.nn.utils import parametrize
+from torch.optim import optimizer as optimizers
+
+from kedge.hooks import compiled
+from kedge.hooks.autograd import Station
+from kedge.hooks.effects import (
+    BACKWARD,
+    FORWARD,
+    STATE,
+    TENSOR,
+    Effect,
+    Found,
+    Standing,
+    Trial,
+    computed_by,
+    effects,
+    function_in,
+)
+from kedge.hooks.modules import Before, Begin, End, Gate
+
+EVERY_MODULE, EVERY_OPTIMIZER = "every module", "every optimizer"
+KINDS = (
+    "compiled", "replaced-forward", "parametrization", *FORWARD, *BACKWARD, *TENSOR, *STATE,
+    "optimizer-step-pre", "optimizer-step", "registration",
+)  # fmt: skip
+
+# What follows is in the order in which PyTorch runs it.
+_TABLES = {
+    "_forward_pre_hooks": "forward-pre",
+    "_forward_hooks": "forward",
+    "_backward_pre_hooks": "full-backward-pre",
+    "_backward_hooks": "full-backward",
+    "_state_dict_pre_hooks": "state-dict-pre",
+    "_state_dict_hooks": "state-dict",
+    "_load_state_dict_pre_hooks": "load-state-dict-pre",
+    "_load_state_dict_post_hooks": "load-state-dict",
+}
+_FLAGS = {
+    "_forward_pre_hooks_with_kwargs": "with_kwargs",
+    "_forward_hooks_with_kwargs": "with_kwargs",
+    "_forward_hooks_always_called": "always_call",
+}
+_GLOBAL_TABLES = (
+    "_global_module_registration_hooks", "_global_parameter_registration_hooks", "_global_buffer_registration_hooks"
+)  # fmt: skip
+_OPTIMIZER_TABLES = {
+    "_global_optimizer_pre_hooks": "optimizer-step-pre",
+    "_global_optimizer_post_hooks": "optimizer-step",
+}
+_TENSOR_TABLES = {"_backward_hooks": "tensor", "_post_accumulate_grad_hooks": "post-accumulate"}
+_OWNERS = {
+    "kedge.": "kedge",
+    "torch.nn.utils.weight_norm": "torch weight_norm",
+    "torch.nn.utils.spectral_norm": "torch spectral_norm",
+    "torch.nn.utils.prune": "torch pruning",
+    "torch.nn.utils.parametriz": "torch parametrization",
+    "torch.distributed.fsdp": "torch FSDP",
+    "torch.distributed._composable": "torch FSDP",
+    "torch.nn.parallel": "torch DDP",
+    "torch.ao.": "torch quantization",
+    "torch.": "torch",
+}
+_TENSORS = ("Parameter", "buffer", "parametrized")
+_SHOWN = 3
+_WIDTH = 118
+
+
+@dataclass(frozen=True)
+class HookEntry:
+    """One hook that is on a model.
+
+    Attributes:
+        kind: One of `KINDS`.
+        path: The first name of the module or tensor it is on; "every module" or "every optimizer" for global hooks.
+        type: Class name of that module, "Parameter" or "buffer"; empty for global hooks.
+        order: Its place in the firing order among the hooks of its kind there, from 0. Global hooks come before a
+            module's own.
+        name: What is called.
+        owner: "kedge", a library, or file and line of somebody's own code.
+        source: File and line of the code; empty if it has none.
+        notes: How it was registered (with_kwargs, always_call), and what a hook of Kedge's serves.
+        effects: What it does to compile, gradients, in-place operations, pickle, deepcopy and state_dict.
+    """
+
+    kind: str
+    path: str
+    type: str
+    order: int
+    name: str
+    owner: str
+    source: str
+    notes: tuple[str, ...]
+    effects: tuple[Effect, ...]
+
+    def __str__(self) -> str:
+        """One line."""
+        named = (self.path or "the model") + (f" ({self.type})" if self.type else "")
+        return ", ".join((f"{self.kind} {self.order} on {named}: {self.name}", self.owner, *self.notes))
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The hooks that are on a model, in the model's order and in each place in firing order.
+
+    Attributes:
+        model: Class name of the model.
+        entries: The hooks.
+    """
+
+    model: str
+    entries: tuple[HookEntry, ...]
+
+    def __iter__(self) -> Iterator[HookEntry]:
+        """The hooks, one by one."""
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        """How many hooks."""
+        return len(self.entries)
+
+    def of(self, kind: str) -> tuple[HookEntry, ...]:
+        """The hooks of one kind.
+
+        Raises:
+            ValueError: If there is no such kind of hook.
+        """
+        if kind not in KINDS:
+            raise ValueError(f'"{kind}" is no kind of hook; kinds are {", ".join(KINDS)}')
+        return tuple(e for e in self.entries if e.kind == kind)
+
+    def __str__(self) -> str:
+        """A table by place, equal places in one, and below it what the hooks do, what may hurt first."""
+        if not self.entries:
+            return "no hook is on this model"
+        return "\n".join([_headline(self), "", *_places(self.entries), "", *_sentences(self.entries)])
+
+
+def audit(model: nn.Module) -> Audit:
+    """Find every hook that is on a model already: whose it is, when it fires, and what it does.
+
+    It sees hooks on modules, parameters and buffers, on all modules and all optimizers,
+    parametrizations, a ``forward`` that was replaced, and `torch.compile`. It cannot see hooks on
+    autograd nodes (`torch.nn.parallel.DistributedDataParallel` has its own there), nor those on one
+    optimizer.
+
+    Args:
+        model: The model; compiled ones too.
+
+    Raises:
+        TypeError: If it is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"audit takes a torch.nn.Module, this is a {type(model).__name__}")
+    inner = compiled.unwrap(model)
+    named = [*([("", model)] if inner is not model else []), *inner.named_modules()]
+    wrapped = {id(compiled.unwrap(module)) for _, module in named if compiled.unwrap(module) is not module}
+    roots = {path for path, m in named if id(m) in wrapped or m._compiled_call_impl is not None}
+    everywhere = _on_everything("inside" if roots else "")
+    trial = Trial({id(module) for _, module in named})
+    found = itertools.chain(_on_modules(named, roots), _on_tensors(inner), everywhere)
+    return Audit(type(inner).__name__, tuple(_entry(f, trial) for f in found))
+
+
+def _on_modules(named: list[tuple[str, nn.Module]], roots: set[str]) -> Iterator[Found]:
+    for path, module in named:
+        for found in _on_module(module):
+            name = f"{path}{found.path}".removeprefix(".")
+            yield replace(found, path=name, compiled=_standing(path, module, roots))
+
+
+def _standing(path: str, module: nn.Module, roots: set[str]) -> Standing:
+    """Tell whether a module is called from within compiled code."""
+    parts = path.split(".") if path else []
+    if any(".".join(parts[:i]) in roots for i in range(len(parts))):
+        return "inside"
+    return "root" if path in roots or compiled.unwrap(module) is not module else ""
+
+
+def _on_module(module: nn.Module) -> Iterator[Found]:
+    """Find what is on one module, as if it were the whole model."""
+    own, name = vars(module), type(module).__name__
+    if compiled.unwrap(module) is not module:
+        yield Found("compiled", "torch.compile", "", name, module=module)
+    elif "forward" in own:
+        yield Found("replaced-forward", own["forward"], "", name, module=module)
+    if module._compiled_call_impl is not None:
+        yield Found("compiled", "Module.compile", "", name, module=module)
+    if parametrize.is_parametrized(module):
+        for tensor, several in module.parametrizations.items():  # type: ignore[operator,union-attr]
+            for i, one in enumerate(several):
+                yield Found("parametrization", one, f".{tensor}", "parametrized", i, module)
+    for table in _TABLES:
+        kind = _kind(table, full=module._is_full_backward_hook is not False)
+        for i, (key, hook) in enumerate(own.get(table, {}).items()):
+            yield Found(kind, hook, "", name, i, module, _flags(own, table, key))
+
+
+def _kind(table: str, *, full: bool) -> str:
+    return _TABLES[table] if full or table != "_backward_hooks" else "legacy-backward"
+
+
+def _flags(tables: Mapping[str, Any], table: str, key: int, prefix: str = "") -> tuple[str, ...]:
+    flags = {name: flag for name, flag in _FLAGS.items() if name.startswith(table)}
+    return tuple(flag for name, flag in flags.items() if key in tables.get(prefix + name, ()))
+
+
+def _on_tensors(model: nn.Module) -> Iterator[Found]:
+    named: list[tuple[str, Tensor, str]] = [(name, p, "Parameter") for name, p in model.named_parameters()]
+    named += [(name, b, "buffer") for name, b in model.named_buffers()]
+    for name, tensor, type_ in named:
+        for table, kind in _TENSOR_TABLES.items():
+            for i, hook in enumerate((getattr(tensor, table, None) or {}).values()):
+                yield Found(kind, hook, name, type_, i)
+
+
+def _on_everything(standing: Standing) -> Iterator[Found]:
+    everywhere = vars(modules)
+    for table in _TABLES:
+        kind = _kind(table, full=modules._global_is_full_backward_hook is not False)
+        for i, (key, hook) in enumerate(everywhere.get(f"_global{table}", {}).items()):
+            flags = _flags(everywhere, table, key, "_global")
+            yield Found(kind, hook, EVERY_MODULE, "", i, None, flags, standing)
+    for table in _GLOBAL_TABLES:
+        for i, hook in enumerate(everywhere[table].values()):
+            yield Found("registration", hook, EVERY_MODULE, "", i, None, (table.split("_")[2] + "s",))
+    for table, kind in _OPTIMIZER_TABLES.items():
+        for i, hook in enumerate(vars(optimizers)[table].values()):
+            yield Found(kind, hook, EVERY_OPTIMIZER, "", i)
+
+
+def _entry(found: Found, trial: Trial) -> HookEntry:
+    function = function_in(found.hook)
+    source, owner = _source(function), _library(function)
+    found = replace(found, ours=owner == "kedge")
+    notes = found.flags + (_serves(found.hook) if found.ours else ())
+    name = found.hook if found.kind == "compiled" else _name(found.hook)
+    owner = "torch" if found.kind == "compiled" else owner or source or "built in"
+    return HookEntry(found.kind, found.path, found.type, found.order, name, owner, source, notes, effects(found, trial))
+
+
+def _name(hook: Any) -> str:
+    if hasattr(hook, "func"):
+        return f"partial({_name(hook.func)})"
+    function = function_in(hook)
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    computed = computed_by(function)
+    return name.rpartition("<locals>.")[2].strip("<>") + (f" of {computed}" if computed else "")
+
+
+def _source(function: Any) -> str:
+    if isinstance(function, nn.Module):
+        function = type(function).forward
+    elif not hasattr(function, "__code__") and callable(function):
+        function = type(function).__call__
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    file, here = Path(code.co_filename), Path.cwd()
+    return f"{file.relative_to(here) if file.is_relative_to(here) else file}:{code.co_firstlineno}"
+
+
+def _library(function: Any) -> str:
+    """The library that a function comes from; empty for somebody's own."""
+    module = str(getattr(function, "__module__", ""))
+    known = next((name for prefix, name in _OWNERS.items() if f"{module}.".startswith(prefix)), "")
+    installed = {"site-packages", "dist-packages"} & set(Path(_source(function)).parts)
+    return known or (module.partition(".")[0] if installed else "")
+
+
+def _serves(hook: Any) -> tuple[str, ...]:
+    """The sites and actions behind a hook of Kedge's."""
+    if isinstance(hook, (Begin, End)):
+        return ("counts forward passes",)
+    if isinstance(hook, Before) and hook.overwrites:
+        return ("copies what is recorded before it is overwritten",)
+    cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+    holders = [hook, getattr(hook, "__self__", None), *cells]
+    gates = [taps for h in holders if isinstance(h, Gate) for taps in h.taps.values()]
+    stations = [h.taps for h in holders if isinstance(h, Station)]
+    return tuple(f"{replace(tap.site, path='')} {tap.label}" for tap in itertools.chain(*gates, *stations))
+
+
+def _headline(audit: Audit) -> str:
+    kinds = Counter(e.kind for e in audit)
+    hooks = "1 hook" if len(audit) == 1 else f"{len(audit)} hooks"
+    return f"{hooks} on {audit.model}: " + ", ".join(f"{kinds[k]} {k}" for k in KINDS if k in kinds)
+
+
+def _places(entries: Iterable[HookEntry]) -> Iterator[str]:
+    """The table by place; places with the same hooks share one."""
+    at: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    for e in entries:
+        at.setdefault((e.path, e.type), []).append((str(e.order), e.kind, e.name, e.owner, ", ".join(e.notes)))
+    alike: dict[tuple[str, tuple[tuple[str, ...], ...]], list[tuple[str, str]]] = {}
+    for place, rows in at.items():
+        alike.setdefault(("tensors" if place[1] in _TENSORS else "modules", tuple(rows)), []).append(place)
+    widths = [max(len(row[i]) for rows in at.values() for row in rows) for i in range(4)]
+    for (what, shared), places in alike.items():
+        yield _where(places, what)
+        for row in shared:
+            yield ("  " + "  ".join(f"{text:{width}}" for text, width in zip(row, [*widths, 0], strict=True))).rstrip()
+
+
+def _where(places: list[tuple[str, str]], what: str) -> str:
+    names = [path or "the model" for path, _ in places]
+    types = f" ({', '.join(dict.fromkeys(t for _, t in places))})" if places[0][1] else ""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"on {f'{len(names)} {what}: ' if len(names) > 1 else ''}{', '.join(names[:_SHOWN])}{more}{types}"
+
+
+def _sentences(entries: Iterable[HookEntry]) -> Iterator[str]:
+    """What the hooks do, each sentence once, with the hooks it is true of."""
+    said: dict[Effect, list[HookEntry]] = {}
+    for e in entries:
+        for effect in e.effects:
+            said.setdefault(effect, []).append(e)
+    yield "what they do (! may hurt)" if any(e.harms for e in said) else "what they do"
+    for effect, hooks in sorted(said.items(), key=lambda item: not item[0].harms):
+        line = f"{'!' * effect.harms:1} {effect.on:10} {_subject(hooks)}: {effect.what}"
+        yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * 13)
+
+
+def _subject(hooks: list[HookEntry]) -> str:
+    if len(hooks) == 1:
+        return f"{hooks[0].kind} {hooks[0].name} on {hooks[0].path or 'the model'}"
+    different = list(dict.fromkeys(f"{e.kind} {e.name}" for e in hooks))
+    more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+    return f"{', '.join(different[:_SHOWN])}{more} ({len(hooks)} hooks)"

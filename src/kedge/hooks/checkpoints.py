@@ -1,0 +1,95 @@
+"""Activation checkpointing: which call of the forward a recompute runs again.
+
+# Note [Which call is recomputed]
+A checkpointed block runs a second time inside backward, blocks in the opposite order, and on a GPU
+in another thread. So calls cannot be counted there. But each checkpoint keeps one object from its
+forward to its recompute - the frame of a non-reentrant one, the context of a reentrant one - and
+the calls seen under it in the forward are, in their order, those of the recompute. Both objects
+are private to PyTorch; without them a recompute's calls are counted from 0.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils import checkpoint
+
+_PRUNE = 256
+_top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore: None)
+_Frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
+
+
+class Segment:
+    """One checkpointed block in one forward: its pass, and the calls made in it."""
+
+    __slots__ = ("calls", "micro_batch", "pass_", "reentrant", "replica", "seen")
+
+    def __init__(self, here: Any, *, reentrant: bool) -> None:
+        self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
+        self.reentrant = reentrant
+        self.calls: dict[Any, list[int]] = {}
+        self.seen: dict[tuple[int, Any], int] = {}
+
+    def again(self, task: int, key: Any) -> int:
+        """Return which call a recompute runs again."""
+        nth = self.seen.get((task, key), 0)
+        self.seen[task, key] = nth + 1
+        calls = self.calls.get(key, ())
+        return calls[nth] if nth < len(calls) else nth
+
+
+class Segments:
+    """The checkpointed blocks of one model that may still be recomputed, from whichever thread."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Segment]] = {}
+
+    def forward(self, here: Any) -> Segment | None:
+        """The block that a forward is in, if it is in one."""
+        hooks = _top_hooks(True)
+        if hooks is not None:
+            owner = next(
+                (c for c in map(_content, hooks[0].__closure__ or ()) if _Frame and isinstance(c, _Frame)), None
+            )
+        elif here.graded and not torch.is_grad_enabled():
+            owner = _owner("forward", "ctx")
+        else:
+            return None
+        return None if owner is None else self._of(owner, here, reentrant=hooks is None)
+
+    def recompute(self) -> Segment | None:
+        """The block that is being recomputed, if it was seen in a forward."""
+        owner = _owner("unpack_hook", "frame") or _owner("backward", "ctx")
+        known = self._known.get(id(owner))
+        return known[1] if known is not None and known[0]() is owner else None
+
+    def _of(self, owner: Any, here: Any, *, reentrant: bool) -> Segment:
+        known = self._known.get(id(owner))
+        if known is not None and known[0]() is owner:
+            return known[1]
+        if len(self._known) >= _PRUNE:
+            self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
+        segment = Segment(here, reentrant=reentrant)
+        self._known[id(owner)] = weakref.ref(owner), segment
+        return segment
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a cell that is not filled yet
+        return None
+
+
+def _owner(function: str, variable: str) -> Any:
+    """Find a checkpoint's object in the frames of PyTorch's checkpoint code that are running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function and frame.f_code.co_filename == checkpoint.__file__:
+            return frame.f_locals.get(variable)
+        frame = frame.f_back
+    return None

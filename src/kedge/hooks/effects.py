@@ -1,0 +1,264 @@
+"""What a hook does to torch.compile, pickle, deepcopy, in-place operations and gradients.
+
+Each sentence that is said of a hook here is made to happen by a test.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import re
+import types
+import weakref
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from torch import Tensor, nn
+from torch.nn.modules.module import _WrappedHook
+
+FORWARD = ("forward-pre", "forward")
+FULL = ("full-backward-pre", "full-backward")
+BACKWARD = (*FULL, "legacy-backward")
+TENSOR = ("tensor", "post-accumulate")
+STATE = ("state-dict-pre", "state-dict", "load-state-dict-pre", "load-state-dict")
+
+_READ = (
+    "torch.compile reads it into the graph; what Dynamo cannot read in it, such as a print, breaks the graph. "
+    "Code compiled before, for this model or another of its class, leaves it out"
+)
+_LEFT_OUT = "if it came after the compile: code compiled before leaves it out, until torch.compiler.reset()"
+_AROUND = "runs around the compiled code, whenever it came"
+_BREAKS = "breaks the graph where its module is called in compiled code; fullgraph=True raises"
+_OUTSIDE = "runs outside compiled code, whenever it came"
+_IDENTITY = (
+    "puts an identity into the graph, which can change bits of gradients; never fires for outputs in a list, dict or "
+    "dataclass"
+)
+_KEYWORDS = "; its grad_input leaves out keyword arguments"
+_LAST = "sees the gradients of the last operation in its module, not of the module's inputs"
+_RAISES = "working in place on what goes into or comes out of its module raises, if that requires grad"
+_RAISES_HERE = "raises, if the input requires grad: its module works in place"
+_OVERWRITTEN = "is given an input that is overwritten already: its module works in place"
+_REFUSED = "pickle and torch.save of the model raise ({}); saving its state_dict() works"
+_PICKLED = "is pickled with the model, and needed to load it"
+_WITHOUT = "a pickled or deep-copied model is without it"
+_WITHOUT_WARNED = _WITHOUT + ", and pickle warns of that"
+_PARAMETRIZED = "the class was made at run time"
+_NO_COPY = "deepcopy of the model raises ({})"
+_SAME = "a deep copy of the model calls the same function, with all it holds on to"
+_OWN = "a deep copy of the model calls a copy of this {}"
+_PREFIX = 'state_dict() names everything with "_orig_mod." in front'
+
+
+Standing: TypeAlias = Literal["", "root", "inside"]
+
+
+class Effect(NamedTuple):
+    """One thing that a hook does.
+
+    Attributes:
+        on: To what: compile, gradients, in-place, pickle, deepcopy or state_dict.
+        what: The sentence.
+        harms: Whether it makes something raise, be wrong or be silent.
+    """
+
+    on: str
+    what: str
+    harms: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """A hook where it was found.
+
+    Attributes:
+        kind: Its kind.
+        hook: What PyTorch calls.
+        path: The name of its module or tensor; what it is for if that is all of them.
+        type: Class name of the module or tensor; empty if it is for all.
+        order: Its place in the firing order, among its kind there.
+        module: The module that holds it; None for tensors' and global hooks.
+        flags: How it was registered.
+        compiled: Whether the module is the root of compiled code, inside of it, or neither.
+        ours: Whether it belongs to Kedge.
+    """
+
+    kind: str
+    hook: Any
+    path: str
+    type: str
+    order: int = 0
+    module: nn.Module | None = None
+    flags: tuple[str, ...] = ()
+    compiled: Standing = ""
+    ours: bool = False
+
+
+def function_in(hook: Any) -> Any:
+    """Return the function or object inside partials, bound methods and wrappers."""
+    while True:
+        if isinstance(hook, functools.partial):
+            hook = hook.func
+        elif isinstance(hook, types.MethodType):
+            hook = hook.__func__
+        elif isinstance(hook, _WrappedHook):
+            hook = hook.hook
+        elif isinstance(hook, types.FunctionType) and hasattr(hook, "__wrapped__"):
+            hook = hook.__wrapped__
+        else:
+            return hook
+
+
+def computed_by(hook: Any) -> str | None:
+    """The tensor that a hook of `torch.nn.utils` computes before each forward."""
+    if not str(type(hook).__module__).startswith("torch.nn.utils."):
+        return None
+    name = getattr(hook, "_tensor_name", None) or getattr(hook, "name", None)
+    return name if isinstance(name, str) else None
+
+
+def effects(found: Found, trial: Trial) -> tuple[Effect, ...]:
+    """Say all that a hook does."""
+    return (*_on_compile(found), *_on_gradients(found), *_in_place(found), *_on_copies(found, trial))
+
+
+def _on_compile(found: Found) -> Iterator[Effect]:
+    if found.kind in TENSOR:
+        yield Effect("compile", _OUTSIDE)
+    if found.ours or found.kind not in FORWARD + BACKWARD:
+        return
+    if found.compiled == "root":
+        yield Effect("compile", _AROUND)
+        return
+    if found.kind in BACKWARD:
+        yield Effect("compile", _BREAKS, harms=True)
+    if found.compiled == "inside":
+        yield Effect("compile", _LEFT_OUT, harms=True)
+    elif found.kind in FORWARD:
+        yield Effect("compile", _READ)
+
+
+def _on_gradients(found: Found) -> Iterator[Effect]:
+    if found.kind in FULL:
+        yield Effect("gradients", _IDENTITY + _KEYWORDS * (found.kind == "full-backward"), harms=True)
+    elif found.kind == "legacy-backward":
+        yield Effect("gradients", _LAST, harms=True)
+
+
+def _in_place(found: Found) -> Iterator[Effect]:
+    works_in_place = getattr(found.module, "inplace", False) is True
+    if found.kind in FULL:
+        yield Effect("in-place", _RAISES_HERE if works_in_place else _RAISES, harms=True)
+    elif found.kind == "forward" and works_in_place and not found.ours:
+        yield Effect("in-place", _OVERWRITTEN)
+
+
+def _on_copies(found: Found, trial: Trial) -> Iterator[Effect]:
+    if found.kind in TENSOR:
+        yield Effect("pickle", _WITHOUT if found.type == "Parameter" else _WITHOUT_WARNED)
+    elif found.kind == "parametrization":
+        yield Effect("pickle", _REFUSED.format(_PARAMETRIZED), harms=True)
+    elif found.kind == "compiled":
+        yield _compiled(found)
+    elif found.module is not None and found.ours:
+        yield Effect("pickle", _WITHOUT)
+    elif found.module is not None:
+        refused = trial.pickle(found.hook)
+        yield Effect("pickle", _REFUSED.format(refused), harms=True) if refused else Effect("pickle", _PICKLED)
+        yield _deepcopied(found, trial)
+
+
+def _compiled(found: Found) -> Effect:
+    if found.type == "OptimizedModule":
+        return Effect("state_dict", _PREFIX, harms=True)
+    return Effect("pickle", _WITHOUT)
+
+
+def _deepcopied(found: Found, trial: Trial) -> Effect:
+    name = computed_by(found.hook)
+    if name is not None and not _copies(getattr(found.module, name, None)):
+        return Effect("deepcopy", _NO_COPY.format(f"{name} is computed from others, so it is no leaf"), harms=True)
+    refused = trial.deepcopy(found.hook)
+    if refused:
+        return Effect("deepcopy", _NO_COPY.format(refused), harms=True)
+    hook = found.hook.hook if isinstance(found.hook, _WrappedHook) else found.hook
+    held = getattr(hook, "__self__", hook)
+    return Effect("deepcopy", _SAME if isinstance(held, _ATOMIC) else _OWN.format(type(held).__name__))
+
+
+def _copies(value: Any) -> bool:
+    return not isinstance(value, Tensor) or value.is_leaf
+
+
+_ATOMIC = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, property, weakref.ref)
+
+
+class Trial:
+    """Tries whether hooks can be pickled and copied, writing nothing down and copying no tensor.
+
+    Args:
+        known: The ids of the model's own modules, which are pickled and copied anyway.
+    """
+
+    def __init__(self, known: Container[int]) -> None:
+        self.known = known
+        self._pickled: dict[int, str | None] = {}
+        self._copied: dict[int, str | None] = {}
+
+    def pickle(self, hook: Any) -> str | None:
+        """Say why a hook cannot be pickled, None if it can."""
+        if id(hook) not in self._pickled:
+            refused = self._try(hook, _Dry)
+            self._pickled[id(hook)] = refused and (_named(function_in(hook)) or refused)
+        return self._pickled[id(hook)]
+
+    def deepcopy(self, hook: Any) -> str | None:
+        """Say why a hook cannot be copied, None if it can."""
+        if id(hook) not in self._copied:
+            self._copied[id(hook)] = self._try(hook, _DryCopy)
+        return self._copied[id(hook)]
+
+    def _try(self, hook: Any, how: Callable[[Container[int]], _Dry]) -> str | None:
+        try:
+            how(self.known).dump(hook)
+        except Exception as error:  # noqa: BLE001 - whatever somebody's object raises is what we came to know
+            text = re.sub(r" at 0x[0-9a-f]+", "", str(error)).partition("\n")[0]
+            return f"{type(error).__name__}: {text}"
+        return None
+
+
+def _named(function: Any) -> str | None:
+    """Say what is wrong with a function that pickle finds by its name."""
+    name = getattr(function, "__qualname__", "")
+    if name.endswith("<lambda>"):
+        return "a lambda has no name to be found by"
+    return f"{name.rpartition('.')[2]} is defined inside a function" if "<locals>" in name else None
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class _Dry(pickle.Pickler):
+    """Pickles to nowhere, past tensors and past the modules of the model."""
+
+    def __init__(self, known: Container[int]) -> None:
+        super().__init__(_Nowhere(), 5, buffer_callback=lambda buffer: None)
+        self.known = known
+
+    def persistent_id(self, obj: Any) -> str | None:
+        return "known" if isinstance(obj, Tensor) or id(obj) in self.known else None
+
+
+class _DryCopy(_Dry):
+    """As deepcopy does it: by the same protocol, except that functions and classes are kept."""
+
+    def persistent_id(self, obj: Any) -> str | None:
+        if not _copies(obj):
+            raise RuntimeError(f"it holds a tensor of shape {list(obj.shape)} that is no leaf")
+        atomic = isinstance(obj, _ATOMIC) or hasattr(type(obj), "__deepcopy__")
+        return "kept" if atomic else super().persistent_id(obj)

@@ -1,0 +1,44 @@
+"""A tap: one action at one site."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kedge.flow import Action, Bindable, Schedule
+from kedge.hooks.contract import as_act
+from kedge.sites.site import Site
+
+if TYPE_CHECKING:
+    from kedge.hooks.session import Session
+
+
+class Tap:
+    """One action at one site, for as long as its session lasts."""
+
+    __slots__ = (
+        "__weakref__", "act", "action", "edit", "edited", "fired", "gate", "key", "on", "recomputes", "session", "site",
+        "takes_event", "when",
+    )  # fmt: skip
+
+    def __init__(self, session: Session, site: Site, action: Action, when: Schedule | None) -> None:
+        self.session, self.site, self.action, self.when = session, site, action, when
+        self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
+        self.recomputes: bool = getattr(action, "recomputes", False)
+        self.edited = False
+        self.fired = 0
+        self.takes_event = self.act is action
+        self.gate: Any = None
+        self.edit: Any = None
+        self.key = -1
+        self.on = when is None or when(session.clock.step)
+
+    @property
+    def observes(self) -> bool:
+        """Whether the action promises never to return a value."""
+        return bool(getattr(self.action, "observes", False))
+
+    @property
+    def label(self) -> str:
+        """The action's name in messages."""
+        name = getattr(self.action, "__qualname__", None) or getattr(self.action, "__name__", None)
+        return str(name) if name and not isinstance(self.action, Bindable) else repr(self.action)

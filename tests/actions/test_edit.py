@@ -1,0 +1,118 @@
+"""Edits alone: what each returns, and that none touches what it was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import kedge
+from kedge.errors import ActionArity
+from kedge.hooks.contract import as_act
+
+X = torch.tensor([[-2.0, 0.0], [1.0, 3.0]])
+VECTOR = torch.tensor([1.0, 10.0])
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected", "name"),
+    [
+        (kedge.replace(1), torch.ones(2, 2), "replace(1)"),
+        (kedge.replace(X + 1), X + 1, "replace(tensor)"),
+        (kedge.replace(torch.neg), -X, "replace(neg)"),
+        (kedge.scale(2), X * 2, "scale(2)"),
+        (kedge.scale(VECTOR), X * VECTOR, "scale(tensor[2])"),
+        (kedge.add(0.5), X + 0.5, "add(0.5)"),
+        (kedge.add(VECTOR), X + VECTOR, "add(tensor[2])"),
+        (kedge.clamp(min=0), X.clamp(min=0), "clamp(min=0)"),
+        (kedge.clamp(max=1), X.clamp(max=1), "clamp(max=1)"),
+        (kedge.clamp(min=-1, max=1), X.clamp(-1, 1), "clamp(min=-1, max=1)"),
+        (kedge.zero(), torch.zeros(2, 2), "zero()"),
+    ],
+)
+def test_an_edit_returns_a_new_tensor_and_prints_as_written(edit: Any, expected: Tensor, name: str) -> None:
+    """The given tensor is not changed; shape, dtype and device are kept; messages show the edit as one writes it."""
+    before = X.clone()
+    result = edit(X)
+
+    assert torch.equal(result, expected)
+    assert result is not X
+    assert torch.equal(X, before)
+    assert repr(edit) == name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
+@pytest.mark.parametrize("edit", [kedge.replace(1), kedge.scale(2), kedge.add(1), kedge.zero()])
+def test_an_edit_keeps_the_dtype(edit: Any, dtype: torch.dtype) -> None:
+    """Whole numbers do not promote the value they edit."""
+    assert edit(torch.ones(2).to(dtype)).dtype is dtype
+
+
+def test_a_clamp_without_limits_is_refused() -> None:
+    """The message says what to give."""
+    with pytest.raises(ValueError, match=r"^clamp\(\) without limits changes nothing; give min, max or both$"):
+        kedge.clamp()
+
+
+def one(value: Tensor) -> Tensor:
+    """Take the value."""
+    return value
+
+
+def with_event(value: Tensor, event: Any) -> Any:
+    """Take the value and the event."""
+    return event
+
+
+def with_default(value: Tensor, factor: float = 2.0) -> float:
+    """Have an option, which is no event."""
+    return factor
+
+
+def optional_event(value: Tensor, event: Any = None) -> Any:
+    """Take the event if there is one."""
+    return event
+
+
+class Callable_:
+    """An action with a state."""
+
+    def __call__(self, value: Tensor) -> Tensor:
+        return value
+
+    def method(self, value: Tensor, event: Any) -> Any:
+        """Be an action by being bound."""
+        return event
+
+
+@pytest.mark.parametrize(
+    ("action", "gets_event"),
+    [
+        (one, False),
+        (with_event, True),
+        (with_default, False),
+        (optional_event, True),
+        (lambda *args: args[-1], False),
+        (lambda v, *rest: v, False),
+        (torch.zeros_like, False),
+        (torch.relu, False),
+        (Callable_(), False),
+        (Callable_().method, True),
+    ],
+)
+def test_an_action_takes_the_value_and_the_event_if_it_asks_for_it(action: Any, gets_event: bool) -> None:
+    """A second place that has no default, or is called `event`, gets the event; everything else the value alone."""
+    result = as_act(action)(X, "event")
+
+    assert (isinstance(result, str) and result == "event") is gets_event
+
+
+@pytest.mark.parametrize("action", [lambda: None, lambda a, b, c: None, lambda v, *, k: None, lambda *, v: None])
+def test_an_action_that_cannot_be_called_is_refused(action: Any) -> None:
+    """Nothing but (value) or (value, event) is called."""
+    with pytest.raises(
+        ActionArity, match="an action takes \\(value\\) or \\(value, event\\), everything else needs a default$"
+    ):
+        as_act(action)

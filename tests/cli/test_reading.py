@@ -1,0 +1,165 @@
+"""The commands that read recordings: report, check, explain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kedge.cli.main import main
+from kedge.rules import registry
+from kedge.rules.rule import Finding
+from kedge.store.recording import Recording
+
+Recorded = Callable[..., Path]
+FIELDS = ["code", "severity", "site", "step", "message", "evidence", "confidence", "remedy"]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A rule that always finds the same."""
+
+    code: str
+    severity: str
+    evidence: object = None
+    name: str = "always the same"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        yield Finding(self.code, self.severity, "log:out", 10, "It is so.", {"it": self.evidence}, 0.5, "Do so.")
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be two rules, one that finds an error and one that warns."""
+    monkeypatch.setattr(
+        registry, "ALL", (Fixed("BAD", "error", [float("nan"), (1, float("-inf"))]), Fixed("ODD", "warning"))
+    )
+
+
+def test_a_clean_run_checks_with_0(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing found: exit status 0, and the line that says so."""
+    assert main(["check", str(recorded())]) == 0
+    assert capsys.readouterr() == ("no findings: 6 rules over 3 sampled steps\n", "")
+
+
+def test_an_error_checks_with_1(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    """A module that makes a NaN is found in a recording on disk, with exit status 1."""
+    assert main(["check", str(recorded(broken_at=10))]) == 1
+
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "✗ error   NAN-BORN  log:out, step 10"
+    assert out[-1] == "1 error: 6 rules over 3 sampled steps"
+
+
+@pytest.mark.usefixtures("rules")
+@pytest.mark.parametrize(
+    ("options", "status", "codes"),
+    [
+        ([], 1, ["BAD", "ODD"]),
+        (["--select", "odd"], 0, ["ODD"]),
+        (["--ignore", "BAD"], 0, ["ODD"]),
+        (["--select", "BAD, ODD", "--ignore", "odd"], 1, ["BAD"]),
+        (["--select", ""], 0, []),
+    ],
+)
+def test_rules_can_be_chosen(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str], options: list[str], status: int, codes: list[str]
+) -> None:
+    """Only the rules that are left decide what is printed and the exit status."""
+    assert main(["check", str(recorded()), "--json", *options]) == status
+    assert [finding["code"] for finding in json.loads(capsys.readouterr().out)["findings"]] == codes
+
+
+@pytest.mark.usefixtures("rules")
+def test_json_is_strict_and_complete(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each finding has all its fields, and numbers that JSON lacks are strings."""
+    folder = str(recorded())
+    main(["check", folder, "--json", "--select", "BAD"])
+
+    printed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+    assert printed == {
+        "recording": folder,
+        "findings": [
+            {
+                "code": "BAD",
+                "severity": "error",
+                "site": "log:out",
+                "step": 10,
+                "message": "It is so.",
+                "evidence": {"it": ["nan", [1, "-inf"]]},
+                "confidence": 0.5,
+                "remedy": "Do so.",
+            }
+        ],
+    }
+    assert list(printed["findings"][0]) == FIELDS
+
+
+@pytest.mark.parametrize("option", ["--select", "--ignore"])
+def test_an_unknown_code_is_refused(recorded: Recorded, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    """A code that no rule has is an error, not an empty choice."""
+    assert main(["check", str(recorded()), option, "NAN-BURN"]) == 2
+    assert capsys.readouterr().err == "kedge: there is no rule 'NAN-BURN': the nearest are NAN-BORN, DEAD-UNITS\n"
+
+
+@pytest.mark.parametrize("command", ["report", "check"])
+def test_what_is_no_recording_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """A path without a recording is named, with exit status 2 and nothing on stdout."""
+    place = tmp_path / "nothing.kedge"
+
+    assert main([command, str(place)]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"kedge: {place} is not a recording: there is no such folder; kedge run writes one and prints its name\n",
+    )
+
+
+def test_the_report_is_drawn(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    """``kedge report`` draws head, findings and table of a recording on disk."""
+    assert main(["report", str(recorded(broken_at=20))]) == 0
+
+    out = capsys.readouterr().out.splitlines()
+    assert out[:6] == [
+        "train.py --lr 1",
+        "cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC",
+        "Net: 12 parameters · 3 sites",
+        "30 steps, 3 sampled · 2 s, 5.0 % of it for watching",
+        "",
+        "1 error",
+    ]
+    assert "  module         type shape     out course     zero     ✗" in out
+    assert "✗ log            Log  2x5       nan ▄▄✗          0%     1" in out
+
+
+def test_a_glob_that_matches_nothing_is_refused(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--sites`` names what is near."""
+    assert main(["report", str(recorded()), "--sites", "lag"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        "kedge: no module matches --sites 'lag': the recording has 2 of them; the nearest are log\n",
+    )
+
+
+def test_explain_prints_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """``kedge explain CODE`` prints the rule's page, whatever the case of the code."""
+    assert main(["explain", "nan-born"]) == 0
+    assert capsys.readouterr().out == registry.explain("NAN-BORN")
+
+
+def test_explain_lists_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    """``kedge explain`` lists every rule once, with severity and name."""
+    assert main(["explain"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [[rule.code, rule.severity] for rule in registry.ALL]
+    assert all(line.endswith(rule.name) for line, rule in zip(lines, registry.ALL, strict=True))
+
+
+def test_an_unknown_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A code that no rule has names the nearest."""
+    assert main(["explain", "DEAD-UNIT"]) == 2
+    assert capsys.readouterr().err == "kedge: there is no rule 'DEAD-UNIT': the nearest are DEAD-UNITS, GRAD-VANISH\n"

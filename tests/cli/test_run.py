@@ -1,0 +1,342 @@
+"""``kedge run``: the program is what it is under ``python``, and leaves a recording."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kedge.cli.main import main
+from kedge.store.recording import Recording
+
+Kedge = Callable[..., subprocess.CompletedProcess[str]]
+Script = Callable[..., str]
+
+TRAIN = """
+    import sys
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(16, 4)
+    for step in range(int(sys.argv[1])):
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("loss", loss.item(), sys.argv[1:])
+"""
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the same with ``python``."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False, env=environment)
+
+
+def recordings(folder: Path) -> list[str]:
+    """Name the recordings in a folder."""
+    return sorted(path.name for path in folder.iterdir() if path.suffix == ".kedge")
+
+
+def test_a_run_is_recorded_and_told_in_three_lines(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+    """The program's output is its own; stderr has what was seen, what was found, and the next command."""
+    words = [script(TRAIN), "25", "-o", "--force", "--", "-m"]
+
+    done = kedge("run", "-o", "it.kedge", *words)
+
+    assert done.stdout == python(tmp_path, *words).stdout
+    assert done.returncode == 0
+    seen, found, following = done.stderr.splitlines()
+    pattern = r"\[kedge\] \d+ sites, 25 steps, 3 sampled; watching took (< )?\d+\.\d % of \S+ s"
+    assert re.fullmatch(pattern, seen), seen
+    assert found == "[kedge] no findings"
+    assert following == "[kedge] see more with: kedge report it.kedge"
+    recording = Recording.open(tmp_path / "it.kedge")
+    assert recording.steps.tolist() == [0, 10, 20]
+    assert recording.manifest["command"] == words
+    assert (recording.manifest["device"], recording.manifest["every"]) == ("cpu", 10)
+    assert recording.manifest["torch"].startswith("2.")
+    assert recording.end is not None
+    assert {k: recording.end[k] for k in ("exit", "steps", "sampled", "error")} == {
+        "exit": 0,
+        "steps": 25,
+        "sampled": 3,
+        "error": None,
+    }
+
+
+def test_quiet_says_nothing(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+    """With ``-q`` stdout and stderr are those under ``python``, and the recording has its plain name."""
+    words = ["-m", script(TRAIN).removesuffix(".py"), "3"]
+
+    done = kedge("run", "-q", "--every", "2", *words)
+
+    plain = python(tmp_path, *words)
+    assert (done.stdout, done.stderr, done.returncode) == (plain.stdout, plain.stderr, plain.returncode)
+    (name,) = recordings(tmp_path)
+    assert re.fullmatch(r"train\.\d+\.kedge", name)
+    assert Recording.open(tmp_path / name).steps.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "error"),
+    [
+        ("raise ValueError('no data')", 1, "ValueError: no data"),
+        ("sys.exit(3)", 3, None),
+        ("sys.exit('no data')", 1, None),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    ],
+)
+def test_the_end_of_the_program_is_recorded(
+    kedge: Kedge, script: Script, tmp_path: Path, ending: str, status: int, error: str | None
+) -> None:
+    """However the program ends, it is shown and exits as under ``python``, and the recording has it."""
+    words = [script(TRAIN + f"    print('last')\n    {ending}\n"), "1"]
+
+    done = kedge("run", "-q", "-o", "it.kedge", *words)
+
+    plain = python(tmp_path, *words)
+    assert (done.stdout, done.stderr, done.returncode) == (plain.stdout, plain.stderr, plain.returncode)
+    end = Recording.open(tmp_path / "it.kedge").end
+    assert end is not None
+    assert (end["exit"], end["error"], end["steps"]) == (status, error, 1)
+
+
+def test_the_traceback_comes_before_the_last_words(kedge: Kedge, script: Script) -> None:
+    """What went wrong in the program is above what Kedge says of it, so that both are in sight."""
+    done = kedge("run", "-o", "it.kedge", script(TRAIN + "    1 / 0\n"), "1")
+
+    lines = done.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-4] == "ZeroDivisionError: division by zero"
+    assert [line.startswith("[kedge] ") for line in lines[-3:]] == [True] * 3
+
+
+def test_what_is_found_is_told(kedge: Kedge, script: Script) -> None:
+    """A run that makes NaNs is told so at its end, and ``kedge check`` agrees."""
+    broken = TRAIN.replace("loss = model(x)", "loss = model(x * (float('nan') if step == 2 else 1))")
+
+    done = kedge("run", "-o", "it.kedge", script(broken), "5")
+
+    assert done.returncode == 0
+    assert re.match(r"\[kedge\] 1 error: NAN-BORN at \S+$", done.stderr.splitlines()[1])
+    assert kedge("check", "it.kedge").returncode == 1
+
+
+def test_a_kill_leaves_a_recording(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+    """What was seen before ``kill -9`` can be read, also while the program runs."""
+    endless = TRAIN.replace("for step in range(int(sys.argv[1])):", "step = 0\n    while True:")
+    script(endless.replace("optimizer.step()", "optimizer.step(); step += 1; print(step, flush=True)"))
+    command = [sys.executable, "-m", "kedge", "run", "-o", "it.kedge", "--every", "1", "train.py", "1"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as printed:
+        for line in printed:
+            if line == "50\n":
+                break
+        running = kedge("report", "it.kedge")
+        os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+    assert "no end is recorded: the program is running, or was killed; the last sampled step is" in running.stdout
+    recording = Recording.open(tmp_path / "it.kedge")
+    assert len(recording.steps) >= 45
+    assert recording.end is None
+
+
+def test_only_the_process_that_was_started_writes(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+    """A fork of the program trains and ends unseen; the recording is the first process's."""
+    forks = TRAIN.replace("    for step", "    import os\n    pid = os.fork()\n    for step")
+    done = kedge("run", "-o", "it.kedge", script(forks + "    if pid: os.waitpid(pid, 0)\n"), "4")
+
+    assert done.returncode == 0
+    assert done.stdout.count("loss") == 2
+    assert len(done.stderr.splitlines()) == 3
+    events = [json.loads(line) for line in (tmp_path / "it.kedge" / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events].count("end") == 1
+    assert Recording.open(tmp_path / "it.kedge").rows("0:out").calls.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("print('hello')", "nothing was recorded: the program did not import torch"),
+        ("import torch; print('hello')", "nothing was recorded: the program called no module"),
+    ],
+)
+def test_a_program_without_a_model_leaves_nothing(
+    kedge: Kedge, script: Script, tmp_path: Path, source: str, said: str
+) -> None:
+    """Where there is nothing to record, no recording is made, and that is told."""
+    done = kedge("run", script(source))
+
+    assert (done.stdout, done.stderr, done.returncode) == ("hello\n", f"[kedge] {said}\n", 0)
+    assert recordings(tmp_path) == []
+
+
+def test_the_program_imports_torch_itself(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+    """What a program sets in its environment before it imports torch reaches torch."""
+    source = """
+        import os, sys, importlib.util
+        assert not {"torch", "numpy"} & set(sys.modules), "imported ahead"
+        assert importlib.util.find_spec("torch") is not None
+        os.environ["OMP_NUM_THREADS"] = "2"
+        import torch
+        print(torch.get_num_threads())
+        torch.nn.Linear(1, 1)(torch.ones(1, 1)).sum().backward()
+    """
+    name = script(source)
+
+    done = kedge("run", "-o", "it.kedge", name)
+
+    assert (done.stdout, done.returncode) == (python(tmp_path, name).stdout, 0)
+    assert "1 step, 1 sampled" in done.stderr
+
+
+def test_a_disk_that_refuses_does_not_end_the_program(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+    """When the recording cannot be written, that is told once, and the program runs to its end."""
+    (tmp_path / "gone").mkdir()
+    source = TRAIN.replace("    for step", "    import os; os.rmdir('gone')\n    for step")
+
+    done = kedge("run", "-o", "gone/it.kedge", script(source), "30")
+
+    assert done.stdout.startswith("loss")
+    assert done.returncode == 0
+    first, second = done.stderr.splitlines()
+    assert first.startswith("[kedge] writing failed: cannot make the recording")
+    assert first.endswith("the program goes on, but is not recorded from here on")
+    assert second == "[kedge] nothing was recorded"
+
+
+def test_an_existing_recording_is_refused_before_the_program_starts(
+    kedge: Kedge, script: Script, tmp_path: Path, recorded: Callable[..., Path]
+) -> None:
+    """A recording is replaced only with ``--force``, and something else never."""
+    name = recorded().name
+    (tmp_path / "precious").mkdir()
+    train = script(TRAIN)
+
+    refused = kedge("run", "-o", name, train, "1")
+    never = kedge("run", "--force", "-o", "precious", train, "1")
+    replaced = kedge("run", "-q", "--force", "-o", name, train, "1")
+
+    assert (refused.stdout, refused.returncode) == ("", 2)
+    assert refused.stderr == (
+        "kedge: cannot write train.kedge: it exists; --force replaces it, -o chooses another name\n"
+    )
+    assert (never.stdout, never.returncode) == ("", 2)
+    assert never.stderr == (
+        "kedge: cannot write precious: it exists and is not a recording; choose another name with -o\n"
+    )
+    assert replaced.returncode == 0
+    assert Recording.open(tmp_path / name).manifest["command"] == ["train.py", "1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nope.py"], "kedge: cannot run nope.py: there is no such file in {cwd}; check the path\n"),
+        (
+            ["-m", "nope"],
+            "kedge: cannot run -m nope: no module nope is found; "
+            "check the name, and that {cwd} is where it is to be found from\n",
+        ),
+        (
+            ["-o", "no/it.kedge", "train.py"],
+            "kedge: cannot write no/it.kedge: there is no folder no; make it, or choose another -o\n",
+        ),
+        (["--", "nope.py", "-x"], "kedge: cannot run nope.py: there is no such file in {cwd}; check the path\n"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_starts(
+    script: Script,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    """A program that is not there, or a place that cannot be written to, ends with status 2 and one message."""
+    monkeypatch.chdir(tmp_path)
+    script("raise AssertionError")
+
+    assert main(["run", *words]) == 2
+    assert capsys.readouterr() == ("", message.format(cwd=tmp_path))
+
+
+def test_a_selector_that_cannot_be_read_is_refused(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bad selector is shown with a caret, before the program starts."""
+    monkeypatch.chdir(tmp_path)
+    script("raise AssertionError")
+
+    assert main(["run", "--sites", "conv1:", "train.py"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("kedge: cannot read the selector")
+    assert "\n  conv1:\n        ^\n" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--every", "0", "train.py"],
+            "argument --every: '0' is not a number of steps; 1 measures every step, 10 one in ten",
+        ),
+        (["-q"], "name the program to run: a script, or -m and a module"),
+        (["-m"], "name the program to run: a script, or -m and a module"),
+        (["--lr", "1", "train.py"], "unrecognized arguments: --lr"),
+    ],
+)
+def test_bad_usage_is_explained(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What cannot be understood is answered with the usage and one line."""
+    with pytest.raises(SystemExit) as left:
+        main(["run", *words])
+
+    assert left.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].endswith(f"error: {message}")
+    assert lines[0].startswith("usage: kedge")
+
+
+def test_only_chosen_sites_are_watched(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+    """``--sites`` names what is measured."""
+    done = kedge("run", "-q", "--sites", "2", "-o", "it.kedge", script(TRAIN), "2")
+
+    assert done.returncode == 0, done.stderr
+    sites = {site.site for site in Recording.open(tmp_path / "it.kedge").sites}
+    assert "2:out" in sites
+    assert {site for site in sites if not site.startswith("2")} == set()
+
+
+def test_an_interrupted_run_is_finished(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+    """Interrupting a run finishes the recording and ends the process by the signal, as ``python`` does."""
+    script(TRAIN + "    import time; print('asleep', flush=True); time.sleep(60)\n")
+    command = [sys.executable, "-m", "kedge", "run", "-o", "it.kedge", "train.py", "12"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("loss")
+    assert process.stdout.readline() == "asleep\n"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == -signal.SIGINT
+    assert err.splitlines()[-4:-3] == ["KeyboardInterrupt"]
+    assert err.splitlines()[-1] == "[kedge] see more with: kedge report it.kedge"
+    end = Recording.open(tmp_path / "it.kedge").end
+    assert end is not None
+    assert end["exit"] == 130

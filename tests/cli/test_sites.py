@@ -1,0 +1,59 @@
+"""``kedge sites``: what a program's models offer."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+Kedge = Callable[..., subprocess.CompletedProcess[str]]
+Script = Callable[..., str]
+
+TWO = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(2, 1)
+        def forward(self, x):
+            return self.fc(x)
+
+    net, other = Net(), nn.Tanh()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    print("training")
+    for _ in range(10**9):
+        other(net(torch.ones(1, 2))).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_all_models_of_the_first_step_are_listed(kedge: Kedge, script: Script) -> None:
+    """The list is all of stdout; the program is stopped after its first step."""
+    done = kedge("sites", script(TWO))
+
+    assert (done.stderr, done.returncode) == ("training\n", 0)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] if line else "" for line in lines] == [
+        "Net", "", "path", '""', "fc", "fc.weight", "fc.bias", "", "Tanh", "", "path", '""',
+    ]  # fmt: skip
+    assert lines[0] == "Net (3 parameters)"
+    assert lines[8] == "Tanh (0 parameters, recorded as Tanh.*)"
+    assert ":out" in lines[3]
+
+
+def test_a_program_that_fails_ends_as_it_does(kedge: Kedge, script: Script) -> None:
+    """An error of the program is shown, with what was seen before it, and decides the exit status."""
+    done = kedge("sites", script("import torch\ntorch.nn.Tanh()(torch.ones(1))\nraise ValueError('no data')\n"))
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ValueError: no data"
+    assert done.stdout.startswith("Tanh (0 parameters)")
+
+
+def test_a_program_without_a_model_is_told(kedge: Kedge, script: Script) -> None:
+    """Where there is nothing to list, that is said, with exit status 1."""
+    done = kedge("sites", script("print('hello')"))
+
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert done.stderr == "hello\n[kedge] there is nothing to list: the program called no module\n"

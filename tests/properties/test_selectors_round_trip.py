@@ -1,0 +1,84 @@
+"""For all selectors: what is printed reads back as the same."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from kedge.sites.select import Selector, Term, parse
+from kedge.sites.site import LATER_KINDS, MODULE_KINDS, PARAM_KINDS, Site, escape
+
+few = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+names = st.text(
+    st.characters(codec="utf-8", exclude_characters=".", exclude_categories=["Cs", "Cc", "Z"]), min_size=1, max_size=6
+)
+spaced = st.text("ab *?[]{}#/:,!\\\t\n", min_size=1, max_size=6)
+wild = st.one_of(
+    names.map(escape), st.just("**"), st.sampled_from(["*", "?", "[a-c]", "[!x]", "lay*", "conv?", "a[01]b", "\\*x"])
+)
+paths = st.lists(wild, min_size=1, max_size=4).map(tuple)
+classes = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
+leaves = st.from_regex(r"[a-z0-9_]{1,4}(\.[a-z0-9_]{1,4}){0,2}", fullmatch=True)
+counts = st.none() | st.integers(0, 99)
+terms = st.builds(
+    Term,
+    path=paths,
+    types=st.lists(classes, max_size=3).map(tuple),
+    call=counts,
+    op=st.none() | st.tuples(classes, counts),
+    kind=st.sampled_from((*MODULE_KINDS, *PARAM_KINDS, *LATER_KINDS)),
+    leaf=st.none() | leaves,
+    excluded=st.booleans(),
+)
+
+
+@few
+@given(st.lists(terms, min_size=1, max_size=4).filter(lambda ts: not all(t.excluded for t in ts)))
+def test_every_selector_reads_back_as_printed(parts: list[Term]) -> None:
+    """Reading what a selector prints gives the same terms, and printing them again the same text."""
+    text = ", ".join(map(str, parts))
+
+    assert parse(text) == tuple(parts)
+    assert str(Selector(text)) == text
+
+
+@few
+@given(st.text("ab.*?[]{}#/:,! \\outingrad01-", max_size=16))
+def test_any_text_is_read_or_pointed_at(text: str) -> None:
+    """Whatever is typed either is a selector that reads back as it prints, or is an error with a caret under its text."""
+    try:
+        selector = Selector(text)
+    except ValueError as error:
+        lines = str(error).splitlines()
+        assert lines[0].startswith("cannot read the selector, column ")
+        assert lines[2].strip() == "^"
+        assert len(lines[2]) <= len(text) + 3
+        return
+    assert Selector(str(selector)) == selector
+    for term in selector.terms:
+        assert isinstance(term.matches("a.b", ("a",)), bool)
+
+
+@few
+@given(st.lists(names | spaced, min_size=1, max_size=3), st.sampled_from(MODULE_KINDS), counts, st.none() | leaves)
+def test_every_site_selects_itself(path: list[str], kind: str, call: int | None, leaf: str | None) -> None:
+    """The text of a site, whatever its module is called, selects this site and no other."""
+    model: nn.Module = nn.ReLU()
+    for name in reversed(path):
+        model = nn.Sequential(OrderedDict([(name, model), (name + "x", nn.ReLU())]))
+    site = Site(".".join(path), kind, leaf, call)
+
+    assert list(Selector(str(site)).on(model)) == [site]
+
+
+@few
+@given(st.lists(st.sampled_from(["a", "b", "ab", "0"]), min_size=1, max_size=4), st.lists(wild, min_size=1, max_size=3))
+def test_a_wild_segment_never_reaches_over_a_dot(path: list[str], pattern: list[str]) -> None:
+    """A pattern without `**` matches only paths with as many segments as it has."""
+    segments = tuple("*" if p == "**" else p for p in pattern)
+
+    if Term(segments).matches(".".join(path), ()):
+        assert len(segments) == len(path)

@@ -1,0 +1,418 @@
+"""The report in the terminal, compared whole."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from kedge.errors import NoSuchSite
+from kedge.report.terminal import Extent, console_for, render
+from kedge.rules.rule import Finding
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.table import Table
+
+MANIFEST = {
+    "command": ["train.py", "--name", "my run"],
+    "device": "cpu",
+    "torch": "2.13.0+cpu",
+    "python": "3.11.7",
+    "started": "2026-11-21T07:00:00+00:00",
+}
+END = {"kind": "end", "exit": 0, "steps": 120, "sampled": 12, "seconds": 12.3, "watching": 0.41, "error": None}
+ROOTS = [{"name": "Net", "prefix": "", "parameters": 2410}]
+
+MODULES = [
+    ("features.conv", "Conv2d", [32, 8, 14, 14], 1.5, 2e-6),
+    ("features.relu", "ReLU", [32, 8, 14, 14], 0.7, 3e-6),
+    ("classifier", "Linear", [32, 10], 4.0, 1e-3),
+    ("", "Net", [32, 10], 4.0, 1e-3),
+]
+STEPS = range(0, 120, 10)
+
+BORN = Finding(
+    "NAN-BORN",
+    "error",
+    "classifier:out",
+    90,
+    "classifier:out was the first to hold NaN at step 90; its input was finite.",
+    remedy=(
+        "Look at the range of what goes in: log, division and sqrt leave the finite numbers at 0; "
+        "clamp it, or add an epsilon."
+    ),
+)
+DEAD = [
+    Finding(
+        "DEAD-UNITS",
+        "warning",
+        site,
+        40,
+        f"{n} of the 8 channels of {site} were never above zero.",
+        remedy="Lower the rate.",
+    )
+    for n, site in ((3, "features.relu:out"), (2, "features.conv:out"))
+]
+
+
+def sites() -> list[dict[str, Any]]:
+    """Describe the sites of a small network."""
+    made: list[dict[str, Any]] = []
+    for path, type_, shape, _, _ in MODULES:
+        made += [
+            {"site": f"{path}:{kind}", "path": path, "type": type_, "shape": shape} for kind in ("out", "out.grad")
+        ]
+    for kind in ("param", "update"):
+        made.append({"site": f"classifier.weight:{kind}", "owner": "classifier", "type": "Linear", "shape": [10, 196]})
+    return made
+
+
+def row(site: str, step: int, rms: float, zero: float = 0.0) -> dict[str, Any]:
+    """Describe a row of a site by its scale."""
+    bad = math.isnan(rms)
+    figures = {"sum": rms, "sumsq": rms**2 * 100, "min": -rms, "max": rms}
+    return {"site": site, "step": step, "count": 100, **figures, "nonzero": 100 - int(zero * 100), "nonfinite": 5 * bad}
+
+
+def rows(broken_at: int | None = None) -> list[dict[str, Any]]:
+    """Describe a run whose gradients grow; from a step on, the classifier returns NaN."""
+    made = []
+    for step in STEPS:
+        for path, type_, _, scale, gradient in MODULES:
+            bad = broken_at is not None and step >= broken_at and path in ("classifier", "")
+            made.append(row(f"{path}:out", step, math.nan if bad else scale, 0.48 if type_ == "ReLU" else 0.0))
+            made.append(row(f"{path}:out.grad", step, math.nan if bad else gradient * 10 ** (step / 20)))
+        made += [row("classifier.weight:param", step, 0.5), row("classifier.weight:update", step, 0.002)]
+    return made
+
+
+def network(broken_at: int | None = None, events: Iterable[Mapping[str, Any]] = (END,)) -> Recording:
+    """Build the recording of that run."""
+    return Recording.build(sites(), rows(broken_at), manifest=MANIFEST, events=events, roots=ROOTS)
+
+
+def report(
+    recording: Recording, findings: Iterable[Finding] = (), width: int = 100, extent: Extent | None = None
+) -> str:
+    """Draw a report as text."""
+    stream = io.StringIO()
+    render(recording, list(findings), Console(file=stream, width=width, highlight=False), extent)
+    return stream.getvalue()
+
+
+def text(expected: str) -> str:
+    """Take the margin off an expected report."""
+    return dedent(expected).lstrip("\n")
+
+
+def test_a_report_of_80_columns() -> None:
+    """Findings first; the table leaves out what does not fit, and no line is broken or too long."""
+    drawn = report(network(broken_at=90), [BORN, *DEAD], width=80)
+
+    assert drawn == text("""
+        train.py --name 'my run'
+        cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
+        Net: 2,410 parameters · 10 sites
+        120 steps, 12 sampled · 12.3 s, 3.3 % of it for watching
+
+        1 error, 2 warnings
+
+        ✗ error   NAN-BORN  classifier:out, step 90
+            classifier:out was the first to hold NaN at step 90; its input was finite.
+            → Look at the range of what goes in: log, division and sqrt leave the finite
+            numbers at 0; clamp it, or add an epsilon.
+
+        ! warning DEAD-UNITS  in 2 places
+            · 3 of the 8 channels of features.relu:out were never above zero.
+            · 2 of the 8 channels of features.conv:out were never above zero.
+            → Lower the rate.
+
+          module             out course          grad course        update zero     ✗
+        ! features.conv     1.50 ▄▄▄▄▄▄▄▄▄▄▄▄   0.632 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
+        ! features.relu    0.700 ▄▄▄▄▄▄▄▄▄▄▄▄   0.949 ▁▂▂▃▄▄▅▅▆▇▇█       -  48%
+        ✗ classifier         nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗  4.0e-3   0%     3
+          (Net)              nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗       -   0%     3
+
+        out, grad: root mean square of a module's output and of its gradient, at step
+        110, the last one sampled. course: steps 0 to 110, each line on a logarithmic
+        scale of its own; ✗ something not finite, 0 nothing but zeros. update: what a
+        step changed, relative to the parameter. zero: share of exact zeros.
+    """)
+    assert max(map(len, drawn.splitlines())) <= 80
+
+
+def test_a_report_of_160_columns() -> None:
+    """A wide terminal shows types, shapes and sizes as well."""
+    drawn = report(network(broken_at=90), [BORN, *DEAD], width=160)
+
+    assert drawn == text("""
+        train.py --name 'my run'
+        cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
+        Net: 2,410 parameters · 10 sites
+        120 steps, 12 sampled · 12.3 s, 3.3 % of it for watching
+
+        1 error, 2 warnings
+
+        ✗ error   NAN-BORN  classifier:out, step 90
+            classifier:out was the first to hold NaN at step 90; its input was finite.
+            → Look at the range of what goes in: log, division and sqrt leave the finite numbers at 0; clamp it, or
+            add an epsilon.
+
+        ! warning DEAD-UNITS  in 2 places
+            · 3 of the 8 channels of features.relu:out were never above zero.
+            · 2 of the 8 channels of features.conv:out were never above zero.
+            → Lower the rate.
+
+          module         type   shape      params     out course          grad course        update zero     ✗
+        ! features.conv  Conv2d 32x8x14x14           1.50 ▄▄▄▄▄▄▄▄▄▄▄▄   0.632 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
+        ! features.relu  ReLU   32x8x14x14          0.700 ▄▄▄▄▄▄▄▄▄▄▄▄   0.949 ▁▂▂▃▄▄▅▅▆▇▇█       -  48%
+        ✗ classifier     Linear 32x10       1.96k     nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗  4.0e-3   0%     3
+          (Net)          Net    32x10                 nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗       -   0%     3
+
+        out, grad: root mean square of a module's output and of its gradient, at step 110, the last one sampled.
+        course: steps 0 to 110, each line on a logarithmic scale of its own; ✗ something not finite, 0 nothing but
+        zeros. update: what a step changed, relative to the parameter. zero: share of exact zeros.
+    """)
+
+
+def test_a_report_without_findings() -> None:
+    """A healthy run is told so, and has no column of what is not finite."""
+    assert report(network(), width=100) == text("""
+        train.py --name 'my run'
+        cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
+        Net: 2,410 parameters · 10 sites
+        120 steps, 12 sampled · 12.3 s, 3.3 % of it for watching
+
+        no findings: none of the rules has anything to say
+
+          module         type   shape      params     out course          grad course        update zero
+          features.conv  Conv2d 32x8x14x14           1.50 ▄▄▄▄▄▄▄▄▄▄▄▄   0.632 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
+          features.relu  ReLU   32x8x14x14          0.700 ▄▄▄▄▄▄▄▄▄▄▄▄   0.949 ▁▂▂▃▄▄▅▅▆▇▇█       -  48%
+          classifier     Linear 32x10       1.96k    4.00 ▄▄▄▄▄▄▄▄▄▄▄▄     316 ▁▂▂▃▄▄▅▅▆▇▇█  4.0e-3   0%
+          (Net)          Net    32x10                4.00 ▄▄▄▄▄▄▄▄▄▄▄▄     316 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
+
+        out, grad: root mean square of a module's output and of its gradient, at step 110, the last one
+        sampled. course: steps 0 to 110, each line on a logarithmic scale of its own; ✗ something not
+        finite, 0 nothing but zeros. update: what a step changed, relative to the parameter. zero: share of
+        exact zeros.
+    """)
+
+
+def test_a_recording_of_nothing() -> None:
+    """A recording without sites says so instead of a table, and claims nothing about findings."""
+    assert report(Recording.build()) == text("""
+        a program without a name
+        0 sites
+        0 steps sampled so far
+        no end is recorded: the program is running, or was killed
+
+        nothing was watched: no module of the program was called while it was watched
+    """)
+
+
+def test_a_recording_whose_sites_have_no_step() -> None:
+    """Where no step was finished, there is no table."""
+    recording = Recording.build(sites(), manifest=MANIFEST, events=[END], roots=ROOTS)
+
+    assert report(recording).splitlines()[-1] == "nothing was sampled: no step was finished while it was watched"
+
+
+def test_a_program_that_runs_or_was_killed() -> None:
+    """Without an end the report says that there is none, and how far it got."""
+    assert report(network(events=())).splitlines()[3:5] == [
+        "12 steps sampled so far",
+        "no end is recorded: the program is running, or was killed; the last sampled step is 110",
+    ]
+
+
+def test_a_recording_that_was_cut_off() -> None:
+    """A torn last step is mentioned."""
+    whole = network(events=())
+    torn = Recording(
+        whole.path, whole.manifest, whole.roots, whole.sites, whole.events, truncated=True, table=whole.table
+    )
+
+    assert report(torn).splitlines()[4] == "the last step was cut off while it was written, and is left out"
+
+
+@pytest.mark.parametrize(
+    ("end", "line"),
+    [
+        ({"exit": 1, "error": "ValueError: no [data]"}, "ended with exit status 1: ValueError: no [data]"),
+        ({"exit": 3, "error": None}, "ended with exit status 3"),
+    ],
+)
+def test_a_program_that_failed(end: dict[str, Any], line: str) -> None:
+    """How the program ended is in the head, word for word."""
+    assert report(network(events=[END | end])).splitlines()[4] == line
+
+
+def test_an_odd_head_is_shown_as_it_is() -> None:
+    """What a manifest leaves out or words differently does not break the report."""
+    manifest = {"script": "a[b].py", "started": "yesterday", "rank": 1, "world": 4}
+
+    lines = report(Recording.build(manifest=manifest)).splitlines()
+
+    assert lines[:3] == ["a[b].py", "started yesterday · rank 1 of 4", "0 sites"]
+
+
+def test_many_findings_of_one_rule_are_counted() -> None:
+    """Five of a kind are shown, or all of them where all is asked for."""
+    many = [Finding("DEAD-UNITS", "info", f"s{i}:out", -1, f"s{i}:out is dead.", remedy="Wake it.") for i in range(7)]
+
+    short = report(network(), many).split("\n\n")
+    full = report(network(), many, extent=Extent(most=None)).split("\n\n")
+
+    assert short[1] == "7 info"
+    assert short[2].splitlines() == [
+        "i info    DEAD-UNITS  in 7 places",
+        *(f"    · s{i}:out is dead." for i in range(5)),
+        "    → Wake it.",
+        "    and 2 more: kedge check lists them",
+    ]
+    assert len(full[2].splitlines()) == 1 + 7 + 1
+
+
+def deep(count: int) -> Recording:
+    """Build a recording of many modules."""
+    names = [f"{i}" for i in range(count)]
+    return Recording.build([f"{name}:out" for name in names], [row(f"{name}:out", 0, 1.0) for name in names])
+
+
+def test_a_long_model_is_cut_and_says_so() -> None:
+    """The first modules and those with findings are shown; what is left out is counted where it is missing."""
+    finding = Finding("ODD", "warning", "70:out", 0, "70:out is odd.")
+
+    drawn = report(deep(100), [finding], extent=Extent(most=4)).splitlines()
+
+    table = drawn[drawn.index("! warning ODD  70:out, step 0") + 3 : -5]
+    assert [line.split()[:3] for line in table] == [
+        ["module", "out", "course"],
+        ["0", "1.00", "▄"],
+        ["1", "1.00", "▄"],
+        ["2", "1.00", "▄"],
+        ["…", "67", "modules"],
+        ["!", "70", "1.00"],
+        ["…", "29", "modules"],
+        [],
+        ["4", "of", "100"],
+    ]
+    assert table[-1] == "4 of 100 modules shown: --all shows every one, --sites GLOB those you name"
+
+
+def test_all_or_chosen_modules_can_be_shown() -> None:
+    """Without a limit every module has its line; with a glob only those that match."""
+    assert len(re.findall(r"(?m)^  \d+ ", report(deep(100), extent=Extent(most=None)))) == 100
+    assert re.findall(r"(?m)^  (\d+) ", report(deep(100), extent=Extent(sites="1?,7"))) == [
+        "7",
+        *map(str, range(10, 20)),
+    ]
+
+
+def test_a_glob_without_a_match_draws_nothing() -> None:
+    """The error comes before anything is drawn."""
+    stream = io.StringIO()
+
+    with pytest.raises(NoSuchSite):
+        render(deep(3), [], Console(file=stream), Extent(sites="x"))
+    assert stream.getvalue() == ""
+
+
+def test_a_long_path_keeps_its_end() -> None:
+    """The last segments of a path tell more than the first."""
+    path = ".".join(f"block{i}" for i in range(30)) + ".attention.out"
+    recording = Recording.build([f"{path}:out"], [row(f"{path}:out", 0, 1.0)])
+
+    line = next(line for line in report(recording, width=80).splitlines() if "attention" in line)
+
+    assert line.startswith("  …")
+    assert line.split()[0].endswith("block29.attention.out")
+    assert len(line) <= 80
+
+
+@pytest.mark.parametrize("width", [80, 81, 100, 119, 120, 160, 200])
+@pytest.mark.parametrize("steps", [1, 12, 500])
+def test_no_line_is_wider_than_the_terminal(width: int, steps: int) -> None:
+    """At every width the table fits, and its columns are aligned."""
+    made = [row(f"{site['site']}", step, 1.0) for step in range(steps) for site in sites()]
+
+    drawn = report(Recording.build(sites(), made, roots=ROOTS), width=width).splitlines()
+
+    assert max(map(len, drawn)) <= width
+    table = [line for line in drawn if " ▄" in line]
+    assert len(table) == 4
+    assert len({line.index("▄") for line in table}) == 1
+    head = next(line for line in drawn if line.startswith("  module"))
+    assert head.index("course") == table[0].index("▄")
+
+
+def test_a_file_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no terminal the report is 100 columns wide, without colours."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    stream = io.StringIO()
+    console = console_for(stream)
+
+    render(network(90), [BORN], console)
+
+    assert console.width == 100
+    assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(("columns", "width"), [("40", 80), ("140", 140), ("400", 200)])
+def test_the_width_can_be_given(monkeypatch: pytest.MonkeyPatch, columns: str, width: int) -> None:
+    """``COLUMNS`` is honoured between 80 and 200."""
+    monkeypatch.setenv("COLUMNS", columns)
+
+    assert console_for(io.StringIO()).width == width
+
+
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``NO_COLOR`` a terminal gets no colours; without it, findings have theirs."""
+    coloured = []
+    for value in ("", "1"):
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("NO_COLOR", value)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        stream = io.StringIO()
+        render(network(90), [BORN], console_for(stream))
+        coloured.append(bool(re.search(r"\x1b\[[0-9;]*3[0-7]", stream.getvalue())))
+
+    assert coloured == [True, False]
+
+
+def test_a_large_recording_is_drawn_in_two_seconds() -> None:
+    """1,000 sites over 1,000 steps are drawn whole while one waits."""
+    kinds = ("out", "out.grad", "param", "update")
+    infos = [_info(i, f"h.{i % 250}", kinds[i // 250]) for i in range(1000)]
+    count = 1000 * 1000
+    columns: dict[str, Any] = {
+        "step": np.repeat(np.arange(1000), 1000),
+        "site": np.tile(np.arange(1000, dtype=np.int32), 1000),
+        "calls": np.ones(count, np.int32),
+        "count": np.full(count, 64),
+        "level": np.full(count, 2, np.int8),
+        "active": np.zeros(0, np.uint8),
+        "active.offsets": np.zeros(count + 1, np.int64),
+    }
+    columns |= {name: np.full(count, 0.5) for name in ("sum", "sumsq", "min", "max")}
+    columns |= {"nonzero": np.full(count, 64), "nonfinite": np.zeros(count, np.int64)}
+    recording = Recording(Path("big.kedge"), {}, (), tuple(infos), (END,), truncated=False, table=Table(columns))
+
+    start = time.perf_counter()
+    drawn = report(recording, extent=Extent(most=None))
+
+    assert time.perf_counter() - start < 2
+    assert len(re.findall(r"▄+", drawn)) == 500
+
+
+def _info(number: int, path: str, kind: str) -> SiteInfo:
+    place = path if kind.startswith("out") else f"{path}.weight"
+    return SiteInfo(number, f"{place}:{kind}", place, kind, "Linear", 0, (8, 8), "float32", None, (), path, None)

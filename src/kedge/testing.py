@@ -65,7 +65,7 @@ def assert_same_bits(a: Any, b: Any, where: str = "value") -> None:
 
 
 def _bits(x: Tensor) -> Tensor:
-    return x.detach().cpu().contiguous().view(-1).view(torch.uint8) if x.numel() else torch.zeros(0, dtype=torch.uint8)
+    return torch.empty(x.numel(), dtype=x.dtype).copy_(x.detach().reshape(-1)).view(torch.uint8)
 
 
 def training_step(model: nn.Module, loss: Callable[[nn.Module], Any], seed: int = 0) -> Mapping[str, Any]:

@@ -26,6 +26,11 @@ def _words(name):
     return re.findall(r"[a-z]+", re.sub(r"([A-Z])", r"_\1", name).lower())
 
 
+def _is_own(value):
+    """Tell whether an attribute is set on the object itself, and not on torch's configuration."""
+    return isinstance(value, ast.Name) and value.id in {"self", "cls"}
+
+
 def _made(tree):
     """Yield the names that a file makes; those that it only uses may be other people's."""
     for node in ast.walk(tree):
@@ -35,7 +40,7 @@ def _made(tree):
             yield node, node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node, node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node.value):
             yield node, node.attr
         elif isinstance(node, ast.alias) and node.asname:
             yield node, node.asname

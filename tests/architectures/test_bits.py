@@ -177,7 +177,9 @@ def test_observing_the_share_of_each_call_changes_no_bit(name: str) -> None:
     """Following what every call sends back to each input leaves the training as it is."""
     architecture = BY_NAME[name]
     bare = train(architecture, architecture.build())
-    watched = observed(architecture, architecture.build(), kedge.record(), f"{EVERYTHING}, **:in, **:param, **:in.share")
+    watched = observed(
+        architecture, architecture.build(), kedge.record(), f"{EVERYTHING}, **:in, **:param, **:in.share"
+    )
     assert unlike(bare, watched) == []
 
 
@@ -232,7 +234,10 @@ def pickle_of(model: nn.Module) -> bytes | str:
 
 def furniture(model: nn.Module) -> list[Any]:
     """What every module holds: its attributes, and how many hooks are in which table."""
-    return [(name, [(k, len(v) if isinstance(v, dict) else None) for k, v in vars(m).items()]) for name, m in model.named_modules()]
+    return [
+        (name, [(k, len(v) if isinstance(v, dict) else None) for k, v in vars(m).items()])
+        for name, m in model.named_modules()
+    ]
 
 
 class Witness:
@@ -299,7 +304,9 @@ def owners(model: nn.Module, path: str, kind: str) -> set[str]:
     if kind.partition(".")[0] != "param":
         return {path}
     param = model.get_parameter(path)
-    return {name for name, module in model.named_modules() for held in module.parameters(recurse=False) if held is param}
+    return {
+        name for name, module in model.named_modules() for held in module.parameters(recurse=False) if held is param
+    }
 
 
 def _uncalled(w: Witness, model: nn.Module, path: str, kind: str) -> bool:
@@ -446,7 +453,9 @@ def grad_inputs(architecture: Architecture) -> dict[str, list[Tensor]]:
     found: dict[str, list[Tensor]] = {}
 
     def listen(path: str) -> Callable[..., None]:
-        return lambda module, given, arriving: found.setdefault(path, []).extend(g.clone() for g in given if g is not None)
+        return lambda module, given, arriving: found.setdefault(path, []).extend(
+            g.clone() for g in given if g is not None
+        )
 
     for path, module in model.named_modules():
         if type(module).__name__.endswith(("Linear", "LayerNorm", "Conv2d", "Conv1D", "Output")):

@@ -133,7 +133,13 @@ def _spectrum() -> Batch:
     return {"input_features": torch.randn(2, 8, 40), "labels": torch.randint(3, _VOCAB, (2, 7))}
 
 
-_ENCODER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 20}
+_ENCODER = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 20,
+}
 _LLAMA = {**_ENCODER, "num_key_value_heads": 1, "attention_dropout": 0.1}
 _BART = {
     "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,

@@ -491,6 +491,15 @@ def test_a_missing_module_of_a_package_is_refused_once_the_package_is_imported(f
     )
 
 
+def test_a_module_that_is_not_written_in_python_is_refused(folder: Path) -> None:
+    """A module in C has no code that could run as a program."""
+    _, ours = both(folder, "-m", "sys")
+
+    assert ours.stderr.splitlines()[-1] == (
+        "kedge.errors.ScriptError: cannot run -m sys: it is not written in Python; name another module"
+    )
+
+
 def test_nothing_runs_before_the_check_has_passed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``check`` runs no line of the script, and imports nothing for a module."""
     monkeypatch.chdir(folder)

@@ -474,7 +474,7 @@ def test_passes_over_the_same_input_pile_up_nothing(selector: str) -> None:
     """An input that lives longer than one pass is listened to once, not once more with every pass."""
     model, x = Net(), randn()
     with kedge.session() as s:
-        acts = s.hook(model, selector, kedge.record(keep=None))
+        acts = s.hook(model, selector, kedge.record(copy=True, keep=None))
         for _ in range(5):
             model(x).sum().backward()
 

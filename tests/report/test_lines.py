@@ -66,6 +66,23 @@ def test_a_root_is_called_by_its_class() -> None:
     assert labels([":out"]) == ["(root)"]
 
 
+def test_what_has_no_output_stands_where_the_data_would_pass() -> None:
+    """A module that is bypassed but owns parameters stands before the nearest module that holds it."""
+    bypassed = [{"site": f"{owner}.weight:param", "owner": owner} for owner in ("h.1.attn.proj", "h.0.attn.proj", "x")]
+    flow = ["h.0.attn:out", "h.0:out", "h.1.attn:out", "h.1:out", "h.10:out"]
+
+    assert labels([*bypassed, *flow]) == [
+        "h.0.attn.proj",
+        "h.0.attn",
+        "h.0",
+        "h.1.attn.proj",
+        "h.1.attn",
+        "h.1",
+        "h.10",
+        "x",
+    ]
+
+
 def test_parameters_alone_have_lines() -> None:
     """Where no output was watched, the modules that own parameters are listed."""
     assert labels([{"site": "fc.weight:param.grad", "owner": "fc"}, {"site": "fc.weight:param", "owner": "fc"}]) == [

@@ -55,7 +55,8 @@ def clamp(*, min: float | None = None, max: float | None = None) -> Edit:  # noq
     """Limit each element to at least `min` and at most `max`."""
     if min is None and max is None:
         raise ValueError("clamp() without limits changes nothing; give min, max or both")
-    return Edit(f"clamp({min}, {max})", lambda value: torch.clamp(value, min=min, max=max))
+    limits = ", ".join(f"{k}={v}" for k, v in (("min", min), ("max", max)) if v is not None)
+    return Edit(f"clamp({limits})", lambda value: torch.clamp(value, min=min, max=max))
 
 
 def zero() -> Edit:

@@ -49,7 +49,7 @@ def nonfinite(value: Tensor) -> Tensor:
 
 
 def _summary(value: Tensor) -> str:
-    if not value.is_floating_point():
+    if not value.is_floating_point() and not value.is_complex():
         return f"{value.numel()} elements"
     nans, infinities = int(value.isnan().sum()), int(value.isinf().sum())
     return f"{value.numel()} elements, {nans} of them NaN and {infinities} infinite"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -63,18 +64,18 @@ class Shelf:
             return
         self.batches[batch] = [kept]
         if self.keep is not None:
-            same = [b for b in self.batches if b.replica == batch.replica]
+            same = [b for b in list(self.batches) if b.replica == batch.replica]  # other threads add to it
             for old in same[: -self.keep]:
                 del self.batches[old]
 
     def latest(self) -> list[Kept]:
         """The values of the newest pass of each thread."""
-        newest = {batch.replica: values for batch, values in self.batches.items()}
+        newest = {batch.replica: values for batch, values in list(self.batches.items())}
         return [kept for values in newest.values() for kept in values]
 
     def all(self) -> list[Kept]:
         """Every value, in order of arrival."""
-        return [kept for values in self.batches.values() for kept in values]
+        return [kept for values in list(self.batches.values()) for kept in values]
 
 
 class Recorder:
@@ -92,7 +93,8 @@ class Recorder:
 
     def __repr__(self) -> str:
         """As one would write it."""
-        return "record(copy=True)" if self.copy else "record()"
+        given = [("copy", self.copy, False), ("keep", self.keep, 1), ("recomputes", self.recomputes, False)]
+        return f"record({', '.join(f'{name}={value}' for name, value, default in given if value != default)})"
 
     def bind(self, site: Site) -> Act:
         """Return what keeps the values of one site."""
@@ -135,7 +137,12 @@ class Recorder:
         """Return the one tensor of a name; see `kedge.hooks.handle.Hooked.__getitem__`."""
         found = self._find(name, Shelf.latest)
         if not found:
-            raise NotRecorded(f'nothing was recorded under "{name}": {why(name)}')
+            there = [
+                f'"{name_of(k.event)}"'
+                for k in self._find(str(replace(single(name), leaf=None, call=None)), Shelf.latest)
+            ]
+            cause = f"what was recorded there is {', '.join(there[:8])}" if there else why(name)
+            raise NotRecorded(f'nothing was recorded under "{name}": {cause}')
         if len(found) > 1:
             raise SeveralRecorded(_several(name, found))
         return found[0].read()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,8 @@ from kedge.cli.watching import Watching
 if TYPE_CHECKING:
     from kedge.hooks.roots import Summary
 
-#: How many findings the last lines name.
-NAMED_FINDINGS = 3
+#: How many rules the last lines name.
+NAMED_RULES = 3
 
 
 class Run:
@@ -168,7 +168,12 @@ def _findings(place: Path) -> str:
         findings = check(Recording.open(place))
     except Exception as error:  # noqa: BLE001 - a rule that fails must not change how the program ends
         return f"the recording could not be checked: {error!r}"
-    named = [f"{finding.code} at {finding.site}" for finding in findings[:NAMED_FINDINGS]]
-    if len(findings) > NAMED_FINDINGS:
-        named.append(f"and {len(findings) - NAMED_FINDINGS} more")
-    return tally(findings) + (f": {', '.join(named)}" if named else "")
+    places: dict[str, list[str]] = {}
+    for finding in findings:
+        places.setdefault(finding.code, []).append(finding.site)
+    named = [_named(code, sites) for code, sites in list(places.items())[:NAMED_RULES]]
+    return tally(findings) + (f": {'; '.join(named)}" if named else "")
+
+
+def _named(code: str, sites: Sequence[str]) -> str:
+    return f"{code} at {sites[0]}" + (f" and {len(sites) - 1} more" if len(sites) > 1 else "")

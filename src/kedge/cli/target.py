@@ -82,7 +82,7 @@ def read_container(path: str, finder: Any) -> Target:
     if spec is None:
         what = "directory" if os.path.isdir(path) else "archive"
         raise ScriptError(f"cannot run {path}: the {what} has no __main__.py; name a script in it")
-    return _from_spec(spec, path)
+    return _from_spec(spec, path, path)
 
 
 def check_module(name: str) -> None:
@@ -131,14 +131,14 @@ def read_module(name: str) -> Target:
     if spec is None:
         raise ScriptError(f"cannot run -m {name}: no module of that name is found; {_instead_of_a_module(name)}")
     if spec.submodule_search_locations is None:
-        return _from_spec(spec, spec.origin or name)
+        return _from_spec(spec, spec.origin or name, f"-m {name}")
     if name.endswith(".__main__") or importlib.util.find_spec(f"{name}.__main__") is None:
         raise ScriptError(_no_main(name))
     return read_module(f"{name}.__main__")
 
 
-def _from_spec(spec: ModuleSpec, argv0: str) -> Target:
-    code = _loaded(spec.loader, spec.name, argv0)
+def _from_spec(spec: ModuleSpec, argv0: str, shown: str) -> Target:
+    code = _loaded(spec.loader, spec.name, shown)
     names = {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader}
     return Target(code, names | {"__package__": spec.parent, "__spec__": spec}, argv0)
 

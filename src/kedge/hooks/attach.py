@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
 from kedge.flow import Action, Preserving, Schedule
-from kedge.hooks import compiled, modules
+from kedge.hooks import compiled, dynamo, modules
 from kedge.hooks.autograd import Station, attach_accumulated, attach_node, attach_tensor
 from kedge.hooks.checkpoints import Segments
 from kedge.hooks.modules import After, Before, Begin, End
 from kedge.hooks.schedule import Clock, Passes
 from kedge.hooks.tap import Tap
-from kedge.sites.select import Place, Selector
+from kedge.sites.select import Layout, Place, Selector
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 
 if TYPE_CHECKING:
@@ -34,16 +37,36 @@ class Target:
     """A model that a session hooks: its passes, and the gates that stand so far."""
 
     def __init__(self, session: Session, model: nn.Module) -> None:
-        self.model = model
+        self.held: nn.Module | None = model
+        self.model = weakref.ref(model)
         self.passes = Passes(session.clock, session.numbers, Segments())
-        session.clock.leader = session.clock.leader or self.passes
+        if session.clock.leader is None:
+            session.clock.lead(self.passes, lambda: has_optimizer(self.model()))
         self.begin = Begin(self.passes)
         self.before: dict[int, Before] = {}
         self.after: dict[int, After] = {}
         self.stations: dict[tuple[int, str], Station] = {}
+        dynamo.hold()
+        session.cleanup.callback(dynamo.release)
         modules.attach(session, model, self.begin)
         modules.attach(session, model, End(self.passes))
         session.cleanup.callback(count_steps(session.clock, model))
+
+    def first_name(self, name: str) -> str | None:
+        """The first of the names of what is registered under this one, if anything is."""
+        model = self.model()
+        if model is None:
+            return None
+        layout = Layout(model)
+        if name in layout.modules:
+            return layout.first[id(layout.modules[name])]
+        return layout.first_param[id(layout.params[name])] if name in layout.params else None
+
+    def release(self) -> None:
+        """Let the model go when the session has ended."""
+        self.held = None
+        for gate in self.before.values():
+            gate.params.clear()
 
 
 class Spec(NamedTuple):
@@ -60,6 +83,26 @@ class Spec(NamedTuple):
             session.taps.append(tap)
             self.taps.append(tap)
             yield tap
+
+
+@contextmanager
+def all_or_nothing(session: Session, taps: list[Tap]) -> Iterator[None]:
+    """Keep what is attached in the block if all of it is; else leave the session as it was before."""
+    tables = [(t, dict(t.before), dict(t.after), dict(t.stations)) for t in session.targets.values()]
+    targets, passes, leader, outer = dict(session.targets), session.main_passes, session.clock.leader, session.cleanup
+    session.cleanup = attached = ExitStack()
+    try:
+        yield
+    except BaseException:
+        attached.close()
+        session._drop(taps)
+        session.targets, session.main_passes, session.clock.leader = targets, passes, leader
+        for target, before, after, stations in tables:
+            target.before, target.after, target.stations = before, after, stations
+        raise
+    finally:
+        session.cleanup = outer
+    outer.callback(attached.close)
 
 
 def split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
@@ -85,11 +128,13 @@ def split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
 def hook(session: Session, target: Any, selector: Selector | None, spec: Spec) -> None:
     """Attach taps to a target of any kind, adding them to the spec's list as they are made."""
     if isinstance(target, nn.Module):
-        _hook_model(session, compiled.unwrap(target), selector, spec)
+        _hook_model(session, dynamo.unwrap(target), selector, spec)
     elif isinstance(target, (Node, GradientEdge)):
         _hook_node(session, target, selector, spec)
     elif isinstance(target, (Tensor, Mapping)):
         named = {"tensor": target} if isinstance(target, Tensor) else target
+        if selector is not None and not any(_means(t, name) for t in selector.terms for name in named):
+            raise NoSiteMatched(f'"{selector}" matches none of the tensors {", ".join(named)}')
         for name, tensor in named.items():
             _hook_tensor(session, name, tensor, selector, spec)
     else:
@@ -135,13 +180,16 @@ def _place(session: Session, target: Target, place: Place, spec: Spec) -> None:
     if site.kind in Before.kinds or site.kind == "in.share":
         gate = before = _before(session, target, place.module, _module_path(place))
         site = replace(site, leaf=before.canonical(site.leaf))
-        before.prepare(site, place.param)
+        if place.param is not None:
+            before.params[site.path] = place.param
     if site.kind in After.kinds:
-        gate = _after(session, target, place.module, site.path)
+        gate = after = _after(session, target, place.module, site.path)
+        if site.kind == "in.share":
+            before.share_with(after)
     for tap in spec.make(session, site):
         tap.key = compiled.register(tap)
         if site.is_gradient and not tap.observes:
-            tap.edit = compiled.editing(tap.act)
+            tap.edit = compiled.editing(tap.act, tap.key)
         gate.add(tap)
 
 
@@ -151,7 +199,7 @@ def _module_path(place: Place) -> str:
 
 def _before(session: Session, target: Target, module: nn.Module, path: str) -> Before:
     gate = target.before.get(id(module))
-    if gate is None:
+    if gate is None or not gate.is_last(module._forward_pre_hooks):
         gate = target.before[id(module)] = Before(session, target.passes, path, module)
         modules.attach(session, module, gate)
     return gate
@@ -159,7 +207,7 @@ def _before(session: Session, target: Target, module: nn.Module, path: str) -> B
 
 def _after(session: Session, target: Target, module: nn.Module, path: str) -> After:
     gate = target.after.get(id(module))
-    if gate is None:
+    if gate is None or not gate.is_last(module._forward_hooks):
         gate = target.after[id(module)] = After(session, target.passes, path)
         modules.attach(session, module, gate)
     return gate
@@ -170,12 +218,13 @@ def _place_param(session: Session, target: Target, place: Place, spec: Spec) -> 
         return
     key = (id(place.param), place.site.kind)
     station = target.stations.get(key)
-    if station is None:
+    table = place.param._post_accumulate_grad_hooks if place.site.kind == "param.acc" else place.param._backward_hooks
+    if station is None or not station.is_last(table):
         station = target.stations[key] = Station(session, place.site.path, place.site.kind)
         station.param = place.param
         if place.param.requires_grad:
-            handle = _PARAM_KINDS[place.site.kind](station, place.param)
-            session.cleanup.callback(handle.remove)
+            station.handle = _PARAM_KINDS[place.site.kind](station, place.param)
+            session.cleanup.callback(station.handle.remove)
     _add(session, station, place.site, spec)
 
 
@@ -188,13 +237,18 @@ def _add(session: Session, station: Station, site: Site, spec: Spec) -> None:
 def _preserve(session: Session, target: Target, spec: Spec) -> None:
     """Stand before every module that works in place, if something recorded could be overwritten."""
     keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
-    if not keeping:
+    if not keeping or target.held is None:
         return
-    for name, module in target.model.named_modules():
-        if getattr(module, "inplace", False) is True:
-            _before(session, target, module, name).watch_overwrites()
-            for action in keeping:
-                action.watch_overwrites()
+    working_in_place = [(n, m) for n, m in target.held.named_modules() if getattr(m, "inplace", False) is True]
+    for name, module in working_in_place:
+        _before(session, target, module, name).watch_overwrites(keeping)
+    if working_in_place:
+        for action in keeping:
+            action.watch_overwrites()
+
+
+def _means(term: Any, name: str) -> bool:
+    return not term.path or term.matches(name, ())
 
 
 def _kinds(
@@ -203,7 +257,7 @@ def _kinds(
     """The kinds that a selector asks of a target that is not a model."""
     if selector is None:
         return [(default, None)]
-    wanted = [t for t in selector.terms if not t.path or t.matches(name, ())]
+    wanted = [t for t in selector.terms if _means(t, name)]
     for term in wanted:
         if (term.kind or default) not in allowed:
             raise NoSuchKind(f'"{term}": {name} has no :{term.kind}; it has {", ".join(":" + k for k in allowed)}')
@@ -232,9 +286,17 @@ def _hook_node(session: Session, target: Any, selector: Selector | None, spec: S
     node, number = (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
     name = re.sub(r"^torch::autograd::", "", node.name())
     for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
+        leaf = leaf or (number if kind == "pre" else None)
         station = Station(session, name, kind)
         session.cleanup.callback(attach_node(station, node).remove)
-        _add(session, station, Site(name, kind, leaf or number), spec)
+        _add(session, station, Site(name, kind, leaf), spec)
+
+
+def has_optimizer(model: nn.Module | None) -> bool:
+    """Tell whether an optimizer exists that holds one of a model's parameters; looks through all objects."""
+    held = {id(p) for p in model.parameters()} if model is not None else set()
+    optimizers = (o for o in gc.get_objects() if issubclass(type(o), Optimizer))  # isinstance would ask odd objects
+    return bool(held) and any(id(p) in held for o in optimizers for group in o.param_groups for p in group["params"])
 
 
 def count_steps(clock: Clock, model: nn.Module) -> Callable[[], None]:
@@ -243,8 +305,8 @@ def count_steps(clock: Clock, model: nn.Module) -> Callable[[], None]:
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if clock.optimizer is None and any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
-            clock.optimizer = id(optimizer), model
-        if clock.optimizer == (id(optimizer), model):
+            clock.optimizer = id(optimizer), id(model)
+        if clock.optimizer == (id(optimizer), id(model)):
             clock.end_step()
 
     return register_optimizer_step_post_hook(stepped).remove

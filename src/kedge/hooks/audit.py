@@ -6,6 +6,7 @@ and attributes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import textwrap
 from collections import Counter
@@ -14,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.nn.utils import parametrize
 from torch.optim import optimizer as optimizers
 
-from kedge.hooks import compiled
+from kedge.hooks import dynamo
 from kedge.hooks.autograd import Station
 from kedge.hooks.effects import (
     BACKWARD,
@@ -33,6 +35,7 @@ from kedge.hooks.effects import (
     computed_by,
     effects,
     function_in,
+    standings,
 )
 from kedge.hooks.modules import Before, Begin, End, Gate
 
@@ -169,37 +172,28 @@ def audit(model: nn.Module) -> Audit:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"audit takes a torch.nn.Module, this is a {type(model).__name__}")
-    inner = compiled.unwrap(model)
+    inner = dynamo.unwrap(model)
     named = [*([("", model)] if inner is not model else []), *inner.named_modules()]
-    wrapped = {id(compiled.unwrap(module)) for _, module in named if compiled.unwrap(module) is not module}
-    roots = {path for path, m in named if id(m) in wrapped or m._compiled_call_impl is not None}
-    everywhere = _on_everything("inside" if roots else "")
+    where = standings(module for _, module in named)
+    everywhere = _on_everything("inside" if where else "")
     trial = Trial({id(module) for _, module in named})
-    found = itertools.chain(_on_modules(named, roots), _on_tensors(inner), everywhere)
+    found = itertools.chain(_on_modules(named, where), _on_tensors(inner), everywhere)
     return Audit(type(inner).__name__, tuple(_entry(f, trial) for f in found))
 
 
-def _on_modules(named: list[tuple[str, nn.Module]], roots: set[str]) -> Iterator[Found]:
+def _on_modules(named: list[tuple[str, nn.Module]], where: Mapping[int, Standing]) -> Iterator[Found]:
     for path, module in named:
         for found in _on_module(module):
             name = f"{path}{found.path}".removeprefix(".")
-            yield replace(found, path=name, compiled=_standing(path, module, roots))
-
-
-def _standing(path: str, module: nn.Module, roots: set[str]) -> Standing:
-    """Tell whether a module is called from within compiled code."""
-    parts = path.split(".") if path else []
-    if any(".".join(parts[:i]) in roots for i in range(len(parts))):
-        return "inside"
-    return "root" if path in roots or compiled.unwrap(module) is not module else ""
+            yield replace(found, path=name, compiled=where.get(id(module), ""))
 
 
 def _on_module(module: nn.Module) -> Iterator[Found]:
     """Find what is on one module, as if it were the whole model."""
     own, name = vars(module), type(module).__name__
-    if compiled.unwrap(module) is not module:
+    if dynamo.unwrap(module) is not module:
         yield Found("compiled", "torch.compile", "", name, module=module)
-    elif "forward" in own:
+    elif "forward" in own and not isinstance(module, torch.jit.ScriptModule):
         yield Found("replaced-forward", own["forward"], "", name, module=module)
     if module._compiled_call_impl is not None:
         yield Found("compiled", "Module.compile", "", name, module=module)
@@ -257,7 +251,7 @@ def _entry(found: Found, trial: Trial) -> HookEntry:
 
 
 def _name(hook: Any) -> str:
-    if hasattr(hook, "func"):
+    if isinstance(hook, functools.partial):
         return f"partial({_name(hook.func)})"
     function = function_in(hook)
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -289,13 +283,14 @@ def _serves(hook: Any) -> tuple[str, ...]:
     """The sites and actions behind a hook of Kedge's."""
     if isinstance(hook, (Begin, End)):
         return ("counts forward passes",)
-    if isinstance(hook, Before) and hook.overwrites:
-        return ("copies what is recorded before it is overwritten",)
     cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     holders = [hook, getattr(hook, "__self__", None), *cells]
     gates = [taps for h in holders if isinstance(h, Gate) for taps in h.taps.values()]
     stations = [h.taps for h in holders if isinstance(h, Station)]
-    return tuple(f"{replace(tap.site, path='')} {tap.label}" for tap in itertools.chain(*gates, *stations))
+    taps = [f"{replace(tap.site, path='')} {tap.label}" for tap in itertools.chain(*gates, *stations)]
+    if isinstance(hook, Before) and hook.preserving:
+        taps.append("copies records before they are overwritten")
+    return tuple(taps)
 
 
 def _headline(audit: Audit) -> str:

@@ -9,7 +9,7 @@ tensor, it stays on the operation that made it even if the next one works in pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from kedge.errors import EditError
 from kedge.flow import Event
+from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
 from kedge.hooks.tap import Tap
 from kedge.sites.site import Site
@@ -24,6 +25,8 @@ from kedge.sites.site import Site
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from kedge.hooks.modules import Gate
+    from kedge.hooks.schedule import Clock
     from kedge.hooks.session import Session
 
 
@@ -34,6 +37,7 @@ class Station:
         self.session, self.site = session, Site(name, kind)
         self.taps: tuple[Tap, ...] = ()
         self.param: Tensor | None = None
+        self.handle: RemovableHandle | None = None
 
     def event(self, leaf: str = "") -> Event:
         """Make the event of a gradient that belongs to no module's call."""
@@ -42,6 +46,15 @@ class Station:
         pass_, micro, replica = (here.pass_, here.micro_batch, here.replica) if here else (-1, 0, "")
         site = self.site.at(leaf) if leaf else self.site
         return Event(site, 0, pass_, clock.backward(), clock.step, micro, clock.rank, replica, recompute=False)
+
+    @property
+    def whose(self) -> int:
+        """Tells the sites of one tensor from those of another of the same name."""
+        return id(self) if self.param is None else id(self.param)
+
+    def is_last(self, table: Mapping[int, Any] | None) -> bool:
+        """Whether nobody has hooked the tensor since; behind others a new station is needed to keep the order."""
+        return self.handle is None or next(reversed(table or {}), None) == self.handle.id
 
     def retime(self) -> None:
         """Nothing to prepare: whether a tap is on schedule is looked up when a gradient arrives."""
@@ -84,35 +97,71 @@ def attach_node(station: Station, node: Node) -> RemovableHandle:
             return None
         return tuple(g if n is None else n for g, n in zip(grads, new, strict=True))
 
-    if station.site.kind == "pre":
-        return node.register_prehook(each)
-    return node.register_hook(lambda grad_inputs, grad_outputs: each(grad_inputs))
+    def after(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> Any:
+        if grad_inputs:
+            return each(grad_inputs)
+        if each(grad_outputs) is not None:  # the node of a leaf keeps what arrives and passes nothing on
+            raise EditError(
+                f"a value was returned at {station.site}, but {station.site.path} passes no gradient on; edit it at :pre"
+            )
+        return None
+
+    return node.register_prehook(each) if station.site.kind == "pre" else node.register_hook(after)
 
 
-def listen(tensor: Tensor, taps: Callable[[], tuple[Tap, ...]], session: Session, origin: Event) -> None:
-    """Fire taps with the gradient of a tensor that a forward has just made.
+class Listener:
+    """Fires the taps of one gate with the gradient of one tensor."""
+
+    def __init__(self, gate: Gate, origin: Event) -> None:
+        self.gate, self.origin = gate, origin
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        """Be the tensor's hook."""
+        now = self.gate.taps[self.origin.site.kind]
+        if not any(tap.on for tap in now):
+            return None
+        new = fire(now, grad, gradient_event(self.origin, self.gate.session.clock))
+        return None if new is grad else new
+
+    def hears(self, gate: Gate, origin: Event) -> bool:
+        """Whether this is the one that another call of the same place would set again."""
+        ours = self.origin
+        return self.gate is gate and (ours.site, ours.call) == (origin.site, origin.call)
+
+
+def gradient_event(origin: Event, clock: Clock) -> Event:
+    """Make the event of a gradient: the call and pass of its forward, the step and backward of now."""
+    o = origin
+    return Event(
+        o.site,
+        o.call,
+        o.pass_,
+        clock.backward(o.backward),
+        clock.step,
+        o.micro_batch,
+        o.rank,
+        o.replica,
+        recompute=False,
+    )
+
+
+def listen(tensor: Tensor, gate: Gate, origin: Event) -> None:
+    """Fire a gate's taps with the gradient of a tensor that a forward has made or was given.
+
+    A tensor may live for several passes (an input that is used again, a parameter that a module
+    returns), and a recompute meets the very inputs of its forward: each is listened to once, or an
+    edit would be made again and again.
 
     Args:
         tensor: A tensor that requires grad.
-        taps: Says which taps stand there when the gradient arrives.
-        session: The session that the hook ends with.
-        origin: The forward's event; its gradient's event carries the same call and pass.
+        gate: Where the taps stand.
+        origin: The forward's event.
     """
-    clock = session.clock
-
-    def arrived(grad: Tensor) -> Tensor | None:
-        now = taps()
-        if not any(tap.on for tap in now):
-            return None
-        backward = clock.backward(origin.backward)
-        event = Event(
-            origin.site, origin.call, origin.pass_, backward, clock.step, origin.micro_batch,
-            origin.rank, origin.replica, recompute=False,
-        )  # fmt: skip
-        new = fire(now, grad, event)
-        return None if new is grad else new
-
-    session.keep(tensor.register_hook(arrived))
+    for there in (tensor._backward_hooks or {}).values():
+        if isinstance(there, Listener) and there.hears(gate, origin):
+            there.origin = there.origin if origin.recompute else origin
+            return
+    gate.session.keep(tensor.register_hook(Listener(gate, origin)))
 
 
 def edges_into(roots: Sequence[Tensor], target: Any) -> list[tuple[Node, list[int]]]:
@@ -151,33 +200,27 @@ def edges_into(roots: Sequence[Tensor], target: Any) -> list[tuple[Node, list[in
 class Share:
     """Sums up what one call of a module adds to the gradient of one of its inputs."""
 
-    def __init__(self, taps: Callable[[], tuple[Tap, ...]], session: Session, origin: Event, nodes: int) -> None:
-        self.taps, self.session, self.origin, self.nodes = taps, session, origin, nodes
+    def __init__(self, gate: Gate, origin: Event, nodes: int) -> None:
+        self.gate, self.origin, self.nodes = gate, origin, nodes
         self.sums: dict[int, tuple[int, Tensor | None]] = {}
 
     def passed(self, positions: list[int], grad_inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         """Take one node's part; with the last one the share is complete and fires."""
-        task = self.session.clock.backward(self.origin.backward)
-        seen, total = self.sums.pop(task, (0, None))
+        event = gradient_event(self.origin, self.gate.session.clock)
+        seen, total = self.sums.pop(event.backward, (0, None))
         for i in positions:
             part = grad_inputs[i]
             if part is not None:
                 total = part if total is None else total + part
         if seen + 1 < self.nodes:
-            self.sums[task] = (seen + 1, total)
+            self.sums[event.backward] = (seen + 1, total)
             return None
-        new = None if total is None else self._fire(total, task)
-        if new is None:
+        new = total if total is None else fire(self.gate.taps["in.share"], total, event)
+        if new is total:
             return None
         if self.nodes > 1 or len(positions) > 1:
             self._refuse()
         return tuple(new if i == positions[0] else g for i, g in enumerate(grad_inputs))
-
-    def _fire(self, total: Tensor, backward: int) -> Tensor | None:
-        o, clock = self.origin, self.session.clock
-        event = Event(o.site, o.call, o.pass_, backward, clock.step, o.micro_batch, o.rank, o.replica, recompute=False)
-        new = fire(self.taps(), total, event)
-        return None if new is total else new
 
     def _refuse(self) -> None:
         raise EditError(
@@ -189,9 +232,12 @@ class Share:
 def listen_share(share: Share, found: list[tuple[Node, list[int]]]) -> None:
     """Put the node hooks of a share in place; they go with the session or with the graph."""
     for node, positions in found:
-        share.session.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
+        share.gate.session.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
 
 
 def edge_of(tensor: Tensor) -> Any:
     """Return a tensor's gradient edge, None if it has none."""
     return get_gradient_edge(tensor) if tensor.requires_grad else None
+
+
+untraced(Station.fire, Listener.__call__, Share.passed, attach_accumulated, attach_node, listen_share)

@@ -10,16 +10,14 @@ part of the graph. A gradient is listened to by an identity whose backward calls
 
 from __future__ import annotations
 
-import sys
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._library.effects import EffectType
 
-from kedge.errors import CannotCompile, Recompiled
+from kedge.errors import CannotCompile
 from kedge.hooks.contract import check_edit
 from kedge.hooks.firing import fire
 from kedge.hooks.schedule import _graph_task
@@ -35,6 +33,7 @@ _SCHEMAS = (
     "value(Tensor x, int key, str leaf) -> ()",
     "gradient(Tensor x, int key, str leaf) -> ()",
     "passed(Tensor x, int key, str leaf) -> ()",
+    "applied(Tensor x, int key) -> ()",
     "begin(Tensor any, int key) -> ()",
 )
 _ANY = torch.zeros(())
@@ -99,13 +98,21 @@ def _gradient(x: Tensor, key: int, leaf: str) -> None:
     fire((tap,), x.clone() if getattr(tap.action, "keeps", False) else x, event)
 
 
+def _applied(x: Tensor, key: int) -> None:
+    tap = _registered.get(key)
+    if tap is not None and tap.gate is not None:
+        tap.gate.called += 1
+        tap.gate.listened += tap.site.is_gradient
+        tap.fired += 1
+
+
 def _begin(x: Tensor, key: int) -> None:
     beginning = _registered.get(key)
     if beginning is not None and not in_backward():
         beginning.passes.begin()
 
 
-for _schema, _run in zip(_SCHEMAS, (_value, _gradient, _passed, _begin), strict=True):
+for _schema, _run in zip(_SCHEMAS, (_value, _gradient, _passed, _applied, _begin), strict=True):
     _name = _library.define(_schema)
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"kedge::{_name}", lambda *args: None, lib=_library)
@@ -129,7 +136,7 @@ class _Listen(torch.autograd.Function):
         return grad, None, None
 
 
-def editing(act: Any) -> Any:
+def editing(act: Any, key: int) -> Any:
     """Make the identity whose backward is an edit; Dynamo reads the edit into the graph."""
 
     class Edit(torch.autograd.Function):
@@ -139,6 +146,7 @@ def editing(act: Any) -> Any:
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:
+            _ops.applied(grad, key)
             new = act(grad, None)
             return grad if new is None else new
 
@@ -184,6 +192,7 @@ def _forward_taps(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
         if not tap.on:
             continue
         _needs_no_event(tap)
+        _ops.applied(tensor.detach(), tap.key)
         result = tap.action(tensor)
         if result is not None:
             check_edit(tensor, result, tap.action, tap.site)
@@ -201,6 +210,8 @@ def _needs_no_event(tap: Tap) -> None:
 
 def before(gate: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Put the taps on a module's inputs into the graph; returns the arguments if they changed."""
+    if gate.sharing:
+        raise CannotCompile(f'"{gate.path}:in.share" cannot be followed inside compiled code; run the model uncompiled')
     if gate.taps["in.grad"]:
         raise CannotCompile(
             f'"{gate.path}:in.grad" cannot be followed inside compiled code; hook the ":out.grad" it comes from'
@@ -209,27 +220,3 @@ def before(gate: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return None
     new = {leaf: _forward_taps(gate.taps["in"], leaf, tensor) for leaf, tensor in gate.find(args, kwargs)}
     return gate.replaced(args, kwargs, new)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside what `torch.compile` made of it."""
-    dynamo = sys.modules.get("torch._dynamo")  # absent as long as nothing was compiled: importing it takes a second
-    return model._orig_mod if dynamo is not None and isinstance(model, dynamo.OptimizedModule) else model
-
-
-def refresh() -> None:
-    """Throw compiled code away, so that the next call is compiled with the hooks in it.
-
-    Dynamo does not look for hooks that came later, and lends the code of an unhooked instance to a
-    hooked one of the same class.
-    """
-    frames = sys.modules.get("torch._dynamo.convert_frame")
-    if frames is not None and getattr(frames, "FRAME_COUNTER", True):
-        torch.compiler.reset()
-        warnings.warn(
-            Recompiled(
-                "hooks were attached after torch.compile had compiled code, which does not look for new hooks: all compiled "
-                "code was discarded and compiles again, with the hooks, at its next call. Hook first to compile once"
-            ),
-            stacklevel=4,
-        )

@@ -8,14 +8,17 @@ from __future__ import annotations
 import functools
 import pickle
 import re
+import sys
 import types
 import weakref
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.modules.module import _WrappedHook
+
+from kedge.hooks import dynamo
 
 FORWARD = ("forward-pre", "forward")
 FULL = ("full-backward-pre", "full-backward")
@@ -24,8 +27,8 @@ TENSOR = ("tensor", "post-accumulate")
 STATE = ("state-dict-pre", "state-dict", "load-state-dict-pre", "load-state-dict")
 
 _READ = (
-    "torch.compile reads it into the graph; what Dynamo cannot read in it, such as a print, breaks the graph. "
-    "Code compiled before, for this model or another of its class, leaves it out"
+    "where compiled code calls its module, it is read into the graph; what Dynamo cannot read, such as a print, breaks "
+    "the graph. Code compiled before, for this model or another of its class, leaves it out"
 )
 _LEFT_OUT = "if it came after the compile: code compiled before leaves it out, until torch.compiler.reset()"
 _AROUND = "runs around the compiled code, whenever it came"
@@ -44,7 +47,7 @@ _REFUSED = "pickle and torch.save of the model raise ({}); saving its state_dict
 _PICKLED = "is pickled with the model, and needed to load it"
 _WITHOUT = "a pickled or deep-copied model is without it"
 _WITHOUT_WARNED = _WITHOUT + ", and pickle warns of that"
-_PARAMETRIZED = "the class was made at run time"
+_PARAMETRIZED = "its module is parametrized"
 _NO_COPY = "deepcopy of the model raises ({})"
 _SAME = "a deep copy of the model calls the same function, with all it holds on to"
 _OWN = "a deep copy of the model calls a copy of this {}"
@@ -137,6 +140,40 @@ def _on_compile(found: Found) -> Iterator[Effect]:
         yield Effect("compile", _LEFT_OUT, harms=True)
     elif found.kind in FORWARD:
         yield Effect("compile", _READ)
+
+
+def standings(modules: Iterable[nn.Module]) -> dict[int, Standing]:
+    """Tell of modules, by id, whether compiled code calls them ("inside") or they call compiled code ("root").
+
+    # Note [Where compiled code begins]
+    Dynamo compiles a module's ``forward``; the call with its hooks is around that, and only what this
+    ``forward`` calls is inside. It does not compile the ``forward`` of PyTorch's own modules by itself:
+    `torch.compile` puts a function around such a module, which is then inside as a whole, and after
+    ``module.compile()`` compiled code begins further down, at the first ``forward`` that is not PyTorch's.
+    """
+    at: dict[int, Standing] = {}
+    for module in modules:
+        inner = dynamo.unwrap(module)
+        if inner is not module:
+            at.setdefault(id(module), "root")
+            _mark(inner, "inside" if _is_torchs(inner) else "root", at)
+        elif module._compiled_call_impl is not None:
+            _mark(module, "root", at)
+    return at
+
+
+def _mark(module: nn.Module, standing: Standing, at: dict[int, Standing]) -> None:
+    if at.get(id(module)) == "inside":
+        return
+    at[id(module)] = standing
+    for child in module.children():
+        _mark(child, "root" if standing == "root" and _is_torchs(module) else "inside", at)
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    """Tell whether Dynamo passes over a module's ``forward``."""
+    rules: Any = sys.modules["torch._dynamo.trace_rules"]  # there, if anything is compiled
+    return isinstance(module.forward, types.MethodType) and bool(rules.check(module.forward))
 
 
 def _on_gradients(found: Found) -> Iterator[Effect]:

@@ -67,7 +67,7 @@ def _failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
     message = f"{tap.label} at {event.site} ({_moment(event)}, {describe(value)}): {what}"
     if tap.session.on_error == "raise":
         _raise(kind(message), error)
-    tap.on, tap.when = False, None
+    tap.on, tap.when, tap.failed = False, None, True
     tap.session.complain(ActionDisabled(f"{message}; this action is off for the rest of the session"))
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 from kedge.errors import ReadError
 from kedge.flow import Readable, Record
 from kedge.hooks.ledger import Ledger
+from kedge.sites.language import parse
+from kedge.sites.site import Site
 
 if TYPE_CHECKING:
     from kedge.hooks.session import Session
@@ -39,11 +41,11 @@ class Hooked:
             SeveralRecorded: If the name stands for several values; the message lists their names.
             Overwritten: If the program changed the tensor in place after it was recorded.
         """
-        return self._readable().read(name, self.ledger().why)
+        return self._readable().read(canonical(self, name), self.ledger().why)
 
     def records(self, name: str) -> list[Record]:
         """Return every kept `Record` under a site's name, in order of arrival."""
-        return self._readable().records(name)
+        return self._readable().records(canonical(self, name))
 
     def _readable(self) -> Readable:
         found = [action for action in self.actions if isinstance(action, Readable)]
@@ -66,3 +68,22 @@ class Hooked:
             self.session.end(quiet=kind is not None)
         else:
             self.remove()
+
+
+def canonical(hooked: Hooked, name: str) -> str:
+    """Return the name under which a site fires: the first of several, and arguments by their own names."""
+    term = parse(name)[0]
+    paths = {tap.site.path for tap in hooked.taps}
+    path = term.literal
+    if path is not None and path not in paths:
+        path = next(
+            (first for first in (t.first_name(path) for t in hooked.session.targets.values()) if first in paths), path
+        )
+    leaf = term.leaf
+    if leaf is not None and term.kind in ("in", "in.grad", "in.share"):
+        gates = (tap.gate.canonical for tap in hooked.taps if tap.site.path == path and hasattr(tap.gate, "canonical"))
+        leaf = next((rename(leaf) for rename in gates), leaf)
+    if path is None or (path, leaf) == (term.literal, term.leaf):
+        return name
+    site = str(Site(path, term.kind or "", leaf, term.call))
+    return site if term.kind else site.removesuffix(":")

@@ -61,11 +61,11 @@ class Ledger:
     @classmethod
     def of(cls, taps: Iterable[Tap]) -> Ledger:
         """Draw up the ledger of some taps, one entry a site."""
-        by_site: dict[Site, list[Tap]] = {}
+        by_site: dict[tuple[int, Site], list[Tap]] = {}
         for tap in taps:
-            by_site.setdefault(tap.site, []).append(tap)
+            by_site.setdefault((tap.gate.whose, tap.site), []).append(tap)
         entries = []
-        for site, group in by_site.items():
+        for (_, site), group in by_site.items():
             fired = max(t.fired for t in group)
             entries.append(Entry(site, fired, None if fired else explain(group[0])))
         return cls(entries)
@@ -156,6 +156,8 @@ def explain(tap: Tap) -> Cause:
     clock = tap.session.clock
     if tap.when is not None and not any(tap.when(step) for step in range(clock.step + 1)):
         return Cause(f"its schedule did not come up in steps 0 to {clock.step}", "let it begin earlier, or run longer")
+    if tap.failed:
+        return Cause("its action was switched off", "see the warning that was given when it failed")
     if hasattr(tap.gate, "called"):
         return _explain_gate(tap)
     param = getattr(tap.gate, "param", None)
@@ -210,9 +212,14 @@ def _explain_skipped(tap: Tap) -> Cause:
 
 def _explain_uncalled(tap: Tap) -> Cause:
     path = tap.gate.path
-    model = next(t.model for t in tap.session.targets.values() if t.passes is tap.gate.passes)
+    model = next(t.model() for t in tap.session.targets.values() if t.passes is tap.gate.passes)
+    if model is None:
+        return Cause("never called while the hook was there", "the model is gone, so it cannot be looked at any more")
     parent_path, _, name = path.rpartition(".")
-    parent = model.get_submodule(parent_path)
+    try:
+        parent = model.get_submodule(parent_path)
+    except AttributeError:
+        return Cause("it is no longer part of the model", "hook again after the model has changed")
     if name == "out_proj" and isinstance(parent, nn.MultiheadAttention):
         return Cause(
             "bypassed by a fused path: attention uses its weights without calling it", f'hook "{parent_path}" instead'

@@ -11,14 +11,16 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from kedge.flow import Preserving
 from kedge.hooks import compiled
 from kedge.hooks.autograd import Share, edge_of, edges_into, listen, listen_share
+from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
 from kedge.hooks.tap import Tap
 from kedge.sites import leaves
@@ -46,6 +48,15 @@ class Gate:
         self.leaves: dict[str, None] = {}
         self.empty: str | None = None
         self.share_cause: str | None = None
+
+    @property
+    def whose(self) -> int:
+        """Tells the sites of one model from those of another of the same names."""
+        return id(self.passes)
+
+    def is_last(self, table: Mapping[int, Any]) -> bool:
+        """Whether nobody has hooked the module since; behind others a new gate is needed to keep the order."""
+        return next(reversed(list(table.values())), None) is self
 
     def add(self, tap: Tap) -> None:
         """Take a tap in, behind those of its kind that stand here already."""
@@ -88,7 +99,7 @@ class Gate:
             site = self.site(kind, leaf)
             if tensor.requires_grad:
                 self.listened += not recompute
-                listen(tensor, lambda: self.taps[kind], self.session, self.passes.event(site, call, recompute))
+                listen(tensor, self, self.passes.event(site, call, recompute))
             else:
                 self.refused += 1
 
@@ -134,7 +145,7 @@ class After(Gate):
         __tracebackhide__ = True
         found = leaves.find(output)
         if not found:
-            self.empty = leaves.describe(output)
+            self.empty = self.empty or leaves.describe(output)
             return None
         new: dict[str, Tensor] = {}
         if self.taps["out"]:
@@ -148,7 +159,7 @@ class After(Gate):
 
     def _share(self, outputs: list[Tensor], call: int, recompute: bool) -> None:
         """Listen to what this call sends back to each of its inputs; see Note [The share of one call]."""
-        for leaf, edge in self.passes.here.shares.pop(self.path, {}).items():
+        for leaf, edge in self.passes.here.shares.pop(self, {}).items():
             found = edges_into(outputs, edge) if edge is not None else []
             if not found:
                 self.share_cause = (
@@ -156,8 +167,7 @@ class After(Gate):
                 )
                 continue
             origin = self.passes.event(self.site("in.share", leaf), call, recompute)
-            share = Share(lambda: self.taps["in.share"], self.session, origin, len(found))
-            listen_share(share, found)
+            listen_share(Share(self, origin, len(found)), found)
 
 
 class Before(Gate):
@@ -169,24 +179,23 @@ class Before(Gate):
         super().__init__(session, passes, path)
         self.names = _positional_names(module)
         self.params: dict[str, nn.Parameter] = {}
-        self.shares = False
-        self.overwrites = False
+        self.sharing: list[After] = []
+        self.preserving: list[Preserving] = []
 
     def retime(self) -> None:
         """Stay awake for shares and for values that the module would overwrite."""
         super().retime()
-        self.live = self.live or self.shares or self.overwrites
+        self.live = self.live or bool(self.sharing or self.preserving)
 
-    def prepare(self, site: Site, param: nn.Parameter | None) -> None:
-        """Learn what a site needs beyond its taps: a parameter's value, or edges for its share."""
-        if param is not None:
-            self.params[site.path] = param
-        self.shares |= site.kind == "in.share"
+    def share_with(self, gate: After) -> None:
+        """Note the inputs' edges of each call for a gate behind the module, which needs them for shares."""
+        if gate not in self.sharing:
+            self.sharing.append(gate)
         self.retime()
 
-    def watch_overwrites(self) -> None:
-        """Stand before a module that works in place, for what is recorded of its input."""
-        self.overwrites = True
+    def watch_overwrites(self, actions: Iterable[Preserving]) -> None:
+        """Stand before a module that works in place, for actions that keep its input without a copy."""
+        self.preserving += [action for action in actions if action not in self.preserving]
         self.retime()
 
     def canonical(self, leaf: str | None) -> str | None:
@@ -227,10 +236,12 @@ class Before(Gate):
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if self.taps["in.grad"]:
             self.listen("in.grad", found, call, recompute)
-        if self.shares:
-            self.passes.here.shares[self.path] = {leaf: edge_of(tensor) for leaf, tensor in found}
-        if self.overwrites and getattr(module, "inplace", False):
-            self.session.preserve(tensor for _, tensor in found)
+        for gate in self.sharing:
+            self.passes.here.shares[gate] = {leaf: edge_of(tensor) for leaf, tensor in found}
+        if self.preserving and getattr(module, "inplace", False):
+            overwritten = [tensor.untyped_storage()._cdata for _, tensor in found]
+            for action in self.preserving:
+                action.preserve(overwritten)
         return self.replaced(args, kwargs, new) if new else None
 
     def _parameters(self, call: int, recompute: bool) -> None:
@@ -328,7 +339,7 @@ def attach(session: Session, module: nn.Module, hook: Before | After | Begin | E
     elif isinstance(hook, Begin):
         handle = module.register_forward_pre_hook(hook)
     else:
-        handle = module.register_forward_hook(hook, always_call=isinstance(hook, End))
+        handle = module.register_forward_hook(hook, always_call=True)  # so that a call that raises is counted
     session.cleanup.callback(handle.remove)
     session.cleanup.callback(_conceal(module))
 
@@ -345,3 +356,6 @@ def _conceal(module: nn.Module) -> Callable[[], None]:
             module.__dict__.pop("__reduce_ex__", None)
 
     return reveal
+
+
+untraced(Before.__call__, After.__call__, Begin.__call__, End.__call__)

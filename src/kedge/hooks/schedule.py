@@ -13,6 +13,7 @@ import torch
 
 from kedge.flow import Event, Schedule
 from kedge.hooks.checkpoints import Segment, Segments
+from kedge.hooks.dynamo import look_for_hooks
 from kedge.sites.site import Site
 
 _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -20,6 +21,7 @@ _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lam
 like forwards and backward passes are not told apart. A test says so when a PyTorch comes without it."""
 
 _TASKS_KEPT = 64
+_AWAITED = 256
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Clock:
 
     Attributes:
         step: The step under way, from 0.
+        expects_optimizer: Looks whether an optimizer exists that will make the steps.
         awaited: For how many forward passes to wait for an optimizer that is known to exist.
         leader: The model whose forward passes are the steps where nothing optimizes.
     """
@@ -72,11 +75,13 @@ class Clock:
         self.rank = rank
         self.passes = self.led = 0
         self.backwards = 0
-        self.optimizer: tuple[int, Any] | None = None
+        self.optimizer: tuple[int, int] | None = None
+        self.expects_optimizer: Callable[[], bool] = lambda: False
         self.on_step: list[Callable[[int], None]] = []
         self.on_pass: list[Callable[[Passes], None]] = []
         self.leader: Passes | None = None
         self.awaited = 0
+        self.looked = False
         self._backwards: dict[int, int] = {}
 
     def end_step(self) -> None:
@@ -85,11 +90,22 @@ class Clock:
         for listener in list(self.on_step):
             listener(ended)
 
+    def lead(self, passes: Passes, expects_optimizer: Callable[[], bool]) -> None:
+        """Let a model set the pace: by its optimizer's steps if there is one, else by its forward passes."""
+        self.leader, self.expects_optimizer, self.led = passes, expects_optimizer, 0
+
+    def look(self) -> None:
+        """Look, once, whether there is an optimizer whose steps are to be waited for."""
+        self.looked = True
+        self.awaited = _AWAITED if self.expects_optimizer() else 0
+
     def began(self, passes: Passes) -> None:
         """Count a forward pass; where nothing optimizes, those of the first hooked model are the steps."""
         self.passes += 1
         if self.leader is not passes:
             return
+        if self.led and not self.looked and self.optimizer is None and torch.is_grad_enabled():
+            self.look()
         if self.optimizer is None and self.led and self.awaited <= 0:
             self.end_step()
         self.led += 1
@@ -147,6 +163,7 @@ class Passes(threading.local):
         here.step, here.pass_, here.inside = clock.step, number, inside
         here.graded = torch.is_grad_enabled()
         here.calls.clear()
+        look_for_hooks()
         for listener in clock.on_pass:
             listener(self)
 

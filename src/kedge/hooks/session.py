@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections import deque
-from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from torch import Tensor
-
 from kedge.errors import ActionDisabled, NeverFired, NeverFiredWarning, SessionEnded
-from kedge.flow import Event, Preserving, Schedule
-from kedge.hooks import attach, compiled
+from kedge.flow import Event, Schedule
+from kedge.hooks import attach, dynamo
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
 from kedge.hooks.schedule import Clock, Passes, rank
 from kedge.hooks.tap import Tap
+from kedge.hooks.telling import warn
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -71,11 +68,9 @@ class Session:
         if self.ended:
             raise SessionEnded("this session has ended and its hooks are gone; open a new one")
         selector, actions = attach.split(what)
-        with ExitStack() as undo:
-            taps: list[Tap] = []
-            undo.callback(self._drop, taps)
+        taps: list[Tap] = []
+        with attach.all_or_nothing(self, taps):
             attach.hook(self, target, selector, attach.Spec(actions, when, taps))
-            undo.pop_all()
         return Hooked(self, taps, actions)
 
     def keep(self, handle: RemovableHandle) -> None:
@@ -85,20 +80,13 @@ class Session:
             self._kept = [h for h in self._kept if h.hooks_dict_ref() is not None]
             self._prune_at = 2 * len(self._kept) + _PRUNE
 
-    def preserve(self, tensors: Iterable[Tensor]) -> None:
-        """Let observers copy what they keep of tensors that are about to be overwritten."""
-        overwritten = [t.untyped_storage()._cdata for t in tensors]
-        keeping: dict[int, Any] = {id(t.action): t.action for t in self.taps if isinstance(t.action, Preserving)}
-        for action in keeping.values():
-            action.preserve(overwritten)
-
     def refresh(self) -> None:
         """Have code that was compiled without the hooks compile again."""
-        compiled.refresh()
+        dynamo.refresh()
 
     def complain(self, warning: ActionDisabled) -> None:
         """Say that an action was switched off."""
-        warnings.warn(warning, stacklevel=2)
+        warn(warning)
 
     def ledger(self) -> Ledger:
         """Say of each site how often it fired, or why not."""
@@ -119,13 +107,15 @@ class Session:
         """
         if self.ended:
             return
-        ledger = self.ledger()
-        self._remove()
+        try:
+            ledger = self.ledger()
+        finally:
+            self._remove()
         if quiet or not (silent := ledger.silent()):
             return
         if self.strict:
             raise NeverFired(silent)
-        warnings.warn(NeverFiredWarning(silent), stacklevel=3)
+        warn(NeverFiredWarning(silent))
 
     def _remove(self) -> None:
         self.ended = True
@@ -135,6 +125,8 @@ class Session:
             handle.remove()
         self._kept.clear()
         self.cleanup.close()
+        for target in self.targets.values():
+            target.release()
 
     def _drop(self, taps: list[Tap]) -> None:
         for tap in taps:
@@ -159,5 +151,4 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """End the session, whatever happened in the block."""
         self.end(quiet=kind is not None)

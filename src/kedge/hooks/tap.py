@@ -16,7 +16,7 @@ class Tap:
     """One action at one site, for as long as its session lasts."""
 
     __slots__ = (
-        "__weakref__", "act", "action", "edit", "edited", "fired", "gate", "key", "on", "recomputes", "session", "site",
+        "__weakref__", "act", "action", "edit", "edited", "failed", "fired", "gate", "key", "on", "recomputes", "session", "site",
         "takes_event", "when",
     )  # fmt: skip
 
@@ -24,7 +24,7 @@ class Tap:
         self.session, self.site, self.action, self.when = session, site, action, when
         self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
         self.recomputes: bool = getattr(action, "recomputes", False)
-        self.edited = False
+        self.edited = self.failed = False
         self.fired = 0
         self.takes_event = self.act is action
         self.gate: Any = None

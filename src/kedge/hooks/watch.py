@@ -15,12 +15,11 @@ NaN is seen in the step in which it is born, whatever the schedule.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -34,8 +33,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from kedge.errors import ActionDisabled
 from kedge.flow import Act
-from kedge.hooks import compiled
-from kedge.hooks.attach import Target
+from kedge.hooks import compiled, dynamo
+from kedge.hooks.attach import Target, has_optimizer
 from kedge.hooks.roots import Gauge, Log, Root, Summary
 from kedge.hooks.schedule import Passes, every
 from kedge.hooks.session import Session
@@ -45,7 +44,6 @@ from kedge.sites.site import Site, escape
 from kedge.store.rows import FINITENESS, FULL
 
 _SAMPLE = 1024
-_AWAITED = 256
 _EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
 _KEEPS_FINITE = frozenset(
     {
@@ -108,19 +106,20 @@ class Watch:
         self.pid = os.getpid()
         self.sampled: set[int] = set()
         self.spent = 0.0
+        self.failed = False
         self._known: dict[int, weakref.ref[nn.Module]] = {}
         self._written = (0, 0)
         self._undo = ExitStack()
         self._samples: dict[int, Tensor] = {}
         self._began = time.perf_counter()
-        self.session.clock.on_step.append(self._step_ended)
-        self.session.clock.on_pass.append(self._pass_began)
+        self.session.clock.on_step.append(self._spare(self._step_ended))
+        self.session.clock.on_pass.append(self._spare(self._pass_began))
 
     def __enter__(self) -> Self:
         """Begin to watch."""
-        self._undo.callback(register_module_forward_pre_hook(self._entered).remove)
-        self._undo.callback(register_optimizer_step_pre_hook(self._before_update).remove)
-        self._undo.callback(register_optimizer_step_post_hook(self._after_update).remove)
+        self._undo.callback(register_module_forward_pre_hook(self._spare(self._entered)).remove)
+        self._undo.callback(register_optimizer_step_pre_hook(self._spare(self._before_update)).remove)
+        self._undo.callback(register_optimizer_step_post_hook(self._spare(self._after_update)).remove)
         mine = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _abandon(mine()))
         return self
@@ -151,13 +150,27 @@ class Watch:
 
     # -- roots -----------------------------------------------------------------------------------
 
+    def _spare(self, work: Callable[..., None]) -> Callable[..., None]:
+        """Make a hook that never ends the program: if Kedge fails, it says so once and steps aside."""
+
+        def hook(*args: Any) -> None:
+            if self.failed or os.getpid() != self.pid:
+                return
+            try:
+                work(*args)
+            except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
+                self.failed, self.meter.level = True, _OFF
+                sys.stderr.write(f"[kedge] watching failed and is off from here on: {type(error).__name__}: {error}\n")
+
+        return hook
+
     def _entered(self, module: nn.Module, args: Any) -> None:
         """See every module call of the program; the first call of a root makes it watched."""
         known = self._known.get(id(module))
         if (known is not None and known() is module) or torch.compiler.is_compiling() or compiled.in_backward():
             return
         self._know([module])
-        if os.getpid() == self.pid and not any(root.passes.here.inside for root in self.roots):
+        if not any(root.passes.here.inside for root in self.roots):
             with self._timed():
                 self._watch(_unwrapped(module))
 
@@ -174,7 +187,8 @@ class Watch:
         types = {n: type(m).__name__ for n, m in fresh.items()}
         root = Root(weakref.ref(module), len(self.roots), name, self._prefix(name), parameters, types, target.passes)
         if parameters and not any(r.parameters for r in self.roots):
-            self._lead(module, target.passes)
+            self.session.clock.lead(target.passes, lambda: has_optimizer(module))
+            self.session.clock.look()
         self.roots.append(root)
         self._hook(module, root, fresh)
 
@@ -187,14 +201,6 @@ class Watch:
             return ""
         taken = {root.prefix for root in self.roots}
         return next(p for p in (name, *(f"{name}_{i}" for i in range(2, 10_000))) if p not in taken)
-
-    def _lead(self, module: nn.Module, passes: Passes) -> None:
-        """Let the first model with parameters set the pace: by its optimizer's steps, if there is one."""
-        self.session.clock.leader = passes
-        held = {id(p) for p in module.parameters()}
-        optimizers = (o for o in gc.get_objects() if issubclass(type(o), Optimizer))  # isinstance would ask odd objects
-        if any(id(p) in held for o in optimizers for group in o.param_groups for p in group["params"]):
-            self.session.clock.awaited = _AWAITED
 
     def _hook(self, module: nn.Module, root: Root, fresh: Mapping[str, nn.Module]) -> None:
         action = Prefixed(self.meter, root)
@@ -221,7 +227,7 @@ class Watch:
         clock = self.session.clock
         trains = clock.optimizer is not None or clock.awaited > 0
         validates = trains and not torch.is_grad_enabled()
-        level = _OFF if validates or os.getpid() != self.pid else FULL if self.schedule(clock.step) else FINITENESS
+        level = _OFF if validates else FULL if self.schedule(clock.step) else FINITENESS
         if level == FULL:
             self.sampled.add(clock.step)
         self.meter.level = level
@@ -251,7 +257,7 @@ class Watch:
         return root.types.get(tap.site.path) in _KEEPS_FINITE
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.meter.level == _OFF or os.getpid() != self.pid:
+        if self.meter.level == _OFF:
             return
         with self._timed():
             held = self._held(optimizer)
@@ -268,7 +274,7 @@ class Watch:
                 self._norms(step, [(p, site) for p, site in held])
 
     def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._samples or os.getpid() != self.pid:
+        if not self._samples:
             return
         with self._timed():
             held = [(p, site) for p, site in self._held(optimizer) if id(p) in self._samples]
@@ -333,7 +339,7 @@ def _hook_each(session: Session, module: nn.Module, paths: list[str], kind: str,
 
 def _unwrapped(module: nn.Module) -> nn.Module:
     """The model inside what compiles or replicates it."""
-    module = compiled.unwrap(module)
+    module = dynamo.unwrap(module)
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     return _unwrapped(module.module) if isinstance(module, parallel) else module
 

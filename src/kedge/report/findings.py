@@ -38,7 +38,7 @@ def render_findings(findings: Sequence[Finding], console: Console, limit: int | 
 def _render_group(severity: str, code: str, group: list[Finding], console: Console, limit: int | None) -> None:
     head = Text.assemble((f"{MARKS[severity]} {severity:<7} {code}", STYLES[severity]))
     head.append(f"  {_where(group[0])}" if len(group) == 1 else f"  in {len(group):,} places")
-    console.print(head)
+    print_paragraph(head, console)
     for remedy, same in groupby(group[:limit], key=lambda finding: finding.remedy):
         for finding in same:
             print_paragraph(Text(finding.message if len(group) == 1 else f"· {finding.message}"), console, INDENT)

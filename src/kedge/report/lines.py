@@ -112,7 +112,18 @@ def lines(recording: Recording) -> tuple[Line, ...]:
     for line in making.by_label.values():
         for sites in line.parameters.values():
             sites.sort(key=lambda site: -math.prod(site.shape))
-    return tuple(making.by_label.values())
+    return tuple(_placed(list(making.by_label.values())))
+
+
+def _placed(made: list[Line]) -> list[Line]:
+    """Put lines without an output before the module that holds them, where the data would pass."""
+    placed = [line for line in made if "out" in line.sites]
+    for line in made:
+        if "out" not in line.sites:
+            holders = [i for i, other in enumerate(placed) if line.path.startswith(f"{other.path}." * bool(other.path))]
+            nearest = max(holders, key=lambda i: len(placed[i].path), default=len(placed))
+            placed.insert(nearest, line)
+    return placed
 
 
 def _base(site: SiteInfo) -> str:

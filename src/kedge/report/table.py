@@ -70,9 +70,9 @@ def columns(shown: Sequence[Line], steps: int, width: int, marks: Mapping[str, T
     free = width - 2 - sum(column.width + 1 for column in figures.values()) - len(courses)
     longest = max([len(line.label) for line in shown], default=0)
     least_label = min(max(longest, LEAST_LABEL), 24)
-    least = least_label + len(courses) * min(max(steps, LEAST_COURSE), 16)
+    least = least_label + len(courses) * min(max(steps, LEAST_COURSE), 14)
     details = []
-    for column in _details(shown):
+    for column in _details(shown, widest_type=12 if width < 120 else 24):
         if free - column.width - 1 >= least:
             details.append(column)
             free -= column.width + 1
@@ -110,12 +110,12 @@ def _figures(shown: Sequence[Line]) -> dict[str, Column]:
     return {name: column for name, column, said in made if any(said(line) for line in shown)}
 
 
-def _details(shown: Sequence[Line]) -> list[Column]:
+def _details(shown: Sequence[Line], widest_type: int) -> list[Column]:
     """Give the columns that a narrow terminal goes without, the dearest first."""
     types = max([len(line.type) for line in shown], default=0)
     shapes = max([len(line.shape) for line in shown], default=0)
     made = [
-        Column("type", min(max(types, 4), 18), lambda line: line.type),
+        Column("type", min(max(types, 4), widest_type), lambda line: line.type),
         Column("shape", min(max(shapes, 5), 18), lambda line: line.shape),
         Column("params", 6, lambda line: thousands(line.size) if line.size else "", right=True),
     ]

@@ -150,17 +150,17 @@ class _Forward:
     def _inputs_finite(self, module: Module) -> float | None:
         """Say how sure it is that a module's inputs were finite; None if they were not."""
         if module.ins and (finite := self.moment.finite(module.ins)) is not None:
-            return 1.0 if finite else None
+            return (1.0 if self.moment.full else 0.9) if finite else None
         known = [source for source in module.sources if source is not None]
-        if self.moment.bad(known):
+        complete = bool(known) and None not in module.sources
+        if self.moment.bad(known) or self._bad_before(module, after=max(known) if complete else -1):
             return None
-        if known and len(known) == len(module.sources) and self.moment.finite(known):
-            return 0.9
-        return None if self._bad_before(module) else 0.7
+        return 0.9 if complete and self.moment.finite(known) else 0.7
 
-    def _bad_before(self, module: Module) -> bool:
+    def _bad_before(self, module: Module, after: int = -1) -> bool:
+        """Tell whether something went wrong before a module was entered, after some place in the flow."""
         start = self.wiring.start(module)
-        return any(self.moment.bad(m.outs) for m in self.wiring if m.position < start)
+        return any(self.moment.bad(m.outs) for m in self.wiring if after < m.position < start)
 
     def _before(self, module: Module) -> tuple[int, ...]:
         """Give the last finite output before a module was entered."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.rules.wiring import Module, Wiring
 from kedge.store.recording import Recording, Rows, SiteInfo
 
 #: What a row says of its elements. A row of an infinity without a NaN comes before one with a NaN.
@@ -28,6 +29,7 @@ class Moment:
         tainted: Parameters that were not finite when last seen, in this step or before it.
         sound: Whether all of this step's gradients and updates, and what the model returned, were fit
             for use.
+        full: Whether the step was on schedule. Off schedule some sites are left out on purpose.
         steps: In how many steps in a row the same sites were not finite.
     """
 
@@ -35,6 +37,7 @@ class Moment:
     states: States
     tainted: frozenset[int]
     sound: bool
+    full: bool
     steps: int
 
     def finite(self, sites: Iterable[int]) -> bool | None:
@@ -65,7 +68,7 @@ def course(recording: Recording) -> Course:
 
     Of neighbouring ones with the same sites in the same states only the first is kept.
     """
-    states = [_states(recording.rows(site)) for site in recording.sites]
+    states = [_states(recording.rows(site), site.kind) for site in recording.sites]
     steps = _steps_not_finite(recording, states)
     table = np.zeros((len(recording.sites), len(steps)), dtype=np.int8)
     for site, state in zip(recording.sites, states, strict=True):
@@ -82,9 +85,44 @@ def course(recording: Recording) -> Course:
 def excuse(moment: Moment, habitual: Iterable[int]) -> Moment:
     """Take the infinities of some sites for finite values."""
     states = moment.states.copy()
-    sites = [site for site in habitual if states[site] == INFINITE]
-    states[sites] = FINITE
-    return Moment(moment.step, states, moment.tainted, moment.sound, moment.steps)
+    states[[site for site in habitual if states[site] == INFINITE]] = FINITE
+    return replace(moment, states=states)
+
+
+def complete(moment: Moment, wiring: Wiring) -> Moment:
+    """Work out what was left out of a step because it says nothing new.
+
+    Off schedule an input that is some watched module's output is not measured, and neither is the
+    output of a module such as ReLU that makes finite values of finite ones.
+    """
+    if moment.full:
+        return moment
+    states = moment.states.copy()
+    for module in wiring:
+        for site in module.ins:
+            if states[site] == ABSENT:
+                states[site] = _given(wiring, states, module, site)
+        given = {int(states[site]) for site in module.ins}
+        if not wiring.inside(module) and given in ({FINITE}, {NAN}):
+            states[[site for site in module.outs if states[site] == ABSENT]] = given.pop()
+    return replace(moment, states=states)
+
+
+def _given(wiring: Wiring, states: States, module: Module, site: int) -> int:
+    """Work out the state of an input from the outputs that it was in other steps.
+
+    If something in between went wrong in this step, it may have been that for once.
+    """
+    sources = wiring.sites[site].sources
+    if not sources or None in sources:
+        return ABSENT
+    known = [source for source in sources if source is not None]
+    start = wiring.start(module)
+    between = [m for m in wiring if max(known) < m.position < start]
+    state = max(int(states[source]) for source in known)
+    spoiled = any(states[out] > FINITE for m in between for out in m.outs)
+    unknown = any(states[source] == ABSENT for source in known) or (spoiled and state == FINITE)
+    return ABSENT if unknown else state
 
 
 def judged(recording: Recording) -> tuple[list[SiteInfo], list[SiteInfo]]:
@@ -104,8 +142,16 @@ def has_nan(rows: Rows) -> NDArray[np.bool_]:
     return np.asarray(np.isnan(figures).any(axis=0) & ~without)
 
 
-def _states(rows: Rows) -> States:
-    return np.where(rows.clean, FINITE, np.where(has_nan(rows), NAN, INFINITE)).astype(np.int8)
+def _states(rows: Rows, kind: str) -> States:
+    states = np.where(rows.clean, FINITE, np.where(has_nan(rows), NAN, INFINITE)).astype(np.int8)
+    if kind == "param":
+        states[_overflown(rows)] = ABSENT
+    return states
+
+
+def _overflown(rows: Rows) -> NDArray[np.bool_]:
+    """Tell rows that say no more than that a sum of squares is too large for float32."""
+    return np.asarray(np.isinf(rows.sumsq) & np.isnan(rows.sum) & (rows.nonfinite < 0))
 
 
 def _steps_not_finite(recording: Recording, states: list[States]) -> NDArray[np.int64]:
@@ -161,11 +207,11 @@ def _moments(
     changed[1:] = (table[:, 1:] != table[:, :-1]).any(axis=0) | (sound[1:] != sound[:-1])
     kept = np.flatnonzero(changed)
     lengths = np.diff(np.append(kept, len(steps)))
-    suspects = _suspects(recording)
+    suspects, full = _suspects(recording), set(recording.steps.tolist())
     for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):
         step = int(steps[column])
         tainted = frozenset(site for site, (first, rows) in suspects.items() if first < step or _bad_by(rows, step))
-        yield Moment(step, table[:, column], tainted, bool(sound[column]), length)
+        yield Moment(step, table[:, column], tainted, bool(sound[column]), step in full, length)
 
 
 def _suspects(recording: Recording) -> dict[int, tuple[int, Rows]]:
@@ -175,7 +221,7 @@ def _suspects(recording: Recording) -> dict[int, tuple[int, Rows]]:
     for site in recording.of_kind("param"):
         rows, update = recording.rows(site), updates.get(site.path)
         broken = update.step[~update.clean] if update is not None else rows.step[:0]
-        if len(broken) or not rows.clean.all():
+        if len(broken) or not (rows.clean | _overflown(rows)).all():
             found[site.id] = (int(broken.min(initial=NEVER)), rows)
     return found
 
@@ -183,4 +229,4 @@ def _suspects(recording: Recording) -> dict[int, tuple[int, Rows]]:
 def _bad_by(rows: Rows, step: int) -> bool:
     """Tell whether a parameter was not finite when last seen, in this step or before it."""
     latest = int(np.searchsorted(rows.step, step, side="right")) - 1
-    return latest >= 0 and not bool(rows.clean[latest])
+    return latest >= 0 and not bool((rows.clean | _overflown(rows))[latest])

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.births import Birth, backward_birth, explains, forward_births, parameter_birth, update_birth
-from kedge.rules.moment import NAN, Course, Moment, course, excuse, judged
+from kedge.rules.moment import NAN, Course, Moment, complete, course, excuse, judged
 from kedge.rules.rule import SEVERITIES, Finding, Severity
 from kedge.rules.telling import Telling
 from kedge.rules.wiring import Wiring, wire
@@ -51,7 +51,7 @@ class NanBorn:
         warning: a NaN that something later replaced by finite values; -inf in what a model returns
         without training; gradients that were not finite in a step after which the run went on
         healthily. info: the same in a run with float16, where loss scaling skips such steps on
-        purpose. Nothing is reported where only infinities appeared and all gradients and returned
+        purpose; an infinity where neither gradients nor what the model returns were watched. Nothing is reported where only infinities appeared and all gradients and returned
         values were finite, or where what was returned held -inf in places and all gradients were
         finite: masks do so by design.
 
@@ -104,8 +104,8 @@ class _Case:
 
 
 def _cases(recording: Recording, wiring: Wiring, seen: Course) -> Iterator[_Case]:
-    for full in seen.moments:
-        moment = excuse(full, seen.habitual)
+    for raw in seen.moments:
+        moment = excuse(complete(raw, wiring), seen.habitual)
         recovered = moment.sound or seen.last_sound >= moment.step
         for birth in _births(wiring, moment, judged(recording)[1]):
             severity = _severity(recording, moment, birth, recovered)
@@ -141,7 +141,7 @@ def _severity(recording: Recording, moment: Moment, birth: Birth, recovered: boo
     gradients, returned = judged(recording)
     reached = moment.bad(site.id for site in (*gradients, *returned))
     if not reached:
-        return "warning"
+        return "info"
     trained = moment.finite(site.id for site in gradients) is not None
     return "error" if trained or _above(recording, moment, reached) else "warning"
 
@@ -159,14 +159,12 @@ def _above(recording: Recording, moment: Moment, sites: Iterable[int]) -> bool:
 def _finding(recording: Recording, same: list[_Case], births: int) -> Finding:
     worst = min(same, key=lambda case: (SEVERITIES.index(case.severity), -case.birth.sure, case.moment.step))
     telling = Telling(recording, worst.wiring, worst.moment, worst.birth)
-    evidence = telling.evidence()
-    evidence["recovered"] = worst.recovered
-    evidence["births"] = births
+    evidence = telling.evidence() | {"recovered": worst.recovered, "births": births}
     message = telling.message()
     if worst.recovered:
         evidence["steps"] = steps = sum(case.moment.steps for case in same)
-        since = f" It was so in {steps} steps from step {same[0].moment.step} on, and" if steps > 1 else ""
-        message += f"{since} the run went on." if since else " The run went on."
+        often = f"It was so in {steps} steps from step {same[0].moment.step} on, and the" if steps > 1 else "The"
+        message = f"{message} {often} run went on."
     return Finding(
         code=NanBorn.code,
         severity=worst.severity,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kedge.rules.births import Birth
-from kedge.rules.moment import FINITE, NAN, Moment
-from kedge.rules.wiring import Module, Wiring
+from kedge.rules.moment import FINITE, NAN, Moment, has_nan
+from kedge.rules.wiring import Wiring
 from kedge.store.recording import Recording, Rows
 from kedge.store.rows import FULL
 
@@ -29,39 +29,32 @@ class Telling:
 
     def message(self) -> str:
         """Say in one sentence what was born where."""
-        site, step = self.wiring.text(self.birth.site), self.moment.step
-        known = {
-            "site": site,
-            "value": self._value(),
-            "step": step,
-            "near": self._list(self.birth.near),
-            "name": self._name(self.birth.module),
-            "parts": self._parts(),
-        }
-        form = _MESSAGES[self.birth.how]
-        if self.birth.how == "gap" and not self.birth.near:
-            form = _GAP_AT_THE_LOSS
-        if self.birth.how in ("between", "entry") and not self.birth.near:
-            form = _MESSAGES["entry"] if self.birth.module is None else _BETWEEN_AT_THE_START
-        return form.format(**known)
+        return self._form().format(
+            site=self.wiring.text(self.birth.site),
+            value=self._value(),
+            step=self.moment.step,
+            near=self._list(self.birth.near),
+            name=self._name(),
+            parts=self._parts(),
+        )
 
     def remedy(self) -> str:
         """Say what to do about it."""
         if self._largest() > self._huge():
             return _DIVERGED.format(largest=self._largest())
-        return _REMEDIES[self.birth.how].format(name=self._name(self.birth.module), near=self._list(self.birth.near))
+        return _REMEDIES[self.birth.how].format(name=self._name())
 
     def evidence(self) -> dict[str, Any]:
         """Give the figures of the site and of its neighbours, and what became of the value."""
-        row = _row(self.recording.rows(self.wiring.sites[self.birth.site]), self.moment.step)
+        row, module = self._row(), self.birth.module
         healed = [m for m in self.wiring if self.moment.bad(m.ins) and self.moment.finite(m.outs)]
         return {
             "how": self.birth.how,
-            "module": None if self.birth.module is None else self.birth.module.path,
-            "type": None if self.birth.module is None else self.birth.module.type,
+            "module": module.path if module else None,
+            "type": module.type if module else None,
             "value": self._kind(),
-            "nonfinite": row.get("nonfinite"),
-            "count": row.get("count"),
+            "nonfinite": row["nonfinite"],
+            "count": row["count"],
             "near": {self.wiring.text(site): self._figures(site) for site in self.birth.near[:NAMED]},
             "propagated": int((self.moment.states > FINITE).sum()) - 1,
             "healed": [self.wiring.text(m.outs[0]) for m in healed[:NAMED]],
@@ -82,15 +75,19 @@ class Telling:
         full = np.flatnonzero((rows.level == FULL) & (rows.step <= self.moment.step))
         if not len(full):
             return {}
-        row = _row(rows, int(rows.step[full[-1]]))
-        figures = {name: row[name] for name in ("min", "max", "rms") if row[name] is not None}
-        return {"step": int(rows.step[full[-1]]), **figures}
+        row = _row(rows, int(full[-1]))
+        return {name: row[name] for name in ("step", "min", "max", "rms") if row[name] is not None}
+
+    def _row(self) -> dict[str, Any]:
+        rows = self.recording.rows(self.wiring.sites[self.birth.site])
+        return _row(rows, _latest(rows, self.moment.step))
 
     def _kind(self) -> str:
-        if self.moment.states[self.birth.site] == NAN:
-            return "NaN"
+        """Say what kind of value the site held."""
         rows = self.recording.rows(self.wiring.sites[self.birth.site])
-        at = _at(rows, self.moment.step)
+        at = _latest(rows, self.moment.step)
+        if self.moment.states[self.birth.site] == NAN or has_nan(rows)[at]:
+            return "NaN"
         below = rows.min[at] == -np.inf or rows.sum[at] == -np.inf
         above = rows.max[at] == np.inf or rows.sum[at] == np.inf
         if not below and not above:
@@ -98,21 +95,31 @@ class Telling:
         return "inf and -inf" if below and above else "-inf" if below else "inf"
 
     def _value(self) -> str:
-        row = _row(self.recording.rows(self.wiring.sites[self.birth.site]), self.moment.step)
-        counted = (row.get("nonfinite") or 0) > 0
-        return self._kind() + (f" ({row['nonfinite']} of {row['count']} elements)" if counted else "")
+        row = self._row()
+        return self._kind() + (f" ({row['nonfinite']} of {row['count']} elements)" if row["nonfinite"] else "")
+
+    def _form(self) -> str:
+        """Choose the sentence."""
+        how, near = self.birth.how, self.birth.near
+        if how == "gap" and not near:
+            return _GAP_AT_THE_LOSS
+        if how == "between" and not near:
+            return _BETWEEN_AT_THE_START
+        return _MESSAGES[how]
 
     def _list(self, sites: Iterable[int]) -> str:
         texts = [self.wiring.text(site) for site in sites]
         rest = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""
         return ", ".join(texts[:NAMED]) + rest
 
-    def _name(self, module: Module | None) -> str:
+    def _name(self) -> str:
+        """Name the module that made it, or that holds the operation that did."""
+        module = self.birth.module
         if module is None:
             return "the program"
-        if module.path:
-            return f"{module.path} ({module.type})" if module.type else module.path
-        return module.type or "the model"
+        if module.path and module.type:
+            return f"{module.path} ({module.type})"
+        return module.path or module.type or "the model"
 
     def _parts(self) -> str:
         """Name what of a module was finite."""
@@ -131,18 +138,17 @@ class Telling:
         return f"{given} {verb} finite"
 
 
-def _at(rows: Rows, step: int) -> int:
-    return int(np.searchsorted(rows.step, step))
+def _latest(rows: Rows, step: int) -> int:
+    """Find the row of a step, or the last one before it."""
+    return max(int(np.searchsorted(rows.step, step, side="right")) - 1, 0)
 
 
-def _row(rows: Rows, step: int) -> dict[str, Any]:
-    """Give the figures of one step that were measured, as plain JSON values."""
-    at = _at(rows, step)
-    if at >= len(rows) or rows.step[at] != step:
-        return {}
+def _row(rows: Rows, at: int) -> dict[str, Any]:
+    """Give the figures of one row that were measured, as plain JSON values."""
     numbers: dict[str, Any] = {name: plain(rows.statistic(name)[at]) for name in ("min", "max", "rms")}
     nonfinite = int(rows.nonfinite[at])
-    return {**numbers, "count": int(rows.count[at]), "nonfinite": None if nonfinite < 0 else nonfinite}
+    known = {"nonfinite": None if nonfinite < 0 else nonfinite, "count": int(rows.count[at])}
+    return {"step": int(rows.step[at]), **numbers, **known}
 
 
 def plain(number: float) -> float | None:
@@ -161,8 +167,8 @@ _MESSAGES = {
     "entry": "{site} was the first to hold {value} at step {step}: it came in from outside the model, "
     "with the batch or from what the program computed before this call.",
     "unclear": _FIRST + "so did what came in, or that was not watched: which call or operation made it cannot be told.",
-    "parameter": "{site} held {value} at step {step} before any output or gradient did: "
-    "it came from the initialisation, a checkpoint or an earlier optimizer step.",
+    "parameter": "{site} held {value} already when the forward of step {step} used it, and nothing was seen to do so "
+    "before: it came from the initialisation, a checkpoint or an optimizer step that was not watched.",
     "update": "{site} was the first to hold {value} at step {step}; "
     "the parameter and its gradient were finite, so the optimizer's step made it.",
     "backward": _GRADIENT + "the gradient that arrived at {name} was finite, so its backward made it.",

@@ -32,8 +32,9 @@ class DeadUnits:
         Steps in which the site held NaN or infinity are left out.
 
     Thresholds:
-        warning (0.2), error (0.5): the share of dead channels; smdebug reports a layer from 50 % of
-        inactive units on. A healthy ReLU layer loses a few percent.
+        warning (0.4), error (0.6): the share of dead channels. smdebug reports a layer from 50 % of
+        inactive units on. Plain ReLU networks that learned scikit-learn's digits well ended with up to 39 % in a
+        layer, and with up to 52 % at a learning rate of 0.01; with normalisation it was none.
         samples (10,000), few_samples (2,000): a channel that fires for one input in a thousand is
         missed in 10,000 with a probability of 5 in 100,000, in 2,000 with one of 14 %.
         min_steps (10): positions of one image or sentence are no independent samples.
@@ -50,8 +51,8 @@ class DeadUnits:
         once), use LeakyReLU or GELU, check the initialisation, and normalise before the activation.
     """
 
-    warning: float = 0.2
-    error: float = 0.5
+    warning: float = 0.4
+    error: float = 0.6
     samples: int = 10_000
     few_samples: int = 2_000
     min_steps: int = 10
@@ -94,7 +95,7 @@ class DeadUnits:
         samples, steps = layer.window
         since = layer.silent_since(max(self.min_dead, int(self.warning * len(layer.dead)) + 1))
         past = f"they fell silent by step {since}" if layer.once_alive else "nor at any time before"
-        others = f"; so were many of {len(after)} layers after it" if after else ""
+        others = f"; so were many of {len(after)} more after it" if after else ""
         return Finding(
             code=self.code,
             severity="error" if layer.share > self.error else "warning",

@@ -77,7 +77,9 @@ def _piece_regex(piece: str) -> str:
     if piece.startswith("[") and len(piece) > 1:
         inner = piece[1:-1]
         negated, chars = inner.startswith("!"), inner.removeprefix("!")
-        return "[" + "^" * negated + re.sub(r"([\\^\[\]])", r"\\\1", chars) + "]"
+        pieces = re.findall(r"(.)-(.)|(.)", chars, re.DOTALL)
+        inside = "".join(re.escape(one) or f"{re.escape(low)}-{re.escape(high)}" for low, high, one in pieces)
+        return r"(?!\.)[" + "^" * negated + inside + "]"
     return re.escape(piece.removeprefix("\\"))
 
 
@@ -122,6 +124,8 @@ class _Reader:
             raise self.error("this bracket is never closed")
         if end == self.at + 1 or self.text[self.at + 1 : end] == "!":
             raise self.error("empty brackets match nothing")
+        if any(low > high for low, high in re.findall(r"(.)-(.)", self.text[self.at + 1 : end], re.DOTALL)):
+            raise self.error("this range runs backwards")
         self.at = end + 1
 
     def enclosed(self, close: str) -> str:
@@ -148,7 +152,10 @@ class _Reader:
         path = self.path()
         term = Term(path, excluded=excluded)
         if self.accept("{"):
+            start = self.at - 1
             term = replace(term, types=tuple(t.strip() for t in self.enclosed("}").split(",")))
+            if "" in term.types:
+                raise self.error("a name is missing between these", start)
         if self.accept("#"):
             term = replace(term, call=self.index())
         if self.accept("/"):
@@ -170,7 +177,7 @@ class _Reader:
         segments = tuple(re.findall(r"(?:\\.|\[[^\]]*\]|[^.\\\[])+|(?<=\.)(?=\.|$)|^(?=\.)", text, re.DOTALL))
         if "" in segments:
             raise self.error("an empty segment between dots", start, f"the path was read as {list(segments)}")
-        odd = next((s for s in segments if "**" in s and s != "**"), None)
+        odd = next((s for s in segments if "**" in re.sub(r"\\.|\[[^\]]*\]", "", s) and s != "**"), None)
         if odd is not None:
             raise self.error('"**" must stand alone between dots', start + text.find(odd), 'within a name write "*"')
         return segments

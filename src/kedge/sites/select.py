@@ -84,9 +84,9 @@ class Selector:
         return Selection(self, tuple(places.values()))
 
 
-def _key(site: Site, excluding: Term) -> tuple[str, str | None]:
-    """What an excluding term compares: the kind only if it names one."""
-    return site.path, site.kind if excluding.kind else None
+def _key(site: Site, excluding: Term) -> tuple[str, str | None, int | None]:
+    """What an excluding term compares: kind and call only if it names them."""
+    return site.path, site.kind if excluding.kind else None, None if excluding.call is None else site.call
 
 
 def select(text: str) -> Selector:

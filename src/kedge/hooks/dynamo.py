@@ -1,0 +1,86 @@
+"""Living with Dynamo, without importing it: it takes a second, and most programs never need it.
+
+# Note [Whose code]
+Dynamo does not look for hooks that came after it had compiled, and lends the code of an unhooked
+instance to a hooked one of the same class. So code that exists when hooks are attached is thrown
+away, and while they are there Dynamo is told to look for hooks.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from kedge.errors import Recompiled
+from kedge.hooks.telling import warn
+
+_frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
+_before: list[bool] = []
+_holders = 0
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside what `torch.compile` made of it."""
+    dynamo = sys.modules.get("torch._dynamo")  # absent as long as nothing was compiled: importing it takes a second
+    return model._orig_mod if dynamo is not None and isinstance(model, dynamo.OptimizedModule) else model
+
+
+def hold() -> None:
+    """Begin to need that Dynamo looks for hooks; see Note [Whose code]."""
+    global _holders  # noqa: PLW0603 - Dynamo has one setting for the process
+    _holders += 1
+    look_for_hooks()
+
+
+def look_for_hooks() -> None:
+    """Tell Dynamo to look for hooks, if something has imported it by now."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if config is not None and not _before:
+        _before.append(config.skip_nnmodule_hook_guards)
+        config.skip_nnmodule_hook_guards = False
+
+
+def release() -> None:
+    """Need it no longer; the last one gives Dynamo its setting back."""
+    global _holders  # noqa: PLW0603
+    _holders -= 1
+    if not _holders and _before:
+        config: Any = sys.modules["torch._dynamo.config"]
+        config.skip_nnmodule_hook_guards = _before.pop()
+
+
+def refresh() -> None:
+    """Throw compiled code away, so that the next call is compiled with the hooks in it.
+
+    Dynamo does not look for hooks that came later, and lends the code of an unhooked instance to a
+    hooked one of the same class.
+    """
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is not None and getattr(frames, "FRAME_COUNTER", True):
+        torch.compiler.reset()
+        warn(
+            Recompiled(
+                "hooks were attached after torch.compile had compiled code, which does not look for new hooks: all compiled "
+                "code was discarded and compiles again, with the hooks, at its next call. Hook first to compile once"
+            )
+        )
+
+
+def untraced(*functions: Any) -> None:
+    """Have these functions, the functions defined in them, and all they call run as plain Python.
+
+    Dynamo may take up any function that is called between the graphs it has captured. What a hook
+    does in Python is not for it. A hook that it reads while it captures the module is not affected.
+    """
+    if not hasattr(_frames, "set_code_exec_strategy"):  # private to PyTorch
+        return
+    skip = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
+    for function in functions:
+        if isinstance(function, FunctionType):
+            inner = [c for c in function.__code__.co_consts if isinstance(c, CodeType)]
+            for code in (function.__code__, *inner):
+                _frames.set_code_exec_strategy(code, skip)

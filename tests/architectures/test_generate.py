@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 pytest.importorskip("transformers")
-from zoo import BY_NAME  # noqa: E402 - only where transformers is there
+from zoo import BY_NAME
 
-import kedge  # noqa: E402
+import kedge
 
 TOKENS = 6
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning")

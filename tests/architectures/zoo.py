@@ -168,45 +168,56 @@ ZOO = (
         "electra", "encoder", ElectraForPreTraining, ElectraConfig, {**_IDS, **_ENCODER, "embedding_size": 8}, _replaced_tokens
     ),
     Architecture(
-        "gpt2", "decoder", GPT2LMHeadModel, GPT2Config, {**_IDS, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 20}, _text
+        "gpt2", "decoder", GPT2LMHeadModel, GPT2Config, {**_IDS, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 20},
+        _text,
     ),
     Architecture("llama", "decoder", LlamaForCausalLM, LlamaConfig, {**_IDS, **_LLAMA}, _text),
     Architecture(
-        "gpt_neox", "decoder", GPTNeoXForCausalLM, GPTNeoXConfig, {**_IDS, **_ENCODER, "hidden_dropout": 0.1, "attention_dropout": 0.1}, _text
+        "gpt_neox", "decoder", GPTNeoXForCausalLM, GPTNeoXConfig,
+        {**_IDS, **_ENCODER, "hidden_dropout": 0.1, "attention_dropout": 0.1}, _text,
     ),
     Architecture(
         "opt", "decoder", OPTForCausalLM, OPTConfig,
         {**_IDS, **_ENCODER, "ffn_dim": 32, "word_embed_proj_dim": 8, "layerdrop": 0.3}, _text,
     ),
     Architecture("t5", "encoder-decoder", T5ForConditionalGeneration, T5Config, {**_SEQ, **_T5}, _pairs),
-    Architecture("bart", "encoder-decoder", BartForConditionalGeneration, BartConfig, {**_SEQ, **_BART, "encoder_layerdrop": 0.3}, _pairs),
+    Architecture(
+        "bart", "encoder-decoder", BartForConditionalGeneration, BartConfig,
+        {**_SEQ, **_BART, "encoder_layerdrop": 0.3}, _pairs,
+    ),
     Architecture(
         "mixtral", "mixture of experts", MixtralForCausalLM, MixtralConfig,
         {**_IDS, **_LLAMA, "num_local_experts": 4, "output_router_logits": True, "router_jitter_noise": 0.1}, _text,
     ),
     Architecture(
         "switch", "mixture of experts", SwitchTransformersForConditionalGeneration, SwitchTransformersConfig,
-        {**_SEQ, **_T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "expert_capacity": 4}, _pairs,
+        {**_SEQ, **_T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1,
+         "expert_capacity": 4}, _pairs,
     ),
-    Architecture("mamba", "state space", MambaForCausalLM, MambaConfig, {**_IDS, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}, _text),
+    Architecture(
+        "mamba", "state space", MambaForCausalLM, MambaConfig,
+        {**_IDS, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}, _text,
+    ),
     Architecture(
         "vit", "vision", ViTForImageClassification, ViTConfig,
         {**_ENCODER, "image_size": 16, "patch_size": 8, "num_labels": 3, "hidden_dropout_prob": 0.1}, _image(16),
     ),
     Architecture(
         "swin", "vision", SwinForImageClassification, SwinConfig,
-        {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4, "drop_path_rate": 0.3,
-         "num_labels": 3}, _image(16),
+        {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4,
+         "drop_path_rate": 0.3, "num_labels": 3}, _image(16),
     ),
     Architecture(
         "segformer", "vision", SegformerForSemanticSegmentation, SegformerConfig,
-        {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16], "patch_sizes": [7, 3], "strides": [4, 2],
-         "num_attention_heads": [1, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 8, "num_labels": 3}, _masks,
+        {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1], "hidden_sizes": [8, 16], "patch_sizes": [7, 3],
+         "strides": [4, 2], "num_attention_heads": [1, 2], "mlp_ratios": [2, 2], "decoder_hidden_size": 8,
+         "num_labels": 3}, _masks,
     ),
     Architecture(
         "wav2vec2", "speech", Wav2Vec2ForCTC, Wav2Vec2Config,
-        {**_IDS, **_ENCODER, "conv_dim": [8, 8], "conv_kernel": [10, 3], "conv_stride": [5, 4], "num_conv_pos_embeddings": 4,
-         "num_conv_pos_embedding_groups": 2, "mask_time_length": 2, "mask_time_prob": 0.2, "layerdrop": 0.3}, _sound,
+        {**_IDS, **_ENCODER, "conv_dim": [8, 8], "conv_kernel": [10, 3], "conv_stride": [5, 4],
+         "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "mask_time_length": 2, "mask_time_prob": 0.2,
+         "layerdrop": 0.3}, _sound,
     ),
     Architecture(
         "whisper", "speech", WhisperForConditionalGeneration, WhisperConfig,

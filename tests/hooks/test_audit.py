@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import re
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -133,8 +135,12 @@ def test_every_table_of_hooks_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("options", "notes"),
-    [({}, ()), ({"with_kwargs": True}, ("with_kwargs",)), ({"with_kwargs": True, "always_call": True}, ("with_kwargs", "always_call"))],
-)  # fmt: skip
+    [
+        ({}, ()),
+        ({"with_kwargs": True}, ("with_kwargs",)),
+        ({"with_kwargs": True, "always_call": True}, ("with_kwargs", "always_call")),
+    ],
+)
 def test_how_a_forward_hook_was_registered_is_told(options: dict[str, bool], notes: tuple[str, ...]) -> None:
     """With keyword arguments, and even if forward raises."""
     model = net()
@@ -143,8 +149,9 @@ def test_how_a_forward_hook_was_registered_is_told(options: dict[str, bool], not
     assert only(model).notes == notes
 
 
-def test_flags_of_one_table_are_not_those_of_another() -> None:
+def test_flags_of_one_table_are_not_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pre-hook with keyword arguments says nothing of a forward hook; global hooks have flags as well."""
+    monkeypatch.setattr(modules, "_global_forward_hooks_with_kwargs", {})  # PyTorch does not take the flag away again
     model = net()
     model.register_forward_pre_hook(nothing, with_kwargs=True)
     model.register_forward_hook(nothing)
@@ -154,38 +161,45 @@ def test_flags_of_one_table_are_not_those_of_another() -> None:
     assert notes == [("with_kwargs",), (), ("with_kwargs", "always_call")]
 
 
-def test_hooks_are_in_the_order_in_which_they_fire() -> None:
-    """Prepended ones come first, and global ones before a module's own."""
+class Named:
+    """A hook that says when it fires."""
+
+    def __init__(self, name: str, fired: list[str]) -> None:
+        self.name, self.fired = name, fired
+
+    def __call__(self, *_: Any) -> None:
+        """Be a hook."""
+        self.fired.append(self.name)
+
+
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "full_backward_pre", "full_backward"])
+def test_a_modules_hooks_are_in_the_order_in_which_they_fire(kind: str) -> None:
+    """A prepended one comes first, and global ones before a module's own."""
     model, fired = nn.Linear(3, 3), []
-
-    def hook(name: str) -> Any:
-        return functools.partial(lambda name, *_: fired.append(name), name)
-
-    for register in (model.register_forward_hook, model.register_full_backward_hook):
-        register(hook(f"{register.__name__} 1"))
-        register(hook(f"{register.__name__} 0"), prepend=True)
-    model.register_forward_pre_hook(hook("pre"))
-    model.weight.register_hook(hook("tensor 0"))
-    model.weight.register_hook(hook("tensor 1"))
-    with modules.register_module_forward_hook(hook("global")), modules.register_module_full_backward_hook(hook("all")):
+    register = getattr(model, f"register_{kind}_hook")
+    register(Named("second", fired))
+    register(functools.partial(Named("third", fired)))
+    register(Named("first", fired).__call__, prepend=True)
+    names = {"partial(Named)": "third", "Named": "second", "Named.__call__": "first"}
+    with getattr(modules, f"register_module_{kind}_hook")(Named("global", fired)):
         model(torch.ones(1, 3, requires_grad=True)).sum().backward()
-        found = audit(model)
-    tables = (model._forward_pre_hooks, model._forward_hooks, model._backward_hooks, model.weight._backward_hooks)
-    listed = [partial.args[0] for table in tables for partial in table.values()]
+        entries = audit(model).of(kind.replace("_", "-"))
 
-    assert [f for f in fired if f not in {"global", "all"}] == [
-        "pre", "register_forward_hook 0", "register_forward_hook 1",
-        *sorted(("tensor 0", "tensor 1", "register_full_backward_hook 0", "register_full_backward_hook 1"),
-                key=fired.index),
-    ]  # fmt: skip
-    for kind in ("forward", "full-backward", "tensor"):
-        orders = [e.order for e in found.of(kind) if e.type]
-        assert orders == [0, 1]
-    for global_, own in (("global", "register_forward_hook 0"), ("all", "register_full_backward_hook 0")):
-        assert fired.index(global_) < fired.index(own)
-    assert [f for f in listed if "tensor" in f or "forward" in f] == [
-        f for f in listed if "tensor" in f or "forward" in f
-    ]
+    assert fired == ["global", "first", "second", "third"]
+    assert [(names[e.name], e.order) for e in entries if e.type] == [("first", 0), ("second", 1), ("third", 2)]
+    assert [(e.path, e.order) for e in entries if not e.type] == [(EVERY_MODULE, 0)]
+
+
+@pytest.mark.parametrize("way", TENSOR)
+def test_a_tensors_hooks_are_in_the_order_in_which_they_fire(way: str) -> None:
+    """As they were registered."""
+    model, fired = nn.Linear(3, 3), []
+    getattr(model.weight, way)(Named("first", fired))
+    getattr(model.weight, way)(functools.partial(Named("second", fired)))
+    model(torch.ones(1, 3)).sum().backward()
+
+    assert fired == ["first", "second"]
+    assert [(e.name, e.order) for e in audit(model)] == [("Named", 0), ("partial(Named)", 1)]
 
 
 class Recorder:
@@ -355,10 +369,11 @@ def test_kedges_hooks_are_told_with_what_they_serve() -> None:
         model(torch.ones(1, 3, requires_grad=True)).sum().backward()
 
     assert {e.owner for e in found.values()} == {"kedge"}
-    assert found["forward", "0"].notes == (":out record()", ":out.grad record()")
-    assert found["forward-pre", "2"].notes == ("with_kwargs", ":in nothing_of_it")
-    assert found["tensor", "0.bias"].notes == (":param.grad scale(2)",)
-    assert found["post-accumulate", "0.bias"].notes == (":param.acc scale(2)",)
+    serves = {place: [note for note in e.notes if note.startswith(":")] for place, e in found.items()}
+    assert serves["forward", "0"] == [":out record()", ":out.grad record()"]
+    assert serves["forward-pre", "2"] == [":in nothing_of_it"]
+    assert serves["tensor", "0.bias"] == [":param.grad scale(2)"]
+    assert serves["post-accumulate", "0.bias"] == [":param.acc scale(2)"]
     assert "counts forward passes" in found["forward", ""].notes
     assert ("optimizer-step", EVERY_OPTIMIZER) in found
     assert len(audit(model)) == 0
@@ -496,7 +511,7 @@ def test_an_entry_prints_as_a_line() -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     """The message names the kinds."""
-    with pytest.raises(ValueError, match='"backward" is no kind of hook; kinds are compiled, .*full-backward, legacy'):
+    with pytest.raises(ValueError, match=r'"backward" is no kind of hook; kinds are compiled, .*full-backward, legacy'):
         audit(net()).of("backward")
     assert len(set(KINDS)) == len(KINDS)
 
@@ -580,3 +595,14 @@ def test_what_does_no_harm_has_no_mark() -> None:
     model[0].weight.register_hook(nothing)
 
     assert "\nwhat they do\n  compile    tensor nothing on 0.weight: runs outside" in str(audit(model))
+
+
+def test_the_documentation_shows_what_is_printed(tmp_path: Path) -> None:
+    """The output on the page is that of the example above it."""
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    example, shown = (re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)[1] for language in ("python", "text"))
+    (tmp_path / "train.py").write_text(example, encoding="utf-8")
+    command = [sys.executable, "train.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert ran.stdout == shown

@@ -11,6 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import kedge
+from kedge.hooks import effects
 from kedge.hooks.audit import audit
 
 CALLS: list[str] = []
@@ -30,7 +32,7 @@ def called(*_: Any) -> None:
 
 def prints(*_: Any) -> None:
     """Be a hook that Dynamo cannot read."""
-    print("called")
+    print("called")  # noqa: T201 - that is what it is for
 
 
 class Net(nn.Module):
@@ -177,6 +179,30 @@ def test_below_a_compiled_container_of_torch_compiled_code_begins_later(compiled
 
     assert [s[:11] for s in said(model, "compile")] == ["runs around", "runs around", "! if it cam"]
     assert calls(model) == 2
+
+
+class Outer(nn.Module):
+    """A module around `Net`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x * 2)
+
+
+@pytest.mark.parametrize("outer_first", [True, False])
+def test_what_is_compiled_inside_of_compiled_code_is_inside(outer_first: bool, compiled: Any) -> None:
+    """A module that is compiled for itself as well is called by the code of the model around it."""
+    model = Outer()
+    for module in (model, model.net) if outer_first else (model.net, model):
+        module.compile(backend="eager")
+    assert calls(model) == 0
+    model.net.register_forward_hook(called)
+
+    assert [s[:26] for s in said(model, "compile")] == ["! if it came after the com"]
+    assert calls(model) == 0
 
 
 @pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
@@ -444,7 +470,7 @@ HOOKS = {
     "object with another model": lambda: Holder(nn.Linear(2, 2)),
     "object with a model that is hooked": lambda: Holder(hooked_linear()),
     "object with a class": lambda: Holder(Net),
-    "object of a local class": lambda: type("Inside", (Holder,), {})(),
+    "object of a local class": type("Inside", (Holder,), {}),
     "object with a generator": lambda: Holder(i for i in ()),
 }
 
@@ -533,6 +559,16 @@ def test_trying_copies_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said(model, "pickle") == ["is pickled with the model, and needed to load it"] * 2
 
 
+def test_trying_copies_no_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy's arrays are passed by as well."""
+    model, written = nn.Linear(3, 3), []
+    model.register_forward_hook(Holder(np.zeros(100_000)))
+    monkeypatch.setattr(effects._Nowhere, "write", lambda self, data: written.append(len(data)))
+
+    assert said(model, "pickle") == ["is pickled with the model, and needed to load it"]
+    assert 0 < sum(written) < 10_000
+
+
 def test_a_deep_copy_shares_functions_and_copies_objects() -> None:
     """A copied model's function writes to where the first one's does; its object does not."""
     model, holder, results = nn.Linear(3, 3), Holder([]), []
@@ -613,6 +649,18 @@ def test_copies_are_without_kedges_hooks() -> None:
     assert len(audit(copies[0])) == 0
 
 
+def test_kedge_listens_to_in_place_modules_without_harm() -> None:
+    """Nothing is said of them, and the input of one is seen as it was."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True))
+    seen = []
+    with kedge.hook(model, "1:in, 1:out, 1:out.grad", lambda value: seen.append(value.clone())):
+        assert said(model, "in-place") == []
+        calls(model)
+
+    assert torch.equal(seen[0].relu(), seen[1])
+    assert not torch.equal(seen[0], seen[1])
+
+
 def test_a_parametrized_model_does_not_pickle() -> None:
     """PyTorch refuses; a deep copy works."""
     model = parametrizations.orthogonal(nn.Linear(3, 3))
@@ -650,7 +698,7 @@ def test_a_replaced_forward_stays_that_of_the_first_model() -> None:
     """A deep copy of a model whose ``forward`` is a closure runs the first model's weights."""
     model = nn.Linear(3, 3)
     forward = model.forward
-    model.forward = lambda x: forward(x)
+    model.forward = lambda x: forward(x) + 1
     twin = copy.deepcopy(model)
     nn.init.zeros_(twin.weight)
 

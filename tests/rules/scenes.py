@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kedge.store.recording import Recording
@@ -126,9 +126,53 @@ ALL_GRADIENTS = (
     "fc.weight:param.grad",
     "head.weight:param.grad",
 )
-EVERYTHING = ("fc:out", "relu:in", "relu:out", "log:in", *AFTER_LOG, *ALL_GRADIENTS, "fc.weight:param", "head.weight:param")
+EVERYTHING = (
+    "fc:out",
+    "relu:in",
+    "relu:out",
+    "log:in",
+    *AFTER_LOG,
+    *ALL_GRADIENTS,
+    "fc.weight:param",
+    "head.weight:param",
+)
 
 
 def all_of(sites: Iterable[str], value: float) -> dict[str, float]:
     """Give the same value to some sites."""
     return dict.fromkeys(sites, value)
+
+
+class Course:
+    """The weights of a model over many steps, each given by four sizes: itself, gradient, update, what arrived."""
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        self.steps = steps
+        self.sites: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.roots = [{"name": "Net", "prefix": "", "parameters": 100}]
+
+    def weight(self, path: str, figures: Figures, **entry: Any) -> None:
+        """Add a module and its weight; ``figures`` gives (weight, gradient, update, arriving) for each sample."""
+        self.sites.append({"site": f"{path}:out", "type": "Linear", **entry})
+        self.sites.append({"site": f"{path}:out.grad", **entry})
+        for kind in ("param", "param.grad", "update"):
+            own = {"path": f"{path}.weight", "kind": kind, "owner": path, "shape": [4, 4], **entry}
+            self.sites.append({"site": f"{path}.weight:{kind}", **own})
+        names = (f"{path}.weight:param", f"{path}.weight:param.grad", f"{path}.weight:update", f"{path}:out.grad")
+        for i, step in enumerate(self.steps):
+            for name, rms in zip(names, figures(i), strict=True):
+                if rms is not None:
+                    self.rows.append(size(step, name, rms))
+
+    def recording(self) -> Recording:
+        """Make the recording."""
+        return Recording.build(self.sites, self.rows, roots=self.roots)
+
+
+Figures = Callable[[int], tuple[float | None, float | None, float | None, float | None]]
+
+
+def steady(weight: float, gradient: float, update: float, arriving: float | None = None) -> Figures:
+    """The same figures in every sample; what arrives is as large as the gradient unless told otherwise."""
+    return lambda i: (weight, gradient, update, gradient if arriving is None else arriving)

@@ -55,8 +55,8 @@ def test_frozen_parameters_do_not_make_a_module_trainable():
 
 
 def test_sites_with_the_same_cause_are_one_finding():
-    """Twelve layers with one cause are one sentence, which names the first six."""
-    (finding,) = found(*(silent(f"h.{i}.out_proj:out", "bypassed by a fused path") for i in range(12)))
+    """Twelve layers with one cause are one sentence, which names the first six, though each has its own remedy."""
+    (finding,) = found(*(silent(f"h.{i}.out_proj:out", "bypassed by a fused path", f'hook "h.{i}"') for i in range(12)))
 
     assert (finding.severity, len(finding.evidence["sites"])) == ("info", 12)
     assert finding.message.startswith("h.0.out_proj:out, h.1.out_proj:out, ")

@@ -33,7 +33,11 @@ def test_it_was_born_in_the_backward_of_the_module_that_takes_the_output():
         "relu:out.grad was the first gradient to hold NaN (1 of 4 elements) at step 20; "
         "the gradient that arrived at log (Log) was finite, so its backward made it."
     )
-    assert (finding.evidence["how"], finding.evidence["module"], finding.evidence["propagated"]) == ("backward", "log", 2)
+    assert (finding.evidence["how"], finding.evidence["module"], finding.evidence["propagated"]) == (
+        "backward",
+        "log",
+        2,
+    )
     assert list(finding.evidence["near"]) == ["log:out.grad"]
     assert (finding.severity, finding.confidence) == ("error", 0.9)
 
@@ -43,7 +47,7 @@ def test_containers_are_looked_through():
     scene = Scene()
     scene.open("", "Net")
     scene.open("left")
-    scene.module("left.fc")
+    scene.module("left.fc", weight=True)
     scene.close("left")
     scene.open("right", of=["left.fc"])
     scene.module("right.root", "Sqrt", ["left.fc"])
@@ -51,7 +55,7 @@ def test_containers_are_looked_through():
     scene.close("right")
     scene.close("", "Net")
 
-    finding = only(broken(scene, all_of(["left:out.grad", "left.fc:out.grad"], INF)))
+    finding = only(broken(scene, all_of(["left:out.grad", "left.fc:out.grad", "left.fc.weight:param.grad"], INF)))
 
     assert (finding.site, finding.evidence["module"]) == ("left.fc:out.grad", "right.root")
 
@@ -61,12 +65,12 @@ def test_the_consumer_of_a_container_is_found():
     scene = Scene()
     scene.open("", "Net")
     scene.open("left")
-    scene.module("left.fc")
+    scene.module("left.fc", weight=True)
     scene.close("left")
     scene.module("right", "Sqrt", ["left"])
     scene.close("", "Net")
 
-    finding = only(broken(scene, all_of(["left:out.grad", "left.fc:out.grad"], INF)))
+    finding = only(broken(scene, all_of(["left:out.grad", "left.fc:out.grad", "left.fc.weight:param.grad"], INF)))
 
     assert (finding.site, finding.evidence["module"]) == ("left.fc:out.grad", "right")
 
@@ -113,13 +117,15 @@ def test_an_operation_between_two_modules_is_delimited():
     """Where no module takes the output as it is, the next one towards the loss marks the other end."""
     scene = Scene()
     scene.open("", "Net")
-    scene.module("fc")
+    scene.module("fc", weight=True)
     scene.module("head")
     scene.close("", "Net")
 
-    finding = only(broken(scene, {"fc:out.grad": NAN}))
+    finding = only(broken(scene, all_of(["fc:out.grad", "fc.weight:param.grad"], NAN)))
 
-    assert finding.message.endswith("head:out.grad, nearer to the loss, was finite: a backward between the two made it.")
+    assert finding.message.endswith(
+        "head:out.grad, nearer to the loss, was finite: a backward between the two made it."
+    )
 
 
 def test_another_use_of_the_output_is_not_ruled_out():
@@ -161,6 +167,12 @@ def test_a_replaced_infinity_elsewhere_is_not_the_cause():
     bad = all_of(["relu:out", "log:in"], INF) | all_of(ALL_GRADIENTS, NAN)
 
     assert only(broken(scene, bad)).evidence["module"] == "Loss"
+
+
+def test_a_gradient_that_reaches_no_parameter_does_little_harm():
+    """An infinity that stays among the activations is no finding, a NaN there is a warning."""
+    assert list(NanBorn().check(broken(chain(), {"relu:out.grad": INF}).recording())) == []
+    assert only(broken(chain(), {"relu:out.grad": NAN})).severity == "warning"
 
 
 def test_off_schedule_the_parameters_gradients_delimit_the_place():

@@ -38,9 +38,7 @@ def test_the_first_producer_is_named_and_the_others_are_counted():
     finding = only(scene)
 
     assert (finding.severity, finding.site, finding.step) == ("error", "log:out", 20)
-    assert finding.message == (
-        "log:out was the first to hold NaN (1 of 4 elements) at step 20; its input was finite."
-    )
+    assert finding.message == ("log:out was the first to hold NaN (1 of 4 elements) at step 20; its input was finite.")
     assert finding.evidence["propagated"] == len(AFTER_LOG) + len(ALL_GRADIENTS) - 1
     assert finding.evidence["near"] == {"log:in": {"step": 20, "min": -0.25, "max": 0.5, "rms": 0.306186}}
     assert finding.confidence == 1.0

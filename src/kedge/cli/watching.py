@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,13 @@ class Watching:
         self.log, self.sites, self.every, self.complain = log, sites, every, complain
         self.watch: Watch | None = None
         self._import = AfterImport("torch", self._begin)
+        self._dynamo = AfterImport("torch._dynamo.eval_frame", hush)
         self._pid = os.getpid()
 
     def begin(self) -> None:
         """Watch as soon as the program has imported torch."""
         self._import.install()
+        self._dynamo.install()
 
     def finish(self) -> Summary | None:
         """Remove every hook.
@@ -40,6 +43,7 @@ class Watching:
             What came out; None if the program never imported torch.
         """
         self._import.remove()
+        self._dynamo.remove()
         if self.watch is None:
             return None
         try:
@@ -59,3 +63,9 @@ class Watching:
             self.watch.__enter__()
         except Exception as error:  # noqa: BLE001 - this runs inside the program's own import of torch
             self.complain(f"cannot watch: {error!r}; the program goes on unwatched")
+
+
+def hush() -> None:
+    """Keep torch.compile from warning the program about what is Kedge's: a hook on all modules, and how Dynamo reads ours."""
+    warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
+    warnings.filterwarnings("ignore", message=r".*torch.autograd.function.Function.* should not be instantiated")

@@ -286,10 +286,9 @@ def _hook_node(session: Session, target: Any, selector: Selector | None, spec: S
     node, number = (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
     name = re.sub(r"^torch::autograd::", "", node.name())
     for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
-        leaf = leaf or (number if kind == "pre" else None)
         station = Station(session, name, kind)
         session.cleanup.callback(attach_node(station, node).remove)
-        _add(session, station, Site(name, kind, leaf), spec)
+        _add(session, station, Site(name, kind, leaf or (number if kind == "pre" else None)), spec)
 
 
 def has_optimizer(model: nn.Module | None) -> bool:

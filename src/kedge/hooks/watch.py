@@ -154,7 +154,7 @@ class Watch:
         """Make a hook that never ends the program: if Kedge fails, it says so once and steps aside."""
 
         def hook(*args: Any) -> None:
-            if self.failed or os.getpid() != self.pid:
+            if torch.compiler.is_compiling() or self.failed or os.getpid() != self.pid:
                 return
             try:
                 work(*args)
@@ -167,7 +167,7 @@ class Watch:
     def _entered(self, module: nn.Module, args: Any) -> None:
         """See every module call of the program; the first call of a root makes it watched."""
         known = self._known.get(id(module))
-        if (known is not None and known() is module) or torch.compiler.is_compiling() or compiled.in_backward():
+        if (known is not None and known() is module) or compiled.in_backward():
             return
         self._know([module])
         if not any(root.passes.here.inside for root in self.roots):

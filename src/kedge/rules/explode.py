@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -24,11 +25,12 @@ class GradExplode:
 
     Formula:
         G = sqrt(sum of squares of all parameters' gradients of a root), in every sampled step.
-        Reported at the first sample where G > factor * max(G over the history samples before the
-        last lag ones), if at least sustained samples in a row lie above that bar and the last of them
-        or a later one changes the weights: rms(update) / rms(weight) > harm, or a gradient that is not
-        finite. Or else: G is not finite in the end, and before that it had risen for rising samples
-        in a row, to more than factor squared times the median of the samples before.
+        Reported at the first sample with G > factor * max(G over the history samples before the last
+        lag ones), if sustained samples in a row lie above that bar, and from there on the
+        median over the weights of rms(update) / rms(weight) exceeds harm at least once. The two
+        conditions are not asked for if G stays above the bar until it is no longer finite. Or else: G is
+        not finite in the end, and before that it rose for rising samples in a row, to more than
+        factor squared times the median of the samples before.
 
     Window:
         The whole run, sample by sample, from the first that has min_history samples before the lag. So
@@ -37,13 +39,16 @@ class GradExplode:
         that are thawed later would raise the norm.
 
     Thresholds:
-        factor (10): Megatron-LM calls a gradient unexpectedly large at 10 times the maximum of its
-        last 100 samples.
-        history (100): as there. lag (5): leaves growth that takes several samples outside its own past.
-        sustained (3): one bad batch is no explosion, and is left to the eye.
-        harm (0.1): 100 times the healthy update ratio of 1e-3 (Karpathy): in a step a weight changes by a
-        tenth of its size. A large gradient that is clipped, or that Adam normalises, does no such harm.
-        min_history (20), rising (3).
+        - factor (10): Megatron-LM calls a gradient unexpectedly large at 10 times the maximum of 100
+          samples.
+        - history (100): as there.
+        - lag (5): leaves growth that takes several samples outside its own past.
+        - sustained (3): one bad batch is no explosion, and is left to the eye.
+        - harm (0.1): 100 times the update ratio of 1e-3 that Karpathy gives as healthy: in one step a
+          weight changes by a tenth of its size. A large gradient that is clipped, or that Adam
+          normalises, does no such harm.
+        - min_history (20): samples without which there is no past to speak of.
+        - rising (3): as sustained, for a run that is too young for the first formula.
 
     Evidence:
         The norm and its bar, the largest norm, the update ratio from there on, and the parameters
@@ -143,7 +148,7 @@ class _Norms:
         """Gather the gradients that are there in nearly all steps."""
         sites = [site for site in recording.of_kind("param.grad") if site.root == root]
         steps = np.unique(np.concatenate([_counted(recording.rows(site)) for site in sites]))
-        squares = np.full((len(sites), len(steps)), np.nan)
+        squares = np.zeros((len(sites), len(steps)))
         present = np.zeros(squares.shape, dtype=bool)
         for i, site in enumerate(sites):
             rows = recording.rows(site)
@@ -153,7 +158,7 @@ class _Norms:
         kept = _steady(present)
         return cls(recording, [sites[i] for i in np.flatnonzero(kept)], steps, squares[kept])
 
-    @property
+    @cached_property
     def total(self) -> Floats:
         """The norm in every step; a gradient that is absent counts for nothing."""
         return np.asarray(np.sqrt(self.squares.sum(axis=0)))

@@ -30,13 +30,13 @@ class NeverFired:
         none after a kill.
 
     Thresholds:
-        named (6): how many sites the message names.
+        - named (6): how many sites the message names.
 
     Severity:
-        warning: a trainable parameter got no gradient in the whole run, a module that holds one
-        was never called, or .forward() was called in place of the module, so that no hook of anybody's
-        fires. info: a module without trainable parameters was never called, or a fused path computes
-        what it would have (the output projection of MultiheadAttention).
+        - warning: a trainable parameter got no gradient in the whole run, a module that holds one was
+          never called, or .forward() was called in place of the module, so that nobody's hooks fire.
+        - info: a module without trainable parameters was never called, or a fused path computes what
+          it would have (the output projection of MultiheadAttention).
 
     Evidence:
         The sites, and the cause as the ledger gives it.
@@ -64,26 +64,26 @@ class NeverFired:
         yield from self._parameters(lost)
 
     def _modules(self, uncalled: list[Entry], paths: set[str], trainable: set[str]) -> Iterator[Finding]:
-        groups: dict[tuple[Severity, str, str], list[str]] = {}
+        """Give one finding for every cause and severity; of nested modules only the outermost is named."""
+        groups: dict[tuple[Severity, str], dict[str, Entry]] = {}
         for entry in uncalled:
             path, cause = _path(entry), entry["cause"]
-            if path and any(_within(path, other) for other in paths if other != path):
+            if any(_within(path, other) for other in paths if other != path):
                 continue
             loud = (path in trainable or _is_bypass(cause)) and not _is_fused(cause)
-            sites = groups.setdefault(("warning" if loud else "info", cause, entry["remedy"]), [])
-            if all(path != _path({"site": site}) for site in sites):
-                sites.append(entry["site"])
-        for (severity, cause, remedy), sites in groups.items():
-            yield self._finding(severity, sites, f"never fired: {cause}", (cause, remedy))
+            groups.setdefault(("warning" if loud else "info", cause), {}).setdefault(path, entry)
+        for (severity, cause), entries in groups.items():
+            yield self._finding(severity, list(entries.values()), f"never fired: {cause}")
 
     def _parameters(self, lost: list[Entry]) -> Iterator[Finding]:
-        groups: dict[tuple[str, str], list[str]] = {}
+        groups: dict[str, list[Entry]] = {}
         for entry in lost:
-            groups.setdefault((entry["cause"], entry["remedy"]), []).append(entry["site"])
-        for words, sites in groups.items():
-            yield self._finding("warning", sites, f"got no gradient in the whole run: {words[0]}", words)
+            groups.setdefault(entry["cause"], []).append(entry)
+        for cause, entries in groups.items():
+            yield self._finding("warning", entries, f"got no gradient in the whole run: {cause}")
 
-    def _finding(self, severity: Severity, sites: list[str], says: str, words: tuple[str, str]) -> Finding:
+    def _finding(self, severity: Severity, entries: list[Entry], says: str) -> Finding:
+        sites, remedy = [entry["site"] for entry in entries], entries[0]["remedy"]
         more = f" and {len(sites) - self.named} more" if len(sites) > self.named else ""
         return Finding(
             code=self.code,
@@ -91,9 +91,9 @@ class NeverFired:
             site=sites[0],
             step=-1,
             message=f"{', '.join(sites[: self.named])}{more} {says}.",
-            evidence={"sites": sites, "cause": words[0]},
+            evidence={"sites": sites, "cause": entries[0]["cause"]},
             confidence=0.9,
-            remedy=f"{words[1][:1].upper()}{words[1][1:].rstrip('.')}.",
+            remedy=f"{remedy[:1].upper()}{remedy[1:].rstrip('.')}.",
         )
 
 

@@ -43,17 +43,19 @@ class NanBorn:
         run never recovers nothing more is reported: everything later is a consequence.
 
     Thresholds:
-        max_findings (5): how many independent births are reported. One is the rule; the number only
-        keeps a broken recording from filling the screen.
+        - max_findings (5): how many independent births are reported. One is the rule; the number
+          only keeps a broken recording from filling the screen.
 
     Severity:
-        error: a NaN, or an infinity that reached a gradient, the loss or what the model returns.
-        warning: a NaN that something later replaced by finite values; -inf in what a model returns
-        without training; gradients that were not finite in a step after which the run went on
-        healthily. info: the same in a run with float16, where loss scaling skips such steps on
-        purpose; an infinity where neither gradients nor what the model returns were watched. Nothing is reported where only infinities appeared and all gradients and returned
-        values were finite, or where what was returned held -inf in places and all gradients were
-        finite: masks do so by design.
+        - error: a NaN, or an infinity that reached a gradient, the loss or what the model returns.
+        - warning: a NaN that something later replaced by finite values; -inf in what a model
+          returns without training; gradients that were not finite in a step after which the run
+          went on healthily.
+        - info: the same in a run with float16, where loss scaling skips such steps on purpose; an
+          infinity where neither gradients nor what the model returns were watched.
+        - nothing, where only infinities appeared and all gradients and returned values were finite,
+          or where what was returned held -inf in places and all gradients were finite: masks do so
+          by design.
 
     Evidence:
         What kind of value, in how many elements; the range of the values next to it; how many other
@@ -150,8 +152,8 @@ def _above(recording: Recording, moment: Moment, sites: Iterable[int]) -> bool:
     """Tell whether some sites hold more than -inf in places: +inf, or a loss."""
     for site in sites:
         info, rows = recording.sites[site], recording.rows(recording.sites[site])
-        at = int(np.searchsorted(rows.step, moment.step))
-        if not info.shape or rows.sum[at] != -np.inf or rows.max[at] == np.inf:
+        now = rows.step == moment.step
+        if not info.shape or (rows.sum[now] != -np.inf).any() or (rows.max[now] == np.inf).any():
             return True
     return False
 

@@ -38,11 +38,12 @@ class UpdateRatio:
         one's: those are for GRAD-VANISH.
 
     Thresholds:
-        high (0.1): torchmortem's upper bound, 100 times the 1e-3 that Karpathy gives as healthy; smdebug's is
-        10, which no run survives.
-        low (1e-6): a thousandth of the healthy value. torchmortem's 1e-5 is met by healthy fine-tuning,
-        smdebug's 1e-8 lies below what float32 can resolve.
-        quantile (0.9), window (40), min_samples (20).
+        - high (0.1): torchmortem's upper bound, 100 times the 1e-3 that Karpathy gives as healthy;
+          smdebug's is 10, which no run survives.
+        - low (1e-6): a thousandth of the healthy value. torchmortem's 1e-5 is met by healthy
+          fine-tuning, smdebug's 1e-8 lies below what float32 can resolve.
+        - quantile (0.9): of the whole run, so that a weight that moved once is not reported.
+        - window (40), min_samples (20): enough for a median, and short enough to see a late change.
 
     Evidence:
         For the worst weights the ratio, how many weights of the model are concerned, and the number of

@@ -39,13 +39,14 @@ class GradVanish:
         get no gradient in a step. The model must have min_weights of them with gradients.
 
     Thresholds:
-        ratio (1e-3): three orders of magnitude between the thirds. torchmortem reports a ratio of 100
-        between two layers and calls 1,000 critical; fixed limits (smdebug: mean |gradient| < 1e-7)
-        depend on the scale of the loss and on the dtype, and are not used.
-        still (1e-6): a thousandth of the 1e-3 that Karpathy gives as a healthy update ratio.
-        slow (1e-2): a hundredth of the deep third's.
-        hopeless (1e-6): no sound network comes near it, whatever the optimizer makes of it.
-        min_samples (20), window (100), min_weights (6): so that each third has two weights.
+        - ratio (1e-3): three orders of magnitude between the thirds. torchmortem reports a ratio of
+          100 between two layers and calls 1,000 critical; fixed limits (smdebug: mean |gradient| <
+          1e-7) depend on the scale of the loss and on the dtype, and are not used.
+        - still (1e-6): a thousandth of the 1e-3 that Karpathy gives as a healthy update ratio.
+        - slow (1e-2): a hundredth of the deep third's.
+        - hopeless (1e-6): ten sigmoid layers come to 1e-7, and do not learn with Adam either.
+        - min_samples (20), window (100): enough for a median.
+        - min_weights (6): so that each third has two weights.
 
     Evidence:
         Both ratios, the update ratios of the two thirds, the number of samples, and the profile

@@ -1,0 +1,149 @@
+"""GRAD-EXPLODE: against the run's own past, lasting, and with harm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from scenes import INF, NAN, Course, size
+
+from kedge.rules.explode import GradExplode
+from kedge.rules.rule import Finding
+
+HARMFUL = 0.05
+
+
+def course(norms: Sequence[float], *, update: float | None = HARMFUL) -> Course:
+    """Make a model of two weights whose gradients have these norms; its weights are 0.1 in size."""
+    steps = range(0, 10 * len(norms), 10)
+    made = Course(steps)
+    for path, part in (("a", 0.6), ("b", 0.8)):
+        made.weight(path, lambda i, p=part: (0.1, p * norms[i] / 4, update, None))
+    return made
+
+
+def noisy(number: int) -> list[float]:
+    """Give norms that wander by a factor of four."""
+    return [1.5 + math.sin(12.9898 * i) for i in range(number)]
+
+
+def found(norms: Sequence[float], **how: float | None) -> list[Finding]:
+    """Run the rule."""
+    return list(GradExplode().check(course(norms, **how).recording()))
+
+
+def test_a_norm_that_leaves_its_past_and_stays_is_an_error():
+    """Ten times the largest of the last hundred samples, three samples long, and the weights are thrown about."""
+    (finding,) = found([*noisy(60), 40, 60, 50, 45])
+
+    assert (finding.severity, finding.site, finding.step) == ("error", "b.weight:param.grad", 600)
+    assert finding.message == (
+        "The norm of the gradients was 40 at step 600, above the 25 that the run's own past allows, "
+        "and stayed above it (largest: 60); b.weight:param.grad held most of it."
+    )
+    assert finding.evidence["update_ratio"] == 0.5
+    assert finding.evidence["shares"] == {"b.weight:param.grad": 0.64, "a.weight:param.grad": 0.36}
+
+
+@pytest.mark.parametrize(
+    "norms",
+    [
+        noisy(200),
+        [*noisy(60), 500, *noisy(60)],
+        [*noisy(60), 500, 500, *noisy(60)],
+        [100 / (i + 1) for i in range(100)],
+        [0.01 * 1.3**i if i < 25 else 5.0 for i in range(100)],
+        [1.05**i for i in range(100)],
+    ],
+    ids=["noise", "one spike", "two spikes", "decay", "first steps", "slow growth"],
+)
+def test_what_healthy_runs_do_is_no_finding(norms):
+    """Noise, a bad batch, the first steps and slow growth are left to the eye."""
+    assert found(norms) == []
+
+
+def test_growth_that_takes_many_samples_is_seen():
+    """A norm that doubles from sample to sample is compared with a past that it has not raised yet."""
+    (finding,) = found([*noisy(60), *(2.0**i for i in range(15))])
+
+    assert 640 <= finding.step <= 700
+
+
+@pytest.mark.parametrize("update", [1e-4, 0.009])
+def test_what_is_clipped_does_no_harm(update):
+    """A large gradient that changes the weights no more than usual is the optimizer's business."""
+    assert found([*noisy(60), 400, 600, 500, 450], update=update) == []
+
+
+def test_without_updates_the_norm_decides():
+    """Where no update was recorded, nothing shows that the gradient was tamed."""
+    (finding,) = found([*noisy(60), 400, 600, 500, 450], update=None)
+
+    assert finding.evidence["update_ratio"] is None
+
+
+def test_a_spike_that_ends_the_run_counts():
+    """Two large samples and then nothing finite any more are an explosion."""
+    (finding,) = found([*noisy(60), 400, 600, NAN, NAN], update=1e-4)
+
+    assert finding.message.endswith(
+        "and ended in values that are not finite (largest: 600); b.weight:param.grad held most of it."
+    )
+
+
+def test_a_young_run_that_runs_away_is_seen():
+    """Before there is a past to compare with, steady growth into the infinite tells."""
+    (finding,) = found([1.0, 2.0, 1.5, 30.0, 5e3, 1e7, 1e12, INF, NAN, NAN])
+
+    assert (finding.step, finding.confidence) == (40, 0.7)
+
+
+def test_a_young_run_that_ends_without_growth_is_not():
+    """A NaN out of the blue is another rule's."""
+    assert found([1.0, 2.0, 1.5, 1.2, 1.1, 1.7, NAN, NAN]) == []
+
+
+def test_skipped_steps_are_no_end():
+    """Loss scaling tries large scales and skips the steps that overflow; the run goes on."""
+    norms = noisy(100)
+    norms[0] = norms[40] = norms[80] = INF
+
+    assert found(norms) == []
+
+
+def test_thawed_layers_do_not_count_as_growth():
+    """Gradients that were not there before cannot have grown."""
+    made = course(noisy(80))
+    made.sites.append({"site": "c.weight:param.grad", "path": "c.weight", "owner": "c", "shape": [4, 4]})
+    made.rows += [size(step, "c.weight:param.grad", 100.0) for step in range(600, 800, 10)]
+
+    assert list(GradExplode().check(made.recording())) == []
+
+
+def test_a_gradient_that_is_absent_now_and_then_counts_as_nothing():
+    """Neither a step without it nor a last step that was written in part is an end in NaN."""
+    made = course([1.0, 1.5, 1.2, 10.0, 100.0, 1e3, 1e4])
+    made.rows = [row for row in made.rows if (row["step"], row["site"]) != (60, "b.weight:param.grad")]
+
+    assert list(GradExplode().check(made.recording())) == []
+
+
+def test_off_schedule_steps_are_not_compared():
+    """There gradients are seen after clipping and accumulation: only what is not finite counts."""
+    made = course(noisy(60), update=None)
+    made.rows += [size(step, "a.weight:param.grad", 1e3) | {"level": 1} for step in range(301, 306)]
+
+    assert list(GradExplode().check(made.recording())) == []
+
+
+def test_roots_are_judged_one_by_one():
+    """The finding is of the model whose gradients grew."""
+    made = course([1.0] * 64)
+    grown = Course(made.steps)
+    grown.weight("G.a", lambda i: (0.1, 1.0 if i < 60 else 50.0, HARMFUL, None), root=1)
+    made.sites, made.rows = made.sites + grown.sites, made.rows + grown.rows
+
+    (finding,) = GradExplode().check(made.recording())
+
+    assert finding.site == "G.a.weight:param.grad"

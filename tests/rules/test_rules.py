@@ -1,0 +1,215 @@
+"""What holds for every rule, and for the functions that run and explain them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+
+import pytest
+from goldens import DOCS, FOLDER, MAKERS, findings, load, write
+from scenes import NAN, all_of, chain
+
+from kedge.errors import KedgeError
+from kedge.rules.registry import ALL, NoSuchRule, check, explain, markdown
+from kedge.rules.rule import SEVERITIES, Finding
+from kedge.store.recording import Recording
+
+SECTIONS = ("What it says:", "Formula:", "Window:", "Thresholds:", "Evidence:", "Remedy:")
+
+each_rule = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)
+
+
+@dataclasses.dataclass(frozen=True)
+class Says:
+    """A rule that gives the findings it was made of."""
+
+    given: tuple[Finding, ...]
+    code: str = "SAYS"
+    name: str = "says what it is told"
+    severity: str = "error"
+
+    def check(self, recording):
+        """Give them."""
+        return self.given
+
+
+def test_codes_are_unique_and_written_alike():
+    """A code is typed by hand, and names one rule."""
+    codes = [rule.code for rule in ALL]
+
+    assert len(set(codes)) == len(codes)
+    assert all(re.fullmatch(r"[A-Z]+-[A-Z]+", code) for code in codes)
+
+
+@each_rule
+def test_a_rule_is_a_value(rule):
+    """It is frozen, compares by its thresholds, and its class makes it without arguments."""
+    assert dataclasses.is_dataclass(rule)
+    assert type(rule).__dataclass_params__.frozen
+    assert type(rule)() == rule
+
+
+@each_rule
+def test_a_rule_has_a_page(rule):
+    """Its docstring has all sections, in order, each with text."""
+    page = inspect.getdoc(type(rule)).splitlines()
+
+    assert page[0].endswith(".")
+    assert [line for line in page if line in SECTIONS] == list(SECTIONS)
+    for section in SECTIONS:
+        assert page[page.index(section) + 1].startswith("    ")
+
+
+@each_rule
+def test_every_threshold_is_on_the_page_with_its_value(rule):
+    """Who wants to know why a rule fired finds the number and where it comes from."""
+    page = " ".join(inspect.getdoc(type(rule)).split())
+    written = {field.name: f"{field.name} ({_number(field.default)})" for field in dataclasses.fields(rule)}
+
+    assert {name for name, text in written.items() if text not in page} == set()
+
+
+@each_rule
+def test_names_and_severities_are_fit_to_print(rule):
+    """A name completes a line, a severity is one of three."""
+    assert rule.severity in SEVERITIES
+    assert rule.name
+    assert not rule.name.endswith(".")
+
+
+def test_every_rule_has_a_golden_pair():
+    """And no pair is left over from a rule that is gone."""
+    codes = {rule.code for rule in ALL}
+
+    assert codes == set(MAKERS) == {path.name for path in FOLDER.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["fires", "clean"])
+@each_rule
+def test_golden_findings_are_what_they_were(rule, name):
+    """What all rules together find in a recording does not change unnoticed."""
+    recording, expected = load(FOLDER / rule.code / f"{name}.json")
+
+    assert findings(recording) == expected
+
+
+@each_rule
+def test_a_rule_fires_on_its_own_recording_and_no_other_does(rule):
+    """The recordings are made so that each shows one thing."""
+    recording, _ = load(FOLDER / rule.code / "fires.json")
+
+    assert {finding.code for finding in check(recording)} == {rule.code}
+
+
+@each_rule
+def test_clean_recordings_are_clean_for_all_rules(rule):
+    """A false alarm is a defect."""
+    recording, _ = load(FOLDER / rule.code / "clean.json")
+
+    assert check(recording) == ()
+
+
+@pytest.mark.parametrize("code", MAKERS)
+def test_golden_recordings_are_written_by_their_makers(code, tmp_path, monkeypatch):
+    """No golden file was changed by hand: ``python tests/rules/goldens.py`` makes the same."""
+    monkeypatch.setattr("goldens.FOLDER", tmp_path)
+    monkeypatch.setattr("goldens.MAKERS", {code: MAKERS[code]})
+
+    write()
+
+    for name in ("fires.json", "clean.json"):
+        assert (tmp_path / code / name).read_text() == (FOLDER / code / name).read_text()
+
+
+@each_rule
+def test_findings_say_what_they_rest_on(rule):
+    """Code, site and step, a sentence, evidence that JSON can hold, and what to do."""
+    recording, _ = load(FOLDER / rule.code / "fires.json")
+
+    for finding in rule.check(recording):
+        assert finding.code == rule.code
+        assert SEVERITIES.index(finding.severity) >= SEVERITIES.index(rule.severity)
+        assert finding.message.endswith(".")
+        assert finding.site in finding.message or finding.site.rpartition(":")[0] in finding.message
+        assert finding.evidence
+        assert 0 < finding.confidence <= 1
+        assert finding.remedy.endswith(".")
+        json.dumps(finding.evidence, allow_nan=False)
+
+
+@each_rule
+def test_nothing_is_found_in_nothing(rule):
+    """An empty recording, as a run leaves that ends before its first step, is no reason to complain."""
+    assert list(rule.check(Recording.build())) == []
+    assert list(rule.check(Recording.build(["fc:out", "fc:out.grad"]))) == []
+
+
+@each_rule
+def test_one_healthy_step_is_enough_to_read(rule):
+    """A run that is watched for one step is judged without an error and without a finding."""
+    scene = chain(loss=True)
+    scene.step(0)
+
+    assert list(rule.check(scene.recording())) == []
+
+
+def test_errors_come_first_then_earlier_steps():
+    """What is read first is what matters most."""
+    made = [Finding("X", severity, "a:out", step, "m.") for severity, step in (
+        ("info", 0), ("error", 9), ("warning", 1), ("error", 3))]  # fmt: skip
+
+    found = check(Recording.build(), [Says(tuple(made))])
+
+    assert [(finding.severity, finding.step) for finding in found] == [
+        ("error", 3),
+        ("error", 9),
+        ("warning", 1),
+        ("info", 0),
+    ]
+
+
+def test_a_choice_of_rules_can_be_run():
+    """Only those that are given, with their own thresholds."""
+    scene = chain()
+    scene.step(0, all_of(["log:out", "head:in", "head:out", ":out"], NAN))
+
+    assert [finding.code for finding in check(scene.recording())] == ["NAN-BORN"]
+    assert check(scene.recording(), [rule for rule in ALL if rule.code != "NAN-BORN"]) == ()
+
+
+@each_rule
+def test_a_page_can_be_asked_for_by_code(rule):
+    """In any case; it begins with code, severity and name."""
+    page = explain(rule.code.lower())
+
+    assert page.startswith(f"{rule.code} ({rule.severity}): {rule.name}\n\n")
+    assert "Thresholds:" in page
+
+
+def test_an_unknown_code_names_the_nearest():
+    """A slip of the finger is answered with what was meant."""
+    with pytest.raises(NoSuchRule) as caught:
+        explain("GRAD-VANISHED")
+
+    assert isinstance(caught.value, KedgeError)
+    assert str(caught.value).startswith("there is no rule 'GRAD-VANISHED': the nearest are GRAD-VANISH")
+
+
+def test_a_code_like_no_other_lists_all():
+    """Where nothing is near, all codes are named."""
+    with pytest.raises(NoSuchRule, match="'7': the rules are NAN-BORN, GRAD-EXPLODE, GRAD-VANISH, DEAD-UNITS"):
+        explain("7")
+
+
+def test_the_page_of_rules_is_up_to_date():
+    """``docs/rules.md`` is made of the docstrings; to write it: ``python tests/rules/goldens.py``."""
+    assert DOCS.read_text() == markdown()
+
+
+def _number(value: float) -> str:
+    """Write a threshold as the pages do."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.0e}".replace("e-0", "e-") if value < 1e-2 or value == 1e-2 else f"{value:g}"

@@ -49,7 +49,7 @@ class Target:
         dynamo.hold()
         session.cleanup.callback(dynamo.release)
         modules.attach(session, model, self.begin)
-        modules.attach(session, model, End(self.passes))
+        modules.attach(session, model, End(self.begin))
         session.cleanup.callback(count_steps(session.clock, model))
 
     def first_name(self, name: str) -> str | None:

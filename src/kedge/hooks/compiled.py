@@ -34,7 +34,8 @@ _SCHEMAS = (
     "gradient(Tensor x, int key, str leaf) -> ()",
     "passed(Tensor x, int key, str leaf) -> ()",
     "applied(Tensor x, int key) -> ()",
-    "begin(Tensor any, int key) -> ()",
+    "begin(Tensor any, int key, bool graded) -> ()",
+    "end(Tensor any, int key) -> ()",
 )
 _ANY = torch.zeros(())
 _registered: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -106,13 +107,19 @@ def _applied(x: Tensor, key: int) -> None:
         tap.fired += 1
 
 
-def _begin(x: Tensor, key: int) -> None:
+def _begin(x: Tensor, key: int, graded: bool) -> None:
     beginning = _registered.get(key)
     if beginning is not None and not in_backward():
-        beginning.passes.begin()
+        beginning.passes.begin(graded=graded)
 
 
-for _schema, _run in zip(_SCHEMAS, (_value, _gradient, _passed, _applied, _begin), strict=True):
+def _end(x: Tensor, key: int) -> None:
+    beginning = _registered.get(key)
+    if beginning is not None and not in_backward():
+        beginning.passes.end()
+
+
+for _schema, _run in zip(_SCHEMAS, (_value, _gradient, _passed, _applied, _begin, _end), strict=True):
     _name = _library.define(_schema)
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"kedge::{_name}", lambda *args: None, lib=_library)
@@ -154,8 +161,13 @@ def editing(act: Any, key: int) -> Any:
 
 
 def begin(key: int) -> None:
-    """Put the beginning of a forward pass into the graph."""
-    _ops.begin(_ANY, key)
+    """Put the beginning of a forward pass into the graph; the graph itself runs with grad mode off."""
+    _ops.begin(_ANY, key, torch.is_grad_enabled())
+
+
+def end(key: int) -> None:
+    """Put the end of a forward pass into the graph."""
+    _ops.end(_ANY, key)
 
 
 def after(gate: After, output: Any) -> Any:

@@ -29,6 +29,12 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model._orig_mod if dynamo is not None and isinstance(model, dynamo.OptimizedModule) else model
 
 
+def has_compiled() -> bool:
+    """Tell whether there is compiled code in this process."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    return frames is not None and bool(getattr(frames, "FRAME_COUNTER", True))
+
+
 def hold() -> None:
     """Begin to need that Dynamo looks for hooks; see Note [Whose code]."""
     global _holders  # noqa: PLW0603 - Dynamo has one setting for the process
@@ -59,8 +65,7 @@ def refresh() -> None:
     Dynamo does not look for hooks that came later, and lends the code of an unhooked instance to a
     hooked one of the same class.
     """
-    frames = sys.modules.get("torch._dynamo.convert_frame")
-    if frames is not None and getattr(frames, "FRAME_COUNTER", True):
+    if has_compiled():
         torch.compiler.reset()
         warn(
             Recompiled(

@@ -286,13 +286,15 @@ class Begin:
 class End:
     """The hook by which a model's forward pass is seen to end."""
 
-    def __init__(self, passes: Passes) -> None:
-        self.passes = passes
+    def __init__(self, begin: Begin) -> None:
+        self.begin = begin
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Be a forward hook."""
-        if not torch.compiler.is_compiling():
-            self.passes.end()
+        if torch.compiler.is_compiling():
+            compiled.end(self.begin.key)
+        elif not compiled.in_backward():
+            self.begin.passes.end()
 
     __deepcopy__, __reduce__ = Gate.__deepcopy__, Gate.__reduce__
 

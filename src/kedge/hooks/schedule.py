@@ -99,12 +99,12 @@ class Clock:
         self.looked = True
         self.awaited = _AWAITED if self.expects_optimizer() else 0
 
-    def began(self, passes: Passes) -> None:
+    def began(self, passes: Passes, *, graded: bool) -> None:
         """Count a forward pass; where nothing optimizes, those of the first hooked model are the steps."""
         self.passes += 1
         if self.leader is not passes:
             return
-        if self.led and not self.looked and self.optimizer is None and torch.is_grad_enabled():
+        if self.led and not self.looked and self.optimizer is None and graded:
             self.look()
         if self.optimizer is None and self.led and self.awaited <= 0:
             self.end_step()
@@ -154,14 +154,20 @@ class Passes(threading.local):
         self.clock, self.numbers, self.segments = clock, numbers, segments
         self.here = Here()
 
-    def begin(self, *, inside: bool = True) -> None:
-        """Start a forward pass."""
+    def begin(self, *, inside: bool = True, graded: bool | None = None) -> None:
+        """Start a forward pass.
+
+        Args:
+            inside: Whether the hooked model itself was called, so that there will be an end.
+            graded: Whether a graph is built; None for what grad mode says now.
+        """
+        graded = torch.is_grad_enabled() if graded is None else graded
         here, clock = self.here, self.clock
         number = next(self.numbers)
-        clock.began(self)
+        clock.began(self, graded=graded)
         here.micro_batch = here.micro_batch + 1 if here.step == clock.step else 0
         here.step, here.pass_, here.inside = clock.step, number, inside
-        here.graded = torch.is_grad_enabled()
+        here.graded = graded
         here.calls.clear()
         look_for_hooks()
         for listener in clock.on_pass:

@@ -170,7 +170,8 @@ class Watch:
         if (known is not None and known() is module) or compiled.in_backward():
             return
         self._know([module])
-        if not any(root.passes.here.inside for root in self.roots):
+        captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
+        if not captured and not any(root.passes.here.inside for root in self.roots):
             with self._timed():
                 self._watch(_unwrapped(module))
 
@@ -226,7 +227,7 @@ class Watch:
         """Decide whether this pass is measured: validation between training steps is not."""
         clock = self.session.clock
         trains = clock.optimizer is not None or clock.awaited > 0
-        validates = trains and not torch.is_grad_enabled()
+        validates = trains and not passes.here.graded
         level = _OFF if validates else FULL if self.schedule(clock.step) else FINITENESS
         if level == FULL:
             self.sampled.add(clock.step)

@@ -85,7 +85,27 @@ def test_the_innermost_consumer_is_named():
     scene.close("block")
     scene.close("", "Net")
 
-    assert only(broken(scene, {"fc:out.grad": NAN})).evidence["module"] == "block.first"
+    finding = only(broken(scene, {"fc:out.grad": NAN}))
+
+    assert (finding.evidence["module"], finding.confidence) == ("block.first", 0.9)
+
+
+def test_a_container_without_a_gradient_of_its_own_is_looked_through():
+    """Who takes a container's output takes its last child's, seen or not."""
+    scene = Scene()
+    scene.open("", "Net")
+    scene.open("left")
+    scene.module("left.fc", weight=True)
+    scene.close("left")
+    scene.module("right", "Sqrt", ["left"])
+    scene.close("", "Net")
+    scene.sites = [site for site in scene.sites if site["site"] != "left:out.grad"]
+    for i, site in enumerate(scene.sites):
+        site |= {"id": i, "from": [scene.id("left:out")] if site["site"] == "right:in" else []}
+
+    finding = only(broken(scene, all_of(["left.fc:out.grad", "left.fc.weight:param.grad"], INF)))
+
+    assert (finding.evidence["how"], finding.evidence["module"]) == ("backward", "right")
 
 
 def test_a_loss_module_is_named():
@@ -111,6 +131,23 @@ def test_a_parameters_gradient_can_be_the_first():
         "head.weight:param.grad was the first gradient to hold inf (1 of 4 elements) at step 20; "
         "the gradient that arrived at head (Linear) was finite, so its backward made it."
     )
+
+
+def test_the_one_nearest_to_the_loss_comes_first():
+    """Of a weight's gradient and an output's, the one that the backward reaches first is reported."""
+    bad = ["head.weight:param.grad", "relu:out.grad", "fc:out.grad", "fc.weight:param.grad"]
+
+    assert only(broken(chain(), all_of(bad, NAN))).site == "head.weight:param.grad"
+
+
+def test_a_containers_own_parameter_has_no_place_in_the_order():
+    """It is used somewhere inside; that its gradient is bad says less than an output's."""
+    scene = chain()
+    scene.site("pos:param.grad", path="pos", kind="param.grad", owner="")
+
+    finding = only(broken(scene, all_of(["pos:param.grad", "relu:out.grad", "fc:out.grad"], NAN)))
+
+    assert (finding.site, finding.evidence["module"]) == ("relu:out.grad", "log")
 
 
 def test_an_operation_between_two_modules_is_delimited():

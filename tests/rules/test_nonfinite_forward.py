@@ -188,6 +188,27 @@ def test_masked_scores_are_no_finding():
     assert found(broken(chain(), {"head:out": -INF, ":out": -INF})) == []
 
 
+def test_a_loss_of_minus_infinity_is_an_error():
+    """A single number is a loss and no mask, whatever the gradients."""
+    finding = only(broken(chain(loss=True), {"Loss:out": -INF}))
+
+    assert (finding.severity, finding.site) == ("error", "Loss:out")
+
+
+def test_a_model_that_is_tried_out_after_its_training_is_judged_to_the_end():
+    """Without gradients a step is judged by what the model returned."""
+    scene = broken(chain(), {})
+    gradients = [site["site"] for site in scene.sites if "grad" in site["site"] or "update" in site["site"]]
+    scene.step(30, {"log:out": NAN, "head:in": NAN}, without=gradients)
+    scene.step(40, {"head:out": NAN, ":out": NAN}, without=gradients)
+
+    healed, last = sorted(found(scene), key=lambda finding: finding.step)
+
+    assert (healed.severity, healed.site) == ("warning", "log:out")
+    assert healed.message.endswith("The run went on.")
+    assert (last.severity, last.site, last.step) == ("error", "head:out", 40)
+
+
 def test_masked_scores_without_training_are_a_warning():
     """Where no gradient tells whether -inf was meant, it is said with less force."""
     scene = chain()
@@ -288,6 +309,25 @@ def test_two_independent_births_are_two_findings():
     assert [finding.site for finding in found(scene)] == ["left:out", "right:out"]
 
 
+def test_a_later_birth_beside_an_earlier_one_is_found():
+    """What a parallel branch made does not excuse a module whose own sources were finite."""
+    scene = Scene()
+    for path, sources in {"left": [None], "stem": [None], "right": ["stem"], "head": ["left", "right"]}.items():
+        ids = [scene.id(f"{source}:out") if source else None for source in sources]
+        scene.site(f"{path}:out", type="Log", **{"from": ids})
+    broken(scene, all_of(["left:out", "right:out", "head:out"], NAN))
+
+    assert [finding.site for finding in found(scene)] == ["left:out", "right:out"]
+
+
+def test_an_operation_that_passes_a_nan_on_is_not_taken_for_its_birth():
+    """Behind a flatten or an addition the tensor is a new one, but what came before explains it."""
+    scene = chain()
+    scene.sites[scene.id("head:in")]["from"] = [None]
+
+    assert only(broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))).site == "log:out"
+
+
 def test_no_more_births_are_reported_than_asked_for():
     """A broken recording does not fill the screen."""
     scene = Scene()
@@ -350,6 +390,22 @@ def test_what_was_left_out_off_schedule_is_worked_out():
     scene.step(7, bad, level=FINITENESS, without=["relu:in", "relu:out", "log:in", "head:in"])
 
     assert (only(scene).site, only(scene).confidence) == ("log:out", 0.9)
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_a_module_that_was_left_out_may_have_passed_it_on(value):
+    """The output of a ReLU is not measured off schedule: who takes it in is no second producer."""
+    scene = Scene()
+    scene.open("", "Net")
+    scene.module("log", "Log")
+    scene.module("relu", "ReLU", ["log"])
+    scene.module("head", of=["relu"], weight=True)
+    scene.close("", "Net")
+    scene.step(0)
+    bad = all_of(["log:out", "head:out", ":out", "head.weight:param.grad"], value)
+    scene.step(3, bad, level=FINITENESS, without=["relu:in", "relu:out", "head:in"])
+
+    assert only(scene).site == "log:out"
 
 
 def test_what_came_after_a_bad_output_is_not_worked_out_to_be_finite():

@@ -82,7 +82,7 @@ def test_a_bold_start_is_no_finding():
 def test_a_weight_that_started_at_zero_is_not_judged_for_too_large():
     """Whatever it becomes is large against nothing, as in the second factor of LoRA."""
     made = Course(SAMPLES)
-    made.weight("lora", lambda i: (1e-4 * i, 1e-3, 1e-4, 1e-3))
+    made.weight("lora", lambda i: (1e-4 if i else 0.0, 1e-3, 5e-5, 1e-3))
 
     assert found(made) == []
 
@@ -104,6 +104,11 @@ def test_a_weight_that_gets_no_gradient_is_not_judged_for_too_small(entry, gradi
     made.weight("still", steady(0.1, gradient, 1e-12), **entry)
 
     assert found(made) == []
+
+
+def test_a_model_without_any_gradient_is_not_judged_for_too_small():
+    """If all its units are dead nothing moves, whatever the learning rate."""
+    assert found(course(0.0, 0.0, gradient=0.0)) == []
 
 
 def test_a_few_samples_are_no_course():

@@ -81,6 +81,13 @@ def test_what_the_optimizer_makes_up_for_is_no_finding():
     assert found(fading(0.2, update=lambda gradient: 1e-4)) == []
 
 
+def test_what_the_optimizer_makes_up_for_in_part_is_reported():
+    """Weights that move a hundredth as fast as those at the other end are left behind."""
+    (finding,) = found(fading(0.2, update=lambda gradient: 1e-3 if gradient > 1e-4 else 1e-6))
+
+    assert finding.evidence["shallow_update_ratio"] == pytest.approx(1e-5)
+
+
 def test_what_no_optimizer_makes_up_for_is_reported():
     """Below a millionth the optimizer scales up noise."""
     (finding,) = found(fading(0.05, update=lambda gradient: 1e-4))

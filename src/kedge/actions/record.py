@@ -16,6 +16,8 @@ from kedge.flow import Act, Event, Record, version_of
 from kedge.sites.site import Site
 
 _PRUNE = 1_000
+_ADOPTED = frozenset({"param.grad", "param.acc", "grad", "acc"})
+"""Gradients whose memory autograd takes for ``.grad``, which the next backward, clipping and zeroing overwrite."""
 
 
 class Kept:
@@ -99,11 +101,12 @@ class Recorder:
     def bind(self, site: Site) -> Act:
         """Return what keeps the values of one site."""
         shelf = self.shelves.setdefault(site, Shelf(site, self.keep))
+        copied = self.copy or site.kind in _ADOPTED
 
         def keep(value: Tensor, event: Event) -> None:
             alias = value.detach()
             version = version_of(alias)
-            if self.copy or version < 0:  # without a counter nothing would tell that it was overwritten
+            if copied or version < 0:  # without a counter nothing would tell that it was overwritten
                 alias = alias.clone()
                 version = version_of(alias)
             kept = Kept(event, alias, version)
@@ -180,8 +183,9 @@ def _several(name: str, found: list[Kept]) -> str:
 def record(*, copy: bool = False, keep: int | None = 1, recomputes: bool = False) -> Any:
     """Make the action that keeps values: detached, not copied, checked when read.
 
-    A module that works in place and is about to overwrite a kept value makes Kedge copy it first.
-    If anything else overwrites it, reading it is an error.
+    A module that works in place and is about to overwrite a kept value makes Kedge copy it first, and
+    gradients of parameters and tensors are copied, because autograd adopts their memory as ``.grad``.
+    If anything else overwrites a value, reading it is an error.
 
     Args:
         copy: Copy each value at once, for programs that overwrite tensors.

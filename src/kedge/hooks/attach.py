@@ -176,12 +176,13 @@ def _place(session: Session, target: Target, place: Place, spec: Spec) -> None:
     if site.kind in _PARAM_KINDS:
         _place_param(session, target, place, spec)
         return
+    if place.param is not None:
+        _place_value(session, target, place.param, site, spec)
+        return
     gate: Before | After
     if site.kind in Before.kinds or site.kind == "in.share":
-        gate = before = _before(session, target, place.module, _module_path(place))
+        gate = before = _before(session, target, place.module, site.path)
         site = replace(site, leaf=before.canonical(site.leaf))
-        if place.param is not None:
-            before.params[site.path] = place.param
     if site.kind in After.kinds:
         gate = after = _after(session, target, place.module, site.path)
         if site.kind == "in.share":
@@ -193,8 +194,20 @@ def _place(session: Session, target: Target, place: Place, spec: Spec) -> None:
         gate.add(tap)
 
 
-def _module_path(place: Place) -> str:
-    return place.site.path.rpartition(".")[0] if place.param is not None else place.site.path
+def _place_value(session: Session, target: Target, param: nn.Parameter, site: Site, spec: Spec) -> None:
+    """Stand before every module that holds a parameter; the first of them that is called fires."""
+    for path, module in _holders(target.model(), param):
+        before = _before(session, target, module, path)
+        before.params[site.path] = param
+        for tap in spec.make(session, site):
+            tap.key = compiled.register(tap)
+            before.add(tap)
+
+
+def _holders(model: nn.Module | None, param: nn.Parameter) -> list[tuple[str, nn.Module]]:
+    """Every module that a parameter belongs to: tied weights have several."""
+    modules = model.named_modules() if model is not None else ()
+    return [(n, m) for n, m in modules if any(p is param for p in m._parameters.values())]
 
 
 def _before(session: Session, target: Target, module: nn.Module, path: str) -> Before:

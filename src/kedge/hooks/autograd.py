@@ -4,7 +4,8 @@
 PyTorch's module backward hooks put an identity node around a module, which changes the bits of
 gradients, forbids in-place operations after it, and is silent for lists, dicts and dataclasses.
 A hook on the tensor itself has none of these faults: set when the forward has just made the
-tensor, it stays on the operation that made it even if the next one works in place.
+tensor, it stays on the operation that made it even if the next one works in place - unless the
+tensor is a view, see Note [Gradients of views].
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
+from torch.autograd import Variable
 from torch.autograd.graph import Node, get_gradient_edge
 
 from kedge.errors import EditError
 from kedge.flow import Event
+from kedge.hooks.aliases import Pulse, whole
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
 from kedge.hooks.tap import Tap
@@ -114,14 +118,17 @@ class Listener:
 
     def __init__(self, gate: Gate, origin: Event) -> None:
         self.gate, self.origin = gate, origin
+        self.shape: torch.Size | None = None  # of the view, where the whole of its memory is listened to
+        self.pulse: Pulse | None = None
 
     def __call__(self, grad: Tensor) -> Tensor | None:
         """Be the tensor's hook."""
         now = self.gate.taps[self.origin.site.kind]
-        if not any(tap.on for tap in now):
+        if not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
             return None
-        new = fire(now, grad, gradient_event(self.origin, self.gate.session.clock))
-        return None if new is grad else new
+        value = grad if self.shape is None else grad.reshape(self.shape)
+        new = fire(now, value, gradient_event(self.origin, self.gate.session.clock))
+        return None if new is value else new.reshape(grad.shape)
 
     def hears(self, gate: Gate, origin: Event) -> bool:
         """Whether this is the one that another call of the same place would set again."""
@@ -145,7 +152,7 @@ def gradient_event(origin: Event, clock: Clock) -> Event:
     )
 
 
-def listen(tensor: Tensor, gate: Gate, origin: Event) -> None:
+def listen(tensor: Tensor, gate: Gate, origin: Event) -> Pulse | None:
     """Fire a gate's taps with the gradient of a tensor that a forward has made or was given.
 
     A tensor may live for several passes (an input that is used again, a parameter that a module
@@ -156,44 +163,65 @@ def listen(tensor: Tensor, gate: Gate, origin: Event) -> None:
         tensor: A tensor that requires grad.
         gate: Where the taps stand.
         origin: The forward's event.
+
+    Returns:
+        What tells that the gradient cannot be had, if it is in doubt; see Note [Gradients of views].
     """
-    for there in (tensor._backward_hooks or {}).values():
-        if isinstance(there, Listener) and there.hears(gate, origin):
-            there.origin = there.origin if origin.recompute else origin
-            return
-    gate.session.keep(tensor.register_hook(Listener(gate, origin)))
+    aliased = tensor._is_view()
+    known = _heard(tensor, gate, origin) or (_heard(tensor._base, gate, origin) if aliased else None)
+    if known is not None:
+        known.origin = known.origin if origin.recompute else origin
+        return known.pulse
+    listener = Listener(gate, origin)
+    base = whole(tensor) if aliased else None
+    if base is not None:
+        listener.shape = tensor.shape
+    elif aliased and type(tensor) is Tensor:
+        listener.pulse = Pulse(tensor)
+    gate.session.keep((tensor if base is None else base).register_hook(listener))
+    return listener.pulse
 
 
-def edges_into(roots: Sequence[Tensor], target: Any) -> list[tuple[Node, list[int]]]:
-    """Find the nodes between a call's outputs and its input that pass a gradient on to the input.
+def _heard(tensor: Tensor | None, gate: Gate, origin: Event) -> Listener | None:
+    hooks: Mapping[int, Any] = (tensor._backward_hooks if tensor is not None else None) or {}
+    return next((h for h in hooks.values() if isinstance(h, Listener) and h.hears(gate, origin)), None)
+
+
+def edges_into(roots: Sequence[Tensor], inputs: Mapping[str, Any]) -> dict[str, list[tuple[Node, list[int]]]]:
+    """Find the nodes of one call that pass a gradient on to its inputs.
 
     # Note [The share of one call]
     A tensor's gradient is the sum over all its uses. What one module call contributes is what its
     own nodes send along the edges into the tensor's node. Walking back from the call's outputs
-    finds them, with no identity node in the graph: such a node would change bits.
+    finds them, with no identity node in the graph: such a node would change bits. The walk ends at
+    every input: what lies behind one was there before the call, even if it leads to another input,
+    as in ``output(dense(x), x)``.
 
     Args:
         roots: The outputs of the call.
-        target: The input's `torch.autograd.graph.GradientEdge`, taken before the call.
+        inputs: Each input's `torch.autograd.graph.GradientEdge`, taken before the call; None without one.
 
     Returns:
-        Each node with the positions of its ``grad_inputs`` that go to the input.
+        For each input the nodes with the positions of their ``grad_inputs`` that go to it.
     """
-    stack = [t.grad_fn for t in roots if t.grad_fn is not None]
-    seen, found = set(stack), []
+    found: dict[str, list[tuple[Node, list[int]]]] = {leaf: [] for leaf in inputs}
+    ends: dict[tuple[Any, int], list[str]] = {}
+    for leaf, edge in inputs.items():
+        if edge is not None:
+            ends.setdefault((edge.node, edge.output_nr), []).append(leaf)
+    stack = [t.grad_fn for t in roots if t.grad_fn is not None and (t.grad_fn, t.output_nr) not in ends]
+    seen = set(stack)
     while stack:
         node = stack.pop()
-        if node is None or node is target.node:
-            continue
-        positions = []
+        positions: dict[str, list[int]] = {}
         for i, (behind, number) in enumerate(node.next_functions):
-            if behind is target.node and number == target.output_nr:
-                positions.append(i)
-            elif behind is not None and behind not in seen:
+            for leaf in ends.get((behind, number), ()):
+                positions.setdefault(leaf, []).append(i)
+            if behind is not None and (behind, number) not in ends and behind not in seen:
                 seen.add(behind)
                 stack.append(behind)
-        if positions:
-            found.append((node, positions))
+        for leaf, at in positions.items():
+            found[leaf].append((node, at))
     return found
 
 
@@ -214,6 +242,10 @@ class Share:
                 total = part if total is None else total + part
         if seen + 1 < self.nodes:
             self.sums[event.backward] = (seen + 1, total)
+            if (
+                not seen
+            ):  # a node whose output nothing used does not run: then the end of the backward completes the share
+                Variable._execution_engine.queue_callback(lambda: self._complete(event))
             return None
         new = total if total is None else fire(self.gate.taps["in.share"], total, event)
         if new is total:
@@ -221,6 +253,11 @@ class Share:
         if self.nodes > 1 or len(positions) > 1:
             self._refuse()
         return tuple(new if i == positions[0] else g for i, g in enumerate(grad_inputs))
+
+    def _complete(self, event: Event) -> None:
+        total = self.sums.pop(event.backward, (0, None))[1]
+        if total is not None and fire(self.gate.taps["in.share"], total, event) is not total:
+            self._refuse()
 
     def _refuse(self) -> None:
         raise EditError(

@@ -6,29 +6,18 @@ fired or has a cause, with what to do about it.
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from kedge.flow import Event
+from kedge.hooks.causes import Cause, explain
 from kedge.sites.site import Site
 
 if TYPE_CHECKING:
     from kedge.hooks.tap import Tap
 
 _SHOWN = 12
-
-
-class Cause(NamedTuple):
-    """Why a site did not fire, and what to do."""
-
-    why: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -149,98 +138,3 @@ class Timeline:
             again = "  recompute" if event.recompute else ""
             lines.append(f"step {event.step}  {when:12}  call {event.call}  {event.site}  {label}{again}")
         return "\n".join(lines)
-
-
-def explain(tap: Tap) -> Cause:
-    """Find out why a tap never fired."""
-    clock = tap.session.clock
-    if tap.when is not None and not any(tap.when(step) for step in range(clock.step + 1)):
-        return Cause(f"its schedule did not come up in steps 0 to {clock.step}", "let it begin earlier, or run longer")
-    if tap.failed:
-        return Cause("its action was switched off", "see the warning that was given when it failed")
-    if hasattr(tap.gate, "called"):
-        return _explain_gate(tap)
-    param = getattr(tap.gate, "param", None)
-    if param is not None and not param.requires_grad:
-        return Cause("it requires no grad, or did not when it was hooked", "call requires_grad_() before hooking")
-    return _explain_backward(tap)
-
-
-def _explain_backward(tap: Tap) -> Cause:
-    if tap.session.clock.backwards == 0:
-        return Cause(
-            "no backward reached a hook of this session", "call backward() inside the block, on what depends on it"
-        )
-    return Cause("the backward that ran did not reach it", "what was differentiated does not depend on it")
-
-
-def _explain_gate(tap: Tap) -> Cause:
-    if not tap.gate.called:
-        return _explain_uncalled(tap)
-    return _explain_value(tap) or (_explain_gradient(tap) if tap.site.is_gradient else _explain_skipped(tap))
-
-
-def _explain_value(tap: Tap) -> Cause | None:
-    """Look for the cause in what the module took or returned."""
-    gate, site = tap.gate, tap.site
-    if gate.recalled == gate.called:
-        return Cause(
-            "it ran only in a checkpoint's recompute", "observers skip those; ask with record(recomputes=True)"
-        )
-    if gate.empty is not None and not gate.leaves:
-        return Cause(f"there is no tensor to see: {gate.empty}", "hook the module inside that makes the tensor")
-    if site.leaf is not None and site.leaf not in gate.leaves:
-        has = ", ".join(f"[{leaf}]" if leaf else "a bare tensor" for leaf in gate.leaves)
-        return Cause(f"its value has no leaf [{site.leaf}]", f"it has {has}")
-    return None
-
-
-def _explain_gradient(tap: Tap) -> Cause:
-    gate, kind = tap.gate, tap.site.kind
-    if kind == "in.share" and gate.share_cause:
-        return Cause(gate.share_cause, "hook :in.grad for the total")
-    if kind in ("out.grad", "in.grad") and not gate.listened:
-        return Cause("its value requires no grad", "the forward ran without grad, or nothing before it is trainable")
-    return _explain_backward(tap)
-
-
-def _explain_skipped(tap: Tap) -> Cause:
-    if tap.site.call is not None:
-        return Cause(f"no forward called it {tap.site.call + 1} times", "calls are counted from 0")
-    return Cause("its action was switched off", "see the warning that was given when it failed")
-
-
-def _explain_uncalled(tap: Tap) -> Cause:
-    path = tap.gate.path
-    model = next(t.model() for t in tap.session.targets.values() if t.passes is tap.gate.passes)
-    if model is None:
-        return Cause("never called while the hook was there", "the model is gone, so it cannot be looked at any more")
-    parent_path, _, name = path.rpartition(".")
-    try:
-        parent = model.get_submodule(parent_path)
-    except AttributeError:
-        return Cause("it is no longer part of the model", "hook again after the model has changed")
-    if name == "out_proj" and isinstance(parent, nn.MultiheadAttention):
-        return Cause(
-            "bypassed by a fused path: attention uses its weights without calling it", f'hook "{parent_path}" instead'
-        )
-    others = {
-        t.gate.path for t in tap.session.taps if getattr(t.gate, "called", 0) and t.gate.passes is tap.gate.passes
-    }
-    if not others and not tap.session.clock.passes:
-        return Cause("the model was not called", "call it inside the block")
-    inside = path + "." if path else ""
-    if any(o != path and o.startswith(inside) for o in others) or (name and calls_forward(parent, name)):
-        return Cause("its .forward() was called directly, which fires no hook", "call the module itself: layer(x)")
-    return Cause("never called while the hook was there", "this forward takes another way, or calls it as .forward()")
-
-
-def calls_forward(parent: nn.Module, name: str) -> bool:
-    """Tell whether the source of a module's forward calls ``self.<name>.forward(...)``."""
-    try:
-        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(type(parent).forward)))
-    except (OSError, TypeError, SyntaxError):  # no source to read: built in, or typed at a prompt
-        return False
-    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    found = (f.value for f in calls if isinstance(f, ast.Attribute) and f.attr == "forward")
-    return any(isinstance(v, ast.Attribute) and v.attr == name for v in found)

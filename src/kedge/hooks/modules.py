@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from kedge.flow import Preserving
 from kedge.hooks import compiled
+from kedge.hooks.aliases import Pulse
 from kedge.hooks.autograd import Share, edge_of, edges_into, listen, listen_share
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from kedge.hooks.session import Session
 
 _HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
+_CONCEALING = ("__reduce_ex__", "__deepcopy__")
 _FLAG_TABLES = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
@@ -48,6 +50,7 @@ class Gate:
         self.leaves: dict[str, None] = {}
         self.empty: str | None = None
         self.share_cause: str | None = None
+        self.pulses: dict[str, Pulse] = {}
 
     @property
     def whose(self) -> int:
@@ -99,7 +102,9 @@ class Gate:
             site = self.site(kind, leaf)
             if tensor.requires_grad:
                 self.listened += not recompute
-                listen(tensor, self, self.passes.event(site, call, recompute))
+                pulse = listen(tensor, self, self.passes.event(site, call, recompute))
+                if pulse is not None:
+                    self.pulses[kind] = pulse
             else:
                 self.refused += 1
 
@@ -159,8 +164,10 @@ class After(Gate):
 
     def _share(self, outputs: list[Tensor], call: int, recompute: bool) -> None:
         """Listen to what this call sends back to each of its inputs; see Note [The share of one call]."""
-        for leaf, edge in self.passes.here.shares.pop(self, {}).items():
-            found = edges_into(outputs, edge) if edge is not None else []
+        edges = self.passes.here.shares.pop(self, {})
+        if not edges:
+            self.share_cause = "there is no tensor to see: its arguments hold no tensor"
+        for leaf, found in edges_into(outputs, edges).items():
             if not found:
                 self.share_cause = (
                     "no operation of the call lies between this input and the outputs, or it needs no gradient"
@@ -246,7 +253,8 @@ class Before(Gate):
 
     def _parameters(self, call: int, recompute: bool) -> None:
         for tap in self.taps["param"]:
-            if tap.on:
+            # A parameter that several modules hold is seen where the first of them is called.
+            if tap.on and self.passes.here.holders.setdefault(tap.site.path, self) is self:
                 fire((tap,), self.params[tap.site.path].detach(), self.passes.event(tap.site, call, recompute))
 
     def replaced(self, args: tuple[Any, ...], kwargs: dict[str, Any], new: Mapping[str, Tensor]) -> Any:
@@ -309,6 +317,14 @@ class Concealed:
         self.module = weakref.ref(module)
         self.users = 0
 
+    def copy(self, memo: dict[int, Any]) -> Any:
+        """Be ``__deepcopy__``, for classes that have their own."""
+        module: Any = self.module()
+        twin = type(module).__deepcopy__(module, memo)
+        if isinstance(twin, nn.Module):
+            twin.__dict__ = unhooked(twin.__dict__)
+        return twin
+
     def __call__(self, protocol: Any) -> Any:
         """Be ``__reduce_ex__``."""
         module: Any = self.module()
@@ -322,11 +338,12 @@ class Concealed:
 def unhooked(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a module's ``__dict__`` without anything that Kedge put there."""
     clean = dict(state)
-    clean.pop("__reduce_ex__", None)
+    for name in _CONCEALING:
+        clean.pop(name, None)
     ours = set()
     for table in _HOOK_TABLES:
         if table in clean:
-            ours |= {i for i, hook in clean[table].items() if isinstance(hook, (Gate, Begin, End))}
+            ours |= {i for i, hook in clean[table].items() if hook is _nothing or isinstance(hook, (Gate, Begin, End))}
             clean[table] = type(clean[table])((i, h) for i, h in clean[table].items() if i not in ours)
     for table in _FLAG_TABLES:
         if table in clean:
@@ -349,13 +366,16 @@ def attach(session: Session, module: nn.Module, hook: Before | After | Begin | E
 def _conceal(module: nn.Module) -> Callable[[], None]:
     concealed = module.__dict__.setdefault("__reduce_ex__", Concealed(module))
     concealed.users += 1
+    if hasattr(type(module), "__deepcopy__"):
+        module.__dict__["__deepcopy__"] = concealed.copy
     owner = weakref.ref(module)
 
     def reveal() -> None:
         concealed.users -= 1
         module = owner()
         if module is not None and not concealed.users:
-            module.__dict__.pop("__reduce_ex__", None)
+            for name in _CONCEALING:
+                module.__dict__.pop(name, None)
 
     return reveal
 

@@ -133,7 +133,18 @@ class Here:
     """Where one thread is in one model: which forward pass, and which call of what."""
 
     __slots__ = (
-        "calls", "graded", "inside", "micro_batch", "pass_", "recalls", "replica", "segment", "shares", "step", "task",
+        "calls",
+        "graded",
+        "holders",
+        "inside",
+        "micro_batch",
+        "pass_",
+        "recalls",
+        "replica",
+        "segment",
+        "shares",
+        "step",
+        "task",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -143,6 +154,7 @@ class Here:
         self.inside = self.graded = False
         self.segment: Segment | None = None
         self.calls: dict[Any, int] = {}
+        self.holders: dict[str, Any] = {}
         self.recalls: dict[Any, int] = {}
         self.shares: dict[Any, Any] = {}
 
@@ -169,6 +181,7 @@ class Passes(threading.local):
         here.step, here.pass_, here.inside = clock.step, number, inside
         here.graded = graded
         here.calls.clear()
+        here.holders.clear()
         look_for_hooks()
         for listener in clock.on_pass:
             listener(self)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kedge.rules.moment import ABSENT, Moment
+from kedge.rules.moment import ABSENT, FINITE, Moment
 from kedge.rules.wiring import Module, Wiring
 
 How = Literal[
@@ -142,20 +142,20 @@ class _Forward:
         return Birth("own" if near else "module", bad[0], module, near or module.ins, sure, stale)
 
     def unclear(self) -> list[Birth]:
-        """Name the first site of the flow that was not finite; a module called in a circle is one."""
+        """Name the first output of the flow that was not finite, as where a module is fed by itself."""
         bad = [m for m in self.wiring if self.moment.bad(m.outs)]
-        circle = [m for m in bad if self._fed_by_itself(m)]
-        return [Birth("unclear", self.moment.bad(m.outs)[0], m, sure=0.5) for m in (circle or bad)[:1]]
+        return [Birth("unclear", self.moment.bad(m.outs)[0], m, sure=0.5) for m in bad[:1]]
 
     def _inputs_finite(self, module: Module) -> float | None:
         """Say how sure it is that a module's inputs were finite; None if they were not."""
         if module.ins and (finite := self.moment.finite(module.ins)) is not None:
             return (1.0 if self.moment.full else 0.9) if finite else None
         known = [source for source in module.sources if source is not None]
-        complete = bool(known) and None not in module.sources
+        seen = bool(known) and all(self.moment.states[source] == FINITE for source in known)
+        complete = seen and None not in module.sources
         if self.moment.bad(known) or self._bad_before(module, after=max(known) if complete else -1):
             return None
-        return 0.9 if complete and self.moment.finite(known) else 0.7
+        return 0.9 if complete else 0.7
 
     def _bad_before(self, module: Module, after: int = -1) -> bool:
         """Tell whether something went wrong before a module was entered, after some place in the flow."""
@@ -170,11 +170,6 @@ class _Forward:
 
     def _holder(self, module: Module) -> Module | None:
         return next(iter(self.wiring.ancestors(module)), None)
-
-    def _fed_by_itself(self, module: Module) -> bool:
-        own = {module.path, *(m.path for m in self.wiring.inside(module))}
-        sources = [source for source in module.sources if source is not None]
-        return all(self.wiring.sites[source].path in own for source in self.moment.bad(sources))
 
 
 def _spoiled(wiring: Wiring, moment: Moment, module: Module) -> Birth:

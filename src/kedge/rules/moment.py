@@ -16,8 +16,6 @@ ABSENT, FINITE, INFINITE, NAN = 0, 1, 2, 3
 
 States = NDArray[np.int8]
 
-NEVER = np.iinfo(np.int64).max
-
 
 @dataclass(frozen=True)
 class Moment:
@@ -68,7 +66,7 @@ def course(recording: Recording) -> Course:
 
     Of neighbouring ones with the same sites in the same states only the first is kept.
     """
-    states = [_states(recording.rows(site), site.kind) for site in recording.sites]
+    states = [_states(recording.rows(site)) for site in recording.sites]
     steps = _steps_not_finite(recording, states)
     table = np.zeros((len(recording.sites), len(steps)), dtype=np.int8)
     for site, state in zip(recording.sites, states, strict=True):
@@ -142,16 +140,8 @@ def has_nan(rows: Rows) -> NDArray[np.bool_]:
     return np.asarray(np.isnan(figures).any(axis=0) & ~without)
 
 
-def _states(rows: Rows, kind: str) -> States:
-    states = np.where(rows.clean, FINITE, np.where(has_nan(rows), NAN, INFINITE)).astype(np.int8)
-    if kind == "param":
-        states[_overflown(rows)] = ABSENT
-    return states
-
-
-def _overflown(rows: Rows) -> NDArray[np.bool_]:
-    """Tell rows that say no more than that a sum of squares is too large for float32."""
-    return np.asarray(np.isinf(rows.sumsq) & np.isnan(rows.sum) & (rows.nonfinite < 0))
+def _states(rows: Rows) -> States:
+    return np.where(rows.clean, FINITE, np.where(has_nan(rows), NAN, INFINITE)).astype(np.int8)
 
 
 def _steps_not_finite(recording: Recording, states: list[States]) -> NDArray[np.int64]:
@@ -207,26 +197,21 @@ def _moments(
     changed[1:] = (table[:, 1:] != table[:, :-1]).any(axis=0) | (sound[1:] != sound[:-1])
     kept = np.flatnonzero(changed)
     lengths = np.diff(np.append(kept, len(steps)))
-    suspects, full = _suspects(recording), set(recording.steps.tolist())
+    suspects = [site for site in recording.of_kind("param") if not _usable(recording.rows(site)).all()]
+    full = set(recording.steps.tolist())
     for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):
         step = int(steps[column])
-        tainted = frozenset(site for site, (first, rows) in suspects.items() if first < step or _bad_by(rows, step))
+        tainted = frozenset(site.id for site in suspects if _bad_by(recording.rows(site), step))
         yield Moment(step, table[:, column], tainted, bool(sound[column]), step in full, length)
-
-
-def _suspects(recording: Recording) -> dict[int, tuple[int, Rows]]:
-    """List the parameters that were ever not finite, each with the first step whose update made it so."""
-    updates = {site.path: recording.rows(site) for site in recording.of_kind("update")}
-    found = {}
-    for site in recording.of_kind("param"):
-        rows, update = recording.rows(site), updates.get(site.path)
-        broken = update.step[~update.clean] if update is not None else rows.step[:0]
-        if len(broken) or not (rows.clean | _overflown(rows)).all():
-            found[site.id] = (int(broken.min(initial=NEVER)), rows)
-    return found
 
 
 def _bad_by(rows: Rows, step: int) -> bool:
     """Tell whether a parameter was not finite when last seen, in this step or before it."""
     latest = int(np.searchsorted(rows.step, step, side="right")) - 1
-    return latest >= 0 and not bool((rows.clean | _overflown(rows))[latest])
+    return latest >= 0 and not bool(_usable(rows)[latest])
+
+
+def _usable(rows: Rows) -> NDArray[np.bool_]:
+    """Tell rows of a parameter that are finite, or whose sum of squares alone is too large for float32."""
+    overflown = np.isinf(rows.sumsq) & np.isnan(rows.sum) & (rows.nonfinite < 0)
+    return np.asarray(rows.clean | overflown)

@@ -76,7 +76,7 @@ def optional_event(value: Tensor, event: Any = None) -> Any:
     return event
 
 
-class Callable_:
+class Doubling:
     """An action with a state."""
 
     def __call__(self, value: Tensor) -> Tensor:
@@ -98,8 +98,8 @@ class Callable_:
         (lambda v, *rest: v, False),
         (torch.zeros_like, False),
         (torch.relu, False),
-        (Callable_(), False),
-        (Callable_().method, True),
+        (Doubling(), False),
+        (Doubling().method, True),
     ],
 )
 def test_an_action_takes_the_value_and_the_event_if_it_asks_for_it(action: Any, gets_event: bool) -> None:

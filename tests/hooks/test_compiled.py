@@ -125,7 +125,7 @@ def test_a_compiled_model_gives_what_an_uncompiled_one_gives(
     before = len(h.records("act"))
     assert close(step(fast, model, x), plain)
     assert len(h.records("act")) == before
-    with pytest.warns(Recompiled), kedge.session() as s:  # noqa: PT031
+    with pytest.warns(Recompiled), kedge.session() as s:
         edit(s, fast)
         assert close(step(fast, model, x), edited)
     assert close(step(fast, model, x), plain)
@@ -136,7 +136,7 @@ def test_a_hooked_instance_does_not_borrow_the_code_of_an_unhooked_one(compiled:
     one, two, x = Net(), Net(), torch.randn(5, 4)
     fast_one, fast_two = compiled(one, backend="eager"), compiled(two, backend="eager")
     fast_one(x)
-    with pytest.warns(Recompiled), kedge.session() as s:  # noqa: PT031
+    with pytest.warns(Recompiled), kedge.session() as s:
         acts = s.hook(two, "act", kedge.record(keep=None))
         fast_two(x)
         fast_one(x)
@@ -153,7 +153,7 @@ def test_new_shapes_and_grad_modes_are_seen_too(compiled: Callable[..., Any]) ->
     fast(torch.randn(5, 4))
     with torch.no_grad():
         fast(torch.randn(5, 4))
-    with pytest.warns(Recompiled), kedge.hook(fast, "act", kedge.record(keep=None)) as h:  # noqa: PT031
+    with pytest.warns(Recompiled), kedge.hook(fast, "act", kedge.record(keep=None)) as h:
         for rows in (5, 3, 7, 5):
             fast(torch.randn(rows, 4))
             with torch.no_grad():
@@ -332,7 +332,7 @@ def test_a_late_hook_says_that_code_was_thrown_away(compiled: Callable[..., Any]
     model, x = Net(), torch.randn(5, 4)
     fast = compiled(model, backend="eager")
     fast(x)
-    with pytest.warns(Recompiled) as caught, kedge.session() as s:  # noqa: PT031
+    with pytest.warns(Recompiled) as caught, kedge.session() as s:
         s.hook(fast, "act", kedge.zero())
         s.hook(fast, "act", kedge.zero())
         fast(x)

@@ -413,7 +413,7 @@ class Bypass(nn.Module):
 def test_a_module_whose_forward_is_called_directly_has_a_cause() -> None:
     """A call of `.forward()` fires nothing: the ledger finds it in the parent's source, or in children that fired."""
     model = Bypass()
-    with pytest.warns(NeverFiredWarning) as caught, kedge.session() as s:  # noqa: PT031
+    with pytest.warns(NeverFiredWarning) as caught, kedge.session() as s:
         s.hook(model, "fc, block, block.0, other", kedge.record())
         model(torch.randn(2, 3))
         ledger = s.ledger()

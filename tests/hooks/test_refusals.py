@@ -397,7 +397,7 @@ def test_a_strict_session_raises_where_another_warns() -> None:
     """A site that did not fire is a warning at the end, an error if the session is strict, and neither if the block raises."""
     model = Net()
     message = "1 of 2 hooked sites never fired\n  a:in.grad: its value requires no grad; the forward ran without grad, or nothing before it is trainable"
-    with pytest.warns(NeverFiredWarning) as warned, kedge.session() as s:  # noqa: PT031
+    with pytest.warns(NeverFiredWarning) as warned, kedge.session() as s:
         s.hook(model, "a, a:in.grad", kedge.record())
         model(torch.ones(2, 2))
     with pytest.raises(NeverFired) as raised, kedge.session(strict=True) as s:

@@ -79,7 +79,7 @@ def test_3_never_silent() -> None:
     model = Net()
     with pytest.raises(NoSiteMatched):
         kedge.hook(model, "layer9", kedge.record())
-    with pytest.warns(NeverFiredWarning) as caught, kedge.session() as s:  # noqa: PT031
+    with pytest.warns(NeverFiredWarning) as caught, kedge.session() as s:
         s.hook(model, "**, **:in.grad", kedge.record())
         model(torch.randn(2, 4)).sum().backward()
         silent = {str(e.site): e.cause for e in s.ledger() if not e.fired}

@@ -225,6 +225,18 @@ def test_off_schedule_the_parameters_gradients_delimit_the_place():
     assert finding.confidence == 0.7
 
 
+def test_a_recording_of_gradients_alone_is_read_backwards():
+    """Without outputs the order in which gradients fired shows which one is nearer to the loss."""
+    scene = Scene()
+    for path in ("c", "b", "a"):
+        scene.site(f"{path}.weight:param.grad", path=f"{path}.weight", kind="param.grad", owner=path)
+    broken(scene, all_of(["b.weight:param.grad", "a.weight:param.grad"], NAN))
+
+    finding = only(scene)
+
+    assert (finding.site, list(finding.evidence["near"])) == ("b.weight:param.grad", ["c.weight:param.grad"])
+
+
 def test_off_schedule_clipping_may_have_spread_it():
     """If no gradient is finite, a clip by norm may have carried it from one to all."""
     scene = broken(chain(), all_of(["fc.weight:param.grad", "head.weight:param.grad"], NAN), level=FINITENESS)

@@ -219,6 +219,15 @@ def test_masked_scores_without_training_are_a_warning():
     assert (only(scene).severity, only(scene).site) == ("warning", "head:out")
 
 
+def test_plus_infinity_without_training_is_an_error():
+    """Nobody masks with it."""
+    scene = chain()
+    gradients = [site["site"] for site in scene.sites if "grad" in site["site"] or "update" in site["site"]]
+    scene.step(0, {"head:out": INF, ":out": INF}, without=gradients)
+
+    assert only(scene).severity == "error"
+
+
 def test_an_infinity_out_of_sight_of_outputs_and_gradients_is_for_information():
     """A recording of a few sites cannot tell what became of it."""
     scene = Scene()
@@ -275,6 +284,17 @@ def test_a_parameter_that_was_loaded_broken():
 
     assert (finding.site, finding.step, finding.evidence["how"]) == ("head.weight:param", 0, "parameter")
     assert "checkpoint" in finding.message
+
+
+def test_a_broken_parameter_that_a_container_uses_itself():
+    """What a child is given is the container's own doing, and that is the parameter's."""
+    scene = Scene()
+    scene.open("", "Net")
+    scene.module("head", weight=True)
+    scene.close("", "Net", weight=True)
+    scene.step(0, all_of(["weight:param", "head:in", "head:out", ":out", "head.weight:param.grad"], NAN))
+
+    assert only(scene).site == "weight:param"
 
 
 def test_after_the_parameters_are_gone_nothing_more_is_reported():
@@ -406,6 +426,35 @@ def test_a_module_that_was_left_out_may_have_passed_it_on(value):
     scene.step(3, bad, level=FINITENESS, without=["relu:in", "relu:out", "head:in"])
 
     assert only(scene).site == "log:out"
+
+
+def test_a_container_that_was_left_out_is_not_taken_to_be_finite():
+    """Only of a module without others inside is it known what it makes of finite values."""
+    scene = Scene()
+    scene.open("", "Net")
+    scene.open("block")
+    scene.module("block.log", "Log")
+    scene.close("block")
+    scene.module("head", of=["block"], weight=True)
+    scene.close("", "Net")
+    scene.step(0)
+    bad = all_of(["block.log:out", "head:out", ":out", "head.weight:param.grad"], NAN)
+    scene.step(3, bad, level=FINITENESS, without=["block:out", "head:in"])
+
+    assert only(scene).site == "block.log:out"
+
+
+def test_on_schedule_what_has_no_row_did_not_run():
+    """A branch that was not taken in this step passed nothing on."""
+    scene = Scene()
+    scene.open("", "Net")
+    scene.module("log", "Log")
+    scene.module("branch", of=["log"])
+    scene.close("", "Net")
+    scene.step(0)
+    scene.step(10, all_of(["log:out", ":out"], NAN), without=["branch:in", "branch:out"])
+
+    assert only(scene).evidence["propagated"] == 1
 
 
 def test_what_came_after_a_bad_output_is_not_worked_out_to_be_finite():

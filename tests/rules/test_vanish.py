@@ -155,6 +155,18 @@ def test_a_recovered_gradient_is_forgiven():
     assert found(course) == []
 
 
+def test_only_the_end_of_a_long_run_is_judged():
+    """What was bad for longer than it is good now is over all the same."""
+    course = Course(range(300))
+    for i in range(9):
+        weak = 0.1 ** (8 - i)
+        course.weight(
+            f"l{i}", lambda n, w=weak: (0.1, 1e-2 * w, 1e-3 * w, 1e-2 * w) if n < 190 else (0.1, 1e-2, 1e-4, 1e-2)
+        )
+
+    assert found(course) == []
+
+
 def test_every_root_is_judged_by_itself():
     """The deep third of one model says nothing of the shallow third of another."""
     course = fading(1.0)

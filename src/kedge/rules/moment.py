@@ -100,9 +100,8 @@ def complete(moment: Moment, wiring: Wiring) -> Moment:
         for site in module.ins:
             if states[site] == ABSENT:
                 states[site] = _given(wiring, states, module, site)
-        given = {int(states[site]) for site in module.ins}
-        if not wiring.inside(module) and given in ({FINITE}, {NAN}):
-            states[[site for site in module.outs if states[site] == ABSENT]] = given.pop()
+        if not wiring.inside(module) and {int(states[site]) for site in module.ins} == {FINITE}:
+            states[[site for site in module.outs if states[site] == ABSENT]] = FINITE
     return replace(moment, states=states)
 
 
@@ -194,7 +193,7 @@ def _moments(
     if not len(steps):
         return
     changed = np.ones(len(steps), dtype=bool)
-    changed[1:] = (table[:, 1:] != table[:, :-1]).any(axis=0) | (sound[1:] != sound[:-1])
+    changed[1:] = (table[:, 1:] != table[:, :-1]).any(axis=0)
     kept = np.flatnonzero(changed)
     lengths = np.diff(np.append(kept, len(steps)))
     suspects = [site for site in recording.of_kind("param") if not _usable(recording.rows(site)).all()]

@@ -70,6 +70,27 @@ def test_a_bypassed_call_is_a_warning():
     assert finding.severity == "warning"
 
 
+@pytest.mark.parametrize(
+    ("cause", "severity"),
+    [
+        ("its .forward() was called directly, which fires no hook", "warning"),
+        ("never called itself, though what it holds was: one by one, or by a direct call of its .forward()", "info"),
+    ],
+)
+def test_a_module_whose_children_ran_does_not_stand_for_them(cause, severity):
+    """What is inside it and never fired has a cause of its own."""
+    findings = found(
+        silent("block:out", cause),
+        silent("block.aux:out", UNCALLED),
+        silent("block.aux.weight:param.grad", UNREACHED),
+    )
+
+    assert [(finding.site, finding.severity) for finding in findings] == [
+        ("block:out", severity),
+        ("block.aux:out", "warning"),
+    ]
+
+
 def test_a_parameter_that_no_backward_reaches_is_a_warning():
     """Its module was called and it is trainable, yet it never got a gradient."""
     (finding,) = found(silent("aux.weight:param.grad", UNREACHED))

@@ -16,27 +16,18 @@ from torch import Tensor
 
 from kedge.actions import reduce
 from kedge.actions.naming import kind_meant, single
-from kedge.actions.table import FIELDS, DeviceTable, Snapshot, to_host
-from kedge.errors import NotRecorded
+from kedge.actions.table import FIELDS, Bulk, DeviceTable, Measured, Step, to_host
+from kedge.errors import NotRecorded, SeveralRecorded
 from kedge.flow import Act, Event, Sink, version_of
 from kedge.sites.site import Site
 from kedge.store.rows import FINITENESS, FULL, STATISTICS, Rows
-from kedge.store.table import Table, tabulate
+from kedge.store.table import tabulate
 
 What = Literal["full", "norm", "finite"]
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
+_HOST = torch.device("cpu")
 _BEHIND = 2
 _SPOILED_KEPT = 32
-
-
-class Measured(NamedTuple):
-    """One measurement within a step, before its numbers have come from the device."""
-
-    site: int
-    size: int
-    device: torch.device
-    row: int
-    channels: tuple[int, int]
 
 
 class Seen(NamedTuple):
@@ -50,45 +41,8 @@ class Seen(NamedTuple):
 
     def serves(self, value: Tensor, what: str) -> bool:
         """Whether what was measured of it is what is asked for now."""
-        same = self.ref() is value and self.version == version_of(value)
+        same = self.ref() is value and self.version == version_of(value) >= 0
         return same and what in {self.what, "finite"}
-
-
-class Bulk(NamedTuple):
-    """Norms of many tensors, computed by one call, on their way to the host."""
-
-    sites: list[int]
-    counts: list[int]
-    norms: Tensor
-    arrived: Any
-
-    def host(self) -> Any:
-        """The norms, waiting for them if they have not arrived."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.norms.numpy()
-
-
-@dataclass
-class Step:
-    """A finished step whose tables may still be on their way."""
-
-    number: int
-    level: int
-    measured: list[Measured]
-    snapshots: dict[torch.device, Snapshot]
-    bulk: list[Bulk]
-
-    def spoiled(self) -> bool:
-        """Whether a sum or a norm is not finite, in a step in which nothing else was taken."""
-        sums = any(not np.isfinite(s.numpy()[0][:, 0]).all() for s in self.snapshots.values())
-        return sums or any(not np.isfinite(b.host()).all() for b in self.bulk)
-
-    def ready(self) -> bool:
-        """Whether every table has arrived."""
-        return all(s.ready() for s in self.snapshots.values()) and all(
-            b.arrived is None or b.arrived.query() for b in self.bulk
-        )
 
 
 @dataclass
@@ -153,10 +107,10 @@ class Meter:
         self, what: What = "full", *, keep: int | None = 1000, recomputes: bool = False, sink: Sink | None = None
     ) -> None:
         self.what, self.recomputes, self.sink = what, recomputes, sink
-        self.level = FULL
+        self.level, self.muted, self.keep = FULL, False, keep
         self.channel_dims: dict[str, int | None] = {}
         self.seats: dict[Site, Seat] = {}
-        self.series: deque[Mapping[str, Any]] = deque(maxlen=keep)
+        self.series: dict[int, list[Mapping[str, Any]]] = {}
         self.step, self._step_level = -1, FULL
         self._tables: dict[torch.device, DeviceTable] = {}
         self._measured: list[Measured] = []
@@ -175,10 +129,11 @@ class Meter:
     def bind(self, site: Site) -> Act:
         """Return what measures the values of one site."""
         seat: Seat | None = None
+        forward = not site.is_gradient
 
         def observe(value: Tensor, event: Event) -> None:
             nonlocal seat
-            if not self.level:
+            if not self.level or (forward and self.muted):
                 return
             start = time.perf_counter()
             with self._lock:
@@ -218,7 +173,7 @@ class Meter:
         dim = self._channel_dim(site, value)
         node = value.grad_fn.name() if value.grad_fn is not None else None
         seat = Seat(
-            site, len(self.seats), event, tuple(value.shape), str(value.dtype).removeprefix("torch."),
+            site, len(self.seats), event, () if value.is_nested else tuple(value.shape), str(value.dtype).removeprefix("torch."),
             None if dim is None else value.shape[dim], (), node,
         )  # fmt: skip
         self.seats[site] = seat
@@ -230,22 +185,39 @@ class Meter:
         return 1 if value.dim() != 3 else self.channel_dims[site.path]
 
     def _measure(self, seat: Seat, value: Tensor, what: str) -> Measured:
-        table = self._tables.get(value.device)
-        if table is None:
-            table = self._tables[value.device] = DeviceTable(value.device)
-        measured = Measured(seat.id, value.numel(), value.device, table.used, (0, 0))
-        slot = table.slot()
-        if reduce.measurable(value):
-            _REDUCE[what](reduce.flat(value), slot)
-            dim = self._channel_dim(seat.site, value)
-            if dim is not None and what == "full" and value.shape[dim] == seat.channels:
-                start = table.wide_used
-                reduce.channels(value, dim, table.channels(seat.channels))
-                measured = measured._replace(channels=(start, table.wide_used))
-        else:
-            slot.nonfinite.zero_()
+        dim = self._channel_dim(seat.site, value)
+        if reduce.transforms():
+            with reduce.untransformed():
+                return self._enter(seat, reduce.whole(value), what, None)
+        return self._enter(seat, value, what, dim)
+
+    def _enter(self, seat: Seat, value: Tensor, what: str, dim: int | None) -> Measured:
+        if not reduce.measurable(value):
+            return self._pass_over(seat, value)
+        elements, table = reduce.flat(value), self._table_on(value.device)
+        measured = Measured(seat.id, elements.numel(), value.device, table.used, (0, 0))
+        _REDUCE[what](elements, table.slot())
+        if dim is not None and what == "full" and value.shape[dim] == seat.channels:
+            start = table.wide_used
+            reduce.channels(value, dim, table.channels(seat.channels))
+            measured = measured._replace(channels=(start, table.wide_used))
         self._measured.append(measured)
         return measured
+
+    def _pass_over(self, seat: Seat, value: Tensor) -> Measured:
+        """Note that a value was there; of whole numbers also how many, and that all are finite."""
+        whole = not (value.is_floating_point() or value.is_complex() or value.is_nested)
+        table = self._table_on(_HOST)
+        measured = Measured(seat.id, value.numel() if whole else 0, _HOST, table.used, (0, 0))
+        table.slot().nonfinite.zero_()
+        self._measured.append(measured)
+        return measured
+
+    def _table_on(self, device: torch.device) -> DeviceTable:
+        table = self._tables.get(device)
+        if table is None:
+            table = self._tables[device] = DeviceTable(device)
+        return table
 
     def add(self, sites: Sequence[Site], step: int, tensors: Sequence[Tensor]) -> None:
         """Measure the norms of many tensors at once, one a site, such as all parameters.
@@ -305,11 +277,13 @@ class Meter:
             if self.spoiled_left <= 0 or not step.spoiled():
                 return
             self.spoiled_left -= 1
-        columns = _columns(step)
+        columns = step.columns()
         if self.sink is not None:
             self.sink.stats(step.number, columns)
         else:
-            self.series.append({"step": step.number, **columns})
+            self.series.setdefault(step.number, []).append({"step": step.number, **columns})
+            while self.keep is not None and len(self.series) > self.keep:
+                del self.series[next(iter(self.series))]
 
     def read(self, name: str, why: Callable[[str], str]) -> Statistics:
         """Return the statistics of a site in its newest step."""
@@ -321,54 +295,31 @@ class Meter:
     def records(self, name: str) -> list[Any]:
         """Return the statistics of a site, one a step."""
         self.finish()
+        found = self._named(name)
+        if len(found) > 1:
+            names = ", ".join(f'"{seat.site}"' for seat in found)
+            raise SeveralRecorded(f'"{name}" stands for {len(found)} measured sites; read one of {names}')
+        rows = [self._rows(seat.id) for seat in found]
+        return [Statistics(found[0].site, int(step), _row(r, i)) for r in rows for i, step in enumerate(r.step)]
+
+    def _named(self, name: str) -> list[Seat]:
         term = single(name)
         seats = [s for s in self.seats.values() if s.site.path == term.literal]
         kind = kind_meant(term, {s.site.kind for s in seats})
-        seat = next((s for s in seats if s.site.kind == kind and term.leaf in (None, s.site.leaf)), None)
-        if seat is None:
-            return []
-        rows = self._table().rows(seat.id)
-        return [Statistics(seat.site, int(step), _row(rows, i)) for i, step in enumerate(rows.step)]
+        seats = [s for s in seats if s.site.kind == kind and term.leaf in (None, s.site.leaf)]
+        return [s for s in seats if term.call in (None, s.site.call)]
 
-    def _table(self) -> Table:
+    def _rows(self, site: int) -> Rows:
         names = ("site", "count", *FIELDS)
-        rows = ((step, i) for step in self.series for i in range(len(step["site"])))
-        return tabulate({"step": step["step"], **{n: step[n][i] for n in names}} for step, i in rows)
+        parts = [part for parts in self.series.values() for part in parts]
+        rows = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == site))
+        return tabulate({"step": part["step"], **{n: part[n][i] for n in names}} for part, i in rows).rows(site)
 
 
 def _row(rows: Rows, i: int) -> Rows:
     one = slice(i, i + 1)
     numbers = {n: getattr(rows, n)[one] for n in Rows.__dataclass_fields__ if n != "active"}
     return Rows(**numbers, active=rows.active[one])
-
-
-def _columns(step: Step) -> dict[str, Any]:
-    """The rows of a step as columns of the recording."""
-    hosts = {device: snapshot.numpy() for device, snapshot in step.snapshots.items()}
-    rows = [hosts[m.device][0][m.row] for m in step.measured] + [_bulk_rows(b) for b in step.bulk]
-    table = np.vstack(rows).astype(np.float64)
-    columns: dict[str, Any] = dict(zip(FIELDS, table.T, strict=True))
-    for name in ("nonzero", "nonfinite"):
-        columns[name] = np.nan_to_num(columns[name], nan=-1).astype(np.int64)
-    ids = [m.site for m in step.measured] + [i for b in step.bulk for i in b.sites]
-    counts = [m.size for m in step.measured] + [n for b in step.bulk for n in b.counts]
-    columns["site"] = np.array(ids, dtype=np.int32)
-    columns["count"] = np.array(counts, dtype=np.int64)
-    columns["calls"] = np.ones(len(ids), dtype=np.int32)
-    columns["level"] = np.full(len(ids), step.level, dtype=np.int8)
-    active = [_bits(hosts[m.device][1][slice(*m.channels)]) for m in step.measured]
-    columns["active"] = active + [b""] * (len(ids) - len(active))
-    return columns
-
-
-def _bulk_rows(bulk: Bulk) -> Any:
-    rows = np.full((len(bulk.sites), len(FIELDS)), np.nan, dtype=np.float64)
-    rows[:, FIELDS.index("sumsq")] = bulk.host().astype(np.float64) ** 2
-    return rows
-
-
-def _bits(maxima: Any) -> bytes:
-    return np.packbits(maxima > 0).tobytes() if len(maxima) else b""
 
 
 def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> Meter:
@@ -385,4 +336,6 @@ def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = 
     """
     if what not in _REDUCE:
         raise ValueError(f"measure({what!r}): it is one of {', '.join(map(repr, _REDUCE))}")
+    if keep is not None and keep < 1:
+        raise ValueError(f"measure(keep={keep}) would keep nothing; use 1 or more, or None for all")
     return Meter(what, keep=keep, recomputes=recomputes)

@@ -11,32 +11,62 @@ reduction runs at memory speed, and asking whether to count would wait for it, s
 from __future__ import annotations
 
 import math
+import threading
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as untransformed
 
 if TYPE_CHECKING:
     from kedge.actions.table import Slot
 
+__all__ = ["channels", "finite", "flat", "full", "measurable", "norm", "transforms", "untransformed", "whole"]
+
 _CHUNK = 1 << 18
-_scratch: dict[torch.dtype, Tensor] = {}
+_COUNTED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_NARROW = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
+
+
+class _Scratch(threading.local):
+    """One thread's memory to compare into."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[torch.dtype, Tensor] = {}
+
+
+_scratch = _Scratch()
 
 
 def measurable(value: Tensor) -> bool:
     """Tell whether a tensor holds numbers that can be summed up where it is."""
-    plain = value.layout is torch.strided and value.device.type != "meta"
-    return plain and (value.is_floating_point() or value.is_complex()) and value.numel() > 0
+    numbers = value.dtype in _COUNTED or value.is_complex() or value.dtype in _NARROW
+    there = value.layout is torch.strided and value.device.type != "meta"
+    return numbers and there and not value.is_nested and value.numel() > 0
+
+
+def transforms() -> bool:
+    """Tell whether a transform of `torch.func` is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def whole(value: Tensor) -> Tensor:
+    """Return what is inside of the transforms' wrappers: under ``vmap`` the values of all samples."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
 
 
 def flat(value: Tensor) -> Tensor:
-    """Return a detached one-dimensional tensor of all elements; their order does not matter.
+    """Return a detached one-dimensional tensor of all real numbers in it; their order does not matter.
 
     Layouts that fill their memory without gaps are not copied.
     """
     value = value.detach()
     if value.is_complex():
-        value = torch.view_as_real(value)
+        value = torch.view_as_real(value.resolve_conj())
+    elif value.dtype in _NARROW:  # PyTorch does not add these up
+        value = value.float()
     if value.dim() == 4 and not value.is_contiguous():
         value = value.permute(0, 2, 3, 1)
     if value.dim() >= 2 and not value.is_contiguous():
@@ -85,9 +115,10 @@ def channels(value: Tensor, dim: int, out: Tensor) -> None:
 
 
 def _count_on_cpu(x: Tensor, slot: Slot) -> None:
-    scratch = _scratch.get(x.dtype)
+    scratch = _scratch.chunks.get(x.dtype)
     if scratch is None:
-        scratch = _scratch[x.dtype] = torch.empty(_CHUNK, dtype=x.dtype)
+        with torch.inference_mode(mode=False):
+            scratch = _scratch.chunks[x.dtype] = torch.empty(_CHUNK, dtype=x.dtype, device=x.device)
     total: float | Tensor = 0.0
     bad = 0
     spoiled = not math.isfinite(slot.host_sum())

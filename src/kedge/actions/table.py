@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,28 +60,31 @@ class DeviceTable:
         self.blocks: list[Tensor] = []
         self.slots: list[Slot] = []
         self.used = 0
-        self.wide = torch.empty(0, device=device)
+        self.wide = torch.empty(0, dtype=torch.float32, device=device)
         self.wide_used = 0
 
     def slot(self) -> Slot:
         """Hand out the next row, filled with NaN: nothing measured."""
         if self.used == len(self.slots):
-            self.slots.extend(self._grow())
+            self._grow()
         slot = self.slots[self.used]
         self.used += 1
         return slot
 
-    def _grow(self) -> Iterator[Slot]:
-        block = torch.full((_BLOCK, len(FIELDS)), float("nan"), device=self.device)
+    def _grow(self) -> None:
+        # What is made in inference mode could not be written to outside of it.
+        with torch.inference_mode(mode=False):
+            block = torch.full((_BLOCK, len(FIELDS)), float("nan"), dtype=torch.float32, device=self.device)
+            host = block.numpy() if self.device.type == "cpu" else None
+            self.slots.extend(Slot(row, None if host is None else host[i]) for i, row in enumerate(block))
         self.blocks.append(block)
-        host = block.numpy() if self.device.type == "cpu" else None
-        for i, row in enumerate(block):
-            yield Slot(row, None if host is None else host[i])
 
     def channels(self, count: int) -> Tensor:
         """Hand out room for one number a channel."""
         if self.wide_used + count > len(self.wide):
-            self.wide = torch.cat([self.wide, torch.empty(max(count, len(self.wide), _BLOCK), device=self.device)])
+            with torch.inference_mode(mode=False):
+                more = self.wide.new_empty(max(count, len(self.wide), _BLOCK))
+                self.wide = torch.cat([self.wide, more])
         start, self.wide_used = self.wide_used, self.wide_used + count
         return self.wide[start : self.wide_used]
 
@@ -108,8 +111,83 @@ def to_host(whole: Tensor) -> tuple[Tensor, Any]:
         return whole, None
     if whole.device.type != "cuda":
         return whole.cpu(), None
-    host = torch.empty(whole.shape, pin_memory=True)
+    host = torch.empty(whole.shape, dtype=whole.dtype, device="cpu", pin_memory=True)
     host.copy_(whole, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record()
     return host, arrived
+
+
+class Measured(NamedTuple):
+    """One measurement within a step, before its numbers have come from the device."""
+
+    site: int
+    size: int
+    device: torch.device
+    row: int
+    channels: tuple[int, int]
+
+
+class Bulk(NamedTuple):
+    """Norms of many tensors, computed by one call, on their way to the host."""
+
+    sites: list[int]
+    counts: list[int]
+    norms: Tensor
+    arrived: Any
+
+    def host(self) -> Any:
+        """The norms, waiting for them if they have not arrived."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.norms.numpy()
+
+
+@dataclass
+class Step:
+    """A finished step whose tables may still be on their way."""
+
+    number: int
+    level: int
+    measured: list[Measured]
+    snapshots: dict[torch.device, Snapshot]
+    bulk: list[Bulk]
+
+    def spoiled(self) -> bool:
+        """Whether a sum or a norm is not finite, in a step in which nothing else was taken."""
+        sums = any(not np.isfinite(s.numpy()[0][:, 0]).all() for s in self.snapshots.values())
+        return sums or any(not np.isfinite(b.host()).all() for b in self.bulk)
+
+    def ready(self) -> bool:
+        """Whether every table has arrived."""
+        return all(s.ready() for s in self.snapshots.values()) and all(
+            b.arrived is None or b.arrived.query() for b in self.bulk
+        )
+
+    def columns(self) -> dict[str, Any]:
+        """The rows of the step as columns of the recording."""
+        hosts = {device: snapshot.numpy() for device, snapshot in self.snapshots.items()}
+        rows = [hosts[m.device][0][m.row] for m in self.measured] + [_bulk_rows(b) for b in self.bulk]
+        table = np.vstack(rows).astype(np.float64)
+        columns: dict[str, Any] = dict(zip(FIELDS, table.T, strict=True))
+        for name in ("nonzero", "nonfinite"):
+            columns[name] = np.nan_to_num(columns[name], nan=-1).astype(np.int64)
+        ids = [m.site for m in self.measured] + [i for b in self.bulk for i in b.sites]
+        counts = [m.size for m in self.measured] + [n for b in self.bulk for n in b.counts]
+        columns["site"] = np.array(ids, dtype=np.int32)
+        columns["count"] = np.array(counts, dtype=np.int64)
+        columns["calls"] = np.ones(len(ids), dtype=np.int32)
+        columns["level"] = np.full(len(ids), self.level, dtype=np.int8)
+        active = [_bits(hosts[m.device][1][slice(*m.channels)]) for m in self.measured]
+        columns["active"] = active + [b""] * (len(ids) - len(active))
+        return columns
+
+
+def _bulk_rows(bulk: Bulk) -> Any:
+    rows = np.full((len(bulk.sites), len(FIELDS)), np.nan, dtype=np.float64)
+    rows[:, FIELDS.index("sumsq")] = bulk.host().astype(np.float64) ** 2
+    return rows
+
+
+def _bits(maxima: Any) -> bytes:
+    return np.packbits(maxima > 0).tobytes() if len(maxima) else b""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch.utils import checkpoint
 
 _PRUNE = 256
-_top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore: None)
+top_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore: None)
 _Frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
 
 
@@ -50,7 +51,7 @@ class Segments:
 
     def forward(self, here: Any) -> Segment | None:
         """The block that a forward is in, if it is in one."""
-        hooks = _top_hooks(True)
+        hooks = top_hooks(True)
         if hooks is not None:
             owner = next(
                 (c for c in map(_content, hooks[0].__closure__ or ()) if _Frame and isinstance(c, _Frame)), None

@@ -30,14 +30,9 @@ def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
     """
     __tracebackhide__ = True
     for tap in taps:
-        site = tap.site
-        if not tap.on or (event.recompute and not (tap.edited or tap.recomputes)):
-            continue
-        if (site.leaf is not None and site.leaf != event.site.leaf) or (
-            site.call is not None and site.call != event.call
-        ):
-            continue
-        value = _run(tap, value, event)
+        skipped = event.recompute and not (tap.edited or tap.recomputes)
+        if tap.on and not skipped and (tap.broad or tap.means(event)):
+            value = _run(tap, value, event)
     return value
 
 
@@ -46,8 +41,9 @@ def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
     version = version_of(value)
     try:
         result = tap.act(value, event)
-        if result is not None or version_of(value) != version:
-            check_edit(value, result, tap.action, event.site, in_place=version_of(value) != version)
+        in_place = version_of(value) != version
+        if result is not None or in_place:
+            check_edit(value, result, tap.action, event.site, in_place=in_place)
     except Exception as error:  # noqa: BLE001 - whatever a user's action raises gets its place put in front
         _failed(tap, value, event, error)
         return value

@@ -122,7 +122,7 @@ class Timeline:
         return iter(self.entries)
 
     def __len__(self) -> int:
-        """How many firings are kept: the last 10,000."""
+        """How many firings are kept: the last 2,000."""
         return len(self.entries)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kedge.flow import Event, Schedule
-from kedge.hooks.checkpoints import Segment, Segments
+from kedge.hooks.checkpoints import Segment, Segments, top_hooks
 from kedge.hooks.dynamo import look_for_hooks
 from kedge.sites.site import Site
 
@@ -205,9 +205,10 @@ class Passes(threading.local):
             self.begin(inside=False)
         call = calls.get(key, 0)
         calls[key] = call + 1
-        segment = self.segments.forward(here)
-        if segment is not None:
-            segment.calls.setdefault(key, []).append(call)
+        if top_hooks(True) is not None or (here.graded and not torch.is_grad_enabled()):
+            segment = self.segments.forward(here)
+            if segment is not None:
+                segment.calls.setdefault(key, []).append(call)
         return call, False
 
     def _recount(self, task: int, key: Any) -> int:
@@ -235,11 +236,9 @@ class Passes(threading.local):
     def event(self, site: Site, call: int, recompute: bool) -> Event:
         """Make the event of a forward value."""
         here, clock = self.here, self.clock
-        origin = here.segment or here if recompute else here
-        return Event(
-            site, call, origin.pass_, clock.backward() if recompute else -1, clock.step, origin.micro_batch,
-            clock.rank, origin.replica, recompute,
-        )  # fmt: skip
+        origin, backward = (here.segment or here, clock.backward()) if recompute else (here, -1)
+        micro_batch, replica = origin.micro_batch, origin.replica
+        return Event(site, call, origin.pass_, backward, clock.step, micro_batch, clock.rank, replica, recompute)
 
 
 def rank() -> int:

@@ -20,7 +20,7 @@ from kedge.hooks.telling import warn
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-_TIMELINE = 10_000
+_TIMELINE = 2_000
 _PRUNE = 1_000
 
 
@@ -93,7 +93,7 @@ class Session:
         return Ledger.of(self.taps)
 
     def timeline(self) -> Timeline:
-        """Return the last 10,000 firings in the order in which they happened."""
+        """Return the last 2,000 firings in the order in which they happened."""
         return Timeline(tuple((event, tap.label) for tap, event in self.fired))
 
     def end(self, *, quiet: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kedge.flow import Action, Bindable, Schedule
+from kedge.flow import Action, Bindable, Event, Schedule
 from kedge.hooks.contract import as_act
 from kedge.sites.site import Site
 
@@ -16,13 +16,27 @@ class Tap:
     """One action at one site, for as long as its session lasts."""
 
     __slots__ = (
-        "__weakref__", "act", "action", "edit", "edited", "failed", "fired", "gate", "key", "on", "recomputes", "session", "site",
-        "takes_event", "when",
-    )  # fmt: skip
+        *(
+            "__weakref__",
+            "act",
+            "action",
+            "broad",
+            "edit",
+            "edited",
+            "failed",
+            "fired",
+            "gate",
+            "key",
+            "on",
+            "recomputes",
+        ),
+        *("session", "site", "takes_event", "when"),
+    )
 
     def __init__(self, session: Session, site: Site, action: Action, when: Schedule | None) -> None:
         self.session, self.site, self.action, self.when = session, site, action, when
         self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
+        self.broad = site.leaf is None and site.call is None
         self.recomputes: bool = getattr(action, "recomputes", False)
         self.edited = self.failed = False
         self.fired = 0
@@ -31,6 +45,12 @@ class Tap:
         self.edit: Any = None
         self.key = -1
         self.on = when is None or when(session.clock.step)
+
+    def means(self, event: Event) -> bool:
+        """Whether an event is of the leaf and the call that were asked for."""
+        site = self.site
+        leaf = site.leaf is None or site.leaf == event.site.leaf
+        return leaf and (site.call is None or site.call == event.call)
 
     @property
     def observes(self) -> bool:

@@ -35,8 +35,8 @@ class NeverFired:
     Severity:
         - warning: a trainable parameter got no gradient in the whole run, a module that holds one was
           never called, or .forward() was called in place of the module, so that nobody's hooks fire.
-        - info: a module without trainable parameters was never called, or a fused path computes what
-          it would have (the output projection of MultiheadAttention).
+        - info: a module without trainable parameters was never called, what it holds is called one
+          by one, or something else computes what it would have, as in MultiheadAttention.
 
     Evidence:
         The sites, and the cause as the ledger gives it.
@@ -56,7 +56,7 @@ class NeverFired:
         """Give one finding for every cause."""
         silent = [entry for entry in recording.ledger if not entry["fired"] and not _by_design(entry)]
         uncalled = [entry for entry in silent if not _is_gradient(entry)]
-        paths = {_path(entry) for entry in uncalled}
+        paths = {_path(entry) for entry in uncalled if not _ran_inside(entry["cause"])}
         unreached = [e for e in silent if e["site"].endswith(":param.grad")]
         lost = [entry for entry in unreached if not any(_within(_path(entry), path) for path in paths)]
         trainable = {path for path in paths if any(_within(_path(entry), path) for entry in unreached)}
@@ -70,7 +70,7 @@ class NeverFired:
             path, cause = _path(entry), entry["cause"]
             if any(_within(path, other) for other in paths if other != path):
                 continue
-            loud = (path in trainable or _is_bypass(cause)) and not _is_fused(cause)
+            loud = (path in trainable or _is_direct(cause)) and not _is_bypassed(cause)
             groups.setdefault(("warning" if loud else "info", cause), {}).setdefault(path, entry)
         for (severity, cause), entries in groups.items():
             yield self._finding(severity, list(entries.values()), f"never fired: {cause}")
@@ -121,12 +121,18 @@ def _is_gradient(entry: Entry) -> bool:
     return kind.startswith(("out.grad", "in.grad", "in.share", "param.grad", "param.acc"))
 
 
-def _is_fused(cause: str) -> bool:
-    return "fused" in cause or "ran without it" in cause
+def _is_bypassed(cause: str) -> bool:
+    """Tell whether something else computes what the module would have."""
+    return "bypassed" in cause or "fused" in cause or "ran without it" in cause
 
 
-def _is_bypass(cause: str) -> bool:
-    return ".forward()" in cause
+def _is_direct(cause: str) -> bool:
+    return ".forward() was called directly" in cause
+
+
+def _ran_inside(cause: str) -> bool:
+    """Tell whether what the module holds ran, though the module itself was not called."""
+    return _is_direct(cause) or "what it holds was" in cause
 
 
 def _path(entry: Entry) -> str:

@@ -24,6 +24,7 @@ the paragraph in ``docs/messages.md``::
     │   ├── NewerFormat         written by a newer Kedge
     │   ├── RecordingExists     refused to overwrite
     │   └── NoSuchSite          the recording has no such site
+    ├── NoSuchRule              no rule has this code
     └── ScriptError             the program to run cannot be started
 
     KedgeWarning
@@ -159,6 +160,12 @@ class NoSuchSite(RecordingError, LookupError):
     """The recording holds no site of this name; the message names the nearest ones."""
 
     slug = "no-such-site"
+
+
+class NoSuchRule(KedgeError, LookupError):
+    """No rule has this code; the message names the nearest ones."""
+
+    slug = "no-such-rule"
 
 
 class ScriptError(KedgeError):

@@ -11,8 +11,8 @@ import pytest
 from goldens import DOCS, FOLDER, MAKERS, findings, load, write
 from scenes import NAN, all_of, chain
 
-from kedge.errors import KedgeError
-from kedge.rules.registry import ALL, NoSuchRule, check, explain, markdown
+from kedge.errors import KedgeError, NoSuchRule
+from kedge.rules.registry import ALL, check, explain, markdown
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.store.recording import Recording
 

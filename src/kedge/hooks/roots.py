@@ -10,8 +10,12 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from kedge.flow import Act, Sink
+from kedge.hooks import dynamo
 from kedge.hooks.schedule import Passes
 from kedge.sites.site import Site
+
+_EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
+_CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
 
 
 class Gauge(Protocol):
@@ -19,6 +23,7 @@ class Gauge(Protocol):
 
     sink: Any
     level: int
+    muted: bool
     seats: dict[Site, Any]
     channel_dims: dict[str, int | None]
     events: int
@@ -66,6 +71,10 @@ class Root:
         """The path under which one of its sites is recorded."""
         return ".".join(p for p in (self.prefix, path) if p)
 
+    def entry(self) -> dict[str, Any]:
+        """What the recording says of it."""
+        return {"name": self.name, "prefix": self.prefix, "parameters": self.parameters}
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -84,3 +93,21 @@ class Summary:
     sampled: int
     seconds: float
     watching: float
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside what compiles or replicates it."""
+    module = dynamo.unwrap(module)
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    return unwrapped(module.module) if isinstance(module, parallel) else module
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether `DataParallel` made it for one call, of a model that is hooked itself."""
+    return bool(getattr(module, "_is_replica", False))
+
+
+def channel_dims(model: nn.Module, modules: Mapping[str, nn.Module], root: Root) -> dict[str, int | None]:
+    """Where the channels of a three-dimensional value are: second in convolutional models, else last."""
+    first = any(isinstance(m, _CHANNELS_FIRST) for m in model.modules())
+    return {root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)}

@@ -28,6 +28,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -35,7 +36,7 @@ from kedge.errors import ActionDisabled
 from kedge.flow import Act
 from kedge.hooks import compiled, dynamo
 from kedge.hooks.attach import Target, has_optimizer
-from kedge.hooks.roots import Gauge, Log, Root, Summary
+from kedge.hooks.roots import Gauge, Log, Root, Summary, channel_dims, is_replica, unwrapped
 from kedge.hooks.schedule import Passes, every
 from kedge.hooks.session import Session
 from kedge.hooks.tap import Tap
@@ -44,7 +45,6 @@ from kedge.sites.site import Site, escape
 from kedge.store.rows import FINITENESS, FULL
 
 _SAMPLE = 1024
-_EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
 _KEEPS_FINITE = frozenset(
     {
         *("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "Tanh", "Sigmoid", "Hardsigmoid", "Softmax", "Embedding"),
@@ -53,7 +53,6 @@ _KEEPS_FINITE = frozenset(
         *("AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d"),
     }
 )
-_CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
 _OFF = 0
 
 
@@ -111,6 +110,7 @@ class Watch:
         self._written = (0, 0)
         self._undo = ExitStack()
         self._samples: dict[int, Tensor] = {}
+        self._unfinished: list[Root] = []
         self._began = time.perf_counter()
         self.session.clock.on_step.append(self._spare(self._step_ended))
         self.session.clock.on_pass.append(self._spare(self._pass_began))
@@ -130,12 +130,18 @@ class Watch:
         """Write what is left, and remove every hook."""
         if os.getpid() != self.pid:
             return
+        try:
+            if not self.failed:
+                self._write_last()
+        finally:
+            self._undo.close()
+            self.session.end(quiet=True)
+
+    def _write_last(self) -> None:
         with self._timed():
             self.meter.finish()
         silent = [e for e in self.session.ledger() if e.cause is not None and e.site.kind in ("out", "param.grad")]
         self.log.event({"kind": "ledger", "sites": [_silent(e) for e in silent]})
-        self._undo.close()
-        self.session.end(quiet=True)
 
     @property
     def summary(self) -> Summary:
@@ -167,13 +173,22 @@ class Watch:
     def _entered(self, module: nn.Module, args: Any) -> None:
         """See every module call of the program; the first call of a root makes it watched."""
         known = self._known.get(id(module))
-        if (known is not None and known() is module) or compiled.in_backward():
+        if (known is not None and known() is module) or is_replica(module) or compiled.in_backward():
             return
         self._know([module])
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
         if not captured and not any(root.passes.here.inside for root in self.roots):
             with self._timed():
-                self._watch(_unwrapped(module))
+                self._watch(unwrapped(module))
+            self._begin_first(module, args)
+
+    def _begin_first(self, module: nn.Module, args: Any) -> None:
+        """Begin the call under way, of whose hooks PyTorch had made the list before these were there."""
+        target = self.session.targets.get(id(module))
+        if target is not None:
+            target.begin(module, args)
+            if id(module) in target.before:
+                target.before[id(module)](module, args, {})
 
     def _know(self, modules: Iterable[nn.Module]) -> None:
         self._known.update((id(m), weakref.ref(m)) for m in modules)
@@ -183,7 +198,7 @@ class Watch:
         fresh = {name: m for name, m in named.items() if not self._is_known(m) or m is module}
         self._know(named.values())
         target = self.session.targets[id(module)] = Target(self.session, module)
-        parameters = sum(p.numel() for p in module.parameters())
+        parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
         name = type(module).__name__
         types = {n: type(m).__name__ for n, m in fresh.items()}
         root = Root(weakref.ref(module), len(self.roots), name, self._prefix(name), parameters, types, target.passes)
@@ -192,6 +207,8 @@ class Watch:
             self.session.clock.look()
         self.roots.append(root)
         self._hook(module, root, fresh)
+        if any(is_lazy(p) for p in module.parameters()):
+            self._unfinished.append(root)
 
     def _is_known(self, module: nn.Module) -> bool:
         known = self._known.get(id(module))
@@ -206,14 +223,33 @@ class Watch:
     def _hook(self, module: nn.Module, root: Root, fresh: Mapping[str, nn.Module]) -> None:
         action = Prefixed(self.meter, root)
         paths = [n for n, m in fresh.items() if runs(m) and self._selected(root, n, m)]
-        self.meter.channel_dims.update(_channel_dims(module, fresh, root))
+        self.meter.channel_dims.update(channel_dims(module, fresh, root))
         for selector, when in (("out", None), ("in", None), ("out.grad", self.schedule)):
             _hook_each(self.session, module, paths, selector, action, when)
-        for name, param in module.named_parameters():
-            if id(param) not in self.params and self._selected(root, name, module):
-                self.params[id(param)] = (weakref.ref(param), Site(root.label(name), "param"))
-        chosen = [n for n, p in module.named_parameters() if p.requires_grad and id(p) in self.params]
-        _hook_each(self.session, module, chosen, "param.grad", action, self.schedule)
+        self._hook_parameters(module, root)
+
+    def _hook_parameters(self, module: nn.Module, root: Root) -> None:
+        fresh = [
+            (name, param)
+            for name, param in module.named_parameters()
+            if not is_lazy(param) and self._site_of(param) is None and self._selected(root, name, module)
+        ]
+        for name, param in fresh:
+            self.params[id(param)] = (weakref.ref(param), Site(root.label(name), "param"))
+        chosen = [name for name, param in fresh if param.requires_grad]
+        _hook_each(self.session, module, chosen, "param.grad", Prefixed(self.meter, root), self.schedule)
+
+    def _finish_lazy(self) -> None:
+        """Hook the parameters that a first forward has given their shapes."""
+        waiting, self._unfinished = self._unfinished, []
+        for root in waiting:
+            module = root.module()
+            if module is not None:
+                self._hook_parameters(module, root)
+
+    def _site_of(self, param: nn.Parameter) -> Site | None:
+        known = self.params.get(id(param))
+        return known[1] if known is not None and known[0]() is param else None
 
     def _selected(self, root: Root, path: str, module: nn.Module) -> bool:
         types = tuple(c.__name__ for c in type(module).__mro__)
@@ -227,17 +263,18 @@ class Watch:
         """Decide whether this pass is measured: validation between training steps is not."""
         clock = self.session.clock
         trains = clock.optimizer is not None or clock.awaited > 0
-        validates = trains and not passes.here.graded
-        level = _OFF if validates else FULL if self.schedule(clock.step) else FINITENESS
-        if level == FULL:
+        self.meter.muted = trains and not passes.here.graded
+        if self.meter.level == FULL and not self.meter.muted:
             self.sampled.add(clock.step)
-        self.meter.level = level
 
     def _step_ended(self, step: int) -> None:
         with self._timed():
             self.meter.flush()
+            if self._unfinished:
+                self._finish_lazy()
             if step in self.sampled:
                 self._relax()
+        self.meter.level = FULL if self.schedule(self.session.clock.step) else FINITENESS
 
     def _relax(self) -> None:
         """Leave out of the steps in between what cannot tell anything new; see Note [Two levels].
@@ -286,11 +323,7 @@ class Watch:
     def _held(self, optimizer: Optimizer) -> list[tuple[nn.Parameter, Site]]:
         held: list[tuple[nn.Parameter, Site]] = []
         for group in optimizer.param_groups:
-            for param in group["params"]:
-                known = self.params.get(id(param))
-                alive = known[0]() if known else None
-                if known is not None and alive is not None and alive is param:
-                    held.append((alive, known[1]))
+            held += [(p, site) for p in group["params"] if (site := self._site_of(p)) is not None]
         return held
 
     def _norms(self, step: int, tensors: list[tuple[Tensor, Site]]) -> None:
@@ -304,7 +337,7 @@ class Watch:
         size = (len(seats), sum(len(seat.sources) for seat in seats))
         if size != self._written:
             self._written = size
-            self.log.sites([self._entry(seat) for seat in seats], [_root_entry(root) for root in self.roots])
+            self.log.sites([self._entry(seat) for seat in seats], [root.entry() for root in self.roots])
         self.log.stats(step, columns)
 
     def _entry(self, seat: Any) -> dict[str, Any]:
@@ -338,19 +371,6 @@ def _hook_each(session: Session, module: nn.Module, paths: list[str], kind: str,
         session.hook(module, ", ".join(f"{escape(p)}:{kind}" for p in paths), action, when=when)
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
-    """The model inside what compiles or replicates it."""
-    module = dynamo.unwrap(module)
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    return _unwrapped(module.module) if isinstance(module, parallel) else module
-
-
-def _channel_dims(model: nn.Module, modules: Mapping[str, nn.Module], root: Root) -> dict[str, int | None]:
-    """Where the channels of a three-dimensional value are: second in convolutional models, else last."""
-    first = any(isinstance(m, _CHANNELS_FIRST) for m in model.modules())
-    return {root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)}
-
-
 def _sample(param: Tensor) -> Tensor:
     """Up to 1,024 elements of a parameter, evenly spread and always the same."""
     flat = param.detach().reshape(-1)
@@ -363,10 +383,6 @@ def _of(site: Site, kind: str) -> Site:
 
 def _inside(path: str, prefix: str) -> bool:
     return not prefix or path == prefix or path.startswith(prefix + ".")
-
-
-def _root_entry(root: Root) -> dict[str, Any]:
-    return {"name": root.name, "prefix": root.prefix, "parameters": root.parameters}
 
 
 def _silent(entry: Any) -> dict[str, Any]:

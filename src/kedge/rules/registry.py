@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from kedge.errors import KedgeError
+from kedge.errors import NoSuchRule
 from kedge.rules.explode import GradExplode
 from kedge.rules.ledger import NeverFired
 from kedge.rules.nonfinite import NanBorn
@@ -18,12 +18,6 @@ from kedge.store.recording import Recording
 
 #: Every rule with its default thresholds.
 ALL: tuple[Rule, ...] = (NanBorn(), GradExplode(), GradVanish(), DeadUnits(), UpdateRatio(), NeverFired())
-
-
-class NoSuchRule(KedgeError, LookupError):
-    """There is no rule of this code; the message names the nearest ones."""
-
-    slug = "no-such-rule"
 
 
 def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:

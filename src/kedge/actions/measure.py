@@ -133,13 +133,16 @@ class Meter:
 
         def observe(value: Tensor, event: Event) -> None:
             nonlocal seat
-            if not self.level or (forward and self.muted):
+            if not self.level or (forward and self.muted) or torch._C._is_tracing():
                 return
             start = time.perf_counter()
-            with self._lock:
+            with self._lock, reduce.plainly():
+                inner = reduce.whole(value)
                 if seat is None:
-                    seat = self.seats.get(site) or self._seat(site, value, event)
-                self.observe(seat, value, event.step)
+                    seat = self.seats.get(site) or self._seat(site, inner, event)
+                    # Under `vmap` the samples' dimension may be anywhere.
+                    seat.channels = seat.channels if inner is value else None
+                self.observe(seat, inner, event.step)
             self.events += 1
             self.seconds += time.perf_counter() - start
 
@@ -185,18 +188,12 @@ class Meter:
         return 1 if value.dim() != 3 else self.channel_dims[site.path]
 
     def _measure(self, seat: Seat, value: Tensor, what: str) -> Measured:
-        dim = self._channel_dim(seat.site, value)
-        if reduce.transforms():
-            with reduce.untransformed():
-                return self._enter(seat, reduce.whole(value), what, None)
-        return self._enter(seat, value, what, dim)
-
-    def _enter(self, seat: Seat, value: Tensor, what: str, dim: int | None) -> Measured:
         if not reduce.measurable(value):
             return self._pass_over(seat, value)
         elements, table = reduce.flat(value), self._table_on(value.device)
         measured = Measured(seat.id, elements.numel(), value.device, table.used, (0, 0))
         _REDUCE[what](elements, table.slot())
+        dim = self._channel_dim(seat.site, value)
         if dim is not None and what == "full" and value.shape[dim] == seat.channels:
             start = table.wide_used
             reduce.channels(value, dim, table.channels(seat.channels))
@@ -243,8 +240,9 @@ class Meter:
             if seat is None:
                 seat = self._seat(site, tensor, Event(site, 0, 0, -1, step, 0, 0, "", recompute=False))
             ids.append(seat.id)
-        norms = torch.stack(list(torch._foreach_norm([t for _, t in group], dtype=torch.float32)))
-        return Bulk(ids, [t.numel() for _, t in group], *to_host(norms))
+        real = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for _, t in group]
+        norms = torch.stack(list(torch._foreach_norm(real, dtype=torch.float32)))
+        return Bulk(ids, [t.numel() for t in real], *to_host(norms))
 
     def spoiled(self) -> bool:
         """Whether something measured in this step is known not to be finite; on a GPU, where asking waits, always true."""
@@ -256,7 +254,7 @@ class Meter:
 
     def flush(self) -> None:
         """End the step: send its tables on their way, and pass on those that have arrived."""
-        with self._lock:
+        with self._lock, reduce.plainly():
             self._seen.clear()
             if self._measured or self._bulk:
                 snapshots = {d: t.take() for d, t in self._tables.items() if t.used}

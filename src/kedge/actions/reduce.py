@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as untransformed
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 if TYPE_CHECKING:
     from kedge.actions.table import Slot
 
-__all__ = ["channels", "finite", "flat", "full", "measurable", "norm", "transforms", "untransformed", "whole"]
-
+_plain: AbstractContextManager[Any] = nullcontext()
 _CHUNK = 1 << 18
 _COUNTED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _NARROW = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
@@ -45,9 +45,11 @@ def measurable(value: Tensor) -> bool:
     return numbers and there and not value.is_nested and value.numel() > 0
 
 
-def transforms() -> bool:
-    """Tell whether a transform of `torch.func` is under way."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def plainly() -> AbstractContextManager[Any]:
+    """Suspend the transforms of `torch.func` under way: they refuse to write to what they did not make."""
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return _plain
+    return temporarily_clear_interpreter_stack()
 
 
 def whole(value: Tensor) -> Tensor:

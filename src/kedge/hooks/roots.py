@@ -14,6 +14,7 @@ from kedge.hooks import dynamo
 from kedge.hooks.schedule import Passes
 from kedge.sites.site import Site
 
+_SAMPLE = 1024
 _EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
 
@@ -111,3 +112,9 @@ def channel_dims(model: nn.Module, modules: Mapping[str, nn.Module], root: Root)
     """Where the channels of a three-dimensional value are: second in convolutional models, else last."""
     first = any(isinstance(m, _CHANNELS_FIRST) for m in model.modules())
     return {root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)}
+
+
+def sample(param: Tensor) -> Tensor:
+    """Up to 1,024 elements of a parameter, evenly spread and always the same."""
+    flat = param.detach().reshape(-1)
+    return flat[:: max(1, -(-flat.numel() // _SAMPLE))]

@@ -36,7 +36,7 @@ from kedge.errors import ActionDisabled
 from kedge.flow import Act
 from kedge.hooks import compiled, dynamo
 from kedge.hooks.attach import Target, has_optimizer
-from kedge.hooks.roots import Gauge, Log, Root, Summary, channel_dims, is_replica, unwrapped
+from kedge.hooks.roots import Gauge, Log, Root, Summary, channel_dims, is_replica, sample, unwrapped
 from kedge.hooks.schedule import Passes, every
 from kedge.hooks.session import Session
 from kedge.hooks.tap import Tap
@@ -44,7 +44,6 @@ from kedge.sites.select import Selector, runs
 from kedge.sites.site import Site, escape
 from kedge.store.rows import FINITENESS, FULL
 
-_SAMPLE = 1024
 _KEEPS_FINITE = frozenset(
     {
         *("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "Tanh", "Sigmoid", "Hardsigmoid", "Softmax", "Embedding"),
@@ -160,7 +159,7 @@ class Watch:
         """Make a hook that never ends the program: if Kedge fails, it says so once and steps aside."""
 
         def hook(*args: Any) -> None:
-            if torch.compiler.is_compiling() or self.failed or os.getpid() != self.pid:
+            if torch.compiler.is_compiling() or self.failed or os.getpid() != self.pid or torch._C._is_tracing():
                 return
             try:
                 work(*args)
@@ -176,6 +175,8 @@ class Watch:
         if (known is not None and known() is module) or is_replica(module) or compiled.in_backward():
             return
         self._know([module])
+        if isinstance(module, torch.jit.ScriptModule):
+            return  # PyTorch runs no hooks on it
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
         if not captured and not any(root.passes.here.inside for root in self.roots):
             with self._timed():
@@ -195,7 +196,11 @@ class Watch:
 
     def _watch(self, module: nn.Module) -> None:
         named = dict(module.named_modules())
-        fresh = {name: m for name, m in named.items() if not self._is_known(m) or m is module}
+        fresh = {
+            name: m
+            for name, m in named.items()
+            if (m is module or not self._is_known(m)) and not isinstance(m, torch.jit.ScriptModule)
+        }
         self._know(named.values())
         target = self.session.targets[id(module)] = Target(self.session, module)
         parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
@@ -245,6 +250,7 @@ class Watch:
         for root in waiting:
             module = root.module()
             if module is not None:
+                root.types.update((n, type(m).__name__) for n, m in module.named_modules() if n in root.types)
                 self._hook_parameters(module, root)
 
     def _site_of(self, param: nn.Parameter) -> Site | None:
@@ -301,7 +307,7 @@ class Watch:
             held = self._held(optimizer)
             step = self.session.clock.step
             if self.meter.level == FULL:
-                self._samples = {id(p): _sample(p).clone() for p, _ in held}
+                self._samples = {id(p): sample(p).clone() for p, _ in held}
                 self._norms(step, [(p, site) for p, site in held])
                 return
             graded = [
@@ -316,7 +322,7 @@ class Watch:
             return
         with self._timed():
             held = [(p, site) for p, site in self._held(optimizer) if id(p) in self._samples]
-            changes = [(_sample(p) - self._samples[id(p)], _of(site, "update")) for p, site in held]
+            changes = [(sample(p) - self._samples[id(p)], _of(site, "update")) for p, site in held]
             self._norms(self.session.clock.step, changes)
             self._samples = {}
 
@@ -369,12 +375,6 @@ _HOOK_SECONDS = 2.5e-6
 def _hook_each(session: Session, module: nn.Module, paths: list[str], kind: str, action: Any, when: Any) -> None:
     if paths:
         session.hook(module, ", ".join(f"{escape(p)}:{kind}" for p in paths), action, when=when)
-
-
-def _sample(param: Tensor) -> Tensor:
-    """Up to 1,024 elements of a parameter, evenly spread and always the same."""
-    flat = param.detach().reshape(-1)
-    return flat[:: max(1, -(-flat.numel() // _SAMPLE))]
 
 
 def _of(site: Site, kind: str) -> Site:

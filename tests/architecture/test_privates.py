@@ -1,0 +1,101 @@
+"""What PyTorch keeps to itself and Kedge uses all the same: each is there, and does what it is used for."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch.autograd import _get_sequence_nr
+from torch.utils import checkpoint
+
+
+def test_a_backward_pass_has_a_number():
+    """Recomputes and backward passes are told apart by the number of the graph task; -1 stands for none."""
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    (y := x * 2).register_hook(lambda g: seen.append(torch._C._current_graph_task_id()))
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+
+    assert torch._C._current_graph_task_id() == -1
+    assert -1 not in seen
+    assert len(set(seen)) == 2
+
+
+def test_a_checkpoint_keeps_one_object_from_its_forward_to_its_recompute():
+    """A non-reentrant checkpoint's frame is in the closure of the saved-tensor hooks in force."""
+    inside = []
+
+    def block(x):
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        inside.extend(type(cell.cell_contents) for cell in hooks[0].__closure__ or ())
+        return x.sin().cos()
+
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    checkpoint.checkpoint(block, torch.ones(2, requires_grad=True), use_reentrant=False)
+    assert checkpoint._CheckpointFrame in inside
+
+
+def test_a_reentrant_checkpoint_names_its_context():
+    """The frames of a reentrant checkpoint's two passes hold one context, under the name that Kedge looks for."""
+    assert "ctx" in checkpoint.CheckpointFunction.forward.__code__.co_varnames
+    assert "ctx" in checkpoint.CheckpointFunction.backward.__code__.co_varnames
+
+
+def test_tensors_count_changes_and_share_storages():
+    """A tensor's version counter and its storage's identity are those of every alias."""
+    x = torch.zeros(4)
+    alias = x.detach()
+    x.add_(1)
+
+    assert alias._version == x._version == 1
+    assert alias.untyped_storage()._cdata == x[1:].untyped_storage()._cdata
+
+
+def test_autograd_numbers_its_operations():
+    """An operation's number is one less than that of the next."""
+    y = torch.ones(2, requires_grad=True) * 2
+
+    assert y.grad_fn._sequence_nr() == _get_sequence_nr() - 1
+
+
+def test_norms_of_many_tensors_come_from_one_call():
+    """The multi-tensor norm gives one number a tensor, in the dtype that is asked for."""
+    norms = torch._foreach_norm([torch.ones(4), torch.ones(9, dtype=torch.bfloat16)], dtype=torch.float32)
+
+    assert [n.item() for n in norms] == [2, 3]
+    assert {n.dtype for n in norms} == {torch.float32}
+
+
+def test_dynamo_tells_whether_it_has_compiled_and_can_be_kept_out(compiled):
+    """Dynamo counts its frames, and functions can be marked as not for it."""
+    from torch._dynamo import config, convert_frame
+
+    torch.compiler.reset()
+    assert convert_frame.FRAME_COUNTER == 0
+    compiled(lambda x: x + 1, backend="eager")(torch.ones(2))
+
+    assert convert_frame.FRAME_COUNTER > 0
+    assert config.skip_nnmodule_hook_guards is True
+    assert callable(torch._C._dynamo.eval_frame.set_code_exec_strategy)
+
+
+def test_operators_can_have_an_effect():
+    """The operators of compiled code are registered as having an ordered effect."""
+    from torch._higher_order_ops.effects import _get_effect
+
+    import kedge.hooks.compiled  # noqa: F401 - defines them
+
+    assert all(_get_effect(getattr(torch.ops.kedge, n).default) is not None for n in ("value", "gradient", "begin"))
+
+
+def test_the_engine_takes_a_callback_for_the_end_of_a_backward():
+    """A share whose last part never comes is completed at the end of the backward pass."""
+    ended = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda g: torch.autograd.Variable._execution_engine.queue_callback(lambda: ended.append(1)))
+    y.sum().backward()
+    gc.collect()
+
+    assert ended == [1]

@@ -136,17 +136,24 @@ class Meter:
             if not self.level or (forward and self.muted) or torch._C._is_tracing():
                 return
             start = time.perf_counter()
-            with self._lock, reduce.plainly():
-                inner = reduce.whole(value)
-                if seat is None:
-                    seat = self.seats.get(site) or self._seat(site, inner, event)
-                    # Under `vmap` the samples' dimension may be anywhere.
-                    seat.channels = seat.channels if inner is value else None
-                self.observe(seat, inner, event.step)
+            with self._lock:
+                if reduce.transforms():
+                    seat = self._observe_whole(site, value, event)
+                else:
+                    seat = seat or self.seats.get(site) or self._seat(site, value, event)
+                    self.observe(seat, value, event.step)
             self.events += 1
             self.seconds += time.perf_counter() - start
 
         return observe
+
+    def _observe_whole(self, site: Site, value: Tensor, event: Event) -> Seat:
+        with reduce.plainly():
+            inner = reduce.whole(value)
+            seat = self.seats.get(site) or self._seat(site, inner, event)
+            seat.channels = None  # under `vmap` the samples' dimension may be anywhere
+            self.observe(seat, inner, event.step)
+        return seat
 
     def observe(self, seat: Seat, value: Tensor, step: int) -> None:
         """Measure a value, unless this very tensor was measured in this step already."""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _plain: AbstractContextManager[Any] = nullcontext()
 _CHUNK = 1 << 18
-_COUNTED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_HALF = frozenset({torch.float16, torch.bfloat16})
+_COUNTED = _HALF | {torch.float32, torch.float64}
 _NARROW = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
 
 
@@ -40,16 +41,20 @@ _scratch = _Scratch()
 
 def measurable(value: Tensor) -> bool:
     """Tell whether a tensor holds numbers that can be summed up where it is."""
-    numbers = value.dtype in _COUNTED or value.is_complex() or value.dtype in _NARROW
-    there = value.layout is torch.strided and value.device.type != "meta"
-    return numbers and there and not value.is_nested and value.numel() > 0
+    dtype = value.dtype
+    numbers = dtype in _COUNTED or dtype.is_complex or dtype in _NARROW
+    there = value.layout is torch.strided and not value.is_meta and not value.is_nested
+    return numbers and there and value.numel() > 0
+
+
+def transforms() -> bool:
+    """Tell whether a transform of `torch.func` is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def plainly() -> AbstractContextManager[Any]:
-    """Suspend the transforms of `torch.func` under way: they refuse to write to what they did not make."""
-    if torch._C._functorch.peek_interpreter_stack() is None:
-        return _plain
-    return temporarily_clear_interpreter_stack()
+    """Suspend the transforms under way: they refuse to write to what they did not make."""
+    return temporarily_clear_interpreter_stack() if transforms() else _plain
 
 
 def whole(value: Tensor) -> Tensor:
@@ -86,7 +91,10 @@ def finite(x: Tensor, slot: Slot) -> None:
 
 def norm(x: Tensor, slot: Slot) -> None:
     """Write the sum of squares."""
-    if x.dtype is torch.float32:
+    large = x.numel() > _CHUNK or x.dtype in _HALF
+    if large and x.device.type == "cpu":
+        slot.sumsq.copy_(_squares_on_cpu(x))
+    elif x.dtype is torch.float32:
         torch.dot(x, x, out=slot.sumsq)
     else:
         slot.sumsq.copy_(_squares(x))
@@ -135,11 +143,17 @@ def _count_on_cpu(x: Tensor, slot: Slot) -> None:
 
 
 def _total(x: Tensor) -> Tensor:
-    return x.sum(dtype=torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x.sum()
+    return x.sum(dtype=torch.float32) if x.dtype in _HALF else x.sum()
+
+
+def _squares_on_cpu(x: Tensor) -> Tensor:
+    """Sum squares up piece by piece: in float32, one sum of many millions would be wrong by percents."""
+    pieces = (piece.float() if x.dtype in _HALF else piece for piece in x.split(_CHUNK))
+    return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum()
 
 
 def _squares(x: Tensor) -> Tensor:
-    if x.dtype in (torch.float16, torch.bfloat16):
+    if x.dtype in _HALF:
         norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float32)
         return norm.square()
     return torch.dot(x, x)

@@ -313,12 +313,12 @@ def has_optimizer(model: nn.Module | None) -> bool:
 
 def count_steps(clock: Clock, model: nn.Module) -> Callable[[], None]:
     """Let a clock count the steps of the optimizer that holds this model's parameters; returns the undo."""
-    held = {id(p) for p in model.parameters()}
+    held, whose = {id(p) for p in model.parameters()}, id(model)
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if clock.optimizer is None and any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
-            clock.optimizer = id(optimizer), id(model)
-        if clock.optimizer == (id(optimizer), id(model)):
+            clock.optimizer = id(optimizer), whose
+        if clock.optimizer == (id(optimizer), whose):
             clock.end_step()
 
     return register_optimizer_step_post_hook(stepped).remove

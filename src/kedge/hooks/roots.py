@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -75,6 +75,24 @@ class Root:
     def entry(self) -> dict[str, Any]:
         """What the recording says of it."""
         return {"name": self.name, "prefix": self.prefix, "parameters": self.parameters}
+
+
+class Prefixed:
+    """The meter, as one root's sites see it: their recorded paths begin with the root's prefix."""
+
+    observes = True
+    recomputes = False
+
+    def __init__(self, meter: Gauge, root: Root) -> None:
+        self.meter, self.root = meter, root
+
+    def __repr__(self) -> str:
+        """As the meter."""
+        return repr(self.meter)
+
+    def bind(self, site: Site) -> Act:
+        """Return what measures one site of this root."""
+        return self.meter.bind(replace(site, path=self.root.label(site.path)))
 
 
 @dataclass(frozen=True)

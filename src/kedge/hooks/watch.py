@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,10 +34,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from kedge.errors import ActionDisabled
-from kedge.flow import Act
 from kedge.hooks import compiled, dynamo
 from kedge.hooks.attach import Target, has_optimizer
-from kedge.hooks.roots import Gauge, Log, Root, Summary, channel_dims, is_replica, sample, unwrapped
+from kedge.hooks.roots import Gauge, Log, Prefixed, Root, Summary, channel_dims, is_replica, sample, unwrapped
 from kedge.hooks.schedule import Passes, every
 from kedge.hooks.session import Session
 from kedge.hooks.tap import Tap
@@ -53,24 +53,8 @@ _KEEPS_FINITE = frozenset(
     }
 )
 _OFF = 0
-
-
-class Prefixed:
-    """The meter, as one root's sites see it: their recorded paths begin with the root's prefix."""
-
-    observes = True
-    recomputes = False
-
-    def __init__(self, meter: Gauge, root: Root) -> None:
-        self.meter, self.root = meter, root
-
-    def __repr__(self) -> str:
-        """As the meter."""
-        return repr(self.meter)
-
-    def bind(self, site: Site) -> Act:
-        """Return what measures one site of this root."""
-        return self.meter.bind(replace(site, path=self.root.label(site.path)))
+_PATIENCE = 30
+"""How often another optimizer may step before it is taken to be in charge; critics step some 5 times a generator's."""
 
 
 class _WatchSession(Session):
@@ -108,8 +92,11 @@ class Watch:
         self._known: dict[int, weakref.ref[nn.Module]] = {}
         self._written = (0, 0)
         self._undo = ExitStack()
-        self._samples: dict[int, Tensor] = {}
+        self._samples: dict[int, dict[int, Tensor]] = {}
         self._unfinished: list[Root] = []
+        self._leading: weakref.ref[Optimizer] | None = None
+        self._attaching = threading.RLock()
+        self._idle = 0
         self._began = time.perf_counter()
         self.session.clock.on_step.append(self._spare(self._step_ended))
         self.session.clock.on_pass.append(self._spare(self._pass_began))
@@ -179,7 +166,7 @@ class Watch:
             return  # PyTorch runs no hooks on it
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
         if not captured and not any(root.passes.here.inside for root in self.roots):
-            with self._timed():
+            with self._attaching, self._timed():
                 self._watch(unwrapped(module))
             self._begin_first(module, args)
 
@@ -208,12 +195,13 @@ class Watch:
         types = {n: type(m).__name__ for n, m in fresh.items()}
         root = Root(weakref.ref(module), len(self.roots), name, self._prefix(name), parameters, types, target.passes)
         if parameters and not any(r.parameters for r in self.roots):
-            self.session.clock.lead(target.passes, lambda: has_optimizer(module))
+            self.session.clock.lead(target.passes, lambda: has_optimizer(root.module()))
             self.session.clock.look()
         self.roots.append(root)
         self._hook(module, root, fresh)
         if any(is_lazy(p) for p in module.parameters()):
             self._unfinished.append(root)
+        target.held = None  # the program's models live as long as the program wants
 
     def _is_known(self, module: nn.Module) -> bool:
         known = self._known.get(id(module))
@@ -243,6 +231,8 @@ class Watch:
             self.params[id(param)] = (weakref.ref(param), Site(root.label(name), "param"))
         chosen = [name for name, param in fresh if param.requires_grad]
         _hook_each(self.session, module, chosen, "param.grad", Prefixed(self.meter, root), self.schedule)
+        for station in self.session.targets[id(module)].stations.values():
+            station.param = None  # as with the module itself: they live as long as the program wants
 
     def _finish_lazy(self) -> None:
         """Hook the parameters that a first forward has given their shapes."""
@@ -300,14 +290,28 @@ class Watch:
             return seat is not None and bool(seat.sources) and None not in seat.sources
         return root.types.get(tap.site.path) in _KEEPS_FINITE
 
+    def _follow(self, optimizer: Optimizer) -> None:
+        """Let another optimizer make the steps when the one that made them is gone, or has long been idle."""
+        clock = self.session.clock
+        leading = self._leading() if self._leading is not None else None
+        if clock.optimizer is None or leading is optimizer:
+            self._idle = 0
+        elif self._leading is None:
+            self._leading = weakref.ref(optimizer) if clock.optimizer[0] == id(optimizer) else None
+        else:
+            self._idle += 1
+            if leading is None or self._idle > _PATIENCE:
+                clock.optimizer, self._leading = None, None
+
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._follow(optimizer)
         if self.meter.level == _OFF:
             return
         with self._timed():
             held = self._held(optimizer)
             step = self.session.clock.step
             if self.meter.level == FULL:
-                self._samples = {id(p): sample(p).clone() for p, _ in held}
+                self._samples[id(optimizer)] = {id(p): sample(p).clone() for p, _ in held}
                 self._norms(step, [(p, site) for p, site in held])
                 return
             graded = [
@@ -318,13 +322,13 @@ class Watch:
                 self._norms(step, [(p, site) for p, site in held])
 
     def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._samples:
+        before = self._samples.pop(id(optimizer), None)
+        if not before:
             return
         with self._timed():
-            held = [(p, site) for p, site in self._held(optimizer) if id(p) in self._samples]
-            changes = [(sample(p) - self._samples[id(p)], _of(site, "update")) for p, site in held]
+            held = [(p, site) for p, site in self._held(optimizer) if id(p) in before]
+            changes = [(sample(p) - before[id(p)], _of(site, "update")) for p, site in held]
             self._norms(self.session.clock.step, changes)
-            self._samples = {}
 
     def _held(self, optimizer: Optimizer) -> list[tuple[nn.Parameter, Site]]:
         held: list[tuple[nn.Parameter, Site]] = []

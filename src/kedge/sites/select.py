@@ -121,8 +121,8 @@ class Selection:
 
 def runs(module: nn.Module) -> bool:
     """Tell whether a module has a forward of its own; lists and dicts of modules have none."""
-    forward = getattr(type(module).forward, "__name__", "")
-    return forward != "_forward_unimplemented"
+    forward = getattr(type(module), "forward", None)  # TorchScript's have none of their own
+    return getattr(forward, "__name__", "") != "_forward_unimplemented"
 
 
 def type_names(module: nn.Module) -> tuple[str, ...]:

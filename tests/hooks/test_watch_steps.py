@@ -1,0 +1,239 @@
+"""Watching a program: what a step is, which are measured, and what is seen in those between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from watched import Conv, Memory, images, watch
+
+from kedge.rules.registry import check
+
+
+def trained(model: nn.Module, steps: int, **spare: Callable[[int], None]) -> None:
+    """Train, doing something before each step's forward."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(steps):
+        spare.get("before", lambda step: None)(step)
+        optimizer.zero_grad()
+        model(images()).square().mean().backward()
+        optimizer.step()
+
+
+def test_one_step_in_so_many_is_measured_in_full() -> None:
+    """A healthy run leaves nothing of the steps between."""
+    log = watch(lambda: trained(Conv(), 23), every=5)
+    assert log.steps(level=2) == [0, 5, 10, 15, 20]
+    assert {row["step"] for row in log.rows} == set(log.steps(level=2))
+    summary = log.watch.summary
+    assert (summary.steps, summary.sampled, summary.sites) == (23, 5, len(log.entries))
+    assert 0 < summary.watching < summary.seconds
+
+
+def test_the_passes_of_an_accumulated_gradient_are_one_step() -> None:
+    """Steps are the optimizer's; all micro-batches of a sampled one are measured."""
+
+    def program() -> None:
+        model = Conv()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for i in range(12):
+            model(images(2 + i % 3)).square().mean().backward()
+            if i % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    log = watch(program, every=2)
+    recording = log.recording()
+    assert log.watch.summary.steps == 4
+    for site in ("conv:out", ":out", "fc:out.grad", "conv.weight:param.grad"):
+        rows = recording.rows(site)
+        assert (rows.step.tolist(), rows.calls.tolist()) == ([0, 2], [3, 3])
+    assert recording.rows(":out").count.tolist() == [9 * 3, 9 * 3]
+    assert recording.rows("conv.weight:param").calls.tolist() == [1, 1]
+
+
+def test_without_an_optimizer_each_forward_is_a_step() -> None:
+    """Nothing needs a gradient for being watched."""
+    model = Conv()
+
+    def program() -> None:
+        with torch.inference_mode():
+            for _ in range(7):
+                model(images())
+
+    log = watch(program, every=3)
+    assert log.steps(level=2) == [0, 3, 6]
+    assert (log.watch.summary.steps, log.watch.summary.sampled) == (7, 3)
+    assert {e["kind"] for e in log.entries} == {"in", "out"}
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_validation_is_not_measured(off: Any) -> None:
+    """Neither before the first step, nor between two, whatever batch it takes."""
+    model = Conv()
+
+    def validate(step: int) -> None:
+        with off():
+            for _ in range(3):
+                model(torch.full((64, 1, 6, 6), 1e4))
+
+    log = watch(lambda: trained(model, 5, before=validate), every=2)
+    rows = log.recording().rows("conv:out")
+    assert (rows.step.tolist(), rows.calls.tolist()) == ([0, 2, 4], [1, 1, 1])
+    assert rows.statistic("absmax").max() < 100
+    assert log.watch.summary.steps == 5
+
+
+def test_a_teacher_that_runs_without_gradients_hides_nothing_of_its_student() -> None:
+    """A pass that is not measured between a forward and its backward leaves the backward measured."""
+    student, teacher = Conv(), nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(student.parameters(), 0.1)
+        for _ in range(3):
+            x = images()
+            out = student(x)
+            with torch.no_grad():
+                aim = teacher(x)
+            (out - aim).square().mean().backward()
+            optimizer.step()
+
+    log = watch(program, every=1)
+    recording = log.recording()
+    for site in ("conv:out.grad", "conv.weight:param", "conv.weight:update"):
+        assert recording.rows(site).step.tolist() == [0, 1, 2], site
+    assert [t for t in log.texts() if t.startswith("Sequential")] == []
+
+
+def test_an_optimizer_that_calls_the_model_itself_makes_one_step() -> None:
+    """All forwards within one call of `step` belong to it, on schedule and off."""
+    model, x = Conv(), images()
+
+    def program() -> None:
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(5):
+            optimizer.step(closure)
+
+    log = watch(program, every=2)
+    recording = log.recording()
+    assert log.watch.summary.steps == 5
+    assert {row["step"] for row in log.rows} == {0, 2, 4}
+    assert log.steps(level=2) == [0, 2, 4]
+    assert (recording.rows("conv:out").calls >= 2).all()
+    assert recording.rows("conv.weight:update").step.tolist() == [2, 4]
+
+
+def test_a_second_training_goes_on_counting() -> None:
+    """When the optimizer that made the steps is gone or no longer used, the next one makes them."""
+    kept: list[Any] = []
+
+    def program() -> None:
+        trained(Conv(), 4)
+        model = Conv()
+        for steps in (5, 50):
+            kept.append(optimizer := torch.optim.SGD(model.parameters(), 0.01))
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(images()).square().mean().backward()
+                optimizer.step()
+
+    log = watch(program, every=1)
+    assert 4 + 5 + 50 - 31 <= log.watch.summary.steps <= 4 + 5 + 50
+    assert len(log.recording().rows("Conv.conv:out")) >= 5 + 50 - 31
+
+
+class Log(nn.Module):
+    """Takes a logarithm, of zero if it is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.gate = nn.Identity()
+        self.head = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def forward(self, x: Tensor, *, broken: bool = False) -> Tensor:
+        y = self.gate(self.body(x).abs() * (0.0 if broken else 1.0))
+        return self.head(torch.log(y))
+
+
+def break_at(*steps: int, last: int = 20) -> Memory:
+    """Train, with a logarithm of zero in some steps; what it does to the weights is undone."""
+
+    def program() -> None:
+        model = Log()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(last):
+            saved = [p.detach().clone() for p in model.parameters()]
+            optimizer.zero_grad()
+            model(torch.randn(3, 4), broken=step in steps).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                if step in steps:
+                    for p, old in zip(model.parameters(), saved, strict=True):
+                        p.copy_(old)
+
+    log: Memory = watch(program, every=10)
+    return log
+
+
+def test_a_nan_between_two_sampled_steps_is_seen_where_it_was_born() -> None:
+    """The step is written although it was off schedule, and the rule names the first producer."""
+    log = break_at(13)
+    assert (log.steps(level=1)[0], log.steps(level=1)[-1], log.steps(level=2)[-1]) == (13, 13, 10)
+    ids = {e["id"]: e["site"] for e in log.entries}
+    written = {ids[row["site"]] for row in log.rows if row["step"] == 13}
+    assert {"body:out", "head.0:out", "head.2:out", ":out"} <= written
+    assert {"body.weight:param.grad", "head.2.weight:param.grad", "head.2.weight:param"} <= written
+    assert not any(site.endswith(("out.grad", "update")) for site in written)
+    (finding, *_) = [f for f in check(log.recording()) if f.code == "NAN-BORN"]
+    assert (finding.site, finding.step) == ("head:in", 13)
+
+
+def test_a_nan_in_a_sampled_step_is_seen_there() -> None:
+    """On schedule and off, the rule comes to the same place."""
+    log = break_at(10)
+    assert log.steps(level=1) == []
+    (finding, *_) = [f for f in check(log.recording()) if f.code == "NAN-BORN"]
+    assert (finding.site, finding.step) == ("head:in", 10)
+
+
+def test_at_most_32_steps_between_are_written() -> None:
+    """A run that is not finite for long does not fill the disk."""
+    log = break_at(*range(11, 60), last=60)
+    assert len(set(log.steps(level=1))) == 32
+    assert log.steps(level=2)[0] == 0
+    assert sorted(set(log.steps(level=2))) == [0, 10, 20, 30, 40, 50]
+
+
+def test_a_gradient_alone_that_is_not_finite_is_seen_between_two_sampled_steps() -> None:
+    """An infinite derivative at finite values shows in the parameters' gradients."""
+
+    def program() -> None:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        for step in range(8):
+            optimizer.zero_grad()
+            out = model(torch.randn(2, 3))
+            ((out * 0).sqrt() if step == 5 else out.square()).sum().backward()
+            kept = [p.detach().clone() for p in model.parameters()]
+            optimizer.step()
+            with torch.no_grad():
+                for p, old in zip(model.parameters(), kept, strict=True):
+                    p.copy_(old)
+
+    log = watch(program)
+    assert set(log.steps(level=1)) == {5}
+    ids = {e["id"]: e["site"] for e in log.entries}
+    bad = {ids[r["site"]] for r in log.rows if r["step"] == 5 and r["sumsq"] != r["sumsq"] and r["sum"] != r["sum"]}
+    assert "1.weight:param.grad" in bad
+    assert [f.step for f in check(log.recording()) if f.code == "NAN-BORN"] == [5]

@@ -207,10 +207,12 @@ def test_a_nan_in_a_sampled_step_is_seen_there() -> None:
     assert (finding.site, finding.step) == ("head:in", 10)
 
 
-def test_at_most_32_steps_between_are_written() -> None:
-    """A run that is not finite for long does not fill the disk."""
+def test_a_step_between_is_written_only_if_something_is_newly_not_finite() -> None:
+    """A run that is not finite for long does not fill the disk, and what breaks again later is seen again."""
     log = break_at(*range(11, 60), last=60)
-    assert len(set(log.steps(level=1))) == 32
+    assert set(log.steps(level=1)) == {11}
+    again = break_at(13, 25, last=30)
+    assert set(again.steps(level=1)) == {13, 25}
     assert log.steps(level=2)[0] == 0
     assert sorted(set(log.steps(level=2))) == [0, 10, 20, 30, 40, 50]
 

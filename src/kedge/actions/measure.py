@@ -115,7 +115,8 @@ class Meter:
         self._tables: dict[torch.device, DeviceTable] = {}
         self._measured: list[Measured] = []
         self._bulk: list[Bulk] = []
-        self.spoiled_left = _SPOILED_KEPT
+        self._spoiled: frozenset[int] = frozenset()
+        self._spoiled_left = _SPOILED_KEPT
         self.events = 0
         self.seconds = 0.0
         self._seen: dict[int, Seen] = {}
@@ -278,10 +279,8 @@ class Meter:
                 self._emit(self._pending.popleft())
 
     def _emit(self, step: Step) -> None:
-        if step.level == FINITENESS:
-            if self.spoiled_left <= 0 or not step.spoiled():
-                return
-            self.spoiled_left -= 1
+        if step.level == FINITENESS and not self._is_news(step):
+            return
         columns = step.columns()
         if self.sink is not None:
             self.sink.stats(step.number, columns)
@@ -289,6 +288,17 @@ class Meter:
             self.series.setdefault(step.number, []).append({"step": step.number, **columns})
             while self.keep is not None and len(self.series) > self.keep:
                 del self.series[next(iter(self.series))]
+
+    def _is_news(self, step: Step) -> bool:
+        """Whether something is not finite in a step in between that was finite in the one before.
+
+        A module whose output is infinite in every step must not hide what goes wrong later.
+        """
+        spoiled, known = step.spoiled(), self._spoiled
+        self._spoiled = spoiled
+        news = bool(spoiled - known) and self._spoiled_left > 0
+        self._spoiled_left -= news
+        return news
 
     def read(self, name: str, why: Callable[[str], str]) -> Statistics:
         """Return the statistics of a site in its newest step."""

@@ -153,10 +153,13 @@ class Step:
     snapshots: dict[torch.device, Snapshot]
     bulk: list[Bulk]
 
-    def spoiled(self) -> bool:
-        """Whether a sum or a norm is not finite, in a step in which nothing else was taken."""
-        sums = any(not np.isfinite(s.numpy()[0][:, 0]).all() for s in self.snapshots.values())
-        return sums or any(not np.isfinite(b.host()).all() for b in self.bulk)
+    def spoiled(self) -> frozenset[int]:
+        """The sites whose sum or norm is not finite, in a step in which nothing else was taken."""
+        finite = {device: np.isfinite(s.numpy()[0][:, 0]) for device, s in self.snapshots.items()}
+        sites = [m.site for m in self.measured if not finite[m.device][m.row]]
+        for bulk in self.bulk:
+            sites += [site for site, good in zip(bulk.sites, np.isfinite(bulk.host()), strict=True) if not good]
+        return frozenset(sites)
 
     def ready(self) -> bool:
         """Whether every table has arrived."""

@@ -19,6 +19,7 @@ from kedge.cli.watching import Watching
 if TYPE_CHECKING:
     from kedge.hooks.roots import Summary
 
+NO_MODULE = "the program called no module in this process, outside of functions that are compiled as a whole"
 #: How many rules the last lines name.
 NAMED_RULES = 3
 
@@ -148,7 +149,7 @@ def _last_words(output: str, recorder: Recorder, summary: Summary | None) -> Ite
         yield "nothing was recorded: the program did not import torch"
         return
     if recorder.writer is None:
-        yield "nothing was recorded" + ("" if recorder.failed else ": the program called no module")
+        yield "nothing was recorded" + ("" if recorder.failed else f": {NO_MODULE}")
         return
     cost = percent(summary.watching / summary.seconds) if summary.seconds else "nothing"
     yield (

@@ -31,7 +31,7 @@ class Sites:
         """Run the first step and print the list."""
         program = program_of(args)
         program.check()
-        watching = Watching(FirstStep(), "**", 1, messenger())
+        watching = Watching(FirstStep(), "**", 1, messenger(), holding=True)
         watching.begin()
         with redirect_stdout(sys.stderr):
             ending = program.run()

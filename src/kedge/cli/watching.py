@@ -22,11 +22,15 @@ class Watching:
         sites: A selector.
         every: One step in this many is measured in full.
         complain: Tells the user.
+        holding: Keep the models alive, to look at them when the program has ended.
     """
 
-    def __init__(self, log: Log, sites: str, every: int, complain: Callable[[str], None]) -> None:
+    def __init__(
+        self, log: Log, sites: str, every: int, complain: Callable[[str], None], *, holding: bool = False
+    ) -> None:
         self.log, self.sites, self.every, self.complain = log, sites, every, complain
         self.watch: Watch | None = None
+        self.holding = holding
         self._import = AfterImport("torch", self._begin)
         self._dynamo = AfterImport("torch._dynamo.eval_frame", hush)
         self._pid = os.getpid()
@@ -60,6 +64,7 @@ class Watching:
             from kedge.hooks.watch import Watch
 
             self.watch = Watch(Meter(), self.log, sites=self.sites, n=self.every)
+            self.watch.holding = [] if self.holding else None
             self.watch.__enter__()
         except Exception as error:  # noqa: BLE001 - this runs inside the program's own import of torch
             self.complain(f"cannot watch: {error!r}; the program goes on unwatched")

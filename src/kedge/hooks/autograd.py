@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils.hooks import unserializable_hook
 
 from kedge.errors import EditError
 from kedge.flow import Event
@@ -115,6 +116,8 @@ def attach_node(station: Station, node: Node) -> RemovableHandle:
 
 class Listener:
     """Fires the taps of one gate with the gradient of one tensor."""
+
+    __torch_unserializable__ = True  # a tensor is sent or saved without it, and without a warning
 
     def __init__(self, gate: Gate, origin: Event) -> None:
         self.gate, self.origin = gate, origin
@@ -277,4 +280,5 @@ def edge_of(tensor: Tensor) -> Any:
     return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
+unserializable_hook(Station.fire)
 untraced(Station.fire, Listener.__call__, Share.passed, attach_accumulated, attach_node, listen_share)

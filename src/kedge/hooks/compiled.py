@@ -160,14 +160,21 @@ def editing(act: Any, key: int) -> Any:
     return Edit
 
 
+def _leaves() -> bool:
+    """Whether the graph is made to leave this process: an exported program must load without Kedge."""
+    return torch.compiler.is_exporting()
+
+
 def begin(key: int) -> None:
     """Put the beginning of a forward pass into the graph; the graph itself runs with grad mode off."""
-    _ops.begin(_ANY, key, torch.is_grad_enabled())
+    if not _leaves():
+        _ops.begin(_ANY, key, torch.is_grad_enabled())
 
 
 def end(key: int) -> None:
     """Put the end of a forward pass into the graph."""
-    _ops.end(_ANY, key)
+    if not _leaves():
+        _ops.end(_ANY, key)
 
 
 def after(gate: After, output: Any) -> Any:
@@ -185,6 +192,8 @@ def _through(gate: After, leaf: str, tensor: Tensor) -> Tensor:
     for tap in reversed(gate.taps["out.grad"]):  # the last identity is the first that backward meets
         if tap.site.leaf is not None and tap.site.leaf != leaf:
             continue
+        if tap.observes and _leaves():
+            continue
         if tap.observes:
             _ops.passed(tensor.detach(), tap.key, leaf)
             tensor = _Listen.apply(tensor, tap.key, leaf)  # type: ignore[no-untyped-call]
@@ -199,12 +208,14 @@ def _forward_taps(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
         if tap.site.leaf is not None and tap.site.leaf != leaf:
             continue
         if tap.observes:  # whether it is on schedule is looked up when it runs: reading it here would recompile
-            _ops.value(tensor.detach(), tap.key, leaf)
+            if not _leaves():
+                _ops.value(tensor.detach(), tap.key, leaf)
             continue
         if not tap.on:
             continue
         _needs_no_event(tap)
-        _ops.applied(tensor.detach(), tap.key)
+        if not _leaves():
+            _ops.applied(tensor.detach(), tap.key)
         result = tap.action(tensor)
         if result is not None:
             check_edit(tensor, result, tap.action, tap.site)

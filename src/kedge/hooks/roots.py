@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,6 +17,17 @@ from kedge.sites.site import Site
 _SAMPLE = 1024
 _EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
+
+
+KEEPS_FINITE = frozenset(
+    {
+        *("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "Tanh", "Sigmoid", "Hardsigmoid", "Softmax", "Embedding"),
+        *("Identity", "Flatten", "Unflatten", "ZeroPad2d", "Dropout", "Dropout1d", "Dropout2d"),
+        *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AdaptiveMaxPool2d"),
+        *("AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d"),
+    }
+)
+"""Modules that make finite values of finite ones."""
 
 
 class Gauge(Protocol):
@@ -136,3 +147,21 @@ def sample(param: Tensor) -> Tensor:
     """Up to 1,024 elements of a parameter, evenly spread and always the same."""
     flat = param.detach().reshape(-1)
     return flat[:: max(1, -(-flat.numel() // _SAMPLE))]
+
+
+def entry_of(seat: Any, roots: Sequence[Root]) -> dict[str, Any]:
+    """What the recording says of a site; see docs/recording.md."""
+    path, kind = seat.site.path, seat.site.kind
+    root = max((r for r in roots if _inside(path, r.prefix)), key=lambda r: len(r.prefix))
+    of_param = kind.startswith("param") or kind == "update"
+    owner = path.rpartition(".")[0] if of_param else path
+    inner = owner[len(root.prefix) :].lstrip(".") if root.prefix else owner
+    return {
+        "id": seat.id, "site": str(seat.site), "path": path, "kind": kind, "type": root.types.get(inner, ""),
+        "root": root.index, "shape": list(seat.shape), "dtype": seat.dtype, "channels": seat.channels,
+        "from": list(seat.sources), "owner": owner, "node": seat.node,
+    }  # fmt: skip
+
+
+def _inside(path: str, prefix: str) -> bool:
+    return not prefix or path == prefix or path.startswith(prefix + ".")

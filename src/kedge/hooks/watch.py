@@ -36,7 +36,20 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from kedge.errors import ActionDisabled
 from kedge.hooks import compiled, dynamo
 from kedge.hooks.attach import Target, has_optimizer
-from kedge.hooks.roots import Gauge, Log, Prefixed, Root, Summary, channel_dims, is_replica, sample, unwrapped
+from kedge.hooks.causes import explain
+from kedge.hooks.roots import (
+    KEEPS_FINITE,
+    Gauge,
+    Log,
+    Prefixed,
+    Root,
+    Summary,
+    channel_dims,
+    entry_of,
+    is_replica,
+    sample,
+    unwrapped,
+)
 from kedge.hooks.schedule import Passes, every
 from kedge.hooks.session import Session
 from kedge.hooks.tap import Tap
@@ -44,14 +57,6 @@ from kedge.sites.select import Selector, runs
 from kedge.sites.site import Site, escape
 from kedge.store.rows import FINITENESS, FULL
 
-_KEEPS_FINITE = frozenset(
-    {
-        *("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "Tanh", "Sigmoid", "Hardsigmoid", "Softmax", "Embedding"),
-        *("Identity", "Flatten", "Unflatten", "ZeroPad2d", "Dropout", "Dropout1d", "Dropout2d"),
-        *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AdaptiveMaxPool2d"),
-        *("AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d"),
-    }
-)
 _OFF = 0
 _PATIENCE = 30
 """How often another optimizer may step before it is taken to be in charge; critics step some 5 times a generator's."""
@@ -76,6 +81,9 @@ class Watch:
         log: Where records go.
         sites: A selector; outputs, gradients and parameters at the paths it names are measured.
         n: One step in `n` is measured in full.
+
+    Attributes:
+        holding: Set to a list to have it keep the roots alive to the end.
     """
 
     def __init__(self, meter: Gauge, log: Log, *, sites: str = "**", n: int = 10) -> None:
@@ -89,6 +97,7 @@ class Watch:
         self.sampled: set[int] = set()
         self.spent = 0.0
         self.failed = False
+        self.holding: list[nn.Module] | None = None
         self._known: dict[int, weakref.ref[nn.Module]] = {}
         self._written = (0, 0)
         self._undo = ExitStack()
@@ -126,8 +135,17 @@ class Watch:
     def _write_last(self) -> None:
         with self._timed():
             self.meter.finish()
-        silent = [e for e in self.session.ledger() if e.cause is not None and e.site.kind in ("out", "param.grad")]
-        self.log.event({"kind": "ledger", "sites": [_silent(e) for e in silent]})
+        silent = [t for t in self.session.taps if t.site.kind in ("out", "param.grad") and not t.fired]
+        self.log.event({"kind": "ledger", "sites": [self._silence(tap) for tap in silent]})
+
+    def _silence(self, tap: Tap) -> dict[str, Any]:
+        """Say why a site never fired, under the path it is recorded with."""
+        param = getattr(tap.gate, "param", None)
+        known = self.params.get(id(param)) if param is not None else None
+        root = next((r for r in self.roots if r.passes is getattr(tap.gate, "passes", None)), None)
+        path = known[1].path if known is not None else root.label(tap.site.path) if root is not None else tap.site.path
+        cause = explain(tap)
+        return {"site": str(replace(tap.site, path=path)), "fired": 0, "cause": cause.why, "remedy": cause.remedy}
 
     @property
     def summary(self) -> Summary:
@@ -202,6 +220,8 @@ class Watch:
         if any(is_lazy(p) for p in module.parameters()):
             self._unfinished.append(root)
         target.held = None  # the program's models live as long as the program wants
+        if self.holding is not None:
+            self.holding.append(module)
 
     def _is_known(self, module: nn.Module) -> bool:
         known = self._known.get(id(module))
@@ -288,7 +308,7 @@ class Watch:
         if site.kind == "in":
             seat = self.meter.seats.get(site)
             return seat is not None and bool(seat.sources) and None not in seat.sources
-        return root.types.get(tap.site.path) in _KEEPS_FINITE
+        return root.types.get(tap.site.path) in KEEPS_FINITE
 
     def _follow(self, optimizer: Optimizer) -> None:
         """Let another optimizer make the steps when the one that made them is gone, or has long been idle."""
@@ -347,20 +367,8 @@ class Watch:
         size = (len(seats), sum(len(seat.sources) for seat in seats))
         if size != self._written:
             self._written = size
-            self.log.sites([self._entry(seat) for seat in seats], [root.entry() for root in self.roots])
+            self.log.sites([entry_of(seat, self.roots) for seat in seats], [root.entry() for root in self.roots])
         self.log.stats(step, columns)
-
-    def _entry(self, seat: Any) -> dict[str, Any]:
-        path, kind = seat.site.path, seat.site.kind
-        root = max((r for r in self.roots if _inside(path, r.prefix)), key=lambda r: len(r.prefix))
-        of_param = kind.startswith("param") or kind == "update"
-        owner = path.rpartition(".")[0] if of_param else path
-        inner = owner[len(root.prefix) :].lstrip(".") if root.prefix else owner
-        return {
-            "id": seat.id, "site": str(seat.site), "path": path, "kind": kind, "type": root.types.get(inner, ""),
-            "root": root.index, "shape": list(seat.shape), "dtype": seat.dtype, "channels": seat.channels,
-            "from": list(seat.sources), "owner": owner, "node": seat.node,
-        }  # fmt: skip
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -383,14 +391,6 @@ def _hook_each(session: Session, module: nn.Module, paths: list[str], kind: str,
 
 def _of(site: Site, kind: str) -> Site:
     return replace(site, kind=kind)
-
-
-def _inside(path: str, prefix: str) -> bool:
-    return not prefix or path == prefix or path.startswith(prefix + ".")
-
-
-def _silent(entry: Any) -> dict[str, Any]:
-    return {"site": str(entry.site), "fired": 0, "cause": entry.cause.why, "remedy": entry.cause.remedy}
 
 
 def _abandon(watch: Watch | None) -> None:

@@ -187,6 +187,8 @@ def _arrived(wiring: Wiring, moment: Moment, module: Module) -> Birth:
     chain = list(_tail(wiring, moment, module))
     site = moment.bad(chain[-1].grads)[0]
     for same in (*reversed(chain), *_holders(wiring, module)):
+        if same not in chain and moment.finite(same.grads):  # its own forward goes on after the module
+            return Birth("gap", site, same, same.grads[:1], 0.9)
         consumers = [m for m in wiring.consumers(same) if m.position > same.position]
         if consumers:
             return _consumed(wiring, moment, site, consumers)

@@ -198,5 +198,7 @@ def _counted(rows: Rows) -> Ints:
 
 def _steady(present: Bools) -> Bools:
     """Tell the gradients that are there in nine tenths of the steps; all, if none is."""
+    if not present.size:
+        return np.ones(len(present), dtype=bool)
     kept = np.asarray(present.mean(axis=1) >= 0.9)
     return kept if kept.any() else np.ones(len(present), dtype=bool)

@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import nn
 
@@ -119,6 +120,15 @@ class Selection:
         return "\n".join([f'"{self.selector}" stands for {len(self)} sites:', *lines])
 
 
+_T = TypeVar("_T")
+
+
+def _candidates(named: dict[str, _T], term: Term) -> dict[str, _T]:
+    """What a term may stand for: the one of its name, if the name says so, which spares a search of large models."""
+    name = term.literal
+    return {name: named[name]} if name is not None and name in named else named
+
+
 def runs(module: nn.Module) -> bool:
     """Tell whether a module has a forward of its own; lists and dicts of modules have none."""
     forward = getattr(type(module), "forward", None)  # TorchScript's have none of their own
@@ -161,7 +171,7 @@ class Layout:
     def _modules(self, term: Term) -> list[Place]:
         hits = {
             id(m): m
-            for name, m in self.modules.items()
+            for name, m in _candidates(self.modules, term).items()
             if (runs(m) or term.literal == name) and term.matches(name, type_names(m))
         }
         if any(not runs(m) for m in hits.values()):
@@ -170,7 +180,8 @@ class Layout:
         return [Place(Site(self.first[i], kind, term.leaf, term.call), m) for i, m in hits.items()]
 
     def _params(self, term: Term) -> list[Place]:
-        hits = {id(p): p for n, p in self.params.items() if term.matches(n, type_names(self.owner(n)))}
+        candidates = _candidates(self.params, term)
+        hits = {id(p): p for n, p in candidates.items() if term.matches(n, type_names(self.owner(n)))}
         names = [(self.first_param[i], p) for i, p in hits.items()]
         return [Place(Site(n, term.kind or "param", term.leaf, term.call), self.owner(n), p) for n, p in names]
 

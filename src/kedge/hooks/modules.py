@@ -46,7 +46,7 @@ class Gate:
         self.taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(self.kinds, ())
         self.sites: dict[tuple[str, str], Site] = {}
         self.live = False
-        self.called = self.recalled = self.listened = self.refused = 0
+        self.called = self.recalled = self.listened = 0
         self.leaves: dict[str, None] = {}
         self.empty: str | None = None
         self.share_cause: str | None = None
@@ -100,13 +100,12 @@ class Gate:
             return
         for leaf, tensor in found:
             site = self.site(kind, leaf)
-            if tensor.requires_grad:
-                self.listened += not recompute
-                pulse = listen(tensor, self, self.passes.event(site, call, recompute))
-                if pulse is not None:
-                    self.pulses[kind] = pulse
-            else:
-                self.refused += 1
+            if not tensor.requires_grad:
+                continue
+            self.listened += not recompute
+            pulse = listen(tensor, self, self.passes.event(site, call, recompute))
+            if pulse is not None:
+                self.pulses[kind] = pulse
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
         """A copied model is not hooked: what stands in the copy's tables does nothing."""

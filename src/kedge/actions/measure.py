@@ -52,7 +52,6 @@ class Seat:
     Attributes:
         site: The site.
         id: Its number, in the order of first firing.
-        event: Its first event.
         shape: Shape of the first value.
         dtype: Its dtype, as "float32".
         channels: Number of channels, where activity is tracked.
@@ -62,7 +61,6 @@ class Seat:
 
     site: Site
     id: int
-    event: Event
     shape: tuple[int, ...]
     dtype: str
     channels: int | None
@@ -139,21 +137,21 @@ class Meter:
             start = time.perf_counter()
             with self._lock:
                 if reduce.transforms():
-                    seat = self._observe_whole(site, value, event)
+                    seat = self._observe_whole(site, value, event.step)
                 else:
-                    seat = seat or self.seats.get(site) or self._seat(site, value, event)
+                    seat = seat or self._seat(site, value)
                     self.observe(seat, value, event.step)
             self.events += 1
             self.seconds += time.perf_counter() - start
 
         return observe
 
-    def _observe_whole(self, site: Site, value: Tensor, event: Event) -> Seat:
+    def _observe_whole(self, site: Site, value: Tensor, step: int) -> Seat:
         with reduce.plainly():
             inner = reduce.whole(value)
-            seat = self.seats.get(site) or self._seat(site, inner, event)
+            seat = self._seat(site, inner)
             seat.channels = None  # under `vmap` the samples' dimension may be anywhere
-            self.observe(seat, inner, event.step)
+            self.observe(seat, inner, step)
         return seat
 
     def observe(self, seat: Seat, value: Tensor, step: int) -> None:
@@ -180,11 +178,15 @@ class Meter:
         self.flush()
         self.step, self._step_level = step, self.level
 
-    def _seat(self, site: Site, value: Tensor, event: Event) -> Seat:
+    def _seat(self, site: Site, value: Tensor) -> Seat:
+        """Return what is known of a site; with its first value it becomes known."""
+        known = self.seats.get(site)
+        if known is not None:
+            return known
         dim = self._channel_dim(site, value)
         node = value.grad_fn.name() if value.grad_fn is not None else None
         seat = Seat(
-            site, len(self.seats), event, () if value.is_nested else tuple(value.shape), str(value.dtype).removeprefix("torch."),
+            site, len(self.seats), () if value.is_nested else tuple(value.shape), str(value.dtype).removeprefix("torch."),
             None if dim is None else value.shape[dim], (), node,
         )  # fmt: skip
         self.seats[site] = seat
@@ -239,15 +241,10 @@ class Meter:
             for site, tensor in zip(sites, tensors, strict=True):
                 by_device.setdefault(tensor.device, []).append((site, tensor))
             for group in by_device.values():
-                self._bulk.append(self._norms(group, step))
+                self._bulk.append(self._norms(group))
 
-    def _norms(self, group: list[tuple[Site, Tensor]], step: int) -> Bulk:
-        ids = []
-        for site, tensor in group:
-            seat = self.seats.get(site)
-            if seat is None:
-                seat = self._seat(site, tensor, Event(site, 0, 0, -1, step, 0, 0, "", recompute=False))
-            ids.append(seat.id)
+    def _norms(self, group: list[tuple[Site, Tensor]]) -> Bulk:
+        ids = [self._seat(site, tensor).id for site, tensor in group]
         real = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for _, t in group]
         norms = torch.stack(list(torch._foreach_norm(real, dtype=torch.float32)))
         return Bulk(ids, [t.numel() for t in real], *to_host(norms))

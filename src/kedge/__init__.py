@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kedge.hooks.schedule import at, every
     from kedge.sites.select import select
     from kedge.sites.table import sites
+    from kedge.watching.watched import watch
 
 __all__ = [
     "add",
@@ -33,6 +34,7 @@ __all__ = [
     "select",
     "session",
     "sites",
+    "watch",
     "zero",
 ]
 __version__ = "0.1.0"
@@ -47,6 +49,7 @@ _HOME = {
     "hooks.schedule": ("at", "every"),
     "sites.select": ("select",),
     "sites.table": ("sites",),  # until the package of this name is there, which can be called as well
+    "watching.watched": ("watch",),
 }
 
 

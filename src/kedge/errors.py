@@ -23,8 +23,16 @@ the paragraph in ``docs/messages.md``::
     │   ├── NotARecording       the folder is not one, or is damaged
     │   ├── NewerFormat         written by a newer Kedge
     │   ├── RecordingExists     refused to overwrite
-    │   └── NoSuchSite          the recording has no such site
+    │   ├── BeingWritten        refused to replace what another process is writing
+    │   ├── NoSuchSite          the recording has no such site
+    │   ├── NoSuchRank          the recording has nothing of this rank
+    │   └── CannotCompare       two recordings have nothing in common
+    ├── WatchingFailed          a strict watch: Kedge itself failed
     ├── NoSuchRule              no rule has this code
+    ├── ConfigError             the settings in a file cannot be used
+    ├── MissingExtra            a package that this command needs is not installed
+    ├── QueryError              a query over a recording cannot be run
+    ├── CannotServe             a page cannot be served where it was asked for
     └── ScriptError             the program to run cannot be started
 
     KedgeWarning
@@ -156,16 +164,64 @@ class RecordingExists(RecordingError, FileExistsError):
     slug = "recording-exists"
 
 
+class BeingWritten(RecordingError):
+    """The recording is being written by a process that lives; the message names it."""
+
+    slug = "being-written"
+
+
 class NoSuchSite(RecordingError, LookupError):
     """The recording holds no site of this name; the message names the nearest ones."""
 
     slug = "no-such-site"
 
 
+class NoSuchRank(RecordingError, LookupError):
+    """The recording holds nothing of this rank; the message names those it holds."""
+
+    slug = "no-such-rank"
+
+
+class CannotCompare(RecordingError, ValueError):
+    """Two recordings have no site or no measured step in common; the message says what each has."""
+
+    slug = "cannot-compare"
+
+
+class WatchingFailed(KedgeError):
+    """A strict watch ended, and Kedge itself had failed; the message says in what."""
+
+    slug = "watching-failed"
+
+
 class NoSuchRule(KedgeError, LookupError):
     """No rule has this code; the message names the nearest ones."""
 
     slug = "no-such-rule"
+
+
+class ConfigError(KedgeError, ValueError):
+    """The settings in ``pyproject.toml`` cannot be used; the message names file and key."""
+
+    slug = "config-error"
+
+
+class MissingExtra(KedgeError):
+    """A command needs a package that is not installed; the message says what installs it."""
+
+    slug = "missing-extra"
+
+
+class QueryError(KedgeError, ValueError):
+    """A query over a recording cannot be run; the message says why, and what tables there are."""
+
+    slug = "query-error"
+
+
+class CannotServe(KedgeError, OSError):
+    """A page cannot be served on the port that was asked for."""
+
+    slug = "cannot-serve"
 
 
 class ScriptError(KedgeError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from kedge.sites.site import Site
 
@@ -104,3 +105,14 @@ def version_of(value: Tensor) -> int:
         return value._version
     except RuntimeError:  # inference tensors have no counter
         return -1
+
+
+def own_part(value: Tensor) -> Tensor:
+    """Return what this process holds of a tensor that is spread over several, such as a DTensor; another as it is.
+
+    To look at the whole would make the processes talk to each other, at a moment that is not the same for all.
+    """
+    if type(value) is Tensor or type(value) is Parameter:
+        return value
+    part = getattr(value, "_local_tensor", None)
+    return part if isinstance(part, Tensor) else value

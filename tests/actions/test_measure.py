@@ -166,7 +166,7 @@ def test_norm_and_finite_measure_nothing_else() -> None:
     assert norm.rms == pytest.approx(math.sqrt(12.5))
     assert (finite.sum, finite.count, finite.nonzero, finite.nonfinite) == (-1.0, 2, -1, 0)
     assert all(math.isnan(x) for x in (norm.sum, norm.max, norm.zero, finite.sumsq, finite.min, finite.rms))
-    assert math.isnan(measured(torch.tensor([math.nan]), "norm").nonfinite)
+    assert measured(torch.tensor([math.nan]), "norm").nonfinite == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
@@ -298,7 +298,7 @@ class Kernels(TorchDispatchMode):
 
 def test_a_full_measurement_is_a_handful_of_kernels_and_no_synchronisation() -> None:
     """Memory is read five times, and no number is fetched from the device on its own."""
-    model, x = nn.Identity(), torch.randn(4, 3)
+    model, x = nn.Identity(), torch.randn(200, 100)
     with kedge.hook(model, ":out", kedge.measure()) as stats:
         model(x)
         stats[":out"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import numpy as np
 import pytest
+from serving import Server
 
 from kedge.store.folder import create
 
@@ -93,3 +94,11 @@ def script(tmp_path: Path) -> Callable[..., str]:
         return name
 
     return write
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """Give a process that has imported torch and forks for each program."""
+    server = Server()
+    yield server
+    server.close()

@@ -36,6 +36,19 @@ def test_it_acts_once_when_the_module_has_been_imported(heavy: str) -> None:
     assert (before, acted) == ([], [True])
 
 
+def test_several_can_wait_for_one_module(heavy: str) -> None:
+    """Each acts once; the module keeps no sign of any."""
+    acted: list[int] = []
+    for number in (1, 2, 3):
+        AfterImport(heavy, lambda number=number: acted.append(number)).install()
+
+    module = importlib.import_module(heavy)
+
+    assert acted == [1, 2, 3]
+    assert module.__spec__ is not None
+    assert vars(module.__spec__.loader).keys() == {"name", "path"}
+
+
 def test_looking_for_the_module_is_not_importing_it(heavy: str) -> None:
     """A program may ask whether there is such a module; the later import still counts."""
     acted: list[str] = []

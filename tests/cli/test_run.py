@@ -237,11 +237,13 @@ def test_an_existing_recording_is_refused_before_the_program_starts(
 
     assert (refused.stdout, refused.returncode) == ("", 2)
     assert refused.stderr == (
-        "kedge: cannot write train.kedge: it exists; --force replaces it, -o chooses another name\n"
+        "kedge: cannot make the recording train.kedge: there is one already; "
+        "name another place, or replace it with --force (in code: force=True)\n"
     )
     assert (never.stdout, never.returncode) == ("", 2)
     assert never.stderr == (
-        "kedge: cannot write precious: it exists and is not a recording; choose another name with -o\n"
+        "kedge: cannot make the recording precious: something that is not a recording is there and is left alone; "
+        "name another place\n"
     )
     assert replaced.returncode == 0
     assert Recording.open(tmp_path / name).manifest["command"] == ["train.py", "1"]
@@ -258,7 +260,7 @@ def test_an_existing_recording_is_refused_before_the_program_starts(
         ),
         (
             ["-o", "no/it.kedge", "train.py"],
-            "kedge: cannot write no/it.kedge: there is no folder no; make it, or choose another -o\n",
+            "kedge: cannot make the recording no/it.kedge: there is no folder no; make it, or name another place\n",
         ),
         (["--", "nope.py", "-x"], "kedge: cannot run nope.py: there is no such file in {cwd}; check the path\n"),
     ],

@@ -49,10 +49,29 @@ def test_every_site_is_described() -> None:
     assert conv == {
         "id": 2, "site": "conv:out", "path": "conv", "kind": "out", "type": "Conv2d", "root": 0, "shape": [5, 4, 4, 4],
         "dtype": "float32", "channels": None, "from": [], "owner": "conv", "node": "ConvolutionBackward0",
+        "source": {
+            "file": conv["source"]["file"], "line": Conv.forward.__code__.co_firstlineno + 1, "function": "Conv.forward",
+            "text": "return self.fc(self.act(self.conv(x)).flatten(1))",
+        },
     }  # fmt: skip
+    assert conv["source"]["file"].endswith("watched.py")
     assert (act["channels"], act["type"], act["node"]) == (4, "ReLU", "ReluBackward0")
     assert (weight["owner"], weight["type"], weight["shape"]) == ("conv", "Conv2d", [4, 1, 3, 3])
-    assert log.roots == [{"name": "Conv", "prefix": "", "parameters": 4 * 9 + 4 + 64 * 3 + 3}]
+    (root,) = log.roots
+    assert (root["name"], root["prefix"], root["parameters"]) == ("Conv", "", 4 * 9 + 4 + 64 * 3 + 3)
+    assert [(m["path"], m["type"], m["parameters"]) for m in root["modules"]] == [
+        ("", "Conv", 0), ("conv", "Conv2d", 40), ("act", "ReLU", 0), ("fc", "Linear", 195),
+    ]  # fmt: skip
+
+
+def test_what_is_saved_for_backward_is_told_once() -> None:
+    """The first step's bill is the bytes that autograd keeps, by the module that saved them."""
+    log = watch(lambda: train(Conv(), 3))
+    (bill,) = [e for e in log.events if e["kind"] == "saved"]
+    kept = {m["path"]: m["bytes"] for m in bill["modules"]}
+    assert kept["conv"] == images().nbytes
+    assert kept["act"] == 5 * 4 * 4 * 4 * 4
+    assert bill["bytes"] == sum(kept.values())
 
 
 def test_outputs_gradients_and_activity_are_those_of_the_program() -> None:

@@ -41,7 +41,9 @@ class Memory:
         return [e["site"] for e in self.entries if kind in (None, e["kind"])]
 
     def steps(self, level: int) -> list[int]:
-        return sorted({row["step"] for row in self.rows if row["level"] == level})
+        """List the steps that were written at a level, apart from the curve of the gradients' norm."""
+        curves = {e["id"] for e in self.entries if e["kind"] == "grad.norm"}
+        return sorted({row["step"] for row in self.rows if row["level"] == level and row["site"] not in curves})
 
 
 def watch(program: Callable[[], Any], *, every: int = 10, sites: str = "**", log: Any = None) -> Any:

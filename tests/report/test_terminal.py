@@ -52,7 +52,7 @@ BORN = Finding(
 )
 DEAD = [
     Finding(
-        "DEAD-UNITS",
+        "DEAD-CHANNEL",
         "warning",
         site,
         40,
@@ -130,7 +130,7 @@ def test_a_report_of_80_columns() -> None:
             → Look at the range of what goes in: log, division and sqrt leave the finite
             numbers at 0; clamp it, or add an epsilon.
 
-        ! warning DEAD-UNITS  in 2 places
+        ! warning DEAD-CHANNEL  in 2 places
             · 3 of the 8 channels of features.relu:out were never above zero.
             · 2 of the 8 channels of features.conv:out were never above zero.
             → Lower the rate.
@@ -166,7 +166,7 @@ def test_a_report_of_160_columns() -> None:
             → Look at the range of what goes in: log, division and sqrt leave the finite numbers at 0; clamp it, or
             add an epsilon.
 
-        ! warning DEAD-UNITS  in 2 places
+        ! warning DEAD-CHANNEL  in 2 places
             · 3 of the 8 channels of features.relu:out were never above zero.
             · 2 of the 8 channels of features.conv:out were never above zero.
             → Lower the rate.
@@ -266,14 +266,14 @@ def test_an_odd_head_is_shown_as_it_is() -> None:
 
 def test_many_findings_of_one_rule_are_counted() -> None:
     """Five of a kind are shown, or all of them where all is asked for."""
-    many = [Finding("DEAD-UNITS", "info", f"s{i}:out", -1, f"s{i}:out is dead.", remedy="Wake it.") for i in range(7)]
+    many = [Finding("DEAD-CHANNEL", "info", f"s{i}:out", -1, f"s{i}:out is dead.", remedy="Wake it.") for i in range(7)]
 
     short = report(network(), many).split("\n\n")
     full = report(network(), many, extent=Extent(most=None)).split("\n\n")
 
     assert short[1] == "7 info"
     assert short[2].splitlines() == [
-        "i info    DEAD-UNITS  in 7 places",
+        "i info    DEAD-CHANNEL  in 7 places",
         *(f"    · s{i}:out is dead." for i in range(5)),
         "    → Wake it.",
         "    and 2 more: kedge check lists them",

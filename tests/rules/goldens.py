@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from scenes import ALL_GRADIENTS, INF, NAN, Course, chain, size, steady
+from scenes import ALL_GRADIENTS, INF, NAN, Course, chain, histogram, size, steady
 
 from kedge.rules.registry import check, markdown
 from kedge.store.recording import Recording
@@ -66,7 +66,7 @@ def grad_vanish(*, fires: bool) -> Golden:
     return _written(course)
 
 
-def dead_units(*, fires: bool) -> Golden:
+def dead_channel(*, fires: bool) -> Golden:
     """Silence six of eight channels from the third sample on, or another half of them in every step."""
     bits = [[c > 5 or i < 2 for c in range(8)] if fires else [(c + i) % 2 == 0 for c in range(8)] for i in range(14)]
     rows = [{"step": 10 * i, "site": "relu:out", "count": 2048, "sum": 1.0, "active": b} for i, b in enumerate(bits)]
@@ -85,7 +85,78 @@ def update_ratio(*, fires: bool) -> Golden:
     return _written(course)
 
 
-def never_fired(*, fires: bool) -> Golden:
+def near_overflow(*, fires: bool) -> Golden:
+    """Let a float16 activation come to a half of 65,504, or stay three doublings below it."""
+    rows = [
+        size(step, "fc:out", 100.0) | {"min": -9.0, "max": (3e4 if fires else 8e3) + step} for step in range(0, 50, 10)
+    ]
+    return {"roots": [], "sites": [{"site": "fc:out", "dtype": "float16"}], "rows": rows}
+
+
+def underflow(*, fires: bool) -> Golden:
+    """Put a tenth of float16 gradients below 2^-14, or a hundredth."""
+    names = ["fc:out.grad", "head:out.grad"]
+    drawn = histogram({-16: 10, -10: 90} if fires else {-16: 1, -10: 99})
+    rows = [size(step, name, 1e-3) | {"exponents": drawn} for step in range(12) for name in names]
+    return {"roots": [], "sites": [{"site": name, "dtype": "float16"} for name in names], "rows": rows}
+
+
+def grad_zero(*, fires: bool) -> Golden:
+    """Cut the gradient before the first of two layers, in all of twenty samples or in nineteen."""
+    course = Course(SAMPLES[:20])
+    course.weight("fc", lambda i: (0.1, 0.0 if fires or i else 1e-3, 0.0, 0.0))
+    course.weight("head", steady(0.1, 1e-3, 1e-4))
+    return _written(course)
+
+
+def spike(*, fires: bool) -> Golden:
+    """Let the loss of one unsampled step be like none before, or like the first."""
+    jump = {33: 9.0 if fires else 2.5}
+    losses = [2.0 / (1 + i / 4) + 0.01 * (i % 3) if i not in jump else jump[i] for i in range(50)]
+    rows = [
+        {"step": i, "site": "Loss:out", "count": 1, "sum": x, "level": 1 + (i % 10 == 0)} for i, x in enumerate(losses)
+    ]
+    return {
+        "roots": [{"name": "Net", "prefix": ""}, {"name": "Loss", "prefix": "Loss"}],
+        "sites": [{"site": "Loss:out", "root": 1, "shape": []}],
+        "rows": rows,
+    }
+
+
+def saturated(*, fires: bool) -> Golden:
+    """Drive two thirds of a hidden tanh to its ends, or a third."""
+    rows = [size(step, "tanh:out", 0.9) | {"sampled": 30, "saturated": 20 if fires else 10} for step in range(10)]
+    rows += [size(step, "head:out", 0.9) for step in range(10)]
+    return {"roots": [], "sites": [{"site": "tanh:out", "type": "Tanh"}, {"site": "head:out"}], "rows": rows}
+
+
+def init_scale(*, fires: bool) -> Golden:
+    """Multiply the scale by four from layer to layer, or by a half."""
+    course = Course(SAMPLES[:3])
+    for i in range(6):
+        course.weight(f"l{i}", steady(0.1, 1e-3, 1e-4), out=(4.0 if fires else 0.5) ** i)
+    return _written(course)
+
+
+def scale_drift(*, fires: bool) -> Golden:
+    """Double an output every hundred steps without end, or bring it to rest."""
+    course = Course(range(0, 600, 10))
+    course.weight("fc", steady(0.1, 1e-3, 1e-4), out=lambda i: 2.0 ** (i / 8 if fires else 6 * i / (i + 10)))
+    return _written(course)
+
+
+def unused_param(*, fires: bool) -> Golden:
+    """Give the optimizer one of two weights that get gradients, or both."""
+    course = Course(SAMPLES[:4])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    course.weight("head", steady(0.1, 1e-3, 1e-4))
+    left_out = {"head.weight:param", "head.weight:update"} if fires else set()
+    course.sites = [site for site in course.sites if f"{site.get('path')}:{site.get('kind')}" not in left_out]
+    course.rows = [row for row in course.rows if row["site"] not in left_out]
+    return _written(course)
+
+
+def never_called(*, fires: bool) -> Golden:
     """List a trainable module that was never called, or a frozen parameter."""
     uncalled = {"fired": 0, "cause": "never called while the hook was there", "remedy": "call it"}
     unreached = {"fired": 0, "cause": "the backward that ran did not reach it", "remedy": "use it"}
@@ -96,13 +167,50 @@ def never_fired(*, fires: bool) -> Golden:
     return {"roots": [], "sites": [{"site": "fc:out"}], "rows": rows, "events": [{"kind": "ledger", "sites": sites}]}
 
 
+def saved_memory(*, fires: bool) -> Golden:
+    """Have one module save most of a lot, or of next to nothing."""
+    mib = 2**20 if fires else 2**10
+    modules = [{"path": "attn", "bytes": 300 * mib, "tensors": 3}, {"path": "mlp", "bytes": 50 * mib, "tensors": 2}]
+    saved = {"kind": "saved", "step": 0, "bytes": 350 * mib, "modules": modules}
+    return {"roots": [], "sites": [{"site": "attn:out"}], "rows": [size(0, "attn:out", 1.0)], "events": [saved]}
+
+
+def rank_departs(*, fires: bool) -> Golden:
+    """Let one of four ranks go its own way from step 30 on, or only see other data than the others."""
+    sites = [{"site": "fc:out", "type": "Linear", "shape": [8, 16]}]
+    sites += [
+        {"site": f"fc.weight:{kind}", "path": "fc.weight", "kind": kind, "owner": "fc", "shape": [4, 4]}
+        for kind in ("param", "param.grad")
+    ]
+    sites.append({"site": ":grad.norm", "shape": [16]})
+    rows: list[dict[str, Any]] = []
+    for rank in range(4):
+        for step in range(0, 60, 10):
+            own = 1.001 if fires and rank == 2 and step >= 30 else 1.0
+            rows.append({"rank": rank, **size(step, "fc:out", 1 + 0.1 * rank, 128)})
+            rows.append({"rank": rank, **size(step, "fc.weight:param", 0.25 * own)})
+            rows.append({"rank": rank, **size(step, "fc.weight:param.grad", 1e-3 * (1 + rank))})
+            rows.append({"rank": rank, **size(step, ":grad.norm", 2.5e-3)})
+    return {"roots": [{"name": "Net", "prefix": "", "parameters": 16}], "sites": sites, "rows": rows}
+
+
 MAKERS: dict[str, Callable[..., Golden]] = {
     "NAN-BORN": nan_born,
+    "NEAR-OVERFLOW": near_overflow,
+    "UNDERFLOW": underflow,
     "GRAD-EXPLODE": grad_explode,
     "GRAD-VANISH": grad_vanish,
-    "DEAD-UNITS": dead_units,
+    "GRAD-ZERO": grad_zero,
+    "SPIKE": spike,
+    "DEAD-CHANNEL": dead_channel,
+    "SATURATED": saturated,
     "UPDATE-RATIO": update_ratio,
-    "NEVER-FIRED": never_fired,
+    "INIT-SCALE": init_scale,
+    "SCALE-DRIFT": scale_drift,
+    "UNUSED-PARAM": unused_param,
+    "NEVER-CALLED": never_called,
+    "SAVED-MEMORY": saved_memory,
+    "RANK-DEPARTS": rank_departs,
 }
 
 

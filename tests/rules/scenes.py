@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from kedge.store.exponents import BUCKETS, LOWEST, SMALLEST_NORMAL
 from kedge.store.recording import Recording
 
 NAN, INF = math.nan, math.inf
@@ -101,6 +102,14 @@ def size(step: int, site: str, rms: float, count: int = 16) -> dict[str, Any]:
     return {"step": step, "site": site, "count": count, "sumsq": rms * rms * count}
 
 
+def histogram(counts: Mapping[int, int]) -> list[int]:
+    """Write down a histogram of exponents: how many of the drawn elements have which power of two."""
+    buckets = [0] * BUCKETS
+    for power, number in counts.items():
+        buckets[power - LOWEST + 2 if power >= LOWEST else int(power >= SMALLEST_NORMAL)] = number
+    return buckets
+
+
 def chain(*, loss: bool = False) -> Scene:
     """Net: fc (with a weight), relu, log, head (with a weight), and a loss module if asked for."""
     scene = Scene()
@@ -153,7 +162,11 @@ class Course:
         self.roots = [{"name": "Net", "prefix": "", "parameters": 100}]
 
     def weight(self, path: str, figures: Figures, **entry: Any) -> None:
-        """Add a module and its weight; ``figures`` gives (weight, gradient, update, arriving) for each sample."""
+        """Add a module and its weight; ``figures`` gives (weight, gradient, update, arriving) for each sample.
+
+        ``out`` is the size of the module's output, in every sample or as a function of it.
+        """
+        out = entry.pop("out", None)
         self.sites.append({"site": f"{path}:out", "type": "Linear", **entry})
         self.sites.append({"site": f"{path}:out.grad", **entry})
         for kind in ("param", "param.grad", "update"):
@@ -164,6 +177,8 @@ class Course:
             for name, rms in zip(names, figures(i), strict=True):
                 if rms is not None:
                     self.rows.append(size(step, name, rms))
+            if out is not None:
+                self.rows.append(size(step, f"{path}:out", out(i) if callable(out) else out))
 
     def recording(self) -> Recording:
         """Make the recording."""

@@ -148,3 +148,89 @@ def test_roots_are_judged_one_by_one():
     (finding,) = GradExplode().check(made.recording())
 
     assert finding.site == "G.a.weight:param.grad"
+
+
+def taken(norms: Sequence[float], *, after: float = 0.1, every: int = 10, count: int = 32) -> list[Finding]:
+    """Run the rule where every step has the norm that the optimizer got, and every tenth the weights.
+
+    What comes out of backward in the sampled steps is calm; after the first third of the last ten
+    steps the weights have another size.
+    """
+    made = Course(range(0, len(norms), every))
+    made.weight("a", lambda i: (0.1 if i < len(made.steps) - 1 else after, 1.0, 1e-4, None))
+    made.sites.append({"site": ":grad.norm", "shape": [count]})
+    made.rows += [
+        {"step": i, "site": ":grad.norm", "count": count, "sumsq": norm**2, "level": 1} for i, norm in enumerate(norms)
+    ]
+    return list(GradExplode().check(made.recording()))
+
+
+def test_what_explodes_and_is_over_between_two_samples_is_seen():
+    """Three steps that only the optimizer's norm shows, and weights that have another size after them."""
+    (finding,) = taken([*noisy(153), 40, 900, 60, *[0.1] * 5], after=7.0)
+
+    assert (finding.site, finding.step) == ("a.weight:param.grad", 153)
+    assert finding.evidence["largest"] == 900.0
+    assert finding.confidence == 0.9
+
+
+@pytest.mark.parametrize(("after", "number"), [(0.15, 0), (0.19, 0), (0.21, 1), (0.0, 0), (10.0, 1)])
+def test_weights_that_pass_through_it_unharmed_do_not_count(after, number):
+    """They have to double at least."""
+    assert len(taken([*noisy(153), 40, 900, 60, *[0.1] * 5], after=after)) == number
+
+
+@pytest.mark.parametrize("norms", [[*noisy(153), 900, 60, *[0.1] * 6], noisy(161)], ids=["two steps", "none"])
+def test_a_change_of_the_weights_alone_does_not_count(norms):
+    """Nor does one bad batch: three steps in a row are asked for."""
+    assert taken(norms, after=7.0) == []
+
+
+def test_steps_in_which_the_optimizer_got_more_gradients_are_not_compared():
+    """A layer that is thawed raises the norm."""
+    made = Course(range(0, 160, 10))
+    made.weight("a", lambda i: (0.1 if i < 15 else 7.0, 1.0, 1e-4, None))
+    made.sites.append({"site": ":grad.norm", "shape": [64]})
+    made.rows += [
+        {"step": i, "site": ":grad.norm", "count": 64 if i > 140 else 32, "sumsq": 1e6 if i > 140 else 1.0, "level": 1}
+        for i in range(160)
+    ]
+
+    assert list(GradExplode().check(made.recording())) == []
+
+
+def test_history_and_lag_are_counted_in_steps():
+    """However many of them are sampled, the last fifty are no past."""
+    growth = [1.5] * 100 + [1.5 * 1.15 ** (i - 100) for i in range(100, 160)]
+    made = Course(range(160))
+    made.weight("a", lambda i: (0.1, growth[i] / 4, HARMFUL, None))
+
+    (finding,) = GradExplode().check(made.recording())
+
+    assert finding.step == 117
+
+
+def test_harm_that_was_done_before_does_not_count():
+    """The first steps of a run may throw the weights about; what matters is what the growth does."""
+    made = Course(range(0, 640, 10))
+    norms = [*noisy(60), 400, 600, 500, 450]
+    made.weight("a", lambda i: (0.1, norms[i] / 4, 0.05 if i < 60 else 1e-4, None))
+
+    assert list(GradExplode().check(made.recording())) == []
+
+
+def test_harm_that_comes_later_counts():
+    """As where Adam's second moments take a while to follow."""
+    made = Course(range(0, 700, 10))
+    norms = [*noisy(60), 400, 600, 500, *[450] * 7]
+    made.weight("a", lambda i: (0.1, norms[i] / 4, 0.05 if i == 68 else 1e-4, None))
+
+    (finding,) = GradExplode().check(made.recording())
+
+    assert (finding.step, finding.confidence) == (600, 0.9)
+
+
+@pytest.mark.parametrize(("young", "number"), [(24, 0), (25, 1)])
+def test_a_past_has_twenty_samples(young, number):
+    """Before the fifty steps that are left out."""
+    assert len(found([*noisy(young), 40, 60, 50])) == number

@@ -1,4 +1,4 @@
-"""NEVER-FIRED: what the ledger says, and what of it deserves a word."""
+"""NEVER-CALLED and UNUSED-PARAM: what the ledger says, and what of it deserves a word."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from kedge.rules.ledger import NeverFired
+from kedge.rules.ledger import NeverCalled
 from kedge.rules.rule import Finding
+from kedge.rules.unused import UnusedParam
 from kedge.store.recording import Recording
 
 UNCALLED = "never called while the hook was there"
@@ -20,9 +21,9 @@ def silent(site: str, cause: str, remedy: str = "call it") -> dict[str, Any]:
 
 
 def found(*entries: dict[str, Any]) -> list[Finding]:
-    """Run the rule over a ledger."""
+    """Run both rules over a ledger."""
     recording = Recording.build(events=[{"kind": "ledger", "sites": list(entries)}])
-    return list(NeverFired().check(recording))
+    return [*NeverCalled().check(recording), *UnusedParam().check(recording)]
 
 
 def test_a_module_with_trainable_parameters_that_is_never_called_is_a_warning():
@@ -34,9 +35,9 @@ def test_a_module_with_trainable_parameters_that_is_never_called_is_a_warning():
         silent("pooler.dense.bias:param.grad", UNREACHED),
     )
 
-    assert (finding.severity, finding.site, finding.step) == ("warning", "pooler:out", -1)
+    assert (finding.code, finding.severity, finding.site, finding.step) == ("NEVER-CALLED", "warning", "pooler:out", -1)
     assert finding.message == f"pooler:out never fired: {UNCALLED}."
-    assert finding.evidence == {"sites": ["pooler:out"], "cause": UNCALLED}
+    assert finding.evidence == {"sites": ["pooler:out"], "cause": UNCALLED, "parameters": 0}
     assert finding.remedy == "Call it."
 
 
@@ -95,7 +96,7 @@ def test_a_parameter_that_no_backward_reaches_is_a_warning():
     """Its module was called and it is trainable, yet it never got a gradient."""
     (finding,) = found(silent("aux.weight:param.grad", UNREACHED))
 
-    assert (finding.severity, finding.site) == ("warning", "aux.weight:param.grad")
+    assert (finding.code, finding.severity, finding.site) == ("UNUSED-PARAM", "warning", "aux.weight:param.grad")
     assert finding.message == f"aux.weight:param.grad got no gradient in the whole run: {UNREACHED}."
 
 
@@ -130,4 +131,5 @@ def test_an_unknown_cause_is_not_lost():
 
 def test_without_a_ledger_there_is_nothing_to_say():
     """A program that is still running, or was killed, has not drawn one up."""
-    assert list(NeverFired().check(Recording.build())) == []
+    assert list(NeverCalled().check(Recording.build())) == []
+    assert list(UnusedParam().check(Recording.build())) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scenes import FINITENESS, FULL, NAN, Scene, all_of
 
@@ -64,6 +64,7 @@ def build(plan: Plan) -> Scene:
     return scene
 
 
+@settings(deadline=None)
 @given(plans())
 def test_the_producer_is_the_only_one_named(plan):
     """Whatever the wiring and whatever of it is recorded, nobody who passed it on is blamed.
@@ -77,6 +78,7 @@ def test_the_producer_is_the_only_one_named(plan):
     assert all(finding.severity == ("error" if reached else "warning") for finding in findings)
 
 
+@settings(deadline=None)
 @given(plans(), st.integers(1, 30))
 def test_what_follows_changes_nothing(plan, steps):
     """Any number of later steps in which everything is NaN leaves the finding as it is."""

@@ -40,7 +40,7 @@ def test_codes_are_unique_and_written_alike():
     codes = [rule.code for rule in ALL]
 
     assert len(set(codes)) == len(codes)
-    assert all(re.fullmatch(r"[A-Z]+-[A-Z]+", code) for code in codes)
+    assert all(re.fullmatch(r"[A-Z]+(-[A-Z]+)?", code) for code in codes)
 
 
 @each_rule
@@ -155,6 +155,32 @@ def test_one_healthy_step_is_enough_to_read(rule):
     assert list(rule.check(scene.recording())) == []
 
 
+def _light(step: int, sites: list[dict[str, object]], bad: dict[str, float] | None = None) -> list[dict[str, object]]:
+    """Give the rows of a step in between: norms of outputs and of all gradients, and the loss."""
+    kept = [site["site"] for site in sites if str(site["site"]).endswith((":out", ":grad.norm"))]
+    squares = {text: (bad or {}).get(text, 0.5 + 0.1 * (step % 3)) for text in kept}
+    rows = [{"step": step, "site": text, "count": 4, "sumsq": value, "level": 1} for text, value in squares.items()]
+    return [row | ({"count": 1, "sum": 0.5 - step / 1000} if row["site"] == "Loss:out" else {}) for row in rows]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_light_steps_raise_no_false_alarm(broken):
+    """What is written between the sampled steps, and of the sixteen before a birth, is no finding of its own."""
+    scene = chain(loss=True)
+    scene.site(":grad.norm", shape=[32])
+    for step in range(0, 400, 10):
+        scene.step(step)
+    scene.rows = [row | {"sumsq": 1e-7} if row["site"].endswith(":update") else row for row in scene.rows]
+    for step in range(384, 400) if broken else []:
+        scene.rows += _light(step, [site for site in scene.sites if site["site"] not in (":grad.norm", "Loss:out")])
+    for step in (step for step in range(400) if step % 10):
+        scene.rows += _light(step, [site for site in scene.sites if site["site"] in (":grad.norm", "Loss:out")])
+    if broken:
+        scene.rows += _light(400, scene.sites, all_of(["log:out", "head:out", ":out", "Loss:out", ":grad.norm"], NAN))
+
+    assert {finding.code for finding in check(scene.recording())} == ({"NAN-BORN"} if broken else set())
+
+
 def test_errors_come_first_then_earlier_steps():
     """What is read first is what matters most."""
     made = [Finding("X", severity, "a:out", step, "m.") for severity, step in (
@@ -199,7 +225,9 @@ def test_an_unknown_code_names_the_nearest():
 
 def test_a_code_like_no_other_lists_all():
     """Where nothing is near, all codes are named."""
-    with pytest.raises(NoSuchRule, match="'7': the rules are NAN-BORN, GRAD-EXPLODE, GRAD-VANISH, DEAD-UNITS"):
+    with pytest.raises(
+        NoSuchRule, match="'7': the rules are NAN-BORN, NEAR-OVERFLOW, UNDERFLOW, GRAD-EXPLODE, GRAD-VANISH"
+    ):
         explain("7")
 
 

@@ -117,3 +117,19 @@ def test_a_few_samples_are_no_course():
     made.weight("fc", steady(0.1, 1e-3, 0.09))
 
     assert found(made) == []
+
+
+def test_a_weight_without_any_gradient_is_not_judged_for_too_small():
+    """It is in the optimizer and in no forward; UNUSED-PARAM says so."""
+    made = course(1e-4)
+    made.weight("idle", lambda i: (0.1, None, 0.0, None))
+
+    assert found(made) == []
+
+
+def test_without_any_gradients_recorded_the_updates_decide():
+    """As where only parameters are watched."""
+    made = Course(SAMPLES)
+    made.weight("fc", lambda i: (0.1, None, 1e-9, None))
+
+    assert len(found(made)) == 1

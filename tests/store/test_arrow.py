@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from kedge.errors import NotARecording, RecordingError
 from kedge.store.arrow import StatsWriter, read_stats
-from kedge.store.table import ACTIVE, COLUMNS, OFFSETS, Columns
+from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
 
 
 @pytest.fixture
@@ -42,7 +42,8 @@ def _columns(rows: int, seed: int = 0) -> dict[str, Any]:
     columns |= {name: rng.normal(size=rows) for name in ("sum", "sumsq", "min", "max")}
     columns |= {name: rng.integers(-1, 1 << 40, rows) for name in ("count", "nonzero", "nonfinite")}
     columns["level"] = rng.integers(1, 3, rows)
-    columns[ACTIVE] = [rng.bytes(int(rng.integers(0, 5))) for _ in range(rows)]
+    columns |= {name: rng.integers(-1, 257, rows) for name in ("sampled", "saturated")}
+    columns |= {name: [rng.bytes(int(rng.integers(0, 5))) for _ in range(rows)] for name in BINARY}
     return columns
 
 
@@ -54,9 +55,9 @@ def _write(path: Path, sizes: list[int]) -> list[dict[str, Any]]:
     return batches
 
 
-def _bits(columns: Columns) -> list[bytes]:
-    ends = columns[OFFSETS].tolist()
-    data = columns[ACTIVE].tobytes()
+def _held(columns: Columns, name: str) -> list[bytes]:
+    ends = columns[name + OFFSETS].tolist()
+    data = columns[name].tobytes()
     return [data[start:end] for start, end in pairwise(ends)]
 
 
@@ -67,7 +68,8 @@ def _assert_read(columns: Columns, batches: list[dict[str, Any]]) -> None:
         assert columns[name].dtype == dtype
         if name != "step":
             assert columns[name].tolist() == [value for batch in batches for value in np.asarray(batch[name]).tolist()]
-    assert _bits(columns) == [bits for batch in batches for bits in batch[ACTIVE]]
+    for name in BINARY:
+        assert _held(columns, name) == [held for batch in batches for held in batch[name]]
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,11 +98,12 @@ def test_pyarrow_reads_what_is_written(tmp_path: Path) -> None:
     batches = _write(path, [3, 2])
     table = pa.ipc.open_stream(path).read_all()
 
-    expected = {name: np.dtype(dtype).name for name, (dtype, _) in COLUMNS.items()} | {ACTIVE: "binary"}
+    expected = {name: np.dtype(dtype).name for name, (dtype, _) in COLUMNS.items()} | dict.fromkeys(BINARY, "binary")
     types = {field.name: str(field.type).replace("double", "float64") for field in table.schema}
     assert types == expected
     assert table["sum"].to_pylist() == [value for batch in batches for value in batch["sum"].tolist()]
-    assert table[ACTIVE].to_pylist() == [bits for batch in batches for bits in batch[ACTIVE]]
+    for name in BINARY:
+        assert table[name].to_pylist() == [held for batch in batches for held in batch[name]]
     assert sum(column.null_count for column in table.columns) == 0
 
 
@@ -131,10 +134,10 @@ def test_what_is_left_out_was_not_measured(path: Path, writer: StatsWriter) -> N
         "level": [2],
     }
     assert np.isnan([columns[name][0] for name in ("sum", "sumsq", "min", "max")]).all()
-    assert _bits(columns) == [b""]
+    assert [_held(columns, name) for name in BINARY] == [[b""], [b""]]
 
 
-@pytest.mark.parametrize(("name", "values"), [("sum", [1.0]), (ACTIVE, [b""] * 3)])
+@pytest.mark.parametrize(("name", "values"), [("sum", [1.0]), ("exponents", [b""] * 3)])
 def test_a_column_of_another_length_is_refused(path: Path, writer: StatsWriter, name: str, values: list[Any]) -> None:
     """A batch whose columns differ in length is an error, and nothing of it is written."""
     before = path.stat().st_size
@@ -253,7 +256,8 @@ def test_several_files_are_one_table(tmp_path: Path) -> None:
     columns, truncated = read_stats(paths)
 
     assert columns["sum"].tolist() == [value for batch in first + second for value in batch["sum"].tolist()]
-    assert _bits(columns) == [bits for batch in first + second for bits in batch[ACTIVE]]
+    for name in BINARY:
+        assert _held(columns, name) == [held for batch in first + second for held in batch[name]]
     assert not truncated
     paths[0].write_bytes(paths[0].read_bytes()[:-20])
     assert read_stats(paths)[1]

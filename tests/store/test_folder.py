@@ -23,7 +23,7 @@ def test_a_new_folder_holds_a_manifest_at_once(tmp_path: Path) -> None:
         found = sorted(path.name for path in (tmp_path / "r.kedge").iterdir())
         manifest = json.loads((tmp_path / "r.kedge" / "manifest.json").read_text())
 
-        assert found == ["events.jsonl", "manifest.json", "stats-2.arrows"]
+        assert found == ["events-2.jsonl", "manifest.json", "stats-2.arrows", "writers.lock"]
         assert manifest == {"format": FORMAT, "script": "train.py", "rank": 2}
         assert Recording.open(tmp_path / "r.kedge").manifest == manifest
 
@@ -45,7 +45,7 @@ def test_a_recording_is_not_replaced_unasked(tmp_path: Path) -> None:
 
     assert str(caught.value) == (
         f"cannot make the recording {path}: there is one already; "
-        "name another place with -o, or replace it with --force"
+        "name another place, or replace it with --force (in code: force=True)"
     )
     assert Recording.open(path).manifest["script"] == "old.py"
 
@@ -187,6 +187,7 @@ def test_sites_are_replaced_as_a_whole(tmp_path: Path) -> None:
             "manifest.json",
             "sites.json",
             "stats-0.arrows",
+            "writers.lock",
         ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -177,6 +178,7 @@ def test_a_site_that_appears_later_is_nan_before(tmp_path: Path) -> None:
 def test_the_ranks_are_merged(folder: Path) -> None:
     """The files of all ranks make one recording, in which the rows of a step are one."""
     (folder / "stats-0.arrows").rename(folder / "stats-1.arrows")
+    shutil.copy(folder / "sites.json", folder / "sites-1.json")
     with create(folder.parent / "other.kedge", {}, force=False) as writer:
         writer.stats(10, {"site": [0], "count": [4], "sum": [30.0], "active": [b"\x02"]})
     (folder.parent / "other.kedge" / "stats-0.arrows").rename(folder / "stats-0.arrows")

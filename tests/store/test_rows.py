@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from kedge.store import exponents
 from kedge.store.recording import STATISTICS, Recording, Rows
 
-NUMBERS = ("step", "level", "calls", "count", "sum", "sumsq", "min", "max", "nonzero", "nonfinite")
+NUMBERS = ("step", "level", "calls", "count", "sum", "sumsq", "min", "max", "nonzero", "nonfinite", "sampled", "saturated")
 
 
 def measured(values: np.ndarray, step: int = 0, channels: int = 0) -> dict[str, Any]:
@@ -21,7 +22,9 @@ def measured(values: np.ndarray, step: int = 0, channels: int = 0) -> dict[str, 
     flat = values.astype(np.float64).ravel()
     with np.errstate(invalid="ignore"):
         total = flat.sum()
-    row: dict[str, Any] = {"step": step, "site": 0, "calls": 1, "count": flat.size, "sum": total}
+    drawn = exponents.count(flat[None])[0]
+    row: dict[str, Any] = {"sampled": flat.size, "saturated": int((flat > 2).sum()), "exponents": drawn}
+    row |= {"step": step, "site": 0, "calls": 1, "count": flat.size, "sum": total}
     row |= {"sumsq": (flat**2).sum(), "nonzero": np.count_nonzero(flat), "nonfinite": (~np.isfinite(flat)).sum()}
     row |= {"min": flat.min() if flat.size else np.nan, "max": flat.max() if flat.size else np.nan}
     if channels:
@@ -39,6 +42,7 @@ def assert_same(left: Rows, right: Rows) -> None:
     for name in NUMBERS:
         np.testing.assert_array_equal(getattr(left, name), getattr(right, name), err_msg=name)
     assert left.active == right.active
+    assert left.exponents == right.exponents
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -57,9 +61,15 @@ def test_every_statistic_is_what_numpy_computes(seed: int) -> None:
         "zero": [(v == 0).mean() for v in steps],
         "nonfinite": [0] * 5,
         "count": [v.size for v in steps],
+        "saturated": [(v > 2).mean() for v in steps],
     }
+    quantiles = {f"q{q:02}": [np.quantile(v[v > 0], q / 100) for v in steps] for q in (5, 50, 95)}
+    for name, values in quantiles.items():
+        ratios = recording.series("relu", name) / values
+        assert (0.5 < ratios).all(), name
+        assert (ratios < 2).all(), name
 
-    assert set(expected) == set(STATISTICS)
+    assert {*expected, *quantiles} == set(STATISTICS)
     for name, values in expected.items():
         np.testing.assert_allclose(recording.series("relu", name), values, rtol=1e-12, err_msg=name)
 
@@ -93,7 +103,9 @@ def test_what_was_not_measured_is_nan() -> None:
     recording = recorded([{"step": 3, "site": 0, "count": 4, "sum": 8.0}])
 
     values = {name: recording.series("relu", name)[0] for name in STATISTICS}
-    assert {name for name, value in values.items() if np.isnan(value)} == {"rms", "std", "absmax", "min", "max", "zero"}
+    drawn = {"saturated", "q05", "q50", "q95"}
+    missing = {name for name, value in values.items() if np.isnan(value)}
+    assert missing == {"rms", "std", "absmax", "min", "max", "zero"} | drawn
     assert (values["mean"], values["count"], values["nonfinite"]) == (2.0, 4.0, 0.0)
 
 

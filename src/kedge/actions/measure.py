@@ -7,8 +7,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,11 +15,13 @@ from torch import Tensor
 
 from kedge.actions import reduce
 from kedge.actions.naming import kind_meant, single
+from kedge.actions.saturation import Saturation, saturation
+from kedge.actions.statistics import Seat, Seen, Statistics, nth
 from kedge.actions.table import FIELDS, Bulk, DeviceTable, Measured, Step, to_host
 from kedge.errors import NotRecorded, SeveralRecorded
-from kedge.flow import Act, Event, Sink, version_of
+from kedge.flow import Act, Event, Sink, own_part, version_of
 from kedge.sites.site import Site
-from kedge.store.rows import FINITENESS, FULL, STATISTICS, Rows
+from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate
 
 What = Literal["full", "norm", "finite"]
@@ -28,72 +29,8 @@ _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
 _HOST = torch.device("cpu")
 _BEHIND = 2
 _SPOILED_KEPT = 32
-
-
-class Seen(NamedTuple):
-    """A tensor that was measured in this step, so that nothing is measured twice."""
-
-    ref: weakref.ref[Tensor]
-    version: int
-    what: str
-    measured: Measured
-    out: int | None
-
-    def serves(self, value: Tensor, what: str) -> bool:
-        """Whether what was measured of it is what is asked for now."""
-        same = self.ref() is value and self.version == version_of(value) >= 0
-        return same and what in {self.what, "finite"}
-
-
-@dataclass
-class Seat:
-    """What is known of one measured site.
-
-    Attributes:
-        site: The site.
-        id: Its number, in the order of first firing.
-        shape: Shape of the first value.
-        dtype: Its dtype, as "float32".
-        channels: Number of channels, where activity is tracked.
-        sources: Numbers of the sites whose outputs it was given; None for a tensor no site made.
-        node: The autograd node that made its first value.
-    """
-
-    site: Site
-    id: int
-    shape: tuple[int, ...]
-    dtype: str
-    channels: int | None
-    sources: tuple[int | None, ...]
-    node: str | None
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What was measured of one site in one step.
-
-    `sum`, `sumsq`, `min` and `max` are of all elements in float32, NaN or infinite if an element is,
-    NaN also if not measured; `nonzero` and `nonfinite` count elements, -1 if not measured.
-    """
-
-    site: Site
-    step: int
-    rows: Rows
-
-    def __getattr__(self, name: str) -> float:
-        """Any column of the recording, and what is derived: mean, rms, std, absmax, zero."""
-        rows: Rows = self.__dict__["rows"]
-        if name in STATISTICS and name not in ("min", "max"):
-            return float(rows.statistic(name)[0])
-        if name in ("sum", "sumsq", "min", "max", "nonzero", "calls", "count"):
-            value = getattr(rows, name)[0]
-            return float(value) if isinstance(value, np.floating) else int(value)
-        raise AttributeError(name)
-
-    def __str__(self) -> str:
-        """One line."""
-        shown = "  ".join(f"{n} {getattr(self, n):.4g}" for n in ("mean", "std", "rms", "min", "max", "zero"))
-        return f"{self.site}  step {self.step}  count {self.count}  {shown}  nonfinite {self.nonfinite:g}"
+_RECENT = 16
+"""How many light steps are kept, to be written when something is not finite: what led up to it."""
 
 
 class Meter:
@@ -105,8 +42,10 @@ class Meter:
         self, what: What = "full", *, keep: int | None = 1000, recomputes: bool = False, sink: Sink | None = None
     ) -> None:
         self.what, self.recomputes, self.sink = what, recomputes, sink
-        self.level, self.muted, self.keep = FULL, False, keep
+        self.level, self.muted, self.keep, self.draws = FULL, False, keep, False
         self.channel_dims: dict[str, int | None] = {}
+        self.saturations: dict[str, Saturation] = {}
+        self.curves: set[int] = set()
         self.seats: dict[Site, Seat] = {}
         self.series: dict[int, list[Mapping[str, Any]]] = {}
         self.step, self._step_level = -1, FULL
@@ -115,6 +54,7 @@ class Meter:
         self._bulk: list[Bulk] = []
         self._spoiled: frozenset[int] = frozenset()
         self._spoiled_left = _SPOILED_KEPT
+        self._recent: deque[Step] = deque(maxlen=_RECENT)
         self.events = 0
         self.seconds = 0.0
         self._seen: dict[int, Seen] = {}
@@ -132,11 +72,12 @@ class Meter:
 
         def observe(value: Tensor, event: Event) -> None:
             nonlocal seat
-            if not self.level or (forward and self.muted) or torch._C._is_tracing():
+            passed_over = self.muted if forward else self.level == LIGHT
+            if not self.level or passed_over or torch._C._is_tracing():
                 return
             start = time.perf_counter()
             with self._lock:
-                if reduce.transforms():
+                if reduce.transforms(value):
                     seat = self._observe_whole(site, value, event.step)
                 else:
                     seat = seat or self._seat(site, value)
@@ -154,17 +95,21 @@ class Meter:
             self.observe(seat, inner, step)
         return seat
 
+    def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
+        """Tell how the activation at a path saturates; see `kedge.actions.saturation.saturation`."""
+        self.saturations[path] = saturation(how, numbers)
+
     def observe(self, seat: Seat, value: Tensor, step: int) -> None:
         """Measure a value, unless this very tensor was measured in this step already."""
         site = seat.site
         if step != self.step:
             self._begin(step)
-        if self.level == FINITENESS and not reduce.measurable(value):
+        if self.level == LIGHT and not reduce.measurable(value):
             return
-        what = "finite" if self.level == FINITENESS or site.kind == "in" else self.what
+        what = "norm" if self.level == LIGHT else self.what
         seen = self._seen.get(id(value))
         if seen is not None and seen.serves(value, what):
-            self._measured.append(seen.measured._replace(site=seat.id, channels=(0, 0)))
+            self._measured.append(seen.measured._replace(site=seat.id, channels=(0, 0), saturation=None))
             source = seen.out
         else:
             measured = self._measure(seat, value, what)
@@ -198,24 +143,42 @@ class Meter:
         return 1 if value.dim() != 3 else self.channel_dims[site.path]
 
     def _measure(self, seat: Seat, value: Tensor, what: str) -> Measured:
+        value = own_part(value)
         if not reduce.measurable(value):
             return self._pass_over(seat, value)
         elements, table = reduce.flat(value), self._table_on(value.device)
-        measured = Measured(seat.id, elements.numel(), value.device, table.used, (0, 0))
+        measured = Measured(seat.id, elements.numel(), value.device, table.used)
         _REDUCE[what](elements, table.slot())
-        dim = self._channel_dim(seat.site, value)
-        if dim is not None and what == "full" and value.shape[dim] == seat.channels:
-            start = table.wide_used
-            reduce.channels(value, dim, table.channels(seat.channels))
-            measured = measured._replace(channels=(start, table.wide_used))
+        if what == "full":
+            measured = self._add_channels(measured, seat, value, table)
+            if self.draws:
+                measured = self._draw(measured, seat, value, elements)
         self._measured.append(measured)
         return measured
+
+    def _add_channels(self, measured: Measured, seat: Seat, value: Tensor, table: DeviceTable) -> Measured:
+        dim = self._channel_dim(seat.site, value)
+        if dim is None or seat.channels is None or value.shape[dim] != seat.channels:
+            return measured
+        start = table.wide_used
+        reduce.channels(value, dim, table.room(seat.channels))
+        return measured._replace(channels=(start, table.wide_used))
+
+    def _draw(self, measured: Measured, seat: Seat, value: Tensor, elements: Tensor) -> Measured:
+        """Take some elements along, for the histogram of magnitudes and the share that is saturated."""
+        saturation = self.saturations.get(seat.site.path) if seat.site.kind == "out" else None
+        if saturation is not None and saturation.dim is not None:
+            elements = reduce.flat(saturation.deciding(value))
+        some, table = reduce.drawn(elements), self._table_on(value.device)
+        start = table.wide_used
+        table.room(some.numel()).copy_(some)
+        return measured._replace(drawn=(start, table.wide_used), saturation=saturation)
 
     def _pass_over(self, seat: Seat, value: Tensor) -> Measured:
         """Note that a value was there; of whole numbers also how many, and that all are finite."""
         whole = not (value.is_floating_point() or value.is_complex() or value.is_nested)
         table = self._table_on(_HOST)
-        measured = Measured(seat.id, value.numel() if whole else 0, _HOST, table.used, (0, 0))
+        measured = Measured(seat.id, value.numel() if whole else 0, _HOST, table.used)
         table.slot().nonfinite.zero_()
         self._measured.append(measured)
         return measured
@@ -226,44 +189,102 @@ class Meter:
             table = self._tables[device] = DeviceTable(device)
         return table
 
-    def add(self, sites: Sequence[Site], step: int, tensors: Sequence[Tensor]) -> None:
+    def add(
+        self,
+        sites: Sequence[Site],
+        step: int,
+        tensors: Sequence[Tensor],
+        total: Site | None = None,
+        *,
+        alone: bool = False,
+    ) -> bool:
         """Measure the norms of many tensors at once, one a site, such as all parameters.
 
         Args:
             sites: Where they belong.
             step: The step.
             tensors: The tensors, of any devices.
+            total: The site that stands for all of them together, where there is one.
+            alone: Record only that one, as long as everything is finite.
+
+        Returns:
+            Whether something is known not to be finite; on a GPU, where asking waits, never.
         """
         with self._lock:
             if step != self.step:
                 self._begin(step)
-            by_device: dict[torch.device, list[tuple[Site, Tensor]]] = {}
+            by_device: dict[torch.device, list[tuple[Seat, Tensor]]] = {}
             for site, tensor in zip(sites, tensors, strict=True):
-                by_device.setdefault(tensor.device, []).append((site, tensor))
-            for group in by_device.values():
-                self._bulk.append(self._norms(group))
+                by_device.setdefault(tensor.device, []).append((self._seat(site, tensor), own_part(tensor)))
+            bulks = [self._norms(group) for group in by_device.values()]
+            if total is not None:
+                whole = self._total_seat(total, sum(t.numel() for t in tensors)).id
+                self.curves.add(whole)
+                bulks = [b._replace(total=whole, alone=alone) for b in bulks]
+            self._bulk += bulks
+            return any(b.arrived is None and not np.isfinite(b.norms.numpy()).all() for b in bulks)
 
-    def _norms(self, group: list[tuple[Site, Tensor]]) -> Bulk:
-        ids = [self._seat(site, tensor).id for site, tensor in group]
+    def _total_seat(self, site: Site, size: int) -> Seat:
+        seat = self.seats.get(site)
+        if seat is None:
+            seat = self.seats[site] = Seat(site, len(self.seats), (size,), "float32", None, (), None)
+        return seat
+
+    def add_values(self, step: int, held: Sequence[tuple[Seat, Tensor]]) -> bool:
+        """Measure the norms of many values at once; those that are not finite are looked at closely.
+
+        Returns:
+            Whether something is known not to be finite.
+        """
+        with self._lock:
+            if step != self.step:
+                self._begin(step)
+            by_device: dict[torch.device, list[tuple[Seat, Tensor]]] = {}
+            for seat, spread in held:
+                value = own_part(spread)
+                if reduce.measurable(value):
+                    by_device.setdefault(value.device, []).append((seat, value.detach()))
+            bad = False
+            for group in by_device.values():
+                bulk = self._norms(group)
+                if bulk.arrived is None and not (sound := np.isfinite(bulk.norms.numpy())).all():
+                    bad = True
+                    for good, (seat, value) in zip(sound, group, strict=True):
+                        if not good:
+                            self.observe(seat, value, step)
+                    rest = [pair for good, pair in zip(sound, group, strict=True) if good]
+                    bulk = self._norms(rest)
+                self._bulk.append(bulk)
+            return bad
+
+    def _norms(self, group: list[tuple[Seat, Tensor]]) -> Bulk:
+        ids = [seat.id for seat, _ in group]
         real = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for _, t in group]
-        norms = torch.stack(list(torch._foreach_norm(real, dtype=torch.float32)))
+        norms = torch.stack(list(torch._foreach_norm(real, dtype=torch.float32))) if real else torch.zeros(0)
         return Bulk(ids, [t.numel() for t in real], *to_host(norms))
 
     def spoiled(self) -> bool:
         """Whether something measured in this step is known not to be finite; on a GPU, where asking waits, always true."""
+        if not (self._measured or self._bulk):
+            return False
         if any(device.type != "cpu" for device in self._tables):
             return True
         return any(table.spoiled() for table in self._tables.values()) or any(
-            not b.norms.isfinite().all() for b in self._bulk
+            not np.isfinite(b.norms.numpy()).all() for b in self._bulk
         )
 
-    def flush(self) -> None:
-        """End the step: send its tables on their way, and pass on those that have arrived."""
+    def flush(self, *, curves: bool = True) -> None:
+        """End the step: send its tables on their way, and pass on those that have arrived.
+
+        Args:
+            curves: Record the curves of a light step.
+        """
         with self._lock, reduce.plainly():
             self._seen.clear()
             if self._measured or self._bulk:
                 snapshots = {d: t.take() for d, t in self._tables.items() if t.used}
-                self._pending.append(Step(self.step, self._step_level, self._measured, snapshots, self._bulk))
+                drawn = frozenset(self.curves) if curves else frozenset()
+                self._pending.append(Step(self.step, self._step_level, self._measured, snapshots, self._bulk, drawn))
                 self._measured, self._bulk = [], []
             while self._pending and (self._pending[0].ready() or len(self._pending) > _BEHIND):
                 self._emit(self._pending.popleft())
@@ -276,13 +297,25 @@ class Meter:
                 self._emit(self._pending.popleft())
 
     def _emit(self, step: Step) -> None:
-        if step.level == FINITENESS and not self._is_news(step):
-            return
-        columns = step.columns()
-        if self.sink is not None:
-            self.sink.stats(step.number, columns)
+        if step.level == FULL:
+            self._pass_on(step.number, step.columns())
+        elif self._is_news(step):
+            for earlier in self._recent:
+                self._pass_on(earlier.number, earlier.columns(earlier.is_no_curve, alone=False))
+            self._recent.clear()
+            self._pass_on(step.number, step.columns())
         else:
-            self.series.setdefault(step.number, []).append({"step": step.number, **columns})
+            if step.curves:
+                self._pass_on(step.number, step.columns(step.curves.__contains__))
+            self._recent.append(step)
+
+    def _pass_on(self, number: int, columns: dict[str, Any]) -> None:
+        if not len(columns["site"]):
+            return
+        if self.sink is not None:
+            self.sink.stats(number, columns)
+        else:
+            self.series.setdefault(number, []).append({"step": number, **columns})
             while self.keep is not None and len(self.series) > self.keep:
                 del self.series[next(iter(self.series))]
 
@@ -312,7 +345,7 @@ class Meter:
             names = ", ".join(f'"{seat.site}"' for seat in found)
             raise SeveralRecorded(f'"{name}" stands for {len(found)} measured sites; read one of {names}')
         rows = [self._rows(seat.id) for seat in found]
-        return [Statistics(found[0].site, int(step), _row(r, i)) for r in rows for i, step in enumerate(r.step)]
+        return [Statistics(found[0].site, int(step), nth(r, i)) for r in rows for i, step in enumerate(r.step)]
 
     def _named(self, name: str) -> list[Seat]:
         term = single(name)
@@ -322,16 +355,10 @@ class Meter:
         return [s for s in seats if term.call in (None, s.site.call)]
 
     def _rows(self, site: int) -> Rows:
-        names = ("site", "count", *FIELDS)
+        names = ("site", "count", *FIELDS, "sampled", "saturated", "exponents")
         parts = [part for parts in self.series.values() for part in parts]
         rows = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == site))
         return tabulate({"step": part["step"], **{n: part[n][i] for n in names}} for part, i in rows).rows(site)
-
-
-def _row(rows: Rows, i: int) -> Rows:
-    one = slice(i, i + 1)
-    numbers = {n: getattr(rows, n)[one] for n in Rows.__dataclass_fields__ if n != "active"}
-    return Rows(**numbers, active=rows.active[one])
 
 
 def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> Meter:

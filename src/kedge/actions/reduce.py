@@ -6,24 +6,33 @@ p=0, ``count_nonzero`` and ``isfinite`` are 10 to 60 times slower. So squares ar
 and elements unlike zero are counted by comparing into a small float scratch and summing that. A
 NaN or infinity makes the sum non-finite; only then are such elements counted. On a GPU every
 reduction runs at memory speed, and asking whether to count would wait for it, so all are run.
+
+What fits into a processor's first memory is reduced by numpy: there it is the call that takes the time, and
+numpy's take a third of PyTorch's.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 if TYPE_CHECKING:
     from kedge.actions.table import Slot
 
-_plain: AbstractContextManager[Any] = nullcontext()
 _CHUNK = 1 << 18
+SMALL = 1 << 14
+DRAWN = 256
+"""How many elements of a value are drawn for its histogram of magnitudes: a share of 5 % is known to within 1.4 %."""
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _COUNTED = _HALF | {torch.float32, torch.float64}
 _NARROW = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
@@ -44,17 +53,19 @@ def measurable(value: Tensor) -> bool:
     dtype = value.dtype
     numbers = dtype in _COUNTED or dtype.is_complex or dtype in _NARROW
     there = value.layout is torch.strided and not value.is_meta and not value.is_nested
-    return numbers and there and value.numel() > 0
+    return numbers and there and not isinstance(value, FakeTensor) and value.numel() > 0
 
 
-def transforms() -> bool:
-    """Tell whether a transform of `torch.func` is under way."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def transforms(value: Tensor) -> bool:
+    """Tell whether a transform of `torch.func` is under way, or a mode in which tensors hold nothing."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or isinstance(value, FakeTensor)
 
 
-def plainly() -> AbstractContextManager[Any]:
-    """Suspend the transforms under way: they refuse to write to what they did not make."""
-    return temporarily_clear_interpreter_stack() if transforms() else _plain
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Suspend what is under way: transforms refuse to write to what they did not make, and fake tensors hold nothing."""
+    with temporarily_clear_interpreter_stack(), unset_fake_temporarily():
+        yield
 
 
 def whole(value: Tensor) -> Tensor:
@@ -81,6 +92,30 @@ def flat(value: Tensor) -> Tensor:
     return value.reshape(-1)
 
 
+def small(x: Tensor) -> NDArray[Any] | None:
+    """Return a flat tensor as numpy's, where that makes reducing it cheaper."""
+    fits = x.numel() <= SMALL and x.dtype is torch.float32 and x.device.type == "cpu"
+    return x.numpy() if fits and type(x) is Tensor else None
+
+
+def norm(x: Tensor, slot: Slot) -> None:
+    """Write the sum of squares, and how many elements are not finite if it is not.
+
+    On a GPU, where looking at it would wait, the sum is written as well: it is finite if every element is,
+    and squares can be too large where elements are not.
+    """
+    own = small(x)
+    if own is not None and slot.host is not None:
+        with np.errstate(all="ignore"):
+            slot.host[1] = own.dot(own)
+    else:
+        _write_norm(x, slot)
+    if slot.host is None:
+        finite(x, slot)
+    elif not math.isfinite(slot.host[1]):
+        slot.host[5] = _not_finite(x)
+
+
 def finite(x: Tensor, slot: Slot) -> None:
     """Write the sum: it is finite if every element is."""
     if x.dtype is torch.float32:
@@ -89,8 +124,7 @@ def finite(x: Tensor, slot: Slot) -> None:
         slot.sum.copy_(_total(x))
 
 
-def norm(x: Tensor, slot: Slot) -> None:
-    """Write the sum of squares."""
+def _write_norm(x: Tensor, slot: Slot) -> None:
     large = x.numel() > _CHUNK or x.dtype in _HALF
     if large and x.device.type == "cpu":
         slot.sumsq.copy_(_squares_on_cpu(x))
@@ -102,8 +136,12 @@ def norm(x: Tensor, slot: Slot) -> None:
 
 def full(x: Tensor, slot: Slot) -> None:
     """Write every statistic; see Note [Which reductions]."""
+    own = small(x)
+    if own is not None and slot.host is not None:
+        _full_small(own, slot.host)
+        return
     finite(x, slot)
-    norm(x, slot)
+    _write_norm(x, slot)
     if x.dtype is torch.float32:
         torch.amin(x, 0, out=slot.min)
         torch.amax(x, 0, out=slot.max)
@@ -115,6 +153,22 @@ def full(x: Tensor, slot: Slot) -> None:
     else:
         slot.nonzero.copy_(torch.count_nonzero(x))
         slot.nonfinite.copy_(x.numel() - torch.isfinite(x).sum())
+
+
+def _full_small(x: NDArray[Any], host: NDArray[Any]) -> None:
+    with np.errstate(all="ignore"):
+        total = x.sum()
+        host[:5] = total, x.dot(x), x.min(), x.max(), np.count_nonzero(x)
+    host[5] = 0 if math.isfinite(total) else x.size - np.count_nonzero(np.isfinite(x))
+
+
+def drawn(x: Tensor) -> Tensor:
+    """Return up to 256 elements of a flat tensor, evenly spread."""
+    return x[:: -(-x.numel() // DRAWN)]
+
+
+def _not_finite(x: Tensor) -> int:
+    return x.numel() - int(torch.isfinite(x).sum())
 
 
 def channels(value: Tensor, dim: int, out: Tensor) -> None:
@@ -131,13 +185,13 @@ def _count_on_cpu(x: Tensor, slot: Slot) -> None:
             scratch = _scratch.chunks[x.dtype] = torch.empty(_CHUNK, dtype=x.dtype, device=x.device)
     total: float | Tensor = 0.0
     bad = 0
-    spoiled = not math.isfinite(slot.host_sum())
+    spoiled = slot.host is not None and not math.isfinite(slot.host[0])
     for chunk in x.split(_CHUNK):
         part = scratch[: chunk.numel()]
         torch.ne(chunk, 0, out=part)
         total = total + torch.sum(part, 0, dtype=torch.float32)
         if spoiled:
-            bad += chunk.numel() - int(torch.isfinite(chunk).sum())
+            bad += _not_finite(chunk)
     slot.nonzero.copy_(total) if isinstance(total, Tensor) else slot.nonzero.fill_(total)
     slot.nonfinite.fill_(bad)
 

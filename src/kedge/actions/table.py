@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,22 +11,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kedge.actions.reduce import DRAWN
+from kedge.actions.saturation import Saturation
+from kedge.store import exponents
+
 _BLOCK = 256
 FIELDS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
+Keep = Callable[[int], bool]
+
+
+def _every(site: int) -> bool:
+    return True
 
 
 class Slot:
     """One row of a table on a device: a scalar tensor a statistic, to write to."""
 
-    __slots__ = (*FIELDS, "_host")
+    __slots__ = (*FIELDS, "host")
 
     def __init__(self, row: Tensor, host: NDArray[Any] | None) -> None:
         self.sum, self.sumsq, self.min, self.max, self.nonzero, self.nonfinite = row.unbind()
-        self._host = host
-
-    def host_sum(self) -> float:
-        """The sum, on a CPU, where reading it waits for nothing."""
-        return float(self._host[0]) if self._host is not None else float("nan")
+        self.host = host
+        "The same memory as numpy sees it, on a CPU, where reading it waits for nothing; else None."
 
 
 class Snapshot(NamedTuple):
@@ -33,12 +40,12 @@ class Snapshot(NamedTuple):
 
     Attributes:
         rows: Host tensor of one row a measurement.
-        channels: Host tensor of all channel maxima, one measurement after another.
+        wide: Host tensor of channel maxima and drawn elements, one measurement after another.
         arrived: The CUDA event after which they can be read; None if they can be already.
     """
 
     rows: Tensor
-    channels: Tensor
+    wide: Tensor
     arrived: Any
 
     def ready(self) -> bool:
@@ -46,10 +53,10 @@ class Snapshot(NamedTuple):
         return self.arrived is None or bool(self.arrived.query())
 
     def numpy(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The rows and the channel maxima, waiting for them if they have not arrived."""
+        """Both, waiting for them if they have not arrived."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        return self.rows.numpy(), self.channels.numpy()
+        return self.rows.numpy(), self.wide.numpy()
 
 
 class DeviceTable:
@@ -79,8 +86,8 @@ class DeviceTable:
             self.slots.extend(Slot(row, None if host is None else host[i]) for i, row in enumerate(block))
         self.blocks.append(block)
 
-    def channels(self, count: int) -> Tensor:
-        """Hand out room for one number a channel."""
+    def room(self, count: int) -> Tensor:
+        """Hand out room for some numbers more."""
         if self.wide_used + count > len(self.wide):
             with torch.inference_mode(mode=False):
                 more = self.wide.new_empty(max(count, len(self.wide), _BLOCK))
@@ -90,19 +97,23 @@ class DeviceTable:
 
     def spoiled(self) -> bool:
         """Whether a sum or a sum of squares is not finite, on a CPU; what was not measured is NaN in both."""
-        taken = torch.cat(self.blocks)[: self.used, :2] if self.blocks else torch.zeros(0, 2)
-        return bool((~taken.isfinite()).all(dim=1).any())
+        return any(
+            not np.isfinite(block.numpy()[: self.used - i * _BLOCK, :2]).any(axis=1).all()
+            for i, block in enumerate(self.blocks)
+        )
 
     def take(self) -> Snapshot:
         """Send the used rows to the host, in one copy, and begin anew."""
         used, wide = self.used, self.wide_used
         self.used = self.wide_used = 0
-        whole = torch.cat([*(block.view(-1) for block in self.blocks), self.wide[:wide]])
-        for block in self.blocks:
-            block.fill_(float("nan"))
+        filled = self.blocks[: -(-used // _BLOCK)]
+        parts = [block[: used - i * _BLOCK] for i, block in enumerate(filled)]
+        whole = torch.cat([*(part.reshape(-1) for part in parts), self.wide[:wide]])
+        for part in parts:
+            part.fill_(float("nan"))
         host, arrived = to_host(whole)
-        size = len(self.blocks) * _BLOCK * len(FIELDS)
-        return Snapshot(host[:size].view(-1, len(FIELDS))[:used], host[size:], arrived)
+        size = used * len(FIELDS)
+        return Snapshot(host[:size].view(-1, len(FIELDS)), host[size:], arrived)
 
 
 def to_host(whole: Tensor) -> tuple[Tensor, Any]:
@@ -119,22 +130,45 @@ def to_host(whole: Tensor) -> tuple[Tensor, Any]:
 
 
 class Measured(NamedTuple):
-    """One measurement within a step, before its numbers have come from the device."""
+    """One measurement within a step, before its numbers have come from the device.
+
+    Attributes:
+        site: The number of its site.
+        size: How many elements it has.
+        device: Where its row is.
+        row: Which row that is.
+        channels: From where to where its channels' maxima are.
+        drawn: From where to where the elements drawn from it are.
+        saturation: How the site's activation saturates; None if it does not.
+    """
 
     site: int
     size: int
     device: torch.device
     row: int
-    channels: tuple[int, int]
+    channels: tuple[int, int] = (0, 0)
+    drawn: tuple[int, int] = (0, 0)
+    saturation: Saturation | None = None
 
 
 class Bulk(NamedTuple):
-    """Norms of many tensors, computed by one call, on their way to the host."""
+    """Norms of many tensors, computed by one call, on their way to the host.
+
+    Attributes:
+        sites: The numbers of their sites.
+        counts: How many elements each has.
+        norms: The norms.
+        arrived: The CUDA event after which they can be read; None if they can be already.
+        total: The number of the site that stands for all of them together, if one does.
+        alone: Whether only that one is recorded, as long as all are finite.
+    """
 
     sites: list[int]
     counts: list[int]
     norms: Tensor
     arrived: Any
+    total: int | None = None
+    alone: bool = False
 
     def host(self) -> Any:
         """The norms, waiting for them if they have not arrived."""
@@ -142,21 +176,37 @@ class Bulk(NamedTuple):
             self.arrived.synchronize()
         return self.norms.numpy()
 
+    def squares(self, keep: Keep, *, alone: bool) -> Iterator[tuple[int, int, float]]:
+        """Give the sites that are recorded, how many elements each has, and its sum of squares."""
+        squares = self.host().astype(np.float64) ** 2
+        if not (alone and self.alone and np.isfinite(squares).all()):
+            rows = zip(self.sites, self.counts, squares.tolist(), strict=True)
+            yield from (row for row in rows if keep(row[0]))
+        if self.total is not None and keep(self.total):
+            yield self.total, sum(self.counts), float(squares.sum())
+
 
 @dataclass
 class Step:
-    """A finished step whose tables may still be on their way."""
+    """A finished step whose tables may still be on their way.
+
+    Attributes:
+        number: Which one.
+        level: What was measured in it.
+        curves: The sites that are recorded even where nothing else of a light step is.
+    """
 
     number: int
     level: int
     measured: list[Measured]
     snapshots: dict[torch.device, Snapshot]
     bulk: list[Bulk]
+    curves: frozenset[int] = frozenset()
 
     def spoiled(self) -> frozenset[int]:
-        """The sites whose sum or norm is not finite, in a step in which nothing else was taken."""
-        finite = {device: np.isfinite(s.numpy()[0][:, 0]) for device, s in self.snapshots.items()}
-        sites = [m.site for m in self.measured if not finite[m.device][m.row]]
+        """The sites of a light step that are known not to be finite."""
+        hosts = {device: s.numpy()[0] for device, s in self.snapshots.items()}
+        sites = [m.site for m in self.measured if not _sound(hosts[m.device][m.row])]
         for bulk in self.bulk:
             sites += [site for site, good in zip(bulk.sites, np.isfinite(bulk.host()), strict=True) if not good]
         return frozenset(sites)
@@ -167,29 +217,60 @@ class Step:
             b.arrived is None or b.arrived.query() for b in self.bulk
         )
 
-    def columns(self) -> dict[str, Any]:
-        """The rows of the step as columns of the recording."""
+    def is_no_curve(self, site: int) -> bool:
+        """Whether a site has not been recorded as a curve of this step already."""
+        return site not in self.curves
+
+    def columns(self, keep: Keep = _every, *, alone: bool = True) -> dict[str, Any]:
+        """The rows of the step as columns of the recording.
+
+        Args:
+            keep: Tells which sites' rows to give.
+            alone: Whether totals stand alone where that was asked for.
+        """
         hosts = {device: snapshot.numpy() for device, snapshot in self.snapshots.items()}
-        rows = [hosts[m.device][0][m.row] for m in self.measured] + [_bulk_rows(b) for b in self.bulk]
-        table = np.vstack(rows).astype(np.float64)
+        measured = [m for m in self.measured if keep(m.site)]
+        bulk = [row for b in self.bulk for row in b.squares(keep, alone=alone)]
+        table = np.full((len(measured) + len(bulk), len(FIELDS)), np.nan, dtype=np.float64)
+        for i, m in enumerate(measured):
+            table[i] = hosts[m.device][0][m.row]
+        table[len(measured) :, FIELDS.index("sumsq")] = [square for _, _, square in bulk]
         columns: dict[str, Any] = dict(zip(FIELDS, table.T, strict=True))
         for name in ("nonzero", "nonfinite"):
-            columns[name] = np.nan_to_num(columns[name], nan=-1).astype(np.int64)
-        ids = [m.site for m in self.measured] + [i for b in self.bulk for i in b.sites]
-        counts = [m.size for m in self.measured] + [n for b in self.bulk for n in b.counts]
-        columns["site"] = np.array(ids, dtype=np.int32)
-        columns["count"] = np.array(counts, dtype=np.int64)
-        columns["calls"] = np.ones(len(ids), dtype=np.int32)
-        columns["level"] = np.full(len(ids), self.level, dtype=np.int8)
-        active = [_bits(hosts[m.device][1][slice(*m.channels)]) for m in self.measured]
-        columns["active"] = active + [b""] * (len(ids) - len(active))
-        return columns
+            known = ~np.isnan(columns[name])
+            columns[name] = np.where(known, columns[name], -1).astype(np.int64)
+        columns["site"] = np.array([m.site for m in measured] + [site for site, _, _ in bulk], dtype=np.int32)
+        columns["count"] = np.array([m.size for m in measured] + [n for _, n, _ in bulk], dtype=np.int64)
+        columns["calls"] = np.ones(len(table), dtype=np.int32)
+        columns["level"] = np.full(len(table), self.level, dtype=np.int8)
+        columns["active"] = [_bits(hosts[m.device][1][slice(*m.channels)]) for m in measured] + [b""] * len(bulk)
+        return columns | _drawn_columns(measured, hosts, len(bulk))
 
 
-def _bulk_rows(bulk: Bulk) -> Any:
-    rows = np.full((len(bulk.sites), len(FIELDS)), np.nan, dtype=np.float64)
-    rows[:, FIELDS.index("sumsq")] = bulk.host().astype(np.float64) ** 2
-    return rows
+def _sound(row: NDArray[Any]) -> bool:
+    """Tell whether a row of a light step is of a value whose elements are all finite."""
+    return bool(np.isfinite(row[:2]).any() or row[FIELDS.index("nonfinite")] == 0)
+
+
+def _drawn_columns(measured: list[Measured], hosts: Any, rest: int) -> dict[str, Any]:
+    """Make histograms of the drawn elements, and count the saturated ones."""
+    sampled = np.full(len(measured) + rest, -1, dtype=np.int32)
+    saturated = sampled.copy()
+    histograms = [b""] * len(sampled)
+    with_some = [i for i, m in enumerate(measured) if m.drawn[1] > m.drawn[0]]
+    if not with_some:
+        return {"sampled": sampled, "saturated": saturated, "exponents": histograms}
+    values = np.zeros((len(with_some), DRAWN), dtype=np.float32)
+    for row, i in enumerate(with_some):
+        m = measured[i]
+        own = hosts[m.device][1][slice(*m.drawn)]
+        values[row, : len(own)] = own
+        sampled[i] = len(own)
+        if m.saturation is not None:
+            saturated[i] = m.saturation.count(own)
+    for i, counts in zip(with_some, exponents.count(values), strict=True):
+        histograms[i] = exponents.encode(counts)
+    return {"sampled": sampled, "saturated": saturated, "exponents": histograms}
 
 
 def _bits(maxima: Any) -> bytes:

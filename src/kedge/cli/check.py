@@ -9,13 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from kedge.cli.config import add_config, configured_rules
+
 if TYPE_CHECKING:
-    from kedge.rules.rule import Finding, Rule
+    from kedge.rules.rule import Finding
     from kedge.store.recording import Recording
 
 
 class Check:
     """Say what is wrong with a run; exit with 1 if something is an error.
+
+    Rules and their thresholds can be set for a project, in [tool.kedge] of its pyproject.toml.
 
     With --json, one object is printed:
       {"recording": RUN, "findings": [{"code", "severity", "site", "step", "message",
@@ -29,13 +33,14 @@ class Check:
         parser.add_argument("--json", action="store_true", help="print the findings as JSON")
         parser.add_argument("--select", metavar="CODES", help="only these rules, with commas between")
         parser.add_argument("--ignore", metavar="CODES", help="all rules but these, with commas between")
+        add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the findings."""
         from kedge.rules.registry import check
         from kedge.store.recording import Recording
 
-        rules = _chosen(args.select, args.ignore)
+        rules = configured_rules(args.select, args.ignore, args.config)
         recording = Recording.open(args.recording)
         findings = check(recording, rules)
         if args.json:
@@ -55,28 +60,6 @@ def _print(recording: Recording, findings: Sequence[Finding], rules: int) -> Non
     render_findings(findings, console, limit=None)
     steps = counted(len(recording.steps), "sampled step")
     console.print(f"{tally(findings)}: {counted(rules, 'rule')} over {steps}", soft_wrap=True)
-
-
-def _chosen(select: str | None, ignore: str | None) -> list[Rule]:
-    from kedge.rules.registry import ALL
-
-    selected = _codes(select) if select is not None else [rule.code for rule in ALL]
-    ignored = _codes(ignore) if ignore is not None else []
-    return [rule for rule in ALL if rule.code in selected and rule.code not in ignored]
-
-
-def _codes(text: str) -> list[str]:
-    """Read codes with commas between.
-
-    Raises:
-        NoSuchRule: One of them is no rule's.
-    """
-    from kedge.rules.registry import explain
-
-    codes = [code.strip().upper() for code in text.split(",") if code.strip()]
-    for code in codes:
-        explain(code)
-    return codes
 
 
 def _document(name: str, findings: Iterable[Finding]) -> dict[str, Any]:

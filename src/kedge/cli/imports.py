@@ -42,15 +42,19 @@ class AfterImport(MetaPathFinder):
         """
         if fullname != self.name:
             return None
-        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # another one may wait for the same module there
+        others = (finder.find_spec(fullname, path, target) for finder in behind)
         spec = next((spec for spec in others if spec is not None), None)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
-            loader.exec_module = partial(self._execute, loader)
+            loader.exec_module = partial(self._execute, loader, vars(loader).get("exec_module"))
         return spec
 
-    def _execute(self, loader: Any, module: ModuleType) -> None:
-        del loader.exec_module
+    def _execute(self, loader: Any, marked: Any, module: ModuleType) -> None:
+        if marked is None:
+            del loader.exec_module
+        else:
+            loader.exec_module = marked
         loader.exec_module(module)
         if self in sys.meta_path:
             self.remove()

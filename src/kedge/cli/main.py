@@ -12,14 +12,30 @@ from typing import Any
 
 from kedge.cli.check import Check
 from kedge.cli.command import Command
+from kedge.cli.diff import Diff
 from kedge.cli.ending import SIGINT_STATUS, Ending
 from kedge.cli.explain import Explain
+from kedge.cli.export import Export
+from kedge.cli.live import Live
+from kedge.cli.query import Query
 from kedge.cli.report import Report
 from kedge.cli.run import Run
+from kedge.cli.serve import Serve
 from kedge.cli.sites import Sites
 from kedge.errors import KedgeError
 
-COMMANDS: tuple[Command, ...] = (Run(), Report(), Check(), Explain(), Sites())
+COMMANDS: tuple[Command, ...] = (
+    Run(),
+    Report(),
+    Check(),
+    Diff(),
+    Explain(),
+    Sites(),
+    Serve(),
+    Live(),
+    Export(),
+    Query(),
+)
 
 CANNOT = 2
 BROKEN_PIPE_STATUS = 141

@@ -1,8 +1,18 @@
-"""``kedge report``: draw a recording in the terminal."""
+"""``kedge report``: draw a recording in the terminal, or as a page."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kedge.cli.config import add_config, configured_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kedge.rules.rule import Finding, Rule
+    from kedge.store.recording import Recording
 
 #: How many modules a report shows where nothing else is asked for.
 MOST_MODULES = 40
@@ -14,6 +24,8 @@ class Report:
     The findings come first. The table has a line for each module in the order of the
     data, with the scale of its output and of its gradient and a picture of their
     course over the steps. A recording can be read while it is being written.
+
+    With --html it is one file that opens in any browser and needs no network.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -27,14 +39,58 @@ class Report:
         parser.add_argument(
             "--all", action="store_true", help=f"every module, not only {MOST_MODULES} and those with findings"
         )
+        parser.add_argument("--html", action="store_true", help="write a page instead, with everything in one file")
+        parser.add_argument("-o", dest="output", metavar="FILE.html", help="where to write it (default: RUN.html)")
+        parser.add_argument(
+            "--no-source", action="store_true", help="leave source lines and names of files out of the page"
+        )
+        add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Draw the report."""
-        from kedge.report.terminal import Extent, console_for, render
+        from kedge.report.page.redact import shareable
         from kedge.rules.registry import check
         from kedge.store.recording import Recording
 
+        _check(args)
+        rules = configured_rules(config=args.config)
         recording = Recording.open(args.recording)
-        extent = Extent(sites=args.sites, most=None if args.all or args.sites else MOST_MODULES)
-        render(recording, check(recording), console_for(), extent)
+        if args.html:
+            recording = shareable(recording, source=not args.no_source)
+        findings = check(recording, rules)
+        if args.html:
+            _write(recording, findings, args, rules)
+        else:
+            _draw(recording, findings, args)
         return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    if not args.html and (args.output or args.no_source):
+        args.parser.error("-o and --no-source are of pages: add --html")
+    if args.html and (args.sites or args.all):
+        args.parser.error("a page has all sites and filters them itself: leave --sites and --all out")
+
+
+def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace) -> None:
+    from kedge.report.terminal import Extent, console_for, render
+
+    extent = Extent(sites=args.sites, most=None if args.all or args.sites else MOST_MODULES)
+    render(recording, findings, console_for(), extent)
+
+
+def _write(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
+    from kedge.report.page.render import render_page
+    from kedge.store.disk import told
+
+    file = Path(args.output) if args.output else _beside(Path(args.recording))
+    page = render_page(recording, findings, rules)
+    with told(f"write {file}"):
+        file.write_text(page, encoding="utf-8")
+    print(f"{file}: {len(page) / 1e6:.1f} MB; open it in a browser")
+
+
+def _beside(folder: Path) -> Path:
+    """Name the page of a recording: beside it, with another ending."""
+    folder = folder if folder.name else folder.resolve()
+    return folder.with_name(f"{folder.name.removesuffix('.kedge')}.html")

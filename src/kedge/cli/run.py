@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +12,18 @@ from typing import TYPE_CHECKING
 
 from kedge.cli.ending import Ending
 from kedge.cli.program import Program
-from kedge.cli.recorder import Recorder, check_place, manifest_of
 from kedge.cli.watching import Watching
+from kedge.watching.launch import Launch
+from kedge.watching.messenger import messenger
+from kedge.watching.order import Order, manifest_of
+from kedge.watching.recorder import Recorder
+from kedge.watching.strict import STATUS
 
 if TYPE_CHECKING:
     from kedge.hooks.roots import Summary
+    from kedge.store.folder import RecordingWriter
 
-NO_MODULE = "the program called no module in this process, outside of functions that are compiled as a whole"
-#: How many rules the last lines name.
-NAMED_RULES = 3
+NO_TORCH = "nothing was recorded: the program did not import torch"
 
 
 class Run:
@@ -39,30 +41,54 @@ class Run:
         parser.add_argument("--force", action="store_true", help="replace the recording if it exists")
         parser.add_argument("--sites", metavar="SELECTOR", help="what to watch, such as 'encoder.**' (default: all)")
         parser.add_argument(
-            "--every", metavar="N", type=_positive, default=10, help="measure one step in N in full (default: 10)"
+            "--every",
+            metavar="N",
+            type=_positive,
+            default=10,
+            help="measure one step in N in full at most (default: 10)",
+        )
+        parser.add_argument(
+            "--budget",
+            metavar="SHARE",
+            type=_share,
+            default=0.03,
+            help="how much of the run's time watching may take, such as 3%% (the default); none: as much as it takes",
+        )
+        parser.add_argument(
+            "--dump",
+            action="store_true",
+            help="keep the tensors of the first call that makes a NaN or infinity (slower)",
         )
         parser.add_argument("-q", "--quiet", action="store_true", help="say nothing but what went wrong")
+        parser.add_argument(
+            "--verify", action="store_true", help="say whether the program computes the same bits unwatched"
+        )
+        parser.add_argument("--strict", action="store_true", help="end the program if it cannot be recorded")
 
-    def run(self, args: argparse.Namespace) -> Ending:
+    def run(self, args: argparse.Namespace) -> int | Ending:
         """Run the program, finish the recording, tell what was seen."""
         program = program_of(args)
         program.check()
-        output = args.output or f"{program.name}.{os.getpid()}.kedge"
-        check_place(output, args.force)
+        launch = Launch.here()
+        name = launch.settle(args.output or f"{program.name}.{launch.label}.kedge", args.force)
         if args.sites is not None:
             _check_selector(args.sites)
-        return _run(program, Order(output, args.sites or "**", args.every, args.force, args.quiet))
+        if args.verify:
+            from kedge.cli.verify import verify
+
+            return verify(program, args)
+        order = Order(args.sites or "**", args.every, args.budget, args.dump)
+        return _run(program, order, Output(name, args.force, args.quiet, args.strict))
 
 
 @dataclass(frozen=True)
-class Order:
-    """What was asked for besides the program itself."""
+class Output:
+    """Where the recording goes, whether the last lines are left out, and whether a failure of Kedge ends the program."""
 
-    output: str
-    sites: str
-    every: int
+    name: str
     force: bool
     quiet: bool
+    strict: bool
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -83,22 +109,26 @@ def program_of(args: argparse.Namespace) -> Program:
     return Program(words[0], args.module is not None, words[1:])
 
 
-def messenger() -> Callable[[str], None]:
-    """Make what tells the user something, on the stderr that this process has now."""
-    stream = sys.stderr
-
-    def tell(text: str) -> None:
-        # The program may have closed it; there is nobody left to tell that to.
-        with suppress(OSError, ValueError):
-            print(f"[kedge] {text}", file=stream, flush=True)
-
-    return tell
-
-
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; 1 measures every step, 10 one in ten")
     return int(text)
+
+
+def _share(text: str) -> float | None:
+    """Read a share of the time: ``3%``, ``0.03`` or ``none``."""
+    if text == "none":
+        return None
+    number, percent, rest = text.partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = 0.0
+    if rest or not 0 < share < 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a share of the time; write one such as 3%, or none for no limit"
+        )
+    return share
 
 
 def _check_selector(text: str) -> None:
@@ -108,73 +138,56 @@ def _check_selector(text: str) -> None:
     parse(text)
 
 
-def _run(program: Program, order: Order) -> Ending:
-    pid, tell = os.getpid(), messenger()
-    place = Path(order.output).absolute()
-    recorder = Recorder(place, manifest_of(program, order.sites, order.every), order.force, tell)
-    watching = Watching(recorder, order.sites, order.every, tell)
+def _run(program: Program, order: Order, output: Output) -> Ending:
+    pid, launch, tell = os.getpid(), Launch.here(), messenger()
+    if not launch.leads:
+        tell = _signed(tell, launch.rank)
+    recorder = _recorder(program, order, output, tell)
+    watching = Watching(recorder, order, tell, strict=output.strict)
+    watching.place = recorder.place
     watching.begin()
     ending = program.run()
     if os.getpid() != pid:  # a fork of the program: the recording and the last words are its parent's
         return ending
     with suppress(KeyboardInterrupt):
-        summary = watching.finish()
-        if summary is not None:
-            recorder.event(_end(ending, summary))
-        recorder.close()
-        if not order.quiet:
-            for line in _last_words(order.output, recorder, summary):
+        try:
+            summary = _finish(watching, recorder, ending)
+        except SystemExit as left:  # strict, and the last rows could not be written
+            return Ending(left, STATUS)
+        if launch.leads and not output.quiet:
+            launch.await_others(recorder.place)
+            for line in _last_words(output.name, recorder, summary):
                 tell(line)
-    return ending
+    failed = recorder.failed or watching.failed
+    return Ending(ending.error, STATUS) if output.strict and failed and not ending.status else ending
 
 
-def _end(ending: Ending, summary: Summary) -> dict[str, object]:
-    uncaught = None if isinstance(ending.error, SystemExit) else ending.error
-    return {
-        "kind": "end",
-        "exit": ending.status,
-        "steps": summary.steps,
-        "sampled": summary.sampled,
-        "seconds": summary.seconds,
-        "watching": summary.watching,
-        "error": f"{type(uncaught).__name__}: {uncaught}".removesuffix(": ") if uncaught else None,
-    }
+def _finish(watching: Watching, recorder: Recorder, ending: Ending) -> Summary | None:
+    summary = watching.finish()
+    if summary is not None:
+        from kedge.watching.closing import end_of
+
+        recorder.event(end_of(summary, ending.status, ending.error))
+    recorder.close()
+    return summary
 
 
-def _last_words(output: str, recorder: Recorder, summary: Summary | None) -> Iterator[str]:
-    """Tell how much was seen, what was found, and what to type next."""
-    from kedge.report.numbers import counted, percent, seconds
-
-    if summary is None:
-        yield "nothing was recorded: the program did not import torch"
-        return
-    if recorder.writer is None:
-        yield "nothing was recorded" + ("" if recorder.failed else f": {NO_MODULE}")
-        return
-    cost = percent(summary.watching / summary.seconds) if summary.seconds else "nothing"
-    yield (
-        f"{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, {summary.sampled:,} sampled; "
-        f"watching took {cost} of {seconds(summary.seconds)}"
-    )
-    yield _findings(recorder.place)
-    yield f"see more with: kedge report {output}"
+def _signed(tell: Callable[[str], None], rank: int) -> Callable[[str], None]:
+    return lambda text: tell(f"rank {rank}: {text}")
 
 
-def _findings(place: Path) -> str:
-    try:
-        from kedge.report.tally import tally
-        from kedge.rules.registry import check
-        from kedge.store.recording import Recording
+def _recorder(program: Program, order: Order, output: Output, tell: Callable[[str], None]) -> Recorder:
+    place, manifest = Path(output.name).absolute(), manifest_of(program.command, program.target, order)
 
-        findings = check(Recording.open(place))
-    except Exception as error:  # noqa: BLE001 - a rule that fails must not change how the program ends
-        return f"the recording could not be checked: {error!r}"
-    places: dict[str, list[str]] = {}
-    for finding in findings:
-        places.setdefault(finding.code, []).append(finding.site)
-    named = [_named(code, sites) for code, sites in list(places.items())[:NAMED_RULES]]
-    return tally(findings) + (f": {'; '.join(named)}" if named else "")
+    def begin() -> RecordingWriter | None:  # with the first step: numpy and torch are the program's to import first
+        from kedge.watching.start import begin_recording
+
+        return begin_recording(place, manifest, output.force)
+
+    return Recorder(place, begin, tell, strict=output.strict)
 
 
-def _named(code: str, sites: Sequence[str]) -> str:
-    return f"{code} at {sites[0]}" + (f" and {len(sites) - 1} more" if len(sites) > 1 else "")
+def _last_words(output: str, recorder: Recorder, summary: Summary | None) -> Iterable[str]:
+    from kedge.watching.closing import last_words
+
+    return last_words(output, recorder, summary) if summary is not None else [NO_TORCH]

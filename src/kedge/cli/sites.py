@@ -9,8 +9,10 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.ending import Ending
-from kedge.cli.run import add_program, messenger, program_of
+from kedge.cli.run import add_program, program_of
 from kedge.cli.watching import Watching
+from kedge.watching.messenger import messenger
+from kedge.watching.order import Order
 
 if TYPE_CHECKING:
     from kedge.hooks.watch import Watch
@@ -31,7 +33,7 @@ class Sites:
         """Run the first step and print the list."""
         program = program_of(args)
         program.check()
-        watching = Watching(FirstStep(), "**", 1, messenger(), holding=True)
+        watching = Watching(FirstStep(), Order(every=1), messenger(), holding=True)
         watching.begin()
         with redirect_stdout(sys.stderr):
             ending = program.run()
@@ -68,4 +70,4 @@ def _tables(watch: Watch) -> Iterator[str]:
         model = root.module()
         if model is not None:
             prefix = f", recorded as {root.prefix}.*" if root.prefix else ""
-            yield f"{root.name} ({counted(root.parameters, 'parameter')}{prefix})\n\n{sites(model)}"
+            yield f"{root.types['']} ({counted(root.parameters, 'parameter')}{prefix})\n\n{sites(model)}"

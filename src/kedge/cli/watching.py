@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kedge.cli.imports import AfterImport
+from kedge.watching.hush import hush
+from kedge.watching.order import Order
+from kedge.watching.strict import give_up
 
 if TYPE_CHECKING:
     from kedge.hooks.roots import Log, Summary
@@ -19,16 +22,21 @@ class Watching:
 
     Args:
         log: Where records go.
-        sites: A selector.
-        every: One step in this many is measured in full.
+        order: What is to be watched, and how often.
         complain: Tells the user.
         holding: Keep the models alive, to look at them when the program has ended.
+        strict: Let what fails here end the program after all.
+
+    Attributes:
+        place: The recording, where there is to be one.
     """
 
     def __init__(
-        self, log: Log, sites: str, every: int, complain: Callable[[str], None], *, holding: bool = False
+        self, log: Log, order: Order, complain: Callable[[str], None], *, holding: bool = False, strict: bool = False
     ) -> None:
-        self.log, self.sites, self.every, self.complain = log, sites, every, complain
+        self.log, self.order, self.complain, self.strict = log, order, complain, strict
+        self.place: Path | None = None
+        self._failed = False
         self.watch: Watch | None = None
         self.holding = holding
         self._import = AfterImport("torch", self._begin)
@@ -53,24 +61,26 @@ class Watching:
         try:
             self.watch.__exit__(None, None, None)
         except Exception as error:  # noqa: BLE001 - the program has ended well; its exit status is not Kedge's to change
-            self.complain(f"the watching ended badly: {error!r}")
+            self._fail(f"the watching ended badly: {error!r}", "the recording may lack its end")
         return self.watch.summary
+
+    @property
+    def failed(self) -> bool:
+        """Whether something failed, here or in a hook."""
+        return self._failed or (self.watch is not None and self.watch.failed)
 
     def _begin(self) -> None:
         if os.getpid() != self._pid:
             return
         try:
-            from kedge.actions.measure import Meter
-            from kedge.hooks.watch import Watch
+            from kedge.watching.start import make_watch
 
-            self.watch = Watch(Meter(), self.log, sites=self.sites, n=self.every)
+            self.watch = make_watch(self.log, self.order, self.place)
             self.watch.holding = [] if self.holding else None
             self.watch.__enter__()
         except Exception as error:  # noqa: BLE001 - this runs inside the program's own import of torch
-            self.complain(f"cannot watch: {error!r}; the program goes on unwatched")
+            self._fail(f"cannot watch: {error!r}", "the program goes on unwatched")
 
-
-def hush() -> None:
-    """Keep torch.compile from warning the program about what is Kedge's: a hook on all modules, and how Dynamo reads ours."""
-    warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
-    warnings.filterwarnings("ignore", message=r".*torch.autograd.function.Function.* should not be instantiated")
+    def _fail(self, what: str, instead: str) -> None:
+        self._failed = True
+        give_up(what, instead, self.complain, strict=self.strict)

@@ -314,6 +314,8 @@ def has_optimizer(model: nn.Module | None) -> bool:
 def count_steps(clock: Clock, model: nn.Module) -> Callable[[], None]:
     """Let a clock count the steps of the optimizer that holds this model's parameters; returns the undo."""
     held, whose = {id(p) for p in model.parameters()}, id(model)
+    if not held:
+        return lambda: None
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if clock.optimizer is None and any(id(p) in held for group in optimizer.param_groups for p in group["params"]):

@@ -53,9 +53,7 @@ class Segments:
         """The block that a forward is in, if it is in one."""
         hooks = top_hooks(True)
         if hooks is not None:
-            owner = next(
-                (c for c in map(_content, hooks[0].__closure__ or ()) if _Frame and isinstance(c, _Frame)), None
-            )
+            owner = frame_of(hooks[0])
         elif here.graded and not torch.is_grad_enabled():
             owner = _owner("forward", "ctx")
         else:
@@ -77,6 +75,12 @@ class Segments:
         segment = Segment(here, reentrant=reentrant)
         self._known[id(owner)] = weakref.ref(owner), segment
         return segment
+
+
+def frame_of(hook: Any) -> Any:
+    """Return the frame of the non-reentrant checkpoint that a saved-tensor hook belongs to, if to any."""
+    cells = getattr(hook, "__closure__", None) or ()
+    return next((c for c in map(_content, cells) if _Frame and isinstance(c, _Frame)), None)
 
 
 def _content(cell: Any) -> Any:

@@ -23,6 +23,7 @@ from kedge.hooks.aliases import Pulse
 from kedge.hooks.autograd import Share, edge_of, edges_into, listen, listen_share
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
+from kedge.hooks.scripted import twin_of
 from kedge.hooks.tap import Tap
 from kedge.sites import leaves
 from kedge.sites.site import Site
@@ -31,12 +32,27 @@ if TYPE_CHECKING:
     from kedge.hooks.schedule import Passes
     from kedge.hooks.session import Session
 
-_HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
-_CONCEALING = ("__reduce_ex__", "__deepcopy__")
-_FLAG_TABLES = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
+_CONCEALING = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
+FLAG_TABLES = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
-class Gate:
+class Own:
+    """A hook of Kedge's on a module, which copies and pickles of the module do not have."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        """A copied model is not hooked: what stands in the copy's tables does nothing."""
+        return _nothing
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled model is not hooked either, and loads without Kedge."""
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+_nothing = contextlib.nullcontext().__exit__
+
+
+class Gate(Own):
     """The taps of one session on one side of one module."""
 
     kinds: tuple[str, ...] = ()
@@ -106,17 +122,6 @@ class Gate:
             pulse = listen(tensor, self, self.passes.event(site, call, recompute))
             if pulse is not None:
                 self.pulses[kind] = pulse
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        """A copied model is not hooked: what stands in the copy's tables does nothing."""
-        return _nothing
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickled model is not hooked either, and loads without Kedge."""
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
-
-_nothing = contextlib.nullcontext().__exit__
 
 
 class After(Gate):
@@ -273,7 +278,7 @@ def _positional_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(p.name for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
 
 
-class Begin:
+class Begin(Own):
     """The hook by which a model's forward pass is seen to begin."""
 
     def __init__(self, passes: Passes) -> None:
@@ -287,10 +292,8 @@ class Begin:
         elif not compiled.in_backward():
             self.passes.begin()
 
-    __deepcopy__, __reduce__ = Gate.__deepcopy__, Gate.__reduce__
 
-
-class End:
+class End(Own):
     """The hook by which a model's forward pass is seen to end."""
 
     def __init__(self, begin: Begin) -> None:
@@ -303,13 +306,12 @@ class End:
         elif not compiled.in_backward():
             self.begin.passes.end()
 
-    __deepcopy__, __reduce__ = Gate.__deepcopy__, Gate.__reduce__
-
 
 class Concealed:
-    """Pickles and copies a hooked module as if it were not hooked.
+    """Pickles, copies and scripts a hooked module as if it were not hooked.
 
-    Both protocols ask the instance for ``__reduce_ex__``; this stands there while hooks do.
+    The first two protocols ask the instance for ``__reduce_ex__``; this stands there while hooks do.
+    `torch.jit.script` would compile the hooks, and asks for ``__prepare_scriptable__`` before.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -333,6 +335,12 @@ class Concealed:
             reduced[2] = unhooked(reduced[2])
         return tuple(reduced)
 
+    def script(self) -> Any:
+        """Be ``__prepare_scriptable__``."""
+        module: Any = self.module()
+        twin, own = twin_of(module, unhooked), getattr(type(module), "__prepare_scriptable__", None)
+        return twin if own is None else own(twin)
+
 
 def unhooked(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a module's ``__dict__`` without anything that Kedge put there."""
@@ -340,11 +348,11 @@ def unhooked(state: Mapping[str, Any]) -> dict[str, Any]:
     for name in _CONCEALING:
         clean.pop(name, None)
     ours = set()
-    for table in _HOOK_TABLES:
+    for table in HOOK_TABLES:
         if table in clean:
-            ours |= {i for i, hook in clean[table].items() if hook is _nothing or isinstance(hook, (Gate, Begin, End))}
+            ours |= {i for i, hook in clean[table].items() if hook is _nothing or isinstance(hook, Own)}
             clean[table] = type(clean[table])((i, h) for i, h in clean[table].items() if i not in ours)
-    for table in _FLAG_TABLES:
+    for table in FLAG_TABLES:
         if table in clean:
             clean[table] = type(clean[table])((i, flag) for i, flag in clean[table].items() if i not in ours)
     return clean
@@ -359,14 +367,16 @@ def attach(session: Session, module: nn.Module, hook: Before | After | Begin | E
     else:
         handle = module.register_forward_hook(hook, always_call=True)  # so that a call that raises is counted
     session.cleanup.callback(handle.remove)
-    session.cleanup.callback(_conceal(module))
+    session.cleanup.callback(conceal(module))
 
 
-def _conceal(module: nn.Module) -> Callable[[], None]:
+def conceal(module: nn.Module) -> Callable[[], None]:
+    """Have a module copied and pickled without what is `Own`; returns the undo."""
     concealed = module.__dict__.setdefault("__reduce_ex__", Concealed(module))
     concealed.users += 1
     if hasattr(type(module), "__deepcopy__"):
         module.__dict__["__deepcopy__"] = concealed.copy
+    module.__dict__["__prepare_scriptable__"] = concealed.script
     owner = weakref.ref(module)
 
     def reveal() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -14,7 +15,6 @@ from kedge.hooks import dynamo
 from kedge.hooks.schedule import Passes
 from kedge.sites.site import Site
 
-_SAMPLE = 1024
 _EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
 
@@ -36,6 +36,8 @@ class Gauge(Protocol):
     sink: Any
     level: int
     muted: bool
+    draws: bool
+    curves: set[int]
     seats: dict[Site, Any]
     channel_dims: dict[str, int | None]
     events: int
@@ -44,13 +46,30 @@ class Gauge(Protocol):
     def bind(self, site: Site) -> Act:
         """Return what measures the values of one site."""
 
-    def add(self, sites: list[Site], step: int, tensors: list[Tensor]) -> None:
-        """Measure the norms of many tensors at once."""
+    def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
+        """Tell how the activation at a path saturates."""
+
+    def observe(self, seat: Any, value: Tensor, step: int) -> None:
+        """Measure one value of a site."""
+
+    def add(
+        self,
+        sites: Sequence[Site],
+        step: int,
+        tensors: Sequence[Tensor],
+        total: Site | None = None,
+        *,
+        alone: bool = False,
+    ) -> bool:
+        """Measure the norms of many tensors at once; tell whether one is known not to be finite."""
+
+    def add_values(self, step: int, held: Sequence[tuple[Any, Tensor]]) -> bool:
+        """Measure the norms of many values at once; tell whether one is known not to be finite."""
 
     def spoiled(self) -> bool:
         """Whether something measured in this step is not finite."""
 
-    def flush(self) -> None:
+    def flush(self, *, curves: bool = True) -> None:
         """End the step."""
 
     def finish(self) -> None:
@@ -69,15 +88,15 @@ class Log(Sink, Protocol):
 
 @dataclass
 class Root:
-    """A root module: its name, what its sites' paths begin with, and what is where in it."""
+    """A root module: what its sites' paths begin with, and what is where in it."""
 
     module: weakref.ref[nn.Module]
     index: int
-    name: str
     prefix: str
     parameters: int
     types: dict[str, str]
     passes: Passes
+    modules: list[dict[str, Any]] = field(default_factory=list)
 
     def label(self, path: str) -> str:
         """The path under which one of its sites is recorded."""
@@ -85,7 +104,8 @@ class Root:
 
     def entry(self) -> dict[str, Any]:
         """What the recording says of it."""
-        return {"name": self.name, "prefix": self.prefix, "parameters": self.parameters}
+        named = {"name": self.types[""], "prefix": self.prefix}
+        return {**named, "parameters": self.parameters, "modules": self.modules}
 
 
 class Prefixed:
@@ -116,6 +136,7 @@ class Summary:
         sampled: How many of them were measured in full.
         seconds: Wall-clock seconds from the first watched call to the end.
         watching: Seconds of them that Kedge measured itself to take.
+        levels: How many steps were looked at how closely: "full", "light", "off".
     """
 
     sites: int
@@ -123,6 +144,7 @@ class Summary:
     sampled: int
     seconds: float
     watching: float
+    levels: dict[str, int]
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -143,16 +165,26 @@ def channel_dims(model: nn.Module, modules: Mapping[str, nn.Module], root: Root)
     return {root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)}
 
 
-def sample(param: Tensor) -> Tensor:
-    """Up to 1,024 elements of a parameter, evenly spread and always the same."""
-    flat = param.detach().reshape(-1)
-    return flat[:: max(1, -(-flat.numel() // _SAMPLE))]
+def saturations(modules: Mapping[str, nn.Module], root: Root) -> dict[str, tuple[str, tuple[float, ...]]]:
+    """How the activations among some modules saturate, by the path that they are recorded under."""
+    return {root.label(n): _SATURATING[type(m)](m) for n, m in modules.items() if type(m) in _SATURATING}
 
 
-def entry_of(seat: Any, roots: Sequence[Root]) -> dict[str, Any]:
+_SATURATING: dict[type[nn.Module], Callable[[Any], tuple[str, tuple[float, ...]]]] = {
+    nn.Tanh: lambda m: ("tanh", ()),
+    nn.Sigmoid: lambda m: ("sigmoid", ()),
+    nn.Softsign: lambda m: ("softsign", ()),
+    nn.Softmax: lambda m: ("softmax", (-1 if m.dim is None else m.dim,)),
+    nn.Hardtanh: lambda m: ("between", (m.min_val, m.max_val)),
+    nn.Hardsigmoid: lambda m: ("between", (0.0, 1.0)),
+    nn.ReLU6: lambda m: ("between", (-math.inf, 6.0)),
+}
+
+
+def entry_of(seat: Any, roots: Sequence[Root], sources: Mapping[str, Any]) -> dict[str, Any]:
     """What the recording says of a site; see docs/recording.md."""
     path, kind = seat.site.path, seat.site.kind
-    root = max((r for r in roots if _inside(path, r.prefix)), key=lambda r: len(r.prefix))
+    root = max((r for r in roots if inside(path, r.prefix)), key=lambda r: len(r.prefix))
     of_param = kind.startswith("param") or kind == "update"
     owner = path.rpartition(".")[0] if of_param else path
     inner = owner[len(root.prefix) :].lstrip(".") if root.prefix else owner
@@ -160,8 +192,10 @@ def entry_of(seat: Any, roots: Sequence[Root]) -> dict[str, Any]:
         "id": seat.id, "site": str(seat.site), "path": path, "kind": kind, "type": root.types.get(inner, ""),
         "root": root.index, "shape": list(seat.shape), "dtype": seat.dtype, "channels": seat.channels,
         "from": list(seat.sources), "owner": owner, "node": seat.node,
+        "source": None if of_param else sources.get(path),
     }  # fmt: skip
 
 
-def _inside(path: str, prefix: str) -> bool:
+def inside(path: str, prefix: str) -> bool:
+    """Whether a site's path is one of a root with this prefix."""
     return not prefix or path == prefix or path.startswith(prefix + ".")

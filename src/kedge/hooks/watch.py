@@ -5,16 +5,11 @@ A root is a module that is called while no other watched one runs. It is found a
 by a global forward-pre hook and gets its hooks before its forward runs, so that a model handed to
 `torch.compile` is hooked before it is compiled. The first root's sites have their plain names;
 those of others begin with their class name.
-
-# Note [Two levels]
-On schedule a step is measured in full. In every other step only the sums of outputs and the norms
-of parameters' gradients are taken, which shows whether all is finite; they are written only if
-something is not. Outputs of modules such as ReLU, finite if their inputs are, are left out. So a
-NaN is seen in the step in which it is born, whatever the schedule.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -24,21 +19,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from kedge.errors import ActionDisabled
+from kedge.flow import own_part
 from kedge.hooks import compiled, dynamo
 from kedge.hooks.attach import Target, has_optimizer
 from kedge.hooks.causes import explain
+from kedge.hooks.leader import Leader, any_optimizer
+from kedge.hooks.levels import OFF, Levels, Quiet
+from kedge.hooks.pace import Level, Pace, unit
 from kedge.hooks.roots import (
-    KEEPS_FINITE,
     Gauge,
     Log,
     Prefixed,
@@ -46,31 +43,25 @@ from kedge.hooks.roots import (
     Summary,
     channel_dims,
     entry_of,
+    inside,
     is_replica,
-    sample,
+    saturations,
     unwrapped,
 )
-from kedge.hooks.schedule import Passes, every
+from kedge.hooks.schedule import Passes
 from kedge.hooks.session import Session
+from kedge.hooks.source import module_tree
+from kedge.hooks.survey import Survey
 from kedge.hooks.tap import Tap
+from kedge.hooks.updates import Updates
 from kedge.sites.select import Selector, runs
 from kedge.sites.site import Site, escape
-from kedge.store.rows import FINITENESS, FULL
 
-_OFF = 0
-_PATIENCE = 30
-"""How often another optimizer may step before it is taken to be in charge; critics step some 5 times a generator's."""
+if TYPE_CHECKING:
+    from kedge.hooks.dump import Dump
 
-
-class _WatchSession(Session):
-    """A session inside somebody's program: it complains on stderr, where ``-W error`` does not reach."""
-
-    def complain(self, warning: ActionDisabled) -> None:
-        """Say it without raising."""
-        sys.stderr.write(f"[kedge] {warning}\n")
-
-    def refresh(self) -> None:
-        """Nothing: a root gets its hooks before its first forward, so before it is compiled."""
+_PER_EVENT, _PER_STEP = 3.0, 3.0
+"""What it takes to bring one event to the meter, and to count a step, in calls of an empty module hook."""
 
 
 class Watch:
@@ -80,17 +71,20 @@ class Watch:
         meter: What measures; it is told to pass its steps to this watch.
         log: Where records go.
         sites: A selector; outputs, gradients and parameters at the paths it names are measured.
-        n: One step in `n` is measured in full.
+        n: One step in `n` is measured in full, or fewer if the budget does not allow it.
+        budget: The share of the program's time that watching may take; None for no limit.
 
     Attributes:
+        dump: Set to what keeps the call that made the first value that is not finite.
         holding: Set to a list to have it keep the roots alive to the end.
+        names: What to call modules that may turn out to be roots, by the model that holds them and is not called itself.
     """
 
-    def __init__(self, meter: Gauge, log: Log, *, sites: str = "**", n: int = 10) -> None:
-        self.log, self.selector, self.schedule = log, Selector(sites), every(n)
+    def __init__(self, meter: Gauge, log: Log, *, sites: str = "**", n: int = 10, budget: float | None = None) -> None:
+        self.log, self.selector, self.pace = log, Selector(sites), Pace(n, budget)
         self.meter = meter
-        meter.sink = self
-        self.session = _WatchSession(on_error="warn")
+        meter.sink, meter.draws = self, True
+        self.session = Quiet(on_error="warn")
         self.roots: list[Root] = []
         self.params: dict[int, tuple[weakref.ref[nn.Parameter], Site]] = {}
         self.pid = os.getpid()
@@ -98,23 +92,36 @@ class Watch:
         self.spent = 0.0
         self.failed = False
         self.holding: list[nn.Module] | None = None
+        self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._known: dict[int, weakref.ref[nn.Module]] = {}
         self._written = (0, 0)
         self._undo = ExitStack()
-        self._samples: dict[int, dict[int, Tensor]] = {}
+        self.levels = Levels(self.session, meter, self._trains)
+        self.lookout = self.levels.lookout
+        self.updates = Updates(meter, self._step, self._place_of)
+        self._leader = Leader(self.session.clock)
+        self.survey = Survey()
+        self._notes: list[Mapping[str, Any]] = []
+        self.dump: Dump | None = None
+        self._end_step, self._measure_update = self._spare(self._step_ended), self._spare(self._after_update)
+        self._unit = 0.0
         self._unfinished: list[Root] = []
-        self._leading: weakref.ref[Optimizer] | None = None
         self._attaching = threading.RLock()
-        self._idle = 0
         self._began = time.perf_counter()
-        self.session.clock.on_step.append(self._spare(self._step_ended))
+        self.session.clock.on_step[:] = [self._stepped]  # when a site fires is decided by the level of the step
         self.session.clock.on_pass.append(self._spare(self._pass_began))
 
     def __enter__(self) -> Self:
         """Begin to watch."""
-        self._undo.callback(register_module_forward_pre_hook(self._spare(self._entered)).remove)
-        self._undo.callback(register_optimizer_step_pre_hook(self._spare(self._before_update)).remove)
-        self._undo.callback(register_optimizer_step_post_hook(self._spare(self._after_update)).remove)
+        self._unit = unit()
+        scout = register_module_forward_pre_hook(self._spare(self._entered))
+        ahead = register_optimizer_step_pre_hook(self._spare(self._before_update))
+        self.levels.take(scout, ahead)
+        self._undo.callback(scout.remove)
+        self._undo.callback(ahead.remove)
+        self._undo.callback(register_optimizer_step_post_hook(self._updated).remove)
+        self._undo.callback(self.lookout.close)
+        self.pace.begin(time.perf_counter(), self.cost())
         mine = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _abandon(mine()))
         return self
@@ -129,6 +136,9 @@ class Watch:
             if not self.failed:
                 self._write_last()
         finally:
+            self.survey.close(0)
+            if self.dump is not None:
+                self.dump.close()
             self._undo.close()
             self.session.end(quiet=True)
 
@@ -136,7 +146,8 @@ class Watch:
         with self._timed():
             self.meter.finish()
         silent = [t for t in self.session.taps if t.site.kind in ("out", "param.grad") and not t.fired]
-        self.log.event({"kind": "ledger", "sites": [self._silence(tap) for tap in silent]})
+        sites = [self._silence(tap) for tap in silent]
+        self.log.event({"kind": "ledger", "sampled": len(self.sampled), "sites": sites})
 
     def _silence(self, tap: Tap) -> dict[str, Any]:
         """Say why a site never fired, under the path it is recorded with."""
@@ -152,11 +163,18 @@ class Watch:
         """What came out so far."""
         clock = self.session.clock
         steps = clock.step if clock.optimizer is not None else clock.led
-        return Summary(len(self.meter.seats), steps, len(self.sampled), time.perf_counter() - self._began, self.cost())
+        seconds, counts = time.perf_counter() - self._began, self.pace.counts
+        levels = {
+            "full": counts[Level.FULL],
+            "light": counts[Level.NORM] + counts[Level.LOOK],
+            "off": counts[Level.OFF],
+        }
+        return Summary(len(self.meter.seats), steps, len(self.sampled), seconds, self.pace.total(self.cost()), levels)
 
     def cost(self) -> float:
-        """Seconds that watching took: measuring and writing are timed, the passing of hooks is calibrated."""
-        return self.spent + self.meter.seconds + self.meter.events * _HOOK_SECONDS
+        """Seconds that watching took: measuring and writing are timed, what PyTorch takes to call hooks is calibrated."""
+        called = _PER_EVENT * self.meter.events + self.lookout.looks + _PER_STEP * self.session.clock.step
+        return self.spent + self.meter.seconds + self.lookout.seconds + called * self._unit
 
     # -- roots -----------------------------------------------------------------------------------
 
@@ -169,7 +187,7 @@ class Watch:
             try:
                 work(*args)
             except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
-                self.failed, self.meter.level = True, _OFF
+                self.failed, self.meter.level = True, OFF
                 sys.stderr.write(f"[kedge] watching failed and is off from here on: {type(error).__name__}: {error}\n")
 
         return hook
@@ -185,7 +203,12 @@ class Watch:
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
         if not captured and not any(root.passes.here.inside for root in self.roots):
             with self._attaching, self._timed():
-                self._watch(unwrapped(module))
+                inner = unwrapped(module)
+                self._watch(inner)
+                if self.dump is not None:
+                    self.dump.watch(inner, self.roots[-1].label, begun=inner is module)
+                if inner is module:
+                    self.survey.add(module, self.roots[-1])
             self._begin_first(module, args)
 
     def _begin_first(self, module: nn.Module, args: Any) -> None:
@@ -209,11 +232,11 @@ class Watch:
         self._know(named.values())
         target = self.session.targets[id(module)] = Target(self.session, module)
         parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
-        name = type(module).__name__
         types = {n: type(m).__name__ for n, m in fresh.items()}
-        root = Root(weakref.ref(module), len(self.roots), name, self._prefix(name), parameters, types, target.passes)
+        root = Root(weakref.ref(module), len(self.roots), self._prefix(module), parameters, types, target.passes)
+        root.modules = module_tree(module, root.label)
         if parameters and not any(r.parameters for r in self.roots):
-            self.session.clock.lead(target.passes, lambda: has_optimizer(root.module()))
+            self.session.clock.lead(target.passes, lambda: any_optimizer() and has_optimizer(root.module()))
             self.session.clock.look()
         self.roots.append(root)
         self._hook(module, root, fresh)
@@ -227,18 +250,21 @@ class Watch:
         known = self._known.get(id(module))
         return known is not None and known() is module
 
-    def _prefix(self, name: str) -> str:
-        if not self.roots:
-            return ""
-        taken = {root.prefix for root in self.roots}
-        return next(p for p in (name, *(f"{name}_{i}" for i in range(2, 10_000))) if p not in taken)
+    def _prefix(self, module: nn.Module) -> str:
+        if module in self.names or not self.roots:
+            return self.names.get(module, "")
+        name, taken = type(module).__name__, {root.prefix for root in self.roots}
+        numbered = (f"{name}_{i}" for i in itertools.count(2))
+        return next(p for p in itertools.chain([name], numbered) if p not in taken)
 
     def _hook(self, module: nn.Module, root: Root, fresh: Mapping[str, nn.Module]) -> None:
         action = Prefixed(self.meter, root)
         paths = [n for n, m in fresh.items() if runs(m) and self._selected(root, n, m)]
         self.meter.channel_dims.update(channel_dims(module, fresh, root))
-        for selector, when in (("out", None), ("in", None), ("out.grad", self.schedule)):
-            _hook_each(self.session, module, paths, selector, action, when)
+        for path, (how, numbers) in saturations(fresh, root).items():
+            self.meter.saturates(path, how, numbers)
+        for kind in ("out", "in", "out.grad"):
+            _hook_each(self.session, module, paths, kind, action)
         self._hook_parameters(module, root)
 
     def _hook_parameters(self, module: nn.Module, root: Root) -> None:
@@ -249,8 +275,9 @@ class Watch:
         ]
         for name, param in fresh:
             self.params[id(param)] = (weakref.ref(param), Site(root.label(name), "param"))
-        chosen = [name for name, param in fresh if param.requires_grad]
-        _hook_each(self.session, module, chosen, "param.grad", Prefixed(self.meter, root), self.schedule)
+        # Hooks on a parameter that is spread over several processes do not fire: its gradient is seen at the optimizer.
+        chosen = [name for name, param in fresh if param.requires_grad and own_part(param) is param]
+        _hook_each(self.session, module, chosen, "param.grad", Prefixed(self.meter, root))
         for station in self.session.targets[id(module)].stations.values():
             station.param = None  # as with the module itself: they live as long as the program wants
 
@@ -260,6 +287,7 @@ class Watch:
         for root in waiting:
             module = root.module()
             if module is not None:
+                root.modules = module_tree(module, root.label)
                 root.types.update((n, type(m).__name__) for n, m in module.named_modules() if n in root.types)
                 self._hook_parameters(module, root)
 
@@ -275,89 +303,65 @@ class Watch:
 
     # -- steps -----------------------------------------------------------------------------------
 
+    def _step(self) -> int:
+        return self.session.clock.step
+
+    def _trains(self) -> bool:
+        """Whether there is an optimizer, so that a pass without gradients is no part of a step."""
+        clock = self.session.clock
+        return clock.optimizer is not None or clock.awaited > 0
+
     def _pass_began(self, passes: Passes) -> None:
         """Decide whether this pass is measured: validation between training steps is not."""
-        clock = self.session.clock
-        trains = clock.optimizer is not None or clock.awaited > 0
-        self.meter.muted = trains and not passes.here.graded
-        if self.meter.level == FULL and not self.meter.muted:
-            self.sampled.add(clock.step)
+        self.meter.muted = self._trains() and not passes.here.graded
+        if self.pace.level is Level.FULL and not self.meter.muted:
+            self.sampled.add(self.session.clock.step)
+
+    def _stepped(self, step: int) -> None:
+        """Hear that a step has ended; in most steps of a small model there is nothing else to do."""
+        if not self.pace.idles(time.perf_counter()):
+            self._end_step(step)
 
     def _step_ended(self, step: int) -> None:
+        full = self.pace.level is Level.FULL
         with self._timed():
-            self.meter.flush()
+            self._notes += self.survey.close(step)
+            if self.dump is not None:
+                self.dump.step_ended(step, self.lookout.spoiled or self.meter.spoiled())
+            self.meter.flush(curves=self.pace.level is not Level.LOOK)
             if self._unfinished:
                 self._finish_lazy()
-            if step in self.sampled:
-                self._relax()
-        self.meter.level = FULL if self.schedule(self.session.clock.step) else FINITENESS
+            if full:
+                self.levels.learn(self.roots)
+        level = self.pace.ended(step, time.perf_counter(), self.cost())
+        with self._timed():
+            self.levels.prepare(level, scouts=self.pace.budget is None)
+            if self.dump is not None:
+                self.dump.step_began(step + 1)
 
-    def _relax(self) -> None:
-        """Leave out of the steps in between what cannot tell anything new; see Note [Two levels].
-
-        That is the input that was some watched output, and the output of what makes finite values
-        of finite ones.
-        """
-        for tap in self.session.taps:
-            if tap.when is None and tap.fired and self._says_nothing_new(tap):
-                tap.when = self.schedule
-
-    def _says_nothing_new(self, tap: Tap) -> bool:
-        root = next(r for r in self.roots if r.passes is tap.gate.passes)
-        site = replace(tap.site, path=root.label(tap.site.path))
-        if site.kind == "in":
-            seat = self.meter.seats.get(site)
-            return seat is not None and bool(seat.sources) and None not in seat.sources
-        return root.types.get(tap.site.path) in KEEPS_FINITE
-
-    def _follow(self, optimizer: Optimizer) -> None:
-        """Let another optimizer make the steps when the one that made them is gone, or has long been idle."""
-        clock = self.session.clock
-        leading = self._leading() if self._leading is not None else None
-        if clock.optimizer is None or leading is optimizer:
-            self._idle = 0
-        elif self._leading is None:
-            self._leading = weakref.ref(optimizer) if clock.optimizer[0] == id(optimizer) else None
-        else:
-            self._idle += 1
-            if leading is None or self._idle > _PATIENCE:
-                clock.optimizer, self._leading = None, None
+    def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Hear that an optimizer has stepped."""
+        if self.pace.level is not Level.OFF or not self._leader.leads(optimizer):
+            self._measure_update(optimizer)
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._follow(optimizer)
-        if self.meter.level == _OFF:
-            return
-        with self._timed():
-            held = self._held(optimizer)
-            step = self.session.clock.step
-            if self.meter.level == FULL:
-                self._samples[id(optimizer)] = {id(p): sample(p).clone() for p, _ in held}
-                self._norms(step, [(p, site) for p, site in held])
-                return
-            graded = [
-                (p.grad, _of(site, "param.grad")) for p, site in held if p.grad is not None and not p.grad.is_sparse
-            ]
-            self._norms(step, graded)
-            if self.meter.spoiled():
-                self._norms(step, [(p, site) for p, site in held])
+        if self.meter.level != OFF:
+            with self._timed():
+                light = self.pace.level is not Level.FULL
+                spoiled = self.lookout.spoiled or (light and self.meter.spoiled())
+                self.updates.before(optimizer, self.pace.level, spoiled=spoiled)
 
-    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        before = self._samples.pop(id(optimizer), None)
-        if not before:
-            return
-        with self._timed():
-            held = [(p, site) for p, site in self._held(optimizer) if id(p) in before]
-            changes = [(sample(p) - before[id(p)], _of(site, "update")) for p, site in held]
-            self._norms(self.session.clock.step, changes)
+    def _after_update(self, optimizer: Optimizer) -> None:
+        self._leader.follow(optimizer)
+        if self.pace.level is Level.FULL:
+            with self._timed():
+                self.updates.after(optimizer)
 
-    def _held(self, optimizer: Optimizer) -> list[tuple[nn.Parameter, Site]]:
-        held: list[tuple[nn.Parameter, Site]] = []
-        for group in optimizer.param_groups:
-            held += [(p, site) for p in group["params"] if (site := self._site_of(p)) is not None]
-        return held
-
-    def _norms(self, step: int, tensors: list[tuple[Tensor, Site]]) -> None:
-        self.meter.add([site for _, site in tensors], step, [tensor.detach() for tensor, _ in tensors])
+    def _place_of(self, param: nn.Parameter) -> tuple[Site, Root] | None:
+        site = self._site_of(param)
+        if site is None:
+            return None
+        return site, max((r for r in self.roots if inside(site.path, r.prefix)), key=lambda r: len(r.prefix))
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -367,8 +371,11 @@ class Watch:
         size = (len(seats), sum(len(seat.sources) for seat in seats))
         if size != self._written:
             self._written = size
-            self.log.sites([entry_of(seat, self.roots) for seat in seats], [root.entry() for root in self.roots])
+            entries = [entry_of(seat, self.roots, self.survey.sources) for seat in seats]
+            self.log.sites(entries, [root.entry() for root in self.roots])
         self.log.stats(step, columns)
+        while self._notes:
+            self.log.event(self._notes.pop(0))
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -380,20 +387,12 @@ class Watch:
             self.spent += time.perf_counter() - start - (self.meter.seconds - inner)
 
 
-_HOOK_SECONDS = 2.5e-6
-"""What it takes to bring one event to the meter, on the machine that `benchmarks/overhead.py` ran on."""
-
-
-def _hook_each(session: Session, module: nn.Module, paths: list[str], kind: str, action: Any, when: Any) -> None:
+def _hook_each(session: Session, module: nn.Module, paths: list[str], kind: str, action: Any) -> None:
     if paths:
-        session.hook(module, ", ".join(f"{escape(p)}:{kind}" for p in paths), action, when=when)
-
-
-def _of(site: Site, kind: str) -> Site:
-    return replace(site, kind=kind)
+        session.hook(module, ", ".join(f"{escape(p)}:{kind}" for p in paths), action)
 
 
 def _abandon(watch: Watch | None) -> None:
     """In a forked child: the recording belongs to the parent."""
     if watch is not None:
-        watch.meter.level = _OFF
+        watch.meter.level = OFF

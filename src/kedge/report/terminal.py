@@ -101,7 +101,7 @@ def _nothing(recording: Recording) -> Text:
 
 
 def _render_table(chosen: Sequence[Line], findings: Sequence[Finding], console: Console, extent: Extent) -> None:
-    marks = _marks(chosen, findings)
+    marks = marks_of(chosen, findings)
     shown = _most_telling(chosen, marks, extent.most)
     steps = len(chosen[0].recording.steps)
     layout = columns([chosen[i] for i in shown], steps, console.width, marks)
@@ -117,7 +117,7 @@ def _render_table(chosen: Sequence[Line], findings: Sequence[Finding], console: 
         console.print(f"{amount}: --all shows every one, --sites GLOB those you name")
 
 
-def _marks(chosen: Sequence[Line], findings: Sequence[Finding]) -> dict[str, Text]:
+def marks_of(chosen: Sequence[Line], findings: Sequence[Finding]) -> dict[str, Text]:
     """Mark the lines that findings are about with their worst severity."""
     severities = {finding.site: finding.severity for finding in reversed(findings)}
     marks = {}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kedge.rules.moment import ABSENT, FINITE, Moment
+from kedge.rules.moment import ABSENT, FINITE, TOTAL, Moment
 from kedge.rules.wiring import Module, Wiring
 
 How = Literal[
@@ -21,12 +21,19 @@ How = Literal[
     "entry",  # it entered a root from outside
     "unclear",  # the first in the order of the flow; where it came from cannot be told
     "parameter",  # a parameter, before anything else
+    "stepped",  # a parameter that was finite in the step before
+    "unseen",  # a parameter that was finite some steps before, of which nothing was recorded
     "update",  # the optimizer made it
+    "written",  # a gradient, between its backward and the optimizer's step
     "backward",  # a module's backward made it out of a finite gradient
     "either",  # the same, or the backward of an operation outside of modules that uses the value too
     "gap",  # a backward made it, somewhere between two modules
     "loss",  # the gradient that entered a root was not finite
 ]
+
+
+#: Births in a backward.
+BACKWARD: tuple[How, ...] = ("backward", "either", "gap", "loss")
 
 
 @dataclass(frozen=True)
@@ -86,11 +93,24 @@ def explains(wiring: Wiring, forward: Birth, backward: Birth) -> bool:
 
 
 def parameter_birth(wiring: Wiring, moment: Moment) -> Birth | None:
-    """Find the first parameter that is not finite."""
+    """Find the first parameter that is not finite, and whether it was so from the beginning."""
     for module in wiring:
         for site in module.params:
             if site in moment.tainted:
-                return Birth("parameter", site, module, sure=0.9)
+                how: How = "parameter" if moment.before < 0 else "unseen"
+                how = "stepped" if moment.before == moment.step - 1 >= 0 else how
+                return Birth(how, site, module, sure=0.6 if how == "unseen" else 0.9)
+    return None
+
+
+def written_birth(wiring: Wiring, moment: Moment) -> Birth | None:
+    """Find gradients that were finite when the backward made them, and were not when the optimizer got them."""
+    if not moment.full:  # only there gradients are seen as they are made
+        return None
+    for total in moment.bad(s.id for s in wiring.sites if s.kind == TOTAL):
+        own = [s.id for s in wiring.sites if s.kind == "param.grad" and s.root == wiring.sites[total].root]
+        if moment.finite(own):
+            return Birth("written", total, None, near=tuple(own), sure=0.9)
     return None
 
 

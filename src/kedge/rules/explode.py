@@ -11,7 +11,7 @@ import numpy as np
 
 from kedge.rules.rule import Finding, Severity
 from kedge.rules.telling import NAMED, plain
-from kedge.rules.weights import middle, rms, share, weights
+from kedge.rules.weights import Weight, middle, rms, share, weights
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints, Rows
 
@@ -25,12 +25,14 @@ class GradExplode:
 
     Formula:
         G = sqrt(sum of squares of all parameters' gradients of a root), in every sampled step.
-        Reported at the first sample with G > factor * max(G over the history samples before the last
+        Reported at the first sample with G > factor * max(G over the history steps before the last
         lag ones), if sustained samples in a row lie above that bar, and from there on the
         median over the weights of rms(update) / rms(weight) exceeds harm at least once. The two
         conditions are not asked for if G stays above the bar until it is no longer finite. Or else: G is
         not finite in the end, and before that it rose for rising samples in a row, to more than
-        factor squared times the median of the samples before.
+        factor squared times the median of the samples before. Or else: the same as the first, for G as the
+        optimizer gets it, in every step, if the median over the weights of the change of their size, from
+        the sampled step before to the one after, exceeds ruin: what explodes and is over between two samples.
 
     Window:
         The whole run, sample by sample, from the first that has min_history samples before the lag. So
@@ -41,12 +43,13 @@ class GradExplode:
     Thresholds:
         - factor (10): Megatron-LM calls a gradient unexpectedly large at 10 times the maximum of 100
           samples.
-        - history (100): as there.
-        - lag (5): leaves growth that takes several samples outside its own past.
-        - sustained (3): one bad batch is no explosion, and is left to the eye.
+        - history (1,000): steps; as many samples as there, if one step in ten is sampled.
+        - lag (50): steps; leaves growth that takes several samples outside its own past.
+        - sustained (3): one bad batch is no explosion; that is for SPIKE.
         - harm (0.1): 100 times the update ratio of 1e-3 that Karpathy gives as healthy: in one step a
           weight changes by a tenth of its size. A large gradient that is clipped, or that Adam
           normalises, does no such harm.
+        - ruin (1): the weights double, or worse. A bad batch that passed changed them by less than 0.2.
         - min_history (20): samples without which there is no past to speak of.
         - rising (3): as sustained, for a run that is too young for the first formula.
 
@@ -60,10 +63,11 @@ class GradExplode:
     """
 
     factor: float = 10.0
-    history: int = 100
-    lag: int = 5
+    history: int = 1_000
+    lag: int = 50
     sustained: int = 3
     harm: float = 0.1
+    ruin: float = 1.0
     min_history: int = 20
     rising: int = 3
 
@@ -74,15 +78,19 @@ class GradExplode:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding for every root."""
         for root in sorted({site.root for site in recording.of_kind("param.grad")}):
-            norms = _Norms.of(recording, root)
-            found = self._outgrown(norms) or self._runaway(norms)
-            if found is not None:
-                yield self._finding(norms, *found)
+            arrived, taken = _Norms.of(recording, root), _Norms.of_optimizer(recording, root)
+            for norms, find in ((arrived, self._outgrown), (taken, self._outgrown), (arrived, self._runaway)):
+                found = find(norms)
+                if found is not None:
+                    yield self._finding(norms, *found, arrived.parts(int(norms.steps[found[0]])))
+                    break
 
     def _outgrown(self, norms: _Norms) -> tuple[int, float] | None:
         """Find the first sample that lies far above its own past and is followed by others; give its bar."""
-        for at in range(self.min_history + self.lag, len(norms.total)):
-            past = norms.total[max(0, at - self.lag - self.history) : at - self.lag]
+        starts = np.searchsorted(norms.steps, norms.steps - self.lag - self.history)
+        ends = np.searchsorted(norms.steps, norms.steps - self.lag)
+        for at in np.flatnonzero(ends >= self.min_history).tolist():
+            past = norms.total[starts[at] : ends[at]]
             bar = self.factor * float(past[np.isfinite(past)].max(initial=0))
             if 0 < bar < norms.total[at] < np.inf and self._lasts(norms, at, bar):
                 return at, bar
@@ -92,8 +100,9 @@ class GradExplode:
         if norms.end > at and norms.ends_badly:
             return bool((norms.total[at : norms.end] > bar).all())
         following = norms.total[at : at + self.sustained]
-        enough = len(following) == self.sustained and bool((following > bar).all())
-        return enough and norms.harm(at) > self.harm
+        if len(following) < self.sustained or not (following > bar).all():
+            return False
+        return norms.change(at) > self.ruin if norms.taken else norms.harm(at) > self.harm
 
     def _runaway(self, norms: _Norms) -> tuple[int, float] | None:
         """Find where the growth began that ended in a norm that is not finite."""
@@ -106,8 +115,8 @@ class GradExplode:
         above = np.flatnonzero(total[start:] > bar)
         return (start + int(above[0]), bar) if len(total) - start >= self.rising and len(above) else None
 
-    def _finding(self, norms: _Norms, at: int, bar: float) -> Finding:
-        parts, step, norm, harm = norms.parts(at), int(norms.steps[at]), norms.total[at], norms.harm(at)
+    def _finding(self, norms: _Norms, at: int, bar: float, parts: dict[str, float | None]) -> Finding:
+        step, norm, harm = int(norms.steps[at]), norms.total[at], norms.harm(at)
         rest = norms.total[at:]
         largest = float(rest[np.isfinite(rest)].max())
         fate = "and ended in values that are not finite" if norms.ends_badly else "and stayed above it"
@@ -127,7 +136,7 @@ class GradExplode:
                 "ends_badly": norms.ends_badly,
                 "shares": parts,
             },
-            confidence=0.9 if at >= self.min_history + self.lag else 0.7,
+            confidence=0.9 if (norms.steps < step - self.lag).sum() >= self.min_history else 0.7,
             remedy="Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), "
             "and look at the batch of this step and at the parameter that holds most of the norm.",
         )
@@ -142,6 +151,8 @@ class _Norms:
     steps: Ints
     squares: Floats
     "Sums of squares: a row a site, a column a step."
+    taken: bool = False
+    "Whether they are as the optimizer got them."
 
     @classmethod
     def of(cls, recording: Recording, root: int) -> _Norms:
@@ -157,6 +168,16 @@ class _Norms:
             squares[i, at], present[i, at] = rows.sumsq[where], True
         kept = _steady(present)
         return cls(recording, [sites[i] for i in np.flatnonzero(kept)], steps, squares[kept])
+
+    @classmethod
+    def of_optimizer(cls, recording: Recording, root: int) -> _Norms:
+        """Gather the norms as the optimizer got them, in every step in which it got as many gradients as usual."""
+        sites = [site for site in recording.of_kind("grad.norm") if site.root == root][:1]
+        if not sites:
+            return cls(recording, [], np.zeros(0, dtype=np.int64), np.zeros((0, 0)), taken=True)
+        rows = recording.rows(sites[0])
+        usual = np.asarray(rows.count == np.median(rows.count)) if len(rows) else np.zeros(0, dtype=bool)
+        return cls(recording, sites, rows.step[usual], rows.sumsq[None, usual], taken=True)
 
     @cached_property
     def total(self) -> Floats:
@@ -175,14 +196,32 @@ class _Norms:
 
     def harm(self, at: int) -> float:
         """Give the largest update ratio from a sample on, infinite if none was recorded."""
-        own = [w for w in weights(self.recording) if w.param.root == self.sites[0].root]
-        size = rms(self.recording, [w.param for w in own])
-        ratios = middle(share(rms(self.recording, [w.update for w in own]), size))
+        ratios = middle(share(rms(self.recording, [w.update for w in self.weights]), self.size))
         later = ratios[self.recording.steps >= self.steps[at]]
         return float(np.nanmax(later)) if np.isfinite(later).any() else np.inf
 
-    def parts(self, at: int) -> dict[str, float | None]:
-        """Name the gradients with the largest share of the square of the norm."""
+    def change(self, at: int) -> float:
+        """Give the change of the weights' sizes around a step, from the last sampled one before it to the next after it."""
+        later = self.recording.steps > self.steps[at]
+        before, after = np.flatnonzero(~later)[-1:], np.flatnonzero(later)[:1]
+        if not len(before) or not len(after):
+            return 0.0
+        changed = middle(np.abs(share(self.size[:, after], self.size[:, before]) - 1))
+        return float(np.nan_to_num(changed[0]))
+
+    @cached_property
+    def weights(self) -> list[Weight]:
+        """The weights of the root."""
+        return [w for w in weights(self.recording) if w.param.root == self.sites[0].root]
+
+    @cached_property
+    def size(self) -> Floats:
+        """Their sizes: a row a weight, a column a sampled step."""
+        return rms(self.recording, [w.param for w in self.weights])
+
+    def parts(self, step: int) -> dict[str, float | None]:
+        """Name the gradients with the largest share of the square of the norm, in a step or the next one known."""
+        at = min(int(np.searchsorted(self.steps, step)), len(self.steps) - 1)
         order = np.argsort(self.squares[:, at])[::-1][:NAMED]
         whole = self.squares[:, at].sum()
         return {self.sites[i].site: plain(self.squares[i, at] / whole) for i in order}

@@ -1,4 +1,4 @@
-"""Sites that never fired."""
+"""Modules that are never called, and what the ledger says of sites that stayed silent."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class NeverFired:
-    """A site was watched and nothing ever passed there.
+class NeverCalled:
+    """A module is part of the model, and the program never calls it.
 
     What it says:
-        A module that is never called learns nothing and is not seen; a trainable parameter that no
-        backward reaches keeps its first values. Both are easy to overlook, because nothing fails.
+        A module that is never called computes nothing, learns nothing, and is not seen by anybody's hooks. It is easy
+        to overlook, because nothing fails.
 
     Formula:
-        The sites that the run's ledger lists with no firing, grouped by their cause. Silent by design,
-        and so not reported: what requires no gradient, holds no tensor, was not on schedule or belongs to a
-        checkpoint's recompute; gradients where no backward ran; the gradient of an output that is not used.
+        The outputs that the run's ledger lists with no firing, grouped by their cause; of nested modules only the
+        outermost. Silent by design, and so not reported: what was not on schedule, holds no tensor,
+        or ran only in a checkpoint's recompute.
 
     Window:
         The whole run. The ledger is written when the program ends; there is none before, and
         none after a kill.
 
     Thresholds:
-        - named (6): how many sites the message names.
+        - named (6): how many modules the message names.
 
     Severity:
-        - warning: a trainable parameter got no gradient in the whole run, a module that holds one was
-          never called, or .forward() was called in place of the module, so that nobody's hooks fire.
+        - warning: a module that holds trainable parameters was never called, or .forward() was called in place of the
+          module, so that nobody's hooks fire.
         - info: a module without trainable parameters was never called, what it holds is called one
           by one, or something else computes what it would have, as in MultiheadAttention.
 
     Evidence:
-        The sites, and the cause as the ledger gives it.
+        The sites, the cause as the ledger gives it, and how many parameters they hold.
 
     Remedy:
         Call the module, or remove it; call layer(x) instead of layer.forward(x); for fused paths
@@ -48,53 +48,84 @@ class NeverFired:
 
     named: int = 6
 
-    code: ClassVar[str] = "NEVER-FIRED"
-    name: ClassVar[str] = "nothing ever passed through a site"
+    code: ClassVar[str] = "NEVER-CALLED"
+    name: ClassVar[str] = "a module is never called"
     severity: ClassVar[Severity] = "warning"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Give one finding for every cause."""
-        silent = [entry for entry in recording.ledger if not entry["fired"] and not _by_design(entry)]
-        uncalled = [entry for entry in silent if not _is_gradient(entry)]
-        paths = {_path(entry) for entry in uncalled if not _ran_inside(entry["cause"])}
-        unreached = [e for e in silent if e["site"].endswith(":param.grad")]
-        lost = [entry for entry in unreached if not any(_within(_path(entry), path) for path in paths)]
-        trainable = {path for path in paths if any(_within(_path(entry), path) for entry in unreached)}
-        yield from self._modules(uncalled, paths, trainable)
-        yield from self._parameters(lost)
-
-    def _modules(self, uncalled: list[Entry], paths: set[str], trainable: set[str]) -> Iterator[Finding]:
-        """Give one finding for every cause and severity; of nested modules only the outermost is named."""
+        """Give one finding for every cause and severity."""
+        paths = uncalled(recording)
+        trainable = {path for path in paths if any(within(path_of(entry), path) for entry in unreached(recording))}
         groups: dict[tuple[Severity, str], dict[str, Entry]] = {}
-        for entry in uncalled:
-            path, cause = _path(entry), entry["cause"]
-            if any(_within(path, other) for other in paths if other != path):
+        for entry in silent(recording):
+            path, cause = path_of(entry), entry["cause"]
+            if is_gradient(entry) or any(within(path, other) for other in paths if other != path):
                 continue
             loud = (path in trainable or _is_direct(cause)) and not _is_bypassed(cause)
             groups.setdefault(("warning" if loud else "info", cause), {}).setdefault(path, entry)
-        for (severity, cause), entries in groups.items():
-            yield self._finding(severity, list(entries.values()), f"never fired: {cause}")
+        for (severity, _), entries in groups.items():
+            yield self._finding(recording, severity, list(entries.values()))
 
-    def _parameters(self, lost: list[Entry]) -> Iterator[Finding]:
-        groups: dict[str, list[Entry]] = {}
-        for entry in lost:
-            groups.setdefault(entry["cause"], []).append(entry)
-        for cause, entries in groups.items():
-            yield self._finding("warning", entries, f"got no gradient in the whole run: {cause}")
-
-    def _finding(self, severity: Severity, entries: list[Entry], says: str) -> Finding:
-        sites, remedy = [entry["site"] for entry in entries], entries[0]["remedy"]
-        more = f" and {len(sites) - self.named} more" if len(sites) > self.named else ""
+    def _finding(self, recording: Recording, severity: Severity, entries: list[Entry]) -> Finding:
+        sites, cause = [str(entry["site"]) for entry in entries], entries[0]["cause"]
         return Finding(
             code=self.code,
             severity=severity,
             site=sites[0],
             step=-1,
-            message=f"{', '.join(sites[: self.named])}{more} {says}.",
-            evidence={"sites": sites, "cause": entries[0]["cause"]},
+            message=f"{listed(sites, self.named)} never fired: {cause}.",
+            evidence={
+                "sites": sites,
+                "cause": cause,
+                "parameters": _parameters(recording, list(map(path_of, entries))),
+            },
             confidence=0.9,
-            remedy=f"{remedy[:1].upper()}{remedy[1:].rstrip('.')}.",
+            remedy=remedy_of(entries[0]),
         )
+
+
+def silent(recording: Recording) -> Iterator[Entry]:
+    """Give the entries of the ledger that never fired, but for those that are silent by design."""
+    for entry in recording.ledger:
+        if not entry["fired"] and not any(words in entry["cause"] for words in _DESIGN):
+            yield entry
+
+
+def unreached(recording: Recording) -> list[Entry]:
+    """List the trainable parameters that got no gradient."""
+    return [entry for entry in silent(recording) if entry["site"].endswith(":param.grad")]
+
+
+def uncalled(recording: Recording) -> set[str]:
+    """Name the modules that were not called and whose insides did not run either."""
+    return {path_of(e) for e in silent(recording) if not is_gradient(e) and not _ran_inside(e["cause"])}
+
+
+def path_of(entry: Entry) -> str:
+    """Give the path of an entry's site."""
+    return str(entry["site"].rpartition(":")[0])
+
+
+def within(path: str, holder: str) -> bool:
+    """Tell whether a path is another one or inside it."""
+    return path == holder or path.startswith(f"{holder}.") or holder == ""
+
+
+def is_gradient(entry: Entry) -> bool:
+    """Tell whether an entry is of a gradient."""
+    kind = str(entry["site"]).rpartition(":")[2]
+    return kind.startswith(("out.grad", "in.grad", "in.share", "param.grad", "param.acc"))
+
+
+def listed(names: list[str], most: int) -> str:
+    """Name some and count the rest."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def remedy_of(entry: Entry) -> str:
+    """Make a sentence of what the ledger advises."""
+    remedy = str(entry["remedy"])
+    return f"{remedy[:1].upper()}{remedy[1:].rstrip('.')}."
 
 
 #: Words of causes that say that nothing is wrong.
@@ -108,17 +139,6 @@ _DESIGN = (
     "no forward called it",
     "model was not called",
 )
-
-
-def _by_design(entry: Entry) -> bool:
-    if any(words in entry["cause"] for words in _DESIGN):
-        return True
-    return _is_gradient(entry) and not entry["site"].endswith(":param.grad")
-
-
-def _is_gradient(entry: Entry) -> bool:
-    kind = str(entry["site"]).rpartition(":")[2]
-    return kind.startswith(("out.grad", "in.grad", "in.share", "param.grad", "param.acc"))
 
 
 def _is_bypassed(cause: str) -> bool:
@@ -135,9 +155,7 @@ def _ran_inside(cause: str) -> bool:
     return _is_direct(cause) or "what it holds was" in cause
 
 
-def _path(entry: Entry) -> str:
-    return str(entry["site"].rpartition(":")[0])
-
-
-def _within(path: str, holder: str) -> bool:
-    return path == holder or path.startswith(f"{holder}.") or holder == ""
+def _parameters(recording: Recording, holders: list[str]) -> int:
+    """Count the elements of the parameters that some modules hold, as far as they are described."""
+    described = [module for root in recording.roots for module in root.modules]
+    return sum(m["parameters"] for m in described if any(within(m["path"], holder) for holder in holders))

@@ -1,4 +1,10 @@
-"""The steps in which something was not finite, each as the state of every site."""
+"""The steps in which something was not finite, each as the state of every site.
+
+# Note [Recovered]
+A run has recovered from a step if later the gradients of the roots that were hurt were finite again, as the optimizer
+got them: steps that loss scaling skips never reach it. A step that is not mentioned shows nothing: of steps that go on
+as badly as the one before not all are written. Another model that does well says nothing about the one that was hurt.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +19,12 @@ from kedge.store.recording import Recording, Rows, SiteInfo
 
 #: What a row says of its elements. A row of an infinity without a NaN comes before one with a NaN.
 ABSENT, FINITE, INFINITE, NAN = 0, 1, 2, 3
+
+#: The kind of the site that stands for all gradients of a root as its optimizer gets them.
+TOTAL = "grad.norm"
+
+#: Sites whose values show that a root was hurt, and not only what it computed with.
+_JUDGED = ("out", "param", "param.grad", "update", TOTAL)
 
 States = NDArray[np.int8]
 
@@ -29,6 +41,7 @@ class Moment:
             for use.
         full: Whether the step was on schedule. Off schedule some sites are left out on purpose.
         steps: In how many steps in a row the same sites were not finite.
+        before: The last step before it of which anything was recorded; -1 if there is none.
     """
 
     step: int
@@ -37,6 +50,7 @@ class Moment:
     sound: bool
     full: bool
     steps: int
+    before: int = -1
 
     def finite(self, sites: Iterable[int]) -> bool | None:
         """Tell whether all of some sites were finite; None where none of them was seen."""
@@ -50,15 +64,23 @@ class Moment:
 
 @dataclass(frozen=True)
 class Course:
-    """The moments of a recording, and the last step in which all was well.
+    """The moments of a recording, and how long all was well.
 
-    ``last_sound`` is -1 if there was no such step. ``habitual`` are sites that held an infinity
-    while all was well, as a masked attention does on purpose.
+    ``sound`` gives for each root the last step in which it was; see Note [Recovered]. ``habitual`` are sites
+    that held an infinity while all was well, as a masked attention does on purpose.
     """
 
     moments: tuple[Moment, ...]
-    last_sound: int
+    sound: dict[int, int]
     habitual: frozenset[int]
+
+    def recovered(self, recording: Recording, moment: Moment) -> bool:
+        """Tell whether every root that was hurt in a moment was sound later, or in that step after all."""
+        if moment.sound:
+            return True
+        hurt = {recording.sites[site].root for site in moment.bad(s.id for s in recording.sites if s.kind in _JUDGED)}
+        last = [self.sound.get(root, -1) for root in hurt & set(self.sound)] or list(self.sound.values())
+        return min(last, default=-1) >= moment.step
 
 
 def course(recording: Recording) -> Course:
@@ -66,18 +88,30 @@ def course(recording: Recording) -> Course:
 
     Of neighbouring ones with the same sites in the same states only the first is kept.
     """
-    states = [_states(recording.rows(site)) for site in recording.sites]
+    states = [states_of(recording.rows(site)) for site in recording.sites]
     steps = _steps_not_finite(recording, states)
     table = np.zeros((len(recording.sites), len(steps)), dtype=np.int8)
     for site, state in zip(recording.sites, states, strict=True):
         _place(table[site.id], steps, recording.rows(site).step, state)
-    sound = _sound(recording, steps, table)
-    habitual = np.flatnonzero((table[:, sound] == INFINITE).any(axis=1))
+    wrong, known = _judge(recording, steps, table)
+    sound = np.asarray(known.any(axis=0) & ~wrong.any(axis=0))
     return Course(
         moments=tuple(_moments(recording, steps, table, sound)),
-        last_sound=_last_sound(recording, steps[~sound]),
-        habitual=frozenset(habitual.tolist()),
+        sound=_last_sound(recording, steps, wrong),
+        habitual=_habitual(recording, table, sound),
     )
+
+
+def _habitual(recording: Recording, table: States, sound: NDArray[np.bool_]) -> frozenset[int]:
+    """Find the sites that held an infinity while all was well.
+
+    Where a parameter's gradient held one too, the step was sound only because the optimizer never got it.
+    """
+    clean = ~(table[[site.id for site in recording.of_kind("param.grad")]] > FINITE).any(axis=0)
+    found = np.flatnonzero((table[:, sound & clean] == INFINITE).any(axis=1))
+    values = np.flatnonzero((table[:, sound] == INFINITE).any(axis=1))
+    forward = {int(i) for i in values if recording.sites[i].kind in ("in", "out")}
+    return frozenset(forward | set(found.tolist()))
 
 
 def excuse(moment: Moment, habitual: Iterable[int]) -> Moment:
@@ -126,7 +160,7 @@ def judged(recording: Recording) -> tuple[list[SiteInfo], list[SiteInfo]]:
     """List the sites that decide whether a step was sound: gradients, and what the roots return."""
     heads = {root.prefix.rstrip(".") for root in recording.roots} or {""}
     returned = [site for site in recording.of_kind("out") if site.path in heads]
-    return list(recording.of_kind("param.grad")), returned
+    return [*recording.of_kind("param.grad"), *recording.of_kind(TOTAL)], returned
 
 
 def has_nan(rows: Rows) -> NDArray[np.bool_]:
@@ -139,8 +173,12 @@ def has_nan(rows: Rows) -> NDArray[np.bool_]:
     return np.asarray(np.isnan(figures).any(axis=0) & ~without)
 
 
-def _states(rows: Rows) -> States:
-    return np.where(rows.clean, FINITE, np.where(has_nan(rows), NAN, INFINITE)).astype(np.int8)
+def states_of(rows: Rows) -> States:
+    """Give the state of each row."""
+    clean = rows.clean
+    if clean.all():
+        return np.full(len(rows), FINITE, dtype=np.int8)
+    return np.where(clean, FINITE, np.where(has_nan(rows), NAN, INFINITE)).astype(np.int8)
 
 
 def _steps_not_finite(recording: Recording, states: list[States]) -> NDArray[np.int64]:
@@ -154,21 +192,28 @@ def _place(course: States, steps: NDArray[np.int64], at: NDArray[np.int64], stat
     course[np.searchsorted(steps, at[where])] = state[where]
 
 
-def _sound(recording: Recording, steps: NDArray[np.int64], table: States) -> NDArray[np.bool_]:
-    gradients, returned = judged(recording)
-    known = np.zeros(len(steps), dtype=bool)
-    wrong = np.zeros(len(steps), dtype=bool)
-    for site in gradients:
-        known |= table[site.id] == FINITE
-        wrong |= table[site.id] > FINITE
-    trained = known & ~wrong
+def _judge(
+    recording: Recording, steps: NDArray[np.int64], table: States
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Tell for each root and step whether something that counts was not finite, and whether it is known; see Note [Recovered]."""
+    roots = max((site.root for site in recording.sites), default=0) + 1
+    wrong, known = np.zeros((roots, len(steps)), dtype=bool), np.zeros((roots, len(steps)), dtype=bool)
+    total = np.zeros((roots, len(steps)), dtype=np.int8)
+    for site in recording.of_kind(TOTAL):
+        total[site.root] = table[site.id]
+    for site in recording.of_kind("param.grad"):
+        known[site.root] |= table[site.id] == FINITE
+        wrong[site.root] |= table[site.id] > FINITE
+    told = total != ABSENT
+    known, wrong = np.where(told, total == FINITE, known), np.where(told, total > FINITE, wrong)
+    trained = (known & ~wrong).any(axis=0)
     for site in recording.of_kind("update"):
-        wrong |= table[site.id] > FINITE
-    for site in returned:
+        wrong[site.root] |= table[site.id] > FINITE
+    for site in judged(recording)[1]:
         masked = _only_below(recording.rows(site), steps) & trained & (len(site.shape) > 0)
-        known |= table[site.id] == FINITE
-        wrong |= (table[site.id] > FINITE) & ~masked
-    return known & ~wrong
+        known[site.root] |= table[site.id] == FINITE
+        wrong[site.root] |= (table[site.id] > FINITE) & ~masked
+    return wrong, known
 
 
 def _only_below(rows: Rows, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -177,14 +222,18 @@ def _only_below(rows: Rows, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.isin(steps, rows.step[below])
 
 
-def _last_sound(recording: Recording, unsound: NDArray[np.int64]) -> int:
+def _last_sound(recording: Recording, steps: NDArray[np.int64], wrong: NDArray[np.bool_]) -> dict[int, int]:
+    """Give the last step in which each root was sound, of those whose gradients or returned values were recorded.
+
+    If any root has gradients, those without are not asked: a loss that is finite shows nothing.
+    """
     gradients, returned = judged(recording)
-    good: list[int] = []
+    good: dict[int, int] = {}
     for site in gradients or returned:
         rows = recording.rows(site)
-        steps = rows.step[rows.clean]
-        good.append(int(np.setdiff1d(steps, unsound, assume_unique=True).max(initial=-1)))
-    return max(good, default=-1)
+        clean = np.setdiff1d(rows.step[rows.clean], steps[wrong[site.root]], assume_unique=True)
+        good[site.root] = max(good.get(site.root, -1), int(clean.max(initial=-1)))
+    return good
 
 
 def _moments(
@@ -196,21 +245,28 @@ def _moments(
     changed[1:] = (table[:, 1:] != table[:, :-1]).any(axis=0)
     kept = np.flatnonzero(changed)
     lengths = np.diff(np.append(kept, len(steps)))
-    suspects = [site for site in recording.of_kind("param") if not _usable(recording.rows(site)).all()]
+    suspects = [site for site in recording.of_kind("param") if not usable(recording.rows(site)).all()]
     full = set(recording.steps.tolist())
+    every = seen_steps(recording)
     for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):
         step = int(steps[column])
         tainted = frozenset(site.id for site in suspects if _bad_by(recording.rows(site), step))
-        yield Moment(step, table[:, column], tainted, bool(sound[column]), step in full, length)
+        before = int(every[: np.searchsorted(every, step)].max(initial=-1))
+        yield Moment(step, table[:, column], tainted, bool(sound[column]), step in full, length, before)
+
+
+def seen_steps(recording: Recording) -> NDArray[np.int64]:
+    """List the steps of which anything was recorded."""
+    return np.unique(np.concatenate([recording.rows(site).step for site in recording.sites] or [np.zeros(0, np.int64)]))
 
 
 def _bad_by(rows: Rows, step: int) -> bool:
     """Tell whether a parameter was not finite when last seen, in this step or before it."""
     latest = int(np.searchsorted(rows.step, step, side="right")) - 1
-    return latest >= 0 and not bool(_usable(rows)[latest])
+    return latest >= 0 and not bool(usable(rows)[latest])
 
 
-def _usable(rows: Rows) -> NDArray[np.bool_]:
+def usable(rows: Rows) -> NDArray[np.bool_]:
     """Tell rows of a parameter that are finite, or whose sum of squares alone is too large for float32."""
     overflown = np.isinf(rows.sumsq) & np.isnan(rows.sum) & (rows.nonfinite < 0)
     return np.asarray(rows.clean | overflown)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from kedge.rules.births import Birth, backward_birth, explains, forward_births, parameter_birth, update_birth
-from kedge.rules.moment import NAN, Course, Moment, complete, course, excuse, judged
+from kedge.rules.births import (
+    BACKWARD,
+    Birth,
+    backward_birth,
+    explains,
+    forward_births,
+    parameter_birth,
+    update_birth,
+    written_birth,
+)
+from kedge.rules.moment import NAN, TOTAL, Course, Moment, complete, course, excuse, judged
 from kedge.rules.rule import SEVERITIES, Finding, Severity
 from kedge.rules.telling import Telling
 from kedge.rules.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
 
-#: Births in a backward.
-BACKWARD = ("backward", "either", "gap", "loss")
+#: Births between a backward and the next forward, and in parameters.
+OPTIMIZER = ("parameter", "stepped", "unseen", "update", "written")
 
 
 @dataclass(frozen=True)
@@ -26,21 +35,26 @@ class NanBorn:
     What it says:
         A NaN spreads: a few operations after its birth nearly every output and gradient holds one,
         and after the next optimizer step every parameter does. This rule names the place where it
-        was made, and counts the sites that only passed it on.
+        was made, and tells it from the sites that only passed it on.
 
     Formula:
-        Forward: a site is a birth if its output is not finite while its inputs and its own
-        parameters are, and no module inside it explains it. If a module's input is not finite
-        although the outputs it came from were, the birth lies between them, in the forward of the
-        module that holds both. Backward: of the gradients that are not finite, the one nearest to
-        the loss; it was made by the module that takes this output in, if the gradient that arrived
-        there was finite, and by the loss if there is no such module. A parameter's gradient that is
-        not finite while that of its module's output is was made in that module's backward.
+        Finite in and parameters finite, not finite out: made here. Not finite on both sides:
+        propagated. Not finite in, finite out: healed, as by a mask or nan_to_num. Forward: a site is
+        a birth if its output is not finite while its inputs and its own parameters are, and no
+        module inside it explains it. If a module's input is not finite although the outputs it came
+        from were, the birth lies between them, in the forward of the module that holds both.
+        Backward: of the gradients that are not finite, the one nearest to the loss; it was made by
+        the module that takes this output in, if the gradient that arrived there was finite, and by
+        the loss if there is no such module. A parameter's gradient that is not finite while that of
+        its module's output is was made in that module's backward. If all gradients were finite when
+        they were made, but not when the optimizer got them, the program made it in between. A
+        parameter that is not finite, and was at the last look, was made by the optimizer's steps.
 
     Window:
-        Every step in which something was not finite, off-schedule steps included; there only the
-        sums are known, and for gradients only those of parameters. After the step from which the
-        run never recovers nothing more is reported: everything later is a consequence.
+        Every step in which something was not finite, the light ones included; there only norms
+        are known, and for gradients only those of parameters. After the step from which the
+        run never recovers nothing more is reported: everything later is a consequence. Steps that
+        were not looked at at all are said to be so.
 
     Thresholds:
         - max_findings (5): how many independent births are reported. One is the rule; the number
@@ -49,23 +63,29 @@ class NanBorn:
     Severity:
         - error: a NaN, or an infinity that reached a gradient, the loss or what the model returns.
         - warning: a NaN that something later replaced by finite values; -inf in what a model
-          returns without training; gradients that were not finite in a step after which the run
-          went on healthily.
-        - info: the same in a run with float16, where loss scaling skips such steps on purpose; an
-          infinity where neither gradients nor what the model returns were watched.
+          returns without training; gradients or updates that were not finite in a step after which
+          the run went on healthily.
+        - info: such gradients in a run with float16, where loss scaling skips the step on purpose, so
+          that the optimizer never gets them; an infinity where neither gradients nor what the model
+          returns were watched.
         - nothing, where only infinities appeared and all gradients and returned values were finite,
           or where what was returned held -inf in places and all gradients were finite: masks do so
           by design.
 
     Evidence:
-        What kind of value, in how many elements; the range of the values next to it; how many other
-        sites held something that is not finite in the same step (propagated), and which modules took
-        it in and returned finite values (healed). The grades follow msProbe's reading of overflows:
-        normal in and abnormal out is the critical one.
+        What kind of value, in how many elements; the program's line that calls the module, and the
+        autograd node of the value; the range of the values next to it; which other sites held
+        something that is not finite in the same step (propagators), and which modules took it in and
+        returned finite values (healed); a parameter that had grown a thousandfold (growth); and under
+        before the last 16 recorded steps of the site and of what went into it, with rms, absmax and
+        state. The grades follow msProbe's reading of overflows: normal in and abnormal out is the
+        critical one.
 
     Remedy:
-        It depends on the place, and is given with the finding: an operation outside its domain, a
-        derivative that is infinite, a batch with missing values, a learning rate that is too large.
+        It depends on what made it, and is given with the finding: an operation outside its domain, a
+        product that left the range of its dtype, a derivative that is infinite, a batch with missing
+        values, a learning rate that is too large. kedge run --dump keeps what the module was given, so
+        that its call can be run again alone.
     """
 
     max_findings: int = 5
@@ -108,7 +128,7 @@ class _Case:
 def _cases(recording: Recording, wiring: Wiring, seen: Course) -> Iterator[_Case]:
     for raw in seen.moments:
         moment = excuse(complete(raw, wiring), seen.habitual)
-        recovered = moment.sound or seen.last_sound >= moment.step
+        recovered = seen.recovered(recording, moment)
         for birth in _births(wiring, moment, judged(recording)[1]):
             severity = _severity(recording, moment, birth, recovered)
             if severity:
@@ -128,14 +148,17 @@ def _births(wiring: Wiring, moment: Moment, returned: Iterable[SiteInfo]) -> lis
         return causes or [backward]
     if forward:
         return forward
-    other = parameter_birth(wiring, moment) or update_birth(wiring, moment)
+    other = written_birth(wiring, moment) or parameter_birth(wiring, moment) or update_birth(wiring, moment)
     return [other] if other else []
 
 
 def _severity(recording: Recording, moment: Moment, birth: Birth, recovered: bool) -> Severity | None:
+    if birth.how in OPTIMIZER:
+        return "warning" if recovered else "error"
     if birth.how in BACKWARD:
         half = any(site.dtype == "float16" for site in recording.sites)
-        return "error" if not recovered else "info" if half else "warning"
+        harmless = recovered or (half and not _stepped(recording, moment))
+        return "error" if not harmless else "info" if half else "warning"
     if (moment.states == NAN).any():
         return "warning" if moment.sound else "error"
     if moment.sound:
@@ -146,6 +169,17 @@ def _severity(recording: Recording, moment: Moment, birth: Birth, recovered: boo
         return "info"
     trained = moment.finite(site.id for site in gradients) is not None
     return "error" if trained or _above(recording, moment, reached) else "warning"
+
+
+def _stepped(recording: Recording, moment: Moment) -> bool:
+    """Tell whether an optimizer stepped in a moment: it is looked at with the parameters before it does."""
+    seen = moment.finite(site.id for kind in ("param", TOTAL) for site in recording.of_kind(kind))
+    return seen is not None
+
+
+def _kept_away(moment: Moment, totals: Iterable[SiteInfo]) -> bool:
+    """Tell whether gradients that were not finite never came to the optimizer: what it got was."""
+    return moment.finite(site.id for site in totals) is True
 
 
 def _above(recording: Recording, moment: Moment, sites: Iterable[int]) -> bool:
@@ -166,7 +200,18 @@ def _finding(recording: Recording, same: list[_Case], births: int) -> Finding:
     if worst.recovered:
         evidence["steps"] = steps = sum(case.moment.steps for case in same)
         often = f"It was so in {steps} steps from step {same[0].moment.step} on, and the" if steps > 1 else "The"
-        message = f"{message} {often} run went on."
+        kept = all(_kept_away(case.moment, recording.of_kind(TOTAL)) for case in same)
+        skipped = kept and worst.birth.how in BACKWARD
+        evidence["skipped"] = skipped
+        message = f"{message} {often} run went on{', as the optimizer never got these gradients' if skipped else ''}."
+    remedy = telling.remedy()
+    dump = _dump_of(recording, worst)
+    if dump is not None:
+        evidence["dump"] = dump
+        message += (
+            f" --dump saw {dump['site']} go first, at step {dump['step']}." if worst.birth.how == "unseen" else ""
+        )
+        remedy = f"To run that call again alone: python {recording.path / str(dump['folder']) / 'replay.py'}. {remedy}"
     return Finding(
         code=NanBorn.code,
         severity=worst.severity,
@@ -175,5 +220,13 @@ def _finding(recording: Recording, same: list[_Case], births: int) -> Finding:
         message=message,
         evidence=evidence,
         confidence=worst.birth.sure,
-        remedy=telling.remedy(),
+        remedy=remedy,
     )
+
+
+def _dump_of(recording: Recording, case: _Case) -> dict[str, Any] | None:
+    """Find the call that was kept of a birth; one in steps that were not looked at has another step than the finding."""
+    first = case.moment.before if case.birth.how == "unseen" else case.moment.step
+    kept = (event for event in recording.events if event.get("kind") == "dump")
+    found = next((event for event in kept if first <= event["step"] <= case.moment.step), None)
+    return {name: found[name] for name in ("step", "site", "folder")} if found else None

@@ -5,19 +5,46 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from difflib import get_close_matches
+from textwrap import indent
 
 from kedge.errors import NoSuchRule
+from kedge.rules.channels import DeadChannel
 from kedge.rules.explode import GradExplode
-from kedge.rules.ledger import NeverFired
+from kedge.rules.ledger import NeverCalled
+from kedge.rules.memory import SavedMemory
 from kedge.rules.nonfinite import NanBorn
+from kedge.rules.precision import NearOverflow, Underflow
+from kedge.rules.ranks import RankDeparts
 from kedge.rules.rule import SEVERITIES, Finding, Rule
-from kedge.rules.units import DeadUnits
+from kedge.rules.saturation import Saturated
+from kedge.rules.scale import InitScale, ScaleDrift
+from kedge.rules.settings import toml
+from kedge.rules.spike import Spike
+from kedge.rules.unused import UnusedParam
 from kedge.rules.updates import UpdateRatio
 from kedge.rules.vanish import GradVanish
+from kedge.rules.zero import GradZero
 from kedge.store.recording import Recording
 
-#: Every rule with its default thresholds.
-ALL: tuple[Rule, ...] = (NanBorn(), GradExplode(), GradVanish(), DeadUnits(), UpdateRatio(), NeverFired())
+#: Every rule with its default thresholds, in the order in which they are listed.
+ALL: tuple[Rule, ...] = (
+    NanBorn(),
+    NearOverflow(),
+    Underflow(),
+    GradExplode(),
+    GradVanish(),
+    GradZero(),
+    Spike(),
+    DeadChannel(),
+    Saturated(),
+    UpdateRatio(),
+    InitScale(),
+    ScaleDrift(),
+    UnusedParam(),
+    NeverCalled(),
+    SavedMemory(),
+    RankDeparts(),
+)
 
 
 def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:
@@ -34,26 +61,62 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
     return tuple(sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), finding.step)))
 
 
-def explain(code: str) -> str:
-    """Give the page of a rule.
+def explain(code: str, rules: Iterable[Rule] | None = None) -> str:
+    """Give the page of a rule, and how its thresholds are set.
 
     Args:
         code: The rule's code, in any case.
+        rules: The rules as they are configured; with their default thresholds if None.
 
     Raises:
         NoSuchRule: No rule has this code.
     """
-    rules = {rule.code: rule for rule in ALL}
-    if code.upper() not in rules:
-        raise NoSuchRule(_unknown(code, list(rules)))
-    rule = rules[code.upper()]
-    return f"{rule.code} ({rule.severity}): {rule.name}\n\n{inspect.getdoc(type(rule))}\n"
+    wanted = known_code(code)
+    usual = next(rule for rule in ALL if rule.code == wanted)
+    rule = next((rule for rule in rules or () if rule.code == wanted), usual)
+    page = f"{rule.code} ({rule.severity}): {rule.name}\n\n{inspect.getdoc(type(rule))}\n"
+    return f"{page}\nSettings, as pyproject.toml has them:\n{indent(toml([rule], [usual]), '    ')}"
+
+
+def known_code(code: str) -> str:
+    """Give a code as it is written.
+
+    Raises:
+        NoSuchRule: No rule has this code.
+    """
+    known = [rule.code for rule in ALL]
+    if code.upper() not in known:
+        raise NoSuchRule(_unknown(code, known))
+    return code.upper()
 
 
 def markdown() -> str:
     """Give the pages of all rules as one Markdown document, the text of ``docs/rules.md``."""
-    head = "# Rules\n\nWhat `kedge check` looks for. `kedge explain CODE` prints one of these pages.\n"
-    return head + "".join(_section(rule) for rule in ALL)
+    lines = [f"| [{rule.code}](#{rule.code.lower()}) | {rule.severity} | {rule.name} |" for rule in ALL]
+    table = "\n".join(["| code | at worst | says |", "|---|---|---|", *lines])
+    settings = f"\n## All thresholds\n\n{_SETTINGS}\n\n```toml\n{toml(ALL, ALL)}```\n"
+    return f"{_HEAD}\n{table}\n" + "".join(map(_section, ALL)) + settings
+
+
+_HEAD = """# Rules
+
+What `kedge check` looks for. `kedge explain CODE` prints one of these pages, with the thresholds as they are set
+where it is typed. An error means that the training is broken; a warning, that something is likely to be; info is a hint.
+
+Choose rules with `kedge check --select CODES` and `--ignore CODES`, or for a project in its `pyproject.toml`:
+
+```toml
+[tool.kedge]
+ignore = ["SAVED-MEMORY"]
+
+[tool.kedge.rules.GRAD-VANISH]
+ratio = 1e-4
+```
+
+The nearest `pyproject.toml` with a `[tool.kedge]` counts, from the working directory upwards; `--config FILE` names
+another. What is typed goes before what the file says.
+"""
+_SETTINGS = "With their defaults, as `pyproject.toml` has them. `kedge explain --thresholds` prints those that apply."
 
 
 def _section(rule: Rule) -> str:

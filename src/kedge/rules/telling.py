@@ -8,14 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from kedge.rules.births import Birth
-from kedge.rules.moment import FINITE, NAN, Moment, has_nan
+from kedge.rules.advice import DOMAIN, Maker, operation
+from kedge.rules.births import BACKWARD, Birth
+from kedge.rules.leadup import lead_up
+from kedge.rules.moment import NAN, Moment, has_nan, usable
 from kedge.rules.wiring import Wiring
-from kedge.store.recording import Recording, Rows
+from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import FULL
 
-#: How many sites a list in the evidence names.
-NAMED = 6
+#: How many sites a list in the evidence names, and how many of those that passed the value on.
+NAMED, PROPAGATORS = 6, 12
+
+#: How many times its first size a parameter has that has left all bounds.
+GROWN = 1e3
+
+#: Parameters that begin below this size say nothing by their growth.
+_SMALL = 1e-6
 
 
 @dataclass(frozen=True)
@@ -28,55 +36,146 @@ class Telling:
     birth: Birth
 
     def message(self) -> str:
-        """Say in one sentence what was born where."""
-        return self._form().format(
+        """Say in one sentence what was born where, and where the program calls it."""
+        said = self._form().format(
             site=self.wiring.text(self.birth.site),
             value=self._value(),
             step=self.moment.step,
+            before=self.moment.before,
             near=self._list(self.birth.near),
             name=self._name(),
             parts=self._parts(),
+            operation=self._operation(),
         )
+        source = self._source()
+        if source is None or self.birth.how in ("loss", "parameter", "stepped", "unseen", "update"):
+            return said
+        return f"{said} {_CALLED[self.birth.how in _BETWEEN].format(name=self._name(), **source)}"
 
     def remedy(self) -> str:
         """Say what to do about it."""
-        if self._largest() > self._huge():
+        how = self.birth.how
+        if how == "update":
+            return _UPDATED.format(figures=self._step_figures())
+        if how != "written" and (grown := self._growth()) and how not in ("entry", *BACKWARD):
+            return _GROWN.format(**grown)
+        if how not in ("written", *BACKWARD) and self._largest() > self._huge():
             return _DIVERGED.format(largest=self._largest())
-        return _REMEDIES[self.birth.how].format(name=self._name())
+        if how in ("module", "own", "between"):
+            return self._maker().advice()
+        if how in BACKWARD:
+            own = self._maker().backward_advice() if how == "backward" else ""
+            return (_SCALED if self._dtype() == "float16" else "") + (own or _REMEDIES[how].format(name=self._name()))
+        return _REMEDIES[how].format(name=self._name())
 
     def evidence(self) -> dict[str, Any]:
-        """Give the figures of the site and of its neighbours, and what became of the value."""
+        """Give the figures of the site and of its neighbours, what became of the value, and how it came to it."""
         row, module = self._row(), self.birth.module
         healed = [m for m in self.wiring if self.moment.bad(m.ins) and self.moment.finite(m.outs)]
+        bad = self.moment.bad(range(len(self.wiring.sites)))
+        others = sorted((site for site in bad if site != self.birth.site), key=self._flow)
         return {
             "how": self.birth.how,
             "module": module.path if module else None,
             "type": module.type if module else None,
+            "source": self._source(),
+            "node": self.wiring.sites[self.birth.site].node,
             "value": self._kind(),
             "nonfinite": row["nonfinite"],
             "count": row["count"],
             "near": {self.wiring.text(site): self._figures(site) for site in self.birth.near[:NAMED]},
-            "propagated": int((self.moment.states > FINITE).sum()) - 1,
+            "growth": self._growth(),
+            "propagated": len(others),
+            "propagators": [self.wiring.text(site) for site in others[:PROPAGATORS]],
             "healed": [self.wiring.text(m.outs[0]) for m in healed[:NAMED]],
+            "before": lead_up(self.recording, self.wiring, self.moment, self.birth),
+        }
+
+    def _source(self) -> dict[str, Any] | None:
+        """Find the program's line that calls the module; of an operation between two modules, that of the next one."""
+        module = self.birth.module
+        own = (*module.outs, *module.ins) if module is not None and self.birth.how not in _BETWEEN else ()
+        found = (self.wiring.sites[site].source for site in (*own, self.birth.site))
+        return next((dict(source) for source in found if source), None)
+
+    def _flow(self, site: int) -> tuple[bool, int]:
+        """Order sites as values flow: forward before backward, and in it as they first fired."""
+        return self.wiring.sites[site].kind not in ("in", "out"), site
+
+    def _operation(self) -> str:
+        """Name the last operation on the value, where it is the module's own."""
+        name = operation(self.wiring.sites[self.birth.site].node)
+        return f" ({name} was its last)" if name else ""
+
+    def _maker(self) -> Maker:
+        info, module = self.wiring.sites[self.birth.site], self.birth.module
+        kind = module.type if module is not None and self.birth.how in ("module", "backward") else ""
+        node = None if self.birth.how == "backward" else info.node
+        return Maker(self._where(), kind, node, self._dtype(), self._largest())
+
+    def _dtype(self) -> str:
+        """Give the dtype in which it was made: of a module's backward that of its output, which autocast chooses."""
+        module = self.birth.module
+        site = module.outs[0] if module is not None and self.birth.how in BACKWARD and module.outs else self.birth.site
+        return self.wiring.sites[site].dtype
+
+    def _step_figures(self) -> str:
+        """Say how large an update was, beside the parameter and its gradient."""
+        path = self.wiring.sites[self.birth.site].path
+        sizes = []
+        for kind, words in (("param", "its rms was"), ("param.grad", "its gradient's")):
+            rows = next((self.recording.rows(s) for s in self.recording.of_kind(kind) if s.path == path), None)
+            size = _figure(rows, self.moment.step) if rows is not None else None
+            sizes += [f"{words} {size:.2g}"] if size is not None else []
+        return f" ({', '.join(sizes)})" if sizes else ""
+
+    def _where(self) -> str:
+        """Name the place of an operation for its remedy."""
+        name = self._name()
+        if self.birth.how in ("module", "backward"):
+            return name
+        return f"the forward of {name}{', after its modules' if self.birth.how == 'own' else ''}"
+
+    def _growth(self) -> dict[str, Any] | None:
+        """Find the parameter of the same root that had grown most, if any had grown far."""
+        root = self.wiring.sites[self.birth.site].root
+        grown = [g for s in self.recording.of_kind("param") if s.root == root and (g := self._grown(s))]
+        return max(grown, key=lambda each: each["ratio"] or np.inf, default=None)
+
+    def _grown(self, site: SiteInfo) -> dict[str, Any] | None:
+        """Compare a parameter's size with its first; squares beyond float32 count as infinitely large."""
+        rows = self.recording.rows(site)
+        until = np.flatnonzero((rows.step <= self.moment.step) & usable(rows))
+        size = rows.statistic("rms")[until]
+        if len(size) < 2 or not _SMALL < size[0] < np.inf or not size[-1] > GROWN * size[0]:
+            return None
+        return {
+            "site": site.site,
+            "first": int(rows.step[until[0]]),
+            "was": plain(size[0]),
+            "step": int(rows.step[until[-1]]),
+            "now": plain(size[-1]),
+            "ratio": plain(size[-1] / size[0]),
+            "words": f"{size[-1]:.2g}" if np.isfinite(size[-1]) else "more than 1e19",
         }
 
     def _largest(self) -> float:
         """Give the largest value next to the birth."""
         figures = [self._figures(site) for site in self.birth.near]
-        return max((abs(f[name]) for f in figures for name in ("min", "max") if name in f), default=0.0)
+        return max((abs(f[name]) for f in figures for name in ("min", "max", "rms", "now") if name in f), default=0.0)
 
     def _huge(self) -> float:
         """Give the size from which a product of two values is in danger of overflow."""
-        return 1e3 if self.wiring.sites[self.birth.site].dtype == "float16" else 1e15
+        return np.inf if self.wiring.sites[self.birth.site].dtype == "float16" else 1e15
 
     def _figures(self, site: int) -> dict[str, Any]:
-        """Give the range of a site's values, in this step or when it was last measured in full."""
+        """Give the range of a site's values when they were last measured in full, and their rms in this very step."""
         rows = self.recording.rows(self.wiring.sites[site])
         full = np.flatnonzero((rows.level == FULL) & (rows.step <= self.moment.step))
-        if not len(full):
-            return {}
-        row = _row(rows, int(full[-1]))
-        return {name: row[name] for name in ("step", "min", "max", "rms") if row[name] is not None}
+        row = _row(rows, int(full[-1])) if len(full) else {}
+        figures = {name: row[name] for name in ("step", "min", "max", "rms") if row.get(name) is not None}
+        now = _figure(rows, self.moment.step) if figures.get("step") != self.moment.step else None
+        return figures | ({} if now is None else {"now": plain(now)})
 
     def _row(self) -> dict[str, Any]:
         rows = self.recording.rows(self.wiring.sites[self.birth.site])
@@ -91,7 +190,7 @@ class Telling:
         below = rows.min[at] == -np.inf or rows.sum[at] == -np.inf
         above = rows.max[at] == np.inf or rows.sum[at] == np.inf
         if not below and not above:
-            return "an infinite norm"
+            return "infinities" if rows.nonfinite[at] > 0 else "an infinite norm"
         return "inf and -inf" if below and above else "-inf" if below else "inf"
 
     def _value(self) -> str:
@@ -151,6 +250,13 @@ def _row(rows: Rows, at: int) -> dict[str, Any]:
     return {"step": int(rows.step[at]), **numbers, **known}
 
 
+def _figure(rows: Rows, step: int) -> float | None:
+    """Give the rms of a row of one step, if it is finite."""
+    at = np.flatnonzero(rows.step == step)
+    size = float(rows.statistic("rms")[at[0]]) if len(at) else np.nan
+    return size if np.isfinite(size) else None
+
+
 def plain(number: float) -> float | None:
     """Round a figure to six digits for a finding's evidence; None in place of what JSON cannot hold."""
     return float(f"{number:.6g}") if np.isfinite(number) else None
@@ -158,19 +264,31 @@ def plain(number: float) -> float | None:
 
 _FIRST = "{site} was the first to hold {value} at step {step}; "
 _GRADIENT = "{site} was the first gradient to hold {value} at step {step}; "
+_BETWEEN = ("between", "entry")
+_CALLED = {
+    False: "{name} is called at {file}:{line}, in {function}: {text}",
+    True: "The result goes in at {file}:{line}, in {function}: {text}",
+}
 
 _MESSAGES = {
     "module": _FIRST + "its {parts}.",
-    "own": _FIRST + "the modules inside it returned finite values, so an operation in its own forward made it.",
+    "own": _FIRST
+    + "the modules inside it returned finite values, so an operation in its own forward made it{operation}.",
     "between": "{site} was the first to hold {value} at step {step}, although {near} before it was finite: "
-    "an operation in the forward of {name} made it, outside any watched module.",
+    "an operation in the forward of {name} made it, outside any watched module{operation}.",
     "entry": "{site} was the first to hold {value} at step {step}: it came in from outside the model, "
-    "with the batch or from what the program computed before this call.",
+    "with the batch or from what the program computed before this call{operation}.",
     "unclear": _FIRST + "so did what came in, or that was not watched: which call or operation made it cannot be told.",
-    "parameter": "{site} held {value} already when the forward of step {step} used it, and nothing was seen to do so "
-    "before: it came from the initialisation, a checkpoint or an optimizer step that was not watched.",
+    "parameter": "{site} held {value} already when the forward of step {step} used it, and nothing was recorded "
+    "before: it came from the initialisation or a checkpoint, or from a step that was not looked at.",
+    "stepped": "{site} held {value} when the forward of step {step} used it, and all was finite in step {before}: "
+    "the optimizer's step between the two made it.",
+    "unseen": "{site} held {value} when the forward of step {step} used it, and all was finite in step {before}: "
+    "it was made between the two, in steps of which nothing was recorded.",
     "update": "{site} was the first to hold {value} at step {step}; "
     "the parameter and its gradient were finite, so the optimizer's step made it.",
+    "written": "{site} held {value} when the optimizer got the gradients of step {step}, and the backward had made all of "
+    "them finite: they were changed in between, by accumulation, unscaling, clipping or the program itself.",
     "backward": _GRADIENT + "the gradient that arrived at {name} was finite, so its backward made it.",
     "either": _GRADIENT
     + "the gradient that arrived at {name} was finite: its backward made it, or that of an operation "
@@ -184,28 +302,38 @@ _GAP_AT_THE_LOSS = (
 )
 _BETWEEN_AT_THE_START = (
     "{site} was the first to hold {value} at step {step}: "
-    "an operation in the forward of {name} made it, outside any watched module."
+    "an operation in the forward of {name} made it, outside any watched module{operation}."
 )
 
-_OPERATION = (
-    "look at the range of the inputs in the evidence: log, division, sqrt, pow, exp and acos leave the finite numbers "
-    "at 0, at 1 or for large values; clamp what goes in, add an epsilon, or use the stable form "
-    "(log_softmax, logsumexp, softplus, *_with_logits)"
+_GROWN = (
+    "The optimizer's steps are too large: the rms of {site} had gone from {was:.2g} at step {first} to {words} at step "
+    "{step}. Lower the learning rate or warm it up, clip gradients, and look at the steps before."
+)
+_UPDATED = (
+    "Lower the learning rate: the step left the range of the numbers{figures}. If the rate is small, raise the optimizer's "
+    "eps, and check its state if it came from a checkpoint."
 )
 _DIVERGED = (
     "The values next to it had grown to {largest:.1e}: the run had diverged before, and this is where it left the range "
     "of the dtype. Lower the learning rate or warm it up, clip gradients, and look at the steps before."
 )
+_SCALED = (
+    "Now and then this is as it should be: a loss scale that is too large for float16 makes it, and the scaler skips the "
+    "step and halves the scale. If it goes on: "
+)
 _REMEDIES = {
-    "module": "In {name}, " + _OPERATION + ".",
-    "own": "In the forward of {name}, after its modules, " + _OPERATION + ".",
-    "between": "In the forward of {name}, " + _OPERATION + ".",
     "entry": "Check the batch before the model sees it: torch.isfinite(x).all(); missing values, a division by a zero "
     "standard deviation and a bad file are the usual causes.",
-    "unclear": "Watch more sites (the default selector watches all modules), or every step (--every 1), and run again.",
+    "unclear": "Watch more sites (the default selector watches all modules), or every step (--every 1), and run again. "
+    "In {name}, " + DOMAIN + ".",
     "parameter": "Check the checkpoint and the initialisation with torch.isfinite; if the parameter was finite before, "
     "lower the learning rate.",
-    "update": "Lower the learning rate, raise the optimizer's eps, and check its state if it came from a checkpoint.",
+    "stepped": "Lower the learning rate or warm it up, clip gradients, and check the optimizer's state if it came from a "
+    "checkpoint.",
+    "unseen": "Run again with --budget none --every 1, which looks at every step, to have the module named.",
+    "written": "Look at what the program does between backward() and step(): clip_grad_norm_ with an infinite norm makes NaN "
+    "of every gradient (error_if_nonfinite=True tells), accumulated gradients can leave the range of the dtype, and an "
+    "unscaling by zero divides by it.",
     "backward": "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt or norm at "
     "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch not taken by zero: infinity times "
     "zero is NaN. Change its input, not its output (clamp or where before the operation).",

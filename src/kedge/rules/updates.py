@@ -34,12 +34,12 @@ class UpdateRatio:
         learning rate that decays to zero nor a run at the end of its training is reported; at least
         min_samples of them. Weights are parameters with two dimensions or more. Left out are weights that
         started at zero (whatever they become is large against that), and, for too small, embeddings, most
-        of whose rows get no gradient in a step, and weights whose gradient is a thousandth of another
-        one's: those are for GRAD-VANISH.
+        of whose rows get no gradient in a step, and weights that get no gradient or a thousandth of another
+        one's: those are for UNUSED-PARAM, GRAD-ZERO and GRAD-VANISH.
 
     Thresholds:
         - high (0.1): torchmortem's upper bound, 100 times the 1e-3 that Karpathy gives as healthy;
-          smdebug's is 10, which no run survives.
+          smdebug's is 10, which no run survives. Healthy runs ended at 0.002 to 0.02.
         - low (1e-6): a thousandth of the healthy value. torchmortem's 1e-5 is met by healthy
           fine-tuning, smdebug's 1e-8 lies below what float32 can resolve.
         - quantile (0.9): of the whole run, so that a weight that moved once is not reported.
@@ -147,6 +147,8 @@ class _Ratios:
         starved = np.array([w.table for w in own]) | (usual < STARVED * np.max(usual[np.isfinite(usual)], initial=0))
         grown = np.where(from_zero[:, None], np.nan, table)
         driven = np.where(starved[:, None] | (gradient == 0), np.nan, table)
+        if np.isfinite(gradient).any():
+            driven[~np.isfinite(gradient)] = np.nan
         return cls(own, recording.steps, table, grown, driven)
 
     def judge(self, table: Floats, window: int, quantile: float, enough: int) -> Floats:

@@ -31,7 +31,8 @@ class GradVanish:
         the shallow third hardly move: the median of rms(update) / rms(weight) there is below still, or
         below slow times that of the deep third. If median(R) < hopeless the last condition is dropped.
         Two measures have to agree because each alone has healthy exceptions: a grows thin where
-        a layer is wide or an image is large, r where most of a weight is unused in a step.
+        a layer is wide or an image is large, r where most of a weight is unused in a step. A gradient that is exactly
+        zero has not faded: that is for GRAD-ZERO.
 
     Window:
         The last window sampled steps that have gradients, at least min_samples. Weights are
@@ -54,8 +55,7 @@ class GradVanish:
 
     Remedy:
         Replace sigmoid and tanh by ReLU or GELU, add residual connections or normalisation, and use
-        the initialisation that fits the activation (He for ReLU, Xavier for tanh). If the gradient is
-        exactly zero, something cuts it: a detach, a layer of dead units, a saturated activation.
+        the initialisation that fits the activation (He for ReLU, Xavier for tanh).
     """
 
     ratio: float = 1e-3
@@ -80,7 +80,7 @@ class GradVanish:
 
     def _vanishes(self, depth: _Depth) -> bool:
         gradient, arriving = depth.contrast(depth.relative), depth.contrast(depth.arriving)
-        if np.isfinite(gradient).sum() < self.min_samples or np.nanmedian(gradient) >= self.ratio:
+        if np.isfinite(gradient).sum() < self.min_samples or not 0 < np.nanmedian(gradient) < self.ratio:
             return False
         if np.isfinite(arriving).sum() >= self.min_samples and np.nanmedian(arriving) >= self.ratio:
             return False
@@ -95,7 +95,6 @@ class GradVanish:
         samples = int(np.isfinite(contrast).sum())
         ratio, first, last = float(np.nanmedian(contrast)), depth.weights[0], depth.weights[depth.shallow.stop - 1]
         model = recording.roots[root].name if root < len(recording.roots) else "the model"
-        size = "exactly zero" if ratio == 0 else f"{ratio:.1e} times that of the deep third"
         step = int(depth.steps[np.flatnonzero(contrast < self.ratio)[0]])
         return Finding(
             code=self.code,
@@ -103,21 +102,13 @@ class GradVanish:
             site=(first.grad or first.param).site,
             step=step,
             message=f"The gradient of the shallow third of {model} ({first.param.path} to {last.param.path}), "
-            f"relative to its weights, is {size} (median of {samples} sampled steps from step {step} on).",
+            f"relative to its weights, is {ratio:.1e} times that of the deep third "
+            f"(median of {samples} sampled steps from step {step} on).",
             evidence=depth.evidence() | {"ratio": plain(ratio), "samples": samples},
             confidence=0.9 if np.isfinite(depth.updates).any() and np.isfinite(depth.arriving).any() else 0.7,
-            remedy=_CUT if ratio == 0 else _FADING,
+            remedy="Replace sigmoid and tanh by ReLU or GELU, add residual connections or normalisation, and use the "
+            "initialisation that fits the activation (He for ReLU, Xavier for tanh).",
         )
-
-
-_FADING = (
-    "Replace sigmoid and tanh by ReLU or GELU, add residual connections or normalisation, and use the "
-    "initialisation that fits the activation (He for ReLU, Xavier for tanh)."
-)
-_CUT = (
-    "Something cuts the gradient: look for a detach() or no_grad() in the forward, for a layer whose units are all "
-    "dead (DEAD-UNITS), and for a saturated activation."
-)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ _ADVICE = {
     errno.EACCES: "name a place you have the right to use",
     errno.EPERM: "name a place you have the right to use",
     errno.EROFS: "name a place on a disk that is not read-only",
+    errno.ESTALE: "leave the folder alone while it is being written",
 }
 
 
@@ -34,10 +35,15 @@ def told(what: str) -> Iterator[None]:
 
 
 def write_all(file: io.FileIO, content: bytes) -> None:
-    """Write to an unbuffered file, which may take a part at a time."""
+    """Write to an unbuffered file, which may take a part at a time.
+
+    A file that somebody has removed would take everything in and keep nothing, so that is an error.
+    """
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
+    if not os.fstat(file.fileno()).st_nlink:
+        raise OSError(errno.ESTALE, "it was removed while it was being written")
 
 
 def replace(path: Path, text: str) -> None:

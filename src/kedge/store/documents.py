@@ -16,11 +16,27 @@ from kedge.store.sites import Root, SiteInfo, root_from, site_from
 FORMAT = 1
 
 MANIFEST = "manifest.json"
-SITES = "sites.json"
-EVENTS = "events.jsonl"
 STATS = "stats-{rank}.arrows"
 
 Document = Mapping[str, Any]
+
+
+def sites_file(rank: int = 0) -> str:
+    """Name the file in which a rank describes its sites."""
+    return f"sites-{rank}.json" if rank else "sites.json"
+
+
+def events_file(rank: int = 0) -> str:
+    """Name the file in which a rank notes its events."""
+    return f"events-{rank}.jsonl" if rank else "events.jsonl"
+
+
+def read_ranks(folder: Path) -> tuple[int, ...]:
+    """List the ranks that have begun to write statistics."""
+    with told(f"read {folder}"):
+        names = [path.name for path in folder.glob(STATS.format(rank="*"))]
+    numbers = (name.removeprefix("stats-").removesuffix(".arrows") for name in names)
+    return tuple(sorted(int(number) for number in numbers if number.isdecimal()))
 
 
 def read_manifest(folder: Path) -> Document:
@@ -63,9 +79,9 @@ def _instead(folder: Path) -> str:
     return f"the folder has no {MANIFEST}, it holds {some}; name a folder that kedge run wrote"
 
 
-def read_sites(folder: Path) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...]] | None:
-    """Read the roots and sites; None where nothing has fired yet."""
-    path = folder / SITES
+def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...]] | None:
+    """Read the roots and sites of a rank; None where nothing has fired yet."""
+    path = folder / sites_file(rank)
     if not path.exists():
         return None
     document = _read_object(path)
@@ -80,18 +96,23 @@ def read_sites(folder: Path) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...]] | 
     return roots, sites
 
 
-def read_events(folder: Path) -> tuple[tuple[Document, ...], bool]:
-    """Read the events, and tell whether the last one is incomplete and left out."""
-    path = folder / EVENTS
+def read_events(folder: Path, rank: int = 0) -> tuple[tuple[Document, ...], bool]:
+    """Read the events of a rank, and tell whether the last one is incomplete and left out."""
+    path = folder / events_file(rank)
     if not path.exists():
         return (), False
     with told(f"read {path}"):
         lines = path.read_bytes().split(b"\n")
-    events = (_event(path, number, line) for number, line in enumerate(lines[:-1], 1))
+    events = (event_from(path, number, line) for number, line in enumerate(lines[:-1], 1))
     return tuple(events), lines[-1] != b""
 
 
-def _event(path: Path, number: int, line: bytes) -> Document:
+def event_from(path: Path, number: int, line: bytes) -> Document:
+    """Read one line of the events.
+
+    Raises:
+        NotARecording: It is not what it should be.
+    """
     try:
         event = json.loads(line)
     except ValueError as error:

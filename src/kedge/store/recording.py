@@ -6,8 +6,8 @@ The reader needs numpy alone, and a :class:`Recording` is a value: it never chan
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from kedge.errors import NoSuchSite, NotARecording
-from kedge.store.arrow import read_stats
-from kedge.store.documents import FORMAT, SITES, STATS, read_events, read_manifest, read_sites
+from kedge.errors import NoSuchRank, NoSuchSite
+from kedge.store.documents import FORMAT, read_manifest, read_ranks
+from kedge.store.exponents import decode_all, encode
+from kedge.store.ranks import RankedTable, Share, assemble, of_rank
 from kedge.store.rows import FULL, STATISTICS, Bools, Floats, Ints, Rows
+from kedge.store.share import ShareReader
 from kedge.store.sites import Root, SiteInfo, root_from, site_from
-from kedge.store.table import ACTIVE, Table, tabulate
+from kedge.store.table import Table, tabulate
 
 __all__ = ["FORMAT", "STATISTICS", "Recording", "Root", "Rows", "SiteInfo"]
 
@@ -31,7 +33,9 @@ Entry = Mapping[str, Any]
 class Recording:
     """What one run left behind.
 
-    ``truncated`` says that the last thing being written was incomplete and left out.
+    ``truncated`` says that the last thing being written was incomplete and left out. Of a run of
+    several ranks it holds all together; see Note [Ranks]. Events of other ranks than the lowest
+    have a key ``rank``.
     """
 
     path: Path
@@ -40,7 +44,7 @@ class Recording:
     sites: tuple[SiteInfo, ...]
     events: tuple[Entry, ...]
     truncated: bool
-    table: Table = field(repr=False)
+    table: Table | RankedTable = field(repr=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Recording:
@@ -52,20 +56,20 @@ class Recording:
         """
         folder = Path(path)
         manifest = read_manifest(folder)
-        # Its writer describes a site before its rows and writes rows before the end event, so the
-        # opposite order never meets a row of an unknown site, nor an end without its rows.
-        events, torn_event = read_events(folder)
-        files = sorted(folder.glob(STATS.format(rank="*")))
-        columns, torn_batch = read_stats(files)
-        described = read_sites(folder)
-        table = Table(columns)
-        if described is None and len(table):
-            raise NotARecording(
-                f"{folder / SITES} is missing, though {files[0].name} holds rows; "
-                "copy the whole folder again, or record the run again"
-            )
-        roots, sites = described or ((), ())
-        return cls(folder, manifest, roots, sites, events, torn_event or torn_batch, table)
+        readers = [ShareReader(folder, rank) for rank in read_ranks(folder) or (0,)]
+        for reader in readers:
+            reader.read()
+        return cls.of(folder, manifest, [reader.share() for reader in readers], any(r.torn for r in readers))
+
+    @classmethod
+    def of(cls, folder: Path, manifest: Entry, shares: Sequence[Share], truncated: bool) -> Recording:
+        """Put together what was read of each rank, the lowest first."""
+        if len(shares) == 1:
+            only = shares[0]
+            return cls(folder, manifest, only.roots, only.sites, only.events, truncated, only.table)
+        roots, sites, table = assemble(shares)
+        events = tuple(event for place, share in enumerate(shares) for event in _signed(share, others=place > 0))
+        return cls(folder, manifest, roots, sites, events, truncated, table)
 
     @classmethod
     def build(
@@ -82,7 +86,8 @@ class Recording:
             sites: Sites, entries as in ``sites.json`` (only ``site`` must be there; ``id`` is the
                 position), or site texts.
             rows: Rows by column name; ``site`` may be an id or a site's text, ``active`` packed
-                bytes or one bool per channel. What is left out was not measured.
+                bytes or one bool per channel, ``exponents`` bytes or the 83 counts. What is left
+                out was not measured. Rows of several ranks have a ``rank``, 0 where it is left out.
             manifest: What ``manifest.json`` would hold.
             events: What ``events.jsonl`` would hold.
             roots: Roots, or entries as in ``sites.json``.
@@ -96,7 +101,7 @@ class Recording:
             sites=known,
             events=tuple(dict(event) for event in events),
             truncated=False,
-            table=tabulate(_built_row(row, ids) for row in rows),
+            table=_built_table([_built_row(row, ids) for row in rows], known),
         )
 
     @property
@@ -105,15 +110,45 @@ class Recording:
         return self.table.full_steps
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks whose rows are here, the lowest first."""
+        if isinstance(self.table, RankedTable):
+            return tuple(part.rank for part in self.table.parts)
+        return (int(self.manifest.get("rank", 0)),)
+
+    def of_rank(self, rank: int) -> Recording:
+        """Give what one rank recorded, with the same sites, so that ranks can be compared.
+
+        Raises:
+            NoSuchRank: Nothing of this rank is here.
+        """
+        if rank not in self.ranks:
+            raise NoSuchRank(f"{self._name} holds nothing of rank {rank}: it holds {_ranks_named(self.ranks)}")
+        if not isinstance(self.table, RankedTable):
+            return self
+        part = next(part for part in self.table.parts if part.rank == rank)
+        events = tuple(event for event in self.events if event.get("rank", self.ranks[0]) == rank)
+        sites = of_rank(self.sites, part)
+        return replace(self, sites=sites, events=events, table=RankedTable((part,)))
+
+    @property
     def end(self) -> Entry | None:
-        """The closing event; None while the program runs and after a kill."""
-        return next((event for event in reversed(self.events) if event.get("kind") == "end"), None)
+        """The closing event, of the lowest rank; None while the program runs and after a kill."""
+        ends = (event for event in reversed(self.events) if event.get("kind") == "end")
+        return next((end for end in ends if end.get("rank", self.ranks[0]) == self.ranks[0]), None)
 
     @property
     def ledger(self) -> tuple[Entry, ...]:
-        """Sites that the ledger has something to say about: how often they fired, or why not."""
+        """Sites that the ledger has something to say about: how often they fired, or why not.
+
+        Of a run of several ranks these are the sites that fired at none.
+        """
         written = (event["sites"] for event in self.events if event.get("kind") == "ledger")
-        return tuple(entry for entries in written for entry in entries)
+        entries = [entry for entries in written for entry in entries]
+        if not isinstance(self.table, RankedTable):
+            return tuple(entries)
+        silent = [entry for entry in entries if not self._fired(entry)]
+        return tuple({entry["site"]: entry for entry in (*silent, *reversed(silent))}.values())
 
     def site(self, text: str) -> SiteInfo:
         """Look a site up by its text; ``layer4`` is ``layer4:out``.
@@ -149,6 +184,8 @@ class Recording:
         """
         rows = self.rows(site)
         full = rows.level == FULL
+        if len(rows) == len(self.steps) and full.all():
+            return rows.statistic(statistic)
         course = np.full(len(self.steps), np.nan)
         course[np.searchsorted(self.steps, rows.step[full])] = rows.statistic(statistic)[full]
         return course
@@ -161,11 +198,28 @@ class Recording:
             step and channel.
         """
         rows, channels = self.rows(site), self._same(site).channels or 0
-        width = (channels + 7) // 8
-        tracked = [i for i, bits in enumerate(rows.active) if bits and len(bits) == width]
-        packed = np.frombuffer(b"".join(rows.active[i] for i in tracked), dtype=np.uint8)
-        bits = np.unpackbits(packed.reshape(len(tracked), width), axis=1, count=channels)
+        width, held = (channels + 7) // 8, rows.held("active")
+        tracked = np.flatnonzero(held.lengths == width) if width else np.zeros(0, dtype=np.int64)
+        bits = np.unpackbits(held.chosen(tracked).matrix(width), axis=1, count=channels)
         return rows.step[tracked], rows.count[tracked] // max(channels, 1), bits.astype(bool)
+
+    def exponents(self, site: SiteInfo | str, steps: Ints | None = None) -> tuple[Ints, Ints]:
+        """Give how many of the drawn elements had which power of two, for each step that drew some.
+
+        Args:
+            site: A site of this recording, or its text.
+            steps: Only those of these steps; all if None.
+
+        Returns:
+            The steps, and the counts, shape ``(steps, 83)``; see Note [Exponents] and
+            `kedge.store.exponents.edges`.
+        """
+        rows = self.rows(site)
+        held = rows.held("exponents")
+        drawn = held.lengths > 0
+        if steps is not None:
+            drawn &= np.isin(rows.step, steps)
+        return rows.step[drawn], decode_all(held.chosen(drawn))
 
     @cached_property
     def _by_text(self) -> dict[str, SiteInfo]:
@@ -178,12 +232,36 @@ class Recording:
     def _same(self, site: SiteInfo | str) -> SiteInfo:
         return self.site(site) if isinstance(site, str) else site
 
+    def _fired(self, entry: Entry) -> bool:
+        found = self._by_text.get(entry["site"])
+        return found is not None and len(self.rows(found)) > 0
+
+    @property
+    def _name(self) -> str:
+        return self.path.name or "this recording"
+
     def _unknown(self, text: str) -> str:
         near = get_close_matches(text, self._by_text, n=3, cutoff=0.4)
         hint = f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}" if near else "none is near it"
-        name = self.path.name or "this recording"
         count = f"{len(self.sites)} site{'' if len(self.sites) == 1 else 's'}"
-        return f"{name} has no site {text!r}: it holds {count}, {hint}"
+        return f"{self._name} has no site {text!r}: it holds {count}, {hint}"
+
+
+def _signed(share: Share, *, others: bool) -> Iterable[Entry]:
+    """Give the events of a rank; those of others than the lowest say whose they are."""
+    return ({**event, "rank": share.rank} for event in share.events) if others else share.events
+
+
+def _ranks_named(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _built_table(rows: list[dict[str, Any]], sites: tuple[SiteInfo, ...]) -> Table | RankedTable:
+    ranks = sorted({row.get("rank", 0) for row in rows})
+    if len(ranks) < 2:
+        return tabulate(rows)
+    own = [[row for row in rows if row.get("rank", 0) == rank] for rank in ranks]
+    return assemble([Share(rank, (), sites, (), tabulate(held)) for rank, held in zip(ranks, own, strict=True)])[2]
 
 
 def _built_site(position: int, site: SiteInfo | Entry | str) -> SiteInfo:
@@ -194,6 +272,7 @@ def _built_site(position: int, site: SiteInfo | Entry | str) -> SiteInfo:
 
 
 def _built_row(row: Entry, ids: Mapping[str, int]) -> dict[str, Any]:
-    site, active = row["site"], row.get(ACTIVE, b"")
+    site, active, counts = row["site"], row.get("active", b""), row.get("exponents", b"")
     bits = active if isinstance(active, bytes) else np.packbits(np.asarray(active, dtype=bool)).tobytes()
-    return {**row, "site": ids[site] if isinstance(site, str) else site, ACTIVE: bits}
+    histogram = counts if isinstance(counts, bytes) else encode(np.asarray(counts))
+    return {**row, "site": ids[site] if isinstance(site, str) else site, "active": bits, "exponents": histogram}

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.store.exponents import decode, decode_all, encode, quantiles
+from kedge.store.held import Held
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-Statistic = Literal["mean", "rms", "std", "absmax", "min", "max", "zero", "nonfinite", "count"]
+Statistic = Literal[
+    "mean", "rms", "std", "absmax", "min", "max", "zero", "nonfinite", "count", "saturated", "q05", "q50", "q95"
+]
 
-STATISTICS: tuple[Statistic, ...] = ("mean", "rms", "std", "absmax", "min", "max", "zero", "nonfinite", "count")
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
+
+#: The statistics that are quantiles.
+QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
 
 FULL = 2
-FINITENESS = 1
+LIGHT = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +35,10 @@ class Rows:
     """The rows of one site, one per step, in the order of steps.
 
     ``sum``, ``sumsq``, ``min`` and ``max`` are NaN where they were not measured or where an
-    element was NaN; ``nonzero`` and ``nonfinite`` are -1 where they were not measured.
-    ``level`` is 2 for full statistics and 1 where only finiteness was checked. ``active``
-    holds one packed bit per channel (``numpy.packbits``), or nothing where it was not tracked.
+    element was NaN; ``nonzero``, ``nonfinite``, ``sampled`` and ``saturated`` are -1 where they
+    were not measured. ``level`` is 2 for full statistics and 1 for those of a light step. ``active``
+    holds one packed bit per channel (``numpy.packbits``), or nothing where it was not tracked,
+    ``exponents`` a histogram as in Note [Exponents], or nothing.
     """
 
     step: Ints
@@ -41,22 +51,40 @@ class Rows:
     max: Floats
     nonzero: Ints
     nonfinite: Ints
+    sampled: Ints
+    saturated: Ints
     active: tuple[bytes, ...]
+    exponents: tuple[bytes, ...]
 
     def __len__(self) -> int:
         return len(self.step)
 
-    @property
+    @cached_property
     def clean(self) -> Bools:
         """Where it is known that every element was finite."""
+        # One finite sum of squares tells it, as a rule of all rows; then nothing else has to be read.
+        told = (self.nonfinite <= 0) & np.isfinite(self.sumsq)
+        if told.all():
+            return told
         return clean(self.count, self.sum, self.sumsq, self.min, self.max, self.nonfinite)
+
+    @cached_property
+    def quantiles(self) -> Mapping[str, Floats]:
+        """The quantiles of the magnitudes of what was drawn; all are had for little more than one."""
+        counts = decode_all(self.held("exponents"))
+        return dict(zip(QUANTILES, quantiles(counts, tuple(QUANTILES.values())), strict=True))
+
+    def held(self, name: str) -> Held:
+        """Give ``active`` or ``exponents`` of all rows together."""
+        return Held.of(getattr(self, name))
 
     def statistic(self, name: str) -> Floats:
         """Derive one statistic for every row.
 
         Args:
             name: One of ``STATISTICS``. ``zero`` is the share of elements that are exactly zero,
-                ``nonfinite`` and ``count`` are numbers of elements.
+                ``nonfinite`` and ``count`` are numbers of elements, ``saturated`` is a share, and
+                ``q05`` to ``q95`` are quantiles of the magnitudes of the elements that were drawn.
 
         Returns:
             One value per row, NaN where it was not measured.
@@ -77,21 +105,43 @@ def clean(count: Ints, total: Floats, sumsq: Floats, low: Floats, high: Floats, 
     return np.asarray(known & (nonfinite <= 0) | (nonfinite == 0) | (count == 0))
 
 
-def merge(columns: Mapping[str, NDArray[Any]], active: Sequence[bytes]) -> Rows:
+class _Gathered(Rows):
+    """Rows whose columns are gathered when they are first asked for: few of them are, in a large recording."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self.__dict__["_columns"] = columns
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in Rows.__dataclass_fields__:
+            raise AttributeError(f"rows have no {name!r}; they have {', '.join(Rows.__dataclass_fields__)}")
+        values = self.__dict__["_columns"][name]
+        gathered = tuple(values.each()) if name in _JOINED else _number(values)
+        self.__dict__[name] = gathered
+        return gathered
+
+    def held(self, name: str) -> Held:
+        """Give ``active`` or ``exponents`` of all rows together."""
+        held: Held = self.__dict__["_columns"][name]
+        return held
+
+
+def merge(columns: Mapping[str, Any]) -> Rows:
     """Put the rows of one site in the order of steps, and make one of those that share a step.
 
     Args:
-        columns: The numeric columns of the rows, in any order.
-        active: The packed channel bits of each row.
+        columns: The columns of the rows, in any order: arrays of numbers, and for ``active`` and ``exponents`` what
+            holds the bytes of each row. Of rows that are in order already each is read when it is needed.
     """
     step = columns["step"]
-    if np.any(step[1:] <= step[:-1]):
-        order = np.argsort(step, kind="stable")
-        ordered = {name: values[order] for name, values in columns.items()}
-        starts = np.flatnonzero(np.diff(ordered["step"], prepend=ordered["step"][0] - 1))
-        columns, active = _reduce(ordered, starts), _reduce_bits([active[i] for i in order], starts)
-    numbers: dict[str, Any] = {name: _number(values) for name, values in columns.items() if name != "site"}
-    return Rows(**numbers, active=tuple(active))
+    if not np.any(step[1:] <= step[:-1]):
+        return _Gathered(columns)
+    order = np.argsort(step, kind="stable")
+    numbers = {name: columns[name][order] for name in Rows.__dataclass_fields__ if name not in _JOINED}
+    starts = np.flatnonzero(np.diff(numbers["step"], prepend=numbers["step"][0] - 1))
+    merged: dict[str, Any] = {name: _number(values) for name, values in _reduce(numbers, starts).items()}
+    for name in _JOINED:
+        merged[name] = tuple(_reduce_bytes(name, columns[name].chosen(order).each(), starts))
+    return Rows(**merged)
 
 
 def _number(values: NDArray[Any]) -> NDArray[Any]:
@@ -108,9 +158,9 @@ def _reduce(columns: Mapping[str, NDArray[Any]], starts: Ints) -> dict[str, NDAr
     with np.errstate(invalid="ignore", over="ignore"):
         for name, ufunc, neutral in _FLOATS:
             merged[name] = _reduce_measured(c[name], np.isnan(c[name]) & known, starts, (ufunc, neutral))
-    for name in ("nonzero", "nonfinite"):
+    for name in ("nonzero", "nonfinite", "sampled", "saturated"):
         absent = c[name] < 0
-        total = np.add.reduceat(np.where(absent, 0, c[name]), starts)
+        total = np.add.reduceat(np.where(absent, 0, c[name]).astype(np.int64), starts)
         merged[name] = np.where(np.logical_and.reduceat(absent, starts), -1, total)
     return merged
 
@@ -130,9 +180,15 @@ def _reduce_measured(values: Floats, absent: Bools, starts: Ints, how: tuple[np.
     return np.where(np.logical_and.reduceat(absent, starts), np.nan, merged)
 
 
-def _reduce_bits(bits: Sequence[bytes], starts: Ints) -> list[bytes]:
-    ends = np.append(starts[1:], len(bits))
-    return [_either(bits[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+def _reduce_bytes(name: str, held: Sequence[bytes], starts: Ints) -> list[bytes]:
+    ends = np.append(starts[1:], len(held))
+    joined = _JOINED[name]
+    groups = (held[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
+    return [joined(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def _together(histograms: Sequence[bytes]) -> bytes:
+    return encode(np.sum([decode(histogram) for histogram in histograms], axis=0))
 
 
 def _either(bits: Sequence[bytes]) -> bytes:
@@ -141,6 +197,10 @@ def _either(bits: Sequence[bytes]) -> bytes:
     for some in bits:
         merged |= int.from_bytes(some.ljust(width, b"\0"), "big")
     return merged.to_bytes(width, "big")
+
+
+#: How the bytes of rows of one step are put together.
+_JOINED: dict[str, Callable[[Sequence[bytes]], bytes]] = {"active": _either, "exponents": _together}
 
 
 def _mean(rows: Rows) -> Floats:
@@ -170,6 +230,15 @@ def _absmax(rows: Rows) -> Floats:
     return np.maximum(np.abs(rows.min), np.abs(rows.max))
 
 
+def _saturated(rows: Rows) -> Floats:
+    measured = (rows.saturated >= 0) & (rows.sampled > 0)
+    return np.where(measured, rows.saturated / rows.sampled, np.nan)
+
+
+def _quantile(rows: Rows, name: str) -> Floats:
+    return rows.quantiles[name]
+
+
 _DERIVED: dict[str, Callable[[Rows], NDArray[Any]]] = {
     "mean": _mean,
     "rms": _rms,
@@ -180,4 +249,8 @@ _DERIVED: dict[str, Callable[[Rows], NDArray[Any]]] = {
     "zero": _zero,
     "nonfinite": _nonfinite,
     "count": attrgetter("count"),
+    "saturated": _saturated,
+    "q05": partial(_quantile, name="q05"),
+    "q50": partial(_quantile, name="q50"),
+    "q95": partial(_quantile, name="q95"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -13,7 +13,8 @@ class SiteInfo:
 
     ``sources`` are the ids of the sites whose tensors came in, None for a tensor that no watched
     site made. ``owner`` is the path of the module that owns a parameter, and the path itself for a
-    module's site. ``shape`` is the first one seen.
+    module's site. ``shape`` is the first one seen. ``source`` is the program's line that calls the
+    module: ``file``, ``line``, ``function`` and ``text``.
     """
 
     id: int
@@ -28,15 +29,21 @@ class SiteInfo:
     sources: tuple[int | None, ...]
     owner: str
     node: str | None
+    source: Mapping[str, Any] | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True)
 class Root:
-    """One module whose calls were watched from outside; ``prefix`` starts its paths."""
+    """One module whose calls were watched from outside; ``prefix`` starts its paths.
+
+    ``modules`` describes every module that it holds, and itself: ``path``, ``type``, ``file``, ``line``,
+    ``parameters`` and ``trainable``.
+    """
 
     name: str
     prefix: str
     parameters: int
+    modules: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
 
 
 def site_from(entry: Mapping[str, Any]) -> SiteInfo:
@@ -56,9 +63,10 @@ def site_from(entry: Mapping[str, Any]) -> SiteInfo:
         sources=tuple(entry.get("from", ())),
         owner=entry.get("owner", path),
         node=entry.get("node"),
+        source=entry.get("source"),
     )
 
 
 def root_from(entry: Mapping[str, Any]) -> Root:
     """Read one root of ``sites.json``."""
-    return Root(entry["name"], entry.get("prefix", ""), entry.get("parameters", 0))
+    return Root(entry["name"], entry.get("prefix", ""), entry.get("parameters", 0), tuple(entry.get("modules", ())))

@@ -1,80 +1,88 @@
-"""All rows of a recording as columns, findable by site."""
+"""All rows of one file, findable by site."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.store.rows import FULL, Ints, Rows, merge
+from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
+from kedge.store.held import joined
+from kedge.store.rows import Ints, Rows, merge
+from kedge.store.stretch import Group, Sorted, Stretch
 
-#: The numeric columns in the order of the file, each with its type and the value a row has when none is given.
-COLUMNS: dict[str, tuple[type[np.generic], float]] = {
-    "step": (np.int64, 0),
-    "site": (np.int32, 0),
-    "calls": (np.int32, 1),
-    "count": (np.int64, 0),
-    "sum": (np.float64, np.nan),
-    "sumsq": (np.float64, np.nan),
-    "min": (np.float64, np.nan),
-    "max": (np.float64, np.nan),
-    "nonzero": (np.int64, -1),
-    "nonfinite": (np.int64, -1),
-    "level": (np.int8, FULL),
-}
-#: The binary column is held as one array of bytes and the ``n + 1`` places where its rows start and end.
-ACTIVE = "active"
-OFFSETS = "active.offsets"
-
-Columns = dict[str, NDArray[Any]]
+__all__ = ["BINARY", "COLUMNS", "OFFSETS", "Columns", "Table", "tabulate"]
 
 
-@dataclass(frozen=True, eq=False)
 class Table:
-    """The rows of a recording in the order they were written."""
+    """The rows of a recording, or of one rank's share of it.
 
-    columns: Columns
+    Args:
+        columns: Rows that are held in memory, in any order.
+        stretches: Rows of a file, in the order in which they were written.
+    """
+
+    def __init__(self, columns: Columns | None = None, stretches: Sequence[Stretch] = ()) -> None:
+        self._loose = columns
+        self.stretches = tuple(stretches)
 
     def __len__(self) -> int:
-        return len(self.columns["step"])
+        loose = 0 if self._loose is None else len(self._loose["step"])
+        return loose + sum(map(len, self.stretches))
+
+    @property
+    def columns(self) -> Columns:
+        """All rows in the order in which they were written; they are copied each time this is asked for."""
+        parts: list[Mapping[str, NDArray[Any]]] = [stretch.written for stretch in self.stretches]
+        if self._loose is not None:
+            parts.append(self._loose)
+        columns = {name: _joined([part[name] for part in parts], dtype) for name, (dtype, _) in COLUMNS.items()}
+        for name in BINARY:
+            columns[name] = _joined([part[name] for part in parts], np.uint8)
+            lengths = [np.diff(part[name + OFFSETS]) for part in parts]
+            columns[name + OFFSETS] = np.concatenate([[0], np.cumsum(_joined(lengths, np.int64))])
+        return columns
 
     @cached_property
     def full_steps(self) -> Ints:
         """Every step with a full row, sorted."""
-        return np.unique(self.columns["step"][self.columns["level"] == FULL])
+        return np.unique(_joined([group.full_steps for group in self._groups], np.int64))
 
     @cached_property
-    def _by_site(self) -> Ints:
-        """Where the rows of each site are, site after site."""
-        sites = self.columns["site"]
-        # numpy sorts 16-bit integers by radix: 20 times faster than wider ones.
-        narrow = len(sites) and sites.max() < np.iinfo(np.int16).max
-        return np.argsort(sites.astype(np.int16) if narrow else sites, kind="stable")
-
-    @cached_property
-    def _bounds(self) -> Ints:
-        sites = self.columns["site"]
-        ids = np.arange((sites.max() if len(sites) else -1) + 2)
-        return np.searchsorted(sites, ids, sorter=self._by_site)
+    def _groups(self) -> tuple[Group, ...]:
+        loose: tuple[Group, ...] = () if self._loose is None else (Sorted(self._loose),)
+        return (*loose, *chain.from_iterable(stretch.groups for stretch in self.stretches))
 
     def rows(self, site: int) -> Rows:
         """Gather the rows of one site; those of one step are merged into one."""
-        where = self._by_site[:0]
-        if site + 1 < len(self._bounds):
-            where = self._by_site[self._bounds[site] : self._bounds[site + 1]]
-        numbers = {name: self.columns[name][where] for name in COLUMNS}
-        return merge(numbers, self._bits(where))
+        places = [(group, group.where(site)) for group in self._groups]
+        found = _Gathered([(group, where) for group, where in places if where.start < where.stop])
+        return merge(found)
 
-    def _bits(self, where: Ints) -> list[bytes]:
-        starts, ends = self.columns[OFFSETS][where], self.columns[OFFSETS][where + 1]
-        if np.array_equal(starts, ends):
-            return [b""] * len(where)
-        data = self.columns[ACTIVE]
-        return [data[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+class _Gathered(dict[str, Any]):
+    """The columns of the rows of one site; each is gathered when it is first asked for."""
+
+    def __init__(self, places: Sequence[tuple[Group, slice]]) -> None:
+        super().__init__()
+        self._places = places
+
+    def __missing__(self, name: str) -> Any:
+        if name in BINARY:
+            self[name] = joined([group.held(name, where) for group, where in self._places])
+        else:
+            self[name] = _joined([group.column(name, where) for group, where in self._places], COLUMNS[name][0])
+        return self[name]
+
+
+def _joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
 def tabulate(rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -84,7 +92,8 @@ def tabulate(rows: Iterable[Mapping[str, Any]]) -> Table:
         name: np.array([row.get(name, default) for row in given], dtype=dtype)
         for name, (dtype, default) in COLUMNS.items()
     }
-    bits = [row.get(ACTIVE, b"") for row in given]
-    columns[ACTIVE] = np.frombuffer(b"".join(bits), dtype=np.uint8)
-    columns[OFFSETS] = np.cumsum([0, *map(len, bits)])
+    for name in BINARY:
+        held = [row.get(name, b"") for row in given]
+        columns[name] = np.frombuffer(b"".join(held), dtype=np.uint8)
+        columns[name + OFFSETS] = np.cumsum([0, *map(len, held)])
     return Table(columns)

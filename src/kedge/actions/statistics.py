@@ -1,0 +1,88 @@
+"""What is known of a measured site, and its statistics as they are read."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from kedge.actions.table import Measured
+from kedge.flow import version_of
+from kedge.sites.site import Site
+from kedge.store.rows import STATISTICS, Rows
+
+
+class Seen(NamedTuple):
+    """A tensor that was measured in this step, so that nothing is measured twice."""
+
+    ref: weakref.ref[Tensor]
+    version: int
+    what: str
+    measured: Measured
+    out: int | None
+
+    def serves(self, value: Tensor, what: str) -> bool:
+        """Whether what was measured of it is what is asked for now."""
+        same = self.ref() is value and self.version == version_of(value) >= 0
+        return same and self.what in {what, "full"}
+
+
+@dataclass
+class Seat:
+    """What is known of one measured site.
+
+    Attributes:
+        site: The site.
+        id: Its number, in the order of first firing.
+        shape: Shape of the first value.
+        dtype: Its dtype, as "float32".
+        channels: Number of channels, where activity is tracked.
+        sources: Numbers of the sites whose outputs it was given; None for a tensor no site made.
+        node: The autograd node that made its first value.
+    """
+
+    site: Site
+    id: int
+    shape: tuple[int, ...]
+    dtype: str
+    channels: int | None
+    sources: tuple[int | None, ...]
+    node: str | None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What was measured of one site in one step.
+
+    `sum`, `sumsq`, `min` and `max` are of all elements in float32, NaN or infinite if an element is,
+    NaN also if not measured; `nonzero` and `nonfinite` count elements, -1 if not measured.
+    """
+
+    site: Site
+    step: int
+    rows: Rows
+
+    def __getattr__(self, name: str) -> float:
+        """Any column of the recording, and what is derived: mean, rms, std, absmax, zero."""
+        rows: Rows = self.__dict__["rows"]
+        if name in STATISTICS and name not in ("min", "max"):
+            return float(rows.statistic(name)[0])
+        if name in ("sum", "sumsq", "min", "max", "nonzero", "calls", "count"):
+            value = getattr(rows, name)[0]
+            return float(value) if isinstance(value, np.floating) else int(value)
+        raise AttributeError(name)
+
+    def __str__(self) -> str:
+        """One line."""
+        shown = "  ".join(f"{n} {getattr(self, n):.4g}" for n in ("mean", "std", "rms", "min", "max", "zero"))
+        return f"{self.site}  step {self.step}  count {self.count}  {shown}  nonfinite {self.nonfinite:g}"
+
+
+def nth(rows: Rows, i: int) -> Rows:
+    """Return one of several rows alone."""
+    one = slice(i, i + 1)
+    numbers = {n: getattr(rows, n)[one] for n in Rows.__dataclass_fields__}
+    return Rows(**numbers)

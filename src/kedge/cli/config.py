@@ -1,0 +1,32 @@
+"""Which rules apply: the options that choose them, in every command that judges a recording."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kedge.rules.rule import Rule
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Take a file to read in place of the nearest one."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="read [tool.kedge] from this file (default: the nearest pyproject.toml that has one)",
+    )
+
+
+def configured_rules(
+    select: str | None = None, ignore: str | None = None, config: str | None = None
+) -> tuple[Rule, ...]:
+    """Give the rules that apply; see `kedge.rules.project.configured_rules`.
+
+    Raises:
+        ConfigError: The file cannot be read, or asks for what there is not.
+        NoSuchRule: A code that was typed is no rule's.
+    """
+    from kedge.rules.project import configured_rules
+
+    return configured_rules(select, ignore, config)

@@ -1,0 +1,116 @@
+"""``kedge diff``: say where two runs part, by how much, and why."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kedge.report.difference.comparison import Comparison
+    from kedge.report.difference.head import Names
+    from kedge.report.difference.verdict import Verdict
+    from kedge.store.recording import Recording
+
+
+class Diff:
+    """Say where two runs part, by how much, and why.
+
+    Modules are found again where their names have changed. The exit status is 0 if there
+    is no difference beyond the tolerance, 1 if the runs part, 2 if they cannot be compared.
+    Runs that measured the same steps have the most to compare: kedge run --every 1
+    --budget none.
+
+    With --ranks two ranks of one run are compared; they part if their parameters,
+    updates or gradient norms do. Their data may differ.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Say what can be typed after the command."""
+        parser.add_argument("a", metavar="A", help="a recording")
+        parser.add_argument("b", metavar="B", nargs="?", help="another one; left out with --ranks")
+        parser.add_argument("--ranks", metavar=("R", "S"), nargs=2, type=int, help="compare two ranks of A")
+        parser.add_argument(
+            "--tolerance",
+            metavar="R",
+            type=_share,
+            default=0.0,
+            help="relative difference that still counts as none, such as 1e-5 (default: 0, equal to the last bit)",
+        )
+        parser.add_argument("--all", action="store_true", help="every module that parts, not only the first ones")
+        form = parser.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="print one JSON object")
+        form.add_argument("--html", action="store_true", help="write a page instead, with everything in one file")
+        parser.add_argument("-o", dest="output", metavar="FILE.html", help="where to write it (default: A-B.html)")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Compare, and draw what was found."""
+        from kedge.report.difference.comparison import compare
+        from kedge.report.difference.verdict import judge, judge_ranks
+
+        a, b, names = _sides(args)
+        comparison = compare(a, b, args.tolerance)
+        verdict = judge_ranks(comparison) if args.ranks else judge(comparison)
+        _print(comparison, verdict, names, args)
+        return int(verdict.parted)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; 1e-5 tolerates a relative difference of 0.001 %")
+    return value
+
+
+def _sides(args: argparse.Namespace) -> tuple[Recording, Recording, Names]:
+    from kedge.report.difference.head import Names
+    from kedge.store.recording import Recording
+
+    if args.output and not args.html:
+        args.parser.error("-o is of pages: add --html")
+    if (args.b is None) != bool(args.ranks):
+        args.parser.error("name two recordings, or one with --ranks and two numbers")
+    a = Recording.open(args.a)
+    if not args.ranks:
+        return a, Recording.open(args.b), Names(args.a, args.b)
+    one, other = args.ranks
+    return a.of_rank(one), a.of_rank(other), Names(f"{args.a} rank {one}", f"{args.a} rank {other}")
+
+
+def _print(comparison: Comparison, verdict: Verdict, names: Names, args: argparse.Namespace) -> None:
+    if args.html:
+        _write(comparison, verdict, names, args)
+    elif args.json:
+        import json
+
+        from kedge.report.difference.document import document
+
+        print(json.dumps(document(comparison, verdict, names), indent=2, allow_nan=False))
+    else:
+        from kedge.report.difference.terminal import MOST_MODULES, render
+        from kedge.report.terminal import console_for
+
+        render(comparison, verdict, names, console_for(), None if args.all else MOST_MODULES)
+
+
+def _write(comparison: Comparison, verdict: Verdict, names: Names, args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from kedge.report.difference.page import render_difference
+    from kedge.store.disk import told
+
+    file = Path(args.output or _beside(args.a, args.b or f"ranks-{args.ranks[0]}-{args.ranks[1]}"))
+    page = render_difference(comparison, verdict, names)
+    with told(f"write {file}"):
+        file.write_text(page, encoding="utf-8")
+    print(f"{file}: {len(page) / 1e6:.1f} MB; open it in a browser")
+
+
+def _beside(a: str, b: str) -> str:
+    """Name the page of two recordings: beside the first, with the names of both."""
+    folder, other = (os.path.normpath(name).removesuffix(".kedge") for name in (a, b))
+    return f"{folder}-{os.path.basename(other)}.html"

@@ -1,0 +1,47 @@
+"""``kedge export``: a recording as one file that other programs read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from kedge.cli.extras import extra
+from kedge.errors import RecordingExists
+
+
+class Export:
+    """Write a recording as one Parquet file.
+
+    It has a row for each site and step, sites in data-flow order, with the text of the site and the derived
+    statistics beside the measured ones. What was not measured is null. What is known of the run is in the
+    file's metadata, as JSON under the key kedge.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Say what can be typed after the command."""
+        parser.add_argument("recording", metavar="RUN", help="the recording, as kedge run named it")
+        form = parser.add_mutually_exclusive_group(required=True)
+        form.add_argument("--parquet", action="store_true", help="as Parquet")
+        parser.add_argument("-o", metavar="FILE", help="the file to write (default: RUN's name, ending in .parquet)")
+        parser.add_argument("--force", action="store_true", help="replace the file if it is there")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Write the file."""
+        with extra("export", "pyarrow"):
+            from kedge.store.parquet import write_parquet
+        from kedge.store.recording import Recording
+
+        recording = Recording.open(args.recording)
+        path = Path(args.o) if args.o else _beside(recording.path)
+        if os.path.lexists(path) and (path.is_dir() or not args.force):
+            way = "name another place with -o" if path.is_dir() else "--force replaces it, -o names another place"
+            raise RecordingExists(f"cannot write {path}: it is there already; {way}")
+        rows = write_parquet(recording, path)
+        print(f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {path.stat().st_size / 1e6:.1f} MB")
+        return 0
+
+
+def _beside(recording: Path) -> Path:
+    """Name the file after the recording, in the working directory."""
+    return Path(recording.resolve().name).with_suffix(".parquet")

@@ -1,0 +1,39 @@
+"""``kedge live``: follow a run in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from kedge.cli.config import add_config, configured_rules
+from kedge.cli.extras import extra
+from kedge.errors import KedgeError
+
+
+class Live:
+    """Follow a run in the terminal, while it runs or after it has ended.
+
+    It is a process of its own that reads the recording as it grows, and waits for one
+    that is not there yet. Keys: arrows choose a module, Enter shows it in detail, / filters,
+    s sorts by the next column, r reverses the order, n and m go through the sites and the
+    statistics of the module, f shows more of the findings, q quits.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Say what can be typed after the command."""
+        parser.add_argument("recording", metavar="RUN", help="the recording, which need not be there yet")
+        add_config(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Follow until the user quits."""
+        with extra("live", "textual"):
+            from kedge.report.live.app import Live as App
+        if not sys.stdout.isatty():
+            raise KedgeError(
+                "kedge live draws on a terminal, and its output is none; kedge report prints a recording as text"
+            )
+        ended = App(Path(args.recording), configured_rules(config=args.config)).run()
+        if ended is not None:
+            raise ended
+        return 0

@@ -1,0 +1,99 @@
+"""``kedge query``: ask a recording with SQL."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from kedge.cli.config import add_config, configured_rules
+from kedge.cli.extras import extra
+
+#: How many rows are drawn where nothing else is asked for.
+MOST_ROWS = 100
+
+
+class Query:
+    """Ask a recording with SQL, in DuckDB's dialect.
+
+    There are four tables: stats (one row for each site and step), sites, findings and events;
+    "DESCRIBE stats" lists the columns of one. The recording is only read, and may still be growing. Nothing
+    but these tables can be reached from the query.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Say what can be typed after the command."""
+        parser.add_argument("recording", metavar="RUN", help="the recording, as kedge run named it")
+        parser.add_argument("sql", metavar="SQL", help="one query; - reads it from the standard input")
+        form = parser.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="print a list of objects")
+        form.add_argument("--csv", action="store_true", help="print comma-separated values")
+        parser.add_argument(
+            "--all",
+            action="store_true",
+            help=f"draw every row, not only the first {MOST_ROWS} (--json and --csv always do)",
+        )
+        add_config(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the answer."""
+        with extra("query", "duckdb"), extra("query", "pyarrow"):
+            from kedge.store.sql import ask
+        from kedge.rules.registry import check
+        from kedge.store.recording import Recording
+
+        recording, rules = Recording.open(args.recording), configured_rules(config=args.config)
+        sql = sys.stdin.read() if args.sql == "-" else args.sql
+        names, rows = ask(recording, sql, lambda: check(recording, rules))
+        if args.json:
+            print(
+                json.dumps([dict(zip(names, map(_plain, row), strict=True)) for row in rows], indent=2, allow_nan=False)
+            )
+        elif args.csv:
+            csv.writer(sys.stdout, lineterminator="\n").writerows([names, *rows])
+        else:
+            _draw(names, rows, None if args.all else MOST_ROWS)
+        return 0
+
+
+def _plain(value: Any) -> Any:
+    """Turn a value of DuckDB's into what JSON has."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _draw(names: Sequence[str], rows: Sequence[Sequence[Any]], most: int | None) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from kedge.report.numbers import counted
+    from kedge.report.terminal import console_for
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(names):
+        figures = all(isinstance(row[i], int | float | None) for row in rows)
+        table.add_column(Text(name), justify="right" if rows and figures else "left", overflow="fold")
+    for row in rows[:most]:
+        table.add_row(*map(_cell, row))
+    console = console_for()
+    console.print(table)
+    left = f", the first {most} shown: --all draws every one" if most is not None and len(rows) > most else ""
+    console.print(f"{counted(len(rows), 'row')}{left}")
+
+
+def _cell(value: Any) -> Any:
+    from rich.text import Text
+
+    if value is None:
+        return Text("null", "dim")
+    return Text(f"{value:.6g}" if isinstance(value, float) else str(value))

@@ -1,0 +1,80 @@
+"""``kedge serve``: show a recording in the browser, while it grows."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from kedge.cli.config import add_config, configured_rules
+from kedge.errors import CannotServe
+
+if TYPE_CHECKING:
+    from kedge.report.page.document import Document
+    from kedge.report.page.live import News, PageServer
+    from kedge.store.recording import Recording
+
+
+class Serve:
+    """Show a recording in the browser while it grows; Ctrl-C ends it.
+
+    The page is that of kedge report --html, and follows the run. It is served on this machine
+    alone, and only to those who know the address: it holds a token that is new each time.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Say what can be typed after the command."""
+        parser.add_argument("recording", metavar="RUN", help="the recording, as kedge run named it")
+        parser.add_argument("--port", type=_port, default=0, help="the port (default: one that is free)")
+        parser.add_argument("--open", action="store_true", help="open the page in the browser")
+        parser.add_argument("--no-source", action="store_true", help="leave out source lines and names of files")
+        add_config(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Serve the page until Ctrl-C."""
+        from kedge.report.page.document import condense
+        from kedge.report.page.live import News, running
+        from kedge.report.page.redact import shareable
+        from kedge.rules.registry import check
+        from kedge.store.follow import Follower
+        from kedge.store.recording import Recording
+
+        rules = configured_rules(config=args.config)
+
+        def condensed(recording: Recording) -> Document:
+            shown = shareable(recording, source=not args.no_source)
+            return condense(shown, check(shown, rules), rules)
+
+        follower = Follower(args.recording)
+        # What is not a recording is refused here, with words that say what it is instead.
+        news = News(follower, condensed, follower.poll() or Recording.open(args.recording))
+        server = _server(news, args.port)
+        with running(server):
+            print(f"{args.recording} is served at {server.address}\nCtrl-C ends it", flush=True)
+            if args.open:
+                import webbrowser
+
+                webbrowser.open(server.address)
+            try:
+                while True:
+                    time.sleep(news.refresh())
+            except KeyboardInterrupt:
+                print()
+        return 0
+
+
+def _server(news: News, port: int) -> PageServer:
+    from kedge.report.page.live import PageServer
+
+    try:
+        return PageServer(news, port)
+    except OSError as error:
+        raise CannotServe(
+            f"cannot serve on port {port}: {error.strerror or error}; name another with --port, or none for one that is free"
+        ) from error
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: a number up to 65535; 0 takes one that is free")
+    return int(text)

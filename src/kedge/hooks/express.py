@@ -1,0 +1,129 @@
+"""Values written as Python, so that a script can make them again without a pickle.
+
+What cannot be written is named where it stands: ``missing("what it was")``.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+import reprlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (type(None), bool, int, str, bytes, type(Ellipsis))
+_TORCH = (torch.dtype, torch.memory_format, torch.layout)
+_SEQUENCES: dict[type, tuple[str, str]] = {
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    set: ("set([", "])"),
+    frozenset: ("frozenset([", "])"),
+    torch.Size: ("torch.Size([", "])"),
+}
+_LONG = 2_000
+_DEEP = 6
+_BARE = frozenset(vars(nn.Module()))
+_OURS = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
+
+
+@dataclass
+class Writer:
+    """Writes values; tensors become names.
+
+    Attributes:
+        names: How each tensor that is known is written, by identity.
+        new: Makes a tensor known.
+        missing: What could not be written.
+    """
+
+    names: dict[int, str]
+    new: Callable[[Tensor], None]
+    missing: list[str] = field(default_factory=list)
+
+    def write(self, value: Any, depth: int = 0) -> str:
+        """Write a value as a Python expression."""
+        if isinstance(value, Tensor):
+            if id(value) not in self.names:
+                self.new(value)
+            return self.names[id(value)]
+        if type(value) in _PLAIN:
+            return repr(value) if not isinstance(value, (str, bytes)) or len(value) < _LONG else self.lacking(value)
+        if isinstance(value, _TORCH):
+            return str(value)
+        if type(value) is float:
+            return repr(value) if math.isfinite(value) else f'float("{value}")'
+        if isinstance(value, torch.device):
+            return f'torch.device("{value}")'
+        return self._structure(value, depth) if depth < _DEEP else self.lacking(value)
+
+    def lacking(self, value: Any) -> str:
+        """Name what cannot be written."""
+        text = f"{type(value).__qualname__}: {_brief(value)}"
+        self.missing.append(text)
+        return f"missing({text!r})"
+
+    def _structure(self, value: Any, depth: int) -> str:
+        kind, write = type(value), functools.partial(self.write, depth=depth + 1)
+        if kind in _SEQUENCES:
+            opening, closing = _SEQUENCES[kind]
+            comma = "," if kind is tuple and len(value) == 1 else ""
+            return opening + ", ".join(write(v) for v in value) + comma + closing
+        if kind is dict:
+            return "{" + ", ".join(f"{write(k)}: {write(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, functools.partial):
+            named = "".join(f", {k}={write(v)}" for k, v in value.keywords.items())
+            return f"functools.partial({', '.join(map(write, (value.func, *value.args)))}{named})"
+        return imported(value) or self._named(value, depth)
+
+    def _named(self, value: Any, depth: int) -> str:
+        """Write what its class makes of few words: an enumeration's member, a named tuple."""
+        made = imported(type(value))
+        if made and isinstance(value, enum.Enum):
+            return f"{made}[{value.name!r}]"
+        if made and isinstance(value, tuple) and hasattr(value, "_fields"):
+            return f"{made}({', '.join(self.write(v, depth + 1) for v in value)})"
+        return self._object(value, depth)
+
+    def _object(self, value: Any, depth: int) -> str:
+        """Write an object by its class and its attributes."""
+        kind: Any = type(value)
+        plain = kind.__new__ is object.__new__ and isinstance(getattr(value, "__dict__", None), dict)
+        heap = kind.__flags__ & (1 << 9)  # a class that was made in Python, and so has no state but its attributes
+        if isinstance(value, nn.Module) or not (plain and heap and imported(kind)):
+            return self.lacking(value)
+        if isinstance(value, Mapping) or hasattr(kind, "__slots__"):
+            return self.lacking(value)
+        return f"revived({imported(kind)}, {self.write(vars(value), depth)})"
+
+
+def imported(thing: Any) -> str:
+    """Write how something is imported; empty if it cannot be."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not isinstance(name, str) or "<" in name:
+        return ""
+    last = name.rpartition(".")[2]
+    for home, own in ((module, name), ("torch", last), ("torch.nn.functional", last)):  # torch.log gives an inner name
+        found: Any = sys.modules.get(home or "")
+        for part in own.split("."):
+            found = getattr(found, part, None)
+        if found is thing:
+            return f'imported("{home}", "{own}")'
+    return ""
+
+
+def attributes(module: nn.Module) -> dict[str, Any]:
+    """Give what a module's own code has put into it, without parameters, buffers, modules and hooks."""
+    own = {n: v for n, v in vars(module).items() if n not in _BARE and n not in _OURS}
+    if isinstance(module, nn.RNNBase):  # made anew from the parameters
+        own = {n: v for n, v in own.items() if n not in ("_flat_weights", "_flat_weight_refs")}
+    return own
+
+
+def _brief(value: Any) -> str:
+    return object.__repr__(value) if isinstance(value, Tensor) else reprlib.repr(value)

@@ -1,0 +1,124 @@
+"""Which hooks are up at which level.
+
+# Note [Levels]
+A first step is measured in full. Then the pace decides what each step is: full again, light, or not looked at (see
+Note [The budget] and Note [Looking]). The hooks that a level does not need are taken down until it comes again.
+Compiled code keeps them all, as it would be compiled again for each change; there the meter alone decides
+what is done. Where no optimizer makes the steps, a root's own call does, in the midst of which the hooks of that
+root cannot change: they stay too.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+
+from kedge.errors import ActionDisabled
+from kedge.hooks import dynamo
+from kedge.hooks.lookout import Lookout
+from kedge.hooks.pace import Level
+from kedge.hooks.roots import Gauge, Root
+from kedge.hooks.session import Session
+from kedge.hooks.shelf import Shelf
+from kedge.store.rows import FULL, LIGHT
+
+OFF = 0
+_DEPTH = {Level.OFF: OFF, Level.LOOK: LIGHT, Level.NORM: LIGHT, Level.FULL: FULL}
+
+
+class Quiet(Session):
+    """A session inside somebody's program: it complains on stderr, where ``-W error`` does not reach."""
+
+    def complain(self, warning: ActionDisabled) -> None:
+        """Say it without raising."""
+        sys.stderr.write(f"[kedge] {warning}\n")
+
+    def refresh(self) -> None:
+        """Nothing: a root gets its hooks before its first forward, so before it is compiled."""
+
+
+class Levels:
+    """Puts hooks up and takes them down; see Note [Levels].
+
+    Args:
+        session: The session whose hooks measure full steps.
+        meter: What measures.
+        trains: Tells whether there is an optimizer.
+
+    Attributes:
+        lookout: What is done in light steps.
+    """
+
+    def __init__(self, session: Session, meter: Gauge, trains: Callable[[], bool]) -> None:
+        self.session, self.meter = session, meter
+        self.lookout = Lookout(meter, session.clock, trains)
+        self._gates, self._heads, self._scouting, self._ahead = Shelf(), Shelf(), Shelf(), Shelf()
+        self._learned = 0
+
+    def take(self, scout: RemovableHandle, ahead: RemovableHandle) -> None:
+        """Take over the hook that finds roots and the one that runs ahead of optimizers."""
+        for shelf, handle in ((self._scouting, scout), (self._ahead, ahead)):
+            table = handle.hooks_dict_ref()
+            if table is not None:
+                shelf.entries.append((table, handle.id, table[handle.id]))
+
+    def learn(self, roots: Iterable[Root]) -> None:
+        """Take over the hooks of roots that have been seen in full, and prepare what light steps need."""
+        if self._learned == len(self.meter.seats):
+            return
+        self._learned = len(self.meter.seats)
+        self.lookout.close()
+        for shelf in (self._gates, self._heads, self.lookout.shelf):
+            shelf.entries.clear()
+        for root in roots:
+            self._learn(root)
+
+    def _learn(self, root: Root) -> None:
+        module, clock = root.module(), self.session.clock
+        if module is None:
+            return
+        target = self.session.targets[id(module)]
+        self._gates.gather([m for n, m in module.named_modules() if n in root.types and m is not module], clock)
+        self._heads.gather([module], clock)
+        params = {id(p): p for p in module.parameters()}
+        stations = [(s, params[i]._backward_hooks) for (i, _), s in target.stations.items() if i in params]
+        self._gates.gather_stations(stations)
+        self.lookout.place(root, module, target.before)
+        seats = self.meter.seats.values()
+        self.meter.curves |= {s.id for s in seats if s.site.path == root.prefix and _is_number(s)}
+
+    def prepare(self, level: Level, *, scouts: bool) -> None:
+        """Put up the hooks that the next step needs, and take down the others.
+
+        Args:
+            level: The level of that step.
+            scouts: Look for new roots in light steps too.
+        """
+        self.lookout.spoiled = False
+        compiles = dynamo.has_compiled()
+        full, light = level is Level.FULL or compiles, level in {Level.LOOK, Level.NORM} and not compiles
+        self.lookout.paced = self.session.clock.optimizer is None
+        self.meter.level, self.lookout.deep = _DEPTH[level], level is Level.NORM
+        _hang(self._gates, up=full)
+        _hang(self._heads, up=full or self.lookout.paced)
+        _hang(self._scouting, up=full or scouts)
+        _hang(self._ahead, up=level is not Level.OFF)
+        _hang(self.lookout.shelf, up=light)
+        if light and self.lookout.paced:
+            self.lookout.began()  # the call is under way
+
+
+def _hang(shelf: Shelf, *, up: bool) -> None:
+    if up:
+        shelf.hang()
+    else:
+        shelf.take_down()
+
+
+def _is_number(seat: Any) -> bool:
+    """Whether a site is an output of a single number, such as a loss."""
+    return seat.site.kind == "out" and math.prod(seat.shape) == 1 and "float" in seat.dtype

@@ -1,0 +1,161 @@
+"""How much of a run is looked at: what watching costs, and what that allows for the next step.
+
+# Note [The budget]
+Watching may take a given share of the program's time. Every step brings that share of its own time in, and every
+step that was looked at is paid for with what that took. Three purses share the income, so that no kind of
+looking starves another: one for steps measured in full, which are dear and seldom, one for norms, and one for the
+mere search for values that are not finite, which is cheap and goes on in every step if it can. A purse that is
+in debt waits; one that is full passes its income on, so that a long pause of the program buys no burst.
+
+What a step took is what Kedge timed itself, or more: code that runs once in a while finds nothing of itself in the
+processor's memories, and throws out what is the program's. So a step's length is compared with that of the
+steps that were not looked at, and the mean difference counts, up to three times what was timed. The first step
+also attaches the hooks. It is reported, but not charged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from enum import IntEnum
+from statistics import median
+
+
+class Level(IntEnum):
+    """What is done in a step: nothing, a search for values that are not finite, all norms, or everything."""
+
+    OFF = 0
+    LOOK = 1
+    NORM = 2
+    FULL = 3
+
+
+_SHARES = {Level.LOOK: 0.35, Level.NORM: 0.2, Level.FULL: 0.45}
+_LEARNING = 0.25
+"""How much of a step's cost goes into the running mean of its kind."""
+_MOST = 3.0
+"""How many times what was timed a step can be taken to have cost."""
+_BARE = 15
+"""How many stretches of steps that were not looked at are remembered."""
+
+
+class Pace:
+    """Decides how closely each step is looked at; see Note [The budget].
+
+    Args:
+        every: One step in this many is measured in full at most; without a budget, exactly one.
+        budget: The share of the program's time that watching may take, such as 0.03; None for no limit.
+
+    Attributes:
+        level: What is done in the step under way.
+        counts: How many steps had which level.
+        seconds: What watching took in all steps that ended.
+    """
+
+    def __init__(self, every: int, budget: float | None) -> None:
+        self.every, self.budget = every, budget
+        self.level = Level.FULL
+        self.counts = dict.fromkeys(Level, 0)
+        self._purses = dict.fromkeys(_SHARES, 0.0)
+        self.seconds = 0.0
+        self._timed: dict[Level, float] = {}
+        self._longer: dict[Level, float] = {}
+        self._bare: deque[float] = deque(maxlen=_BARE)
+        self._last_full = 0
+        self._step = 0
+        self._mark = (0.0, 0.0)
+        self._wake = 0.0
+
+    def begin(self, now: float, cost: float) -> None:
+        """Begin to count the program's time, in seconds, and what watching takes of it."""
+        self._mark = now, cost
+
+    def idles(self, now: float) -> bool:
+        """Tell whether nothing was done in the step that ended and nothing is to be done in the next."""
+        return self.level is Level.OFF and now < self._wake
+
+    def ended(self, step: int, now: float, cost: float) -> Level:
+        """Count a step, and those before it in which nothing was done, and choose what is done in the next one.
+
+        Args:
+            step: The step that ended.
+            now: The time.
+            cost: What watching has taken so far.
+
+        Returns:
+            The level of the step to come.
+        """
+        level, (then, paid) = self.level, self._mark
+        self._mark = now, cost
+        steps, lasted, spent = step + 1 - self._step, now - then, cost - paid
+        self._step = step + 1
+        self.counts[level] += steps
+        if level is Level.OFF:
+            self._bare.append((lasted - spent) / steps)
+        elif self.counts[Level.FULL] > 1 or level is not Level.FULL:
+            spent = self._pay(level, spent, lasted)
+        self.seconds += spent
+        if level is Level.FULL:
+            self._last_full = step
+        if self.budget is None:
+            self.level = Level.FULL if (step + 1) % self.every == 0 else Level.NORM
+            return self.level
+        self._earn(self.budget * max(lasted - spent, 0.0) - (spent if level is Level.OFF else 0.0))
+        self.level = self._affordable(step + 1)
+        if self.level is Level.OFF:
+            self._wake = now + min(-self._purses[each] / share for each, share in _SHARES.items()) / self.budget
+        return self.level
+
+    def total(self, cost: float) -> float:
+        """What watching took in all, with the step under way, of which `cost` has been timed so far."""
+        return self.seconds + cost - self._mark[1]
+
+    def cost(self, level: Level) -> float:
+        """What a step of this level takes, in seconds; 0 if there was none."""
+        timed = self._timed.get(level, 0.0)
+        return min(max(self._longer.get(level, timed), timed), _MOST * timed)
+
+    def _pay(self, level: Level, timed: float, lasted: float) -> float:
+        longer = lasted - median(self._bare) if self._bare else timed
+        for means, value in ((self._timed, timed), (self._longer, longer)):
+            known = means.get(level)
+            # A step may be slow for reasons of its own.
+            means[level] = value if known is None else known + _LEARNING * (min(value, _MOST * abs(known)) - known)
+        self._purses[level] -= self.cost(level)
+        return self.cost(level)
+
+    def _earn(self, income: float) -> None:
+        spare = 0.0
+        for level, share in _SHARES.items():
+            spare = self._put(level, income * share + spare)
+        self._put(Level.NORM, spare)
+
+    def _put(self, level: Level, amount: float) -> float:
+        """Put something into a purse, which holds what one step costs; return what is left over."""
+        self._purses[level] += amount
+        over = max(self._purses[level] - self.cost(level), 0.0)
+        self._purses[level] -= over
+        return over
+
+    def _affordable(self, step: int) -> Level:
+        if step - self._last_full >= self.every and self._purses[Level.FULL] >= 0:
+            return Level.FULL
+        return next((level for level in (Level.NORM, Level.LOOK) if self._purses[level] >= 0), Level.OFF)
+
+
+def unit() -> float:
+    """Estimate the seconds that PyTorch takes to call a hook of a module: some 20 calls of a Python function.
+
+    No module is called for it, as the program may have hooks on all of them.
+    """
+    rounds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(50):
+            _nothing()
+        rounds.append((time.perf_counter() - start) / 50)
+    return 20 * min(rounds)
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -1,0 +1,46 @@
+"""The plain tensors behind a tensor: where its memory is, whatever wraps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
+
+
+def parts(tensor: Tensor) -> list[Tensor]:
+    """Return the strided tensors that a tensor consists of.
+
+    Itself, for an ordinary one; indices and values of a sparse one; what is inside a subclass such as
+    DTensor, or inside the wrapper of a `torch.func` transform.
+    """
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return parts(torch._C._functorch.get_unwrapped(tensor))
+    wrapper: Any = tensor
+    if is_traceable_wrapper_subclass(wrapper):
+        names, _ = wrapper.__tensor_flatten__()
+        return [part for name in names for part in parts(getattr(wrapper, name))]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in _ROWS:
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in _COLUMNS:
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor] if tensor.layout == torch.strided else []
+
+
+def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
+    """Return the storages of tensors by their identity, each once; a lazy parameter has none yet."""
+    found = (part.untyped_storage() for tensor in tensors if not is_lazy(tensor) for part in parts(tensor))
+    return {storage._cdata: storage for storage in found}
+
+
+def owned(module: nn.Module) -> dict[int, torch.UntypedStorage]:
+    """Return the storages of a module's parameters and buffers."""
+    return storages([*module.parameters(), *module.buffers()])

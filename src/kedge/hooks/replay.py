@@ -1,0 +1,320 @@
+"""Run one call of one module again, alone, and name the first operation in it that is not finite.
+
+This file is the text of every dump's ``replay.py``; a dump puts what was called in the place marked
+below. It needs torch and safetensors, and is not imported by Kedge.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# -- what was called ---------------------------------------------------------------------------
+
+SITE, STEP, DIRECTION, DEVICE = "", 0, "forward", "cpu"
+NOTES: list[str] = []
+FOLDERS: list[str] = []
+SCRIPT = ""
+SHARED: dict[str, str] = {}
+TIED: dict[str, str] = {}
+FROZEN: list[str] = []
+AUTOCAST: dict[str, torch.dtype] = {}
+GRAD = True
+
+
+def modules() -> list[tuple[str, str, str, bool, Any, list[str]]]:
+    """Give every module: its name, where its class is, whether it trained, its attributes, what it lacked."""
+    return []
+
+
+def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give what the module was called with."""
+    return (), {}
+
+
+# -- the tensors, and how things are made again --------------------------------------------------
+
+HERE = Path(__file__).resolve().parent
+TENSORS: dict[str, torch.Tensor] = {}
+LACKING: list[str] = []
+
+
+def tensor(name: str, stride: tuple[int, ...] | None = None, *, graded: bool = False) -> torch.Tensor:
+    """Give a saved tensor, laid out in memory as it was."""
+    value = TENSORS[name]
+    if stride is not None:
+        value = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+    return value.requires_grad_().clone() if graded else value  # a leaf could not be changed in place
+
+
+def missing(what: str) -> Any:
+    """Stand for what could not be written down; put in its place what makes it."""
+    LACKING.append(what)
+
+
+def imported(module: str, name: str) -> Any:
+    """Import something by its module and name."""
+    found: Any = script() if module == "__main__" else importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def revived(kind: Any, attributes: dict[str, Any]) -> Any:
+    """Make an object again from its class and its attributes."""
+    made = kind.__new__(kind)
+    vars(made).update(attributes)
+    return made
+
+
+@functools.cache
+def script() -> ModuleType:
+    """Import the program's own script without running the program: its imports, definitions and constants alone."""
+    spec = importlib.util.spec_from_file_location("replayed_script", SCRIPT)
+    if spec is None:
+        raise SystemExit(f"the program's script {SCRIPT} cannot be imported; say in modules() where its classes are")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["replayed_script"] = module
+    tree = ast.parse(Path(SCRIPT).read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if is_definition(node)]
+    exec(compile(tree, SCRIPT, "exec"), vars(module))  # noqa: S102 - the program's own file, as an import runs it
+    return module
+
+
+def is_definition(node: ast.stmt) -> bool:
+    """Tell what defines something from what does something."""
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        return not any(isinstance(inner, (ast.Call, ast.Await)) for inner in ast.walk(node))
+    return isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+
+
+def build() -> nn.Module:
+    """Make the module again: its classes without their constructors, then what was in it."""
+    made: dict[str, nn.Module] = {}
+    for name, source, kind, training, attributes, nothing in modules():
+        cls = imported(source, kind)
+        module = cls.__new__(cls)
+        nn.Module.__init__(module)
+        module.training = training
+        made[name] = module
+        outer, _, own = name.rpartition(".")
+        if name:
+            made[outer]._modules[own] = module
+        for empty in nothing:
+            table, _, own = empty.partition(" ")
+            getattr(module, table)[own] = None
+        vars(module).update(attributes)
+    for name, first in SHARED.items():
+        made[name] = made[first]
+        outer, _, own = name.rpartition(".")
+        made[outer]._modules[own] = made[first]
+    furnish(made)
+    return made[""]
+
+
+def furnish(made: dict[str, nn.Module]) -> None:
+    """Put parameters and buffers into their modules; one that several modules share is one again."""
+    for key in [k for k in TENSORS if k.startswith(("param.", "buffer."))]:
+        kind, _, path = key.partition(".")
+        outer, _, own = path.rpartition(".")
+        weight = TENSORS[key]
+        if kind == "param":
+            trained = path not in FROZEN and (weight.is_floating_point() or weight.is_complex())
+            made[outer]._parameters[own] = nn.Parameter(weight, requires_grad=trained)
+        else:
+            made[outer]._buffers[own] = weight
+    for path, first in TIED.items():
+        outer, _, own = path.rpartition(".")
+        home, _, name = first.rpartition(".")
+        table = "_parameters" if name in made[home]._parameters else "_buffers"
+        getattr(made[outer], table)[own] = getattr(made[home], table)[name]
+    for module in made.values():
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
+
+
+# -- looking at every operation -----------------------------------------------------------------
+
+_UNSET = ("empty", "empty_strided", "new_empty", "empty_like", "new_empty_strided", "set_", "resize_")
+_INFINITIES = 3
+
+
+class Operations(TorchDispatchMode):
+    """Looks at what every operation makes: the first few infinities out of none, and the first NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[tuple[str, str]] = []
+        self.ended = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation."""
+        if self.ended:
+            return func(*args, **(kwargs or {}))
+        given = tensors_in((args, kwargs or {}))
+        before, known = [figures(t) for t in given], {bad(t) for t in given}
+        result = func(*args, **(kwargs or {}))
+        name = str(func).removeprefix("aten.").partition(".")[0]
+        for made in tensors_in(result) if name not in _UNSET else ():
+            kind = bad(made)
+            if kind and kind not in known:
+                self.note(kind, self.told(name, made, before))
+                known.add(kind)
+        return result
+
+    def note(self, kind: str, told: str) -> None:
+        """Keep one; after the first NaN everything is its consequence."""
+        if len(self.found) < _INFINITIES or kind == "nan":
+            self.found.append((kind, told))
+        self.ended = kind == "nan"
+
+    def told(self, name: str, made: torch.Tensor, before: list[str]) -> str:
+        """Say what was made of what, and where."""
+        wrong = int((~made.isfinite()).sum())
+        node = torch._C._current_autograd_node()
+        place = forward_line(node) if node is not None else line(traceback.extract_stack())
+        where = f", in {node.name()}, the backward" if node is not None else ""
+        said = f"{name}: {wrong} of {made.numel()} elements, out of {'; '.join(before) or 'nothing'}{where}"
+        return f"{said}{' of' if where else ', at'}\n{place}" if place else said
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Give the floating-point tensors in a structure."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_floating_point() or value.is_complex() else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for part in value for t in tensors_in(part)] if isinstance(value, (list, tuple)) else []
+
+
+def bad(value: torch.Tensor) -> str:
+    """Tell whether a tensor holds a NaN, an infinity, or neither."""
+    if value.numel() == 0 or bool(value.isfinite().all()):
+        return ""
+    return "nan" if bool(value.isnan().any()) else "inf"
+
+
+def figures(value: torch.Tensor) -> str:
+    """Give the range of a tensor in a few words."""
+    text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if value.numel() == 0 or value.is_complex():
+        return text
+    finite = value[value.isfinite()].float()
+    within = f" in [{finite.min():.4g}, {finite.max():.4g}]" if finite.numel() else ""
+    return text + within + (f" and {bad(value)}" if bad(value) else "")
+
+
+def line(stack: traceback.StackSummary) -> str:
+    """Give the innermost line of a stack that is neither torch's nor this file's."""
+    inside = str(Path(torch.__file__).parent)
+    for frame in reversed(stack):
+        if not frame.filename.startswith((inside, "<")) and Path(frame.filename).resolve() != Path(__file__).resolve():
+            return f"    {frame.filename}:{frame.lineno}, in {frame.name}\n        {frame.line}"
+    return ""
+
+
+def forward_line(node: Any) -> str:
+    """Give the line of the forward that made an autograd node, as anomaly mode noted it."""
+    inside, mine = str(Path(torch.__file__).parent), str(Path(__file__).resolve())
+    for frame in reversed(node.metadata.get("traceback_", [])):
+        if f'"{inside}' not in frame and f'"{mine}"' not in frame:
+            return str(frame).rstrip()
+    return ""
+
+
+# -- the replay -----------------------------------------------------------------------------------
+
+
+def run(module: nn.Module, device: str) -> Operations:
+    """Run the forward, and the backward if that is where it went wrong."""
+    args, kwargs = arguments()
+    seen = Operations()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.autograd.set_grad_enabled(GRAD))
+        for kind, dtype in AUTOCAST.items():
+            stack.enter_context(torch.autocast(kind if device == DEVICE else device, dtype))
+        if DIRECTION == "backward":
+            stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
+        stack.enter_context(seen)
+        output = module(*args, **kwargs)
+    if DIRECTION == "backward":
+        for kind, told in seen.found:
+            print(f"{kind} in the forward already: {told}")
+        outputs, gradients = paired(output)
+        with Operations() as seen:
+            torch.autograd.backward(outputs, gradients)
+    return seen
+
+
+def paired(output: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Put each output beside the gradient that it was given."""
+    named = dict(leaves(output, ""))
+    pairs = [(named[k.partition(".")[2]], v) for k, v in TENSORS.items() if k.startswith("grad.")]
+    return [o for o, _ in pairs], [g for _, g in pairs]
+
+
+def leaves(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
+    """Give the tensors of a structure by name."""
+    if isinstance(value, torch.Tensor):
+        return [(name, value)]
+    if hasattr(value, "_fields"):
+        value = dict(zip(value._fields, value, strict=True))
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, dict):
+        value = {field: getattr(value, field) for field in value.__dataclass_fields__}
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value))
+    parts = value.items() if hasattr(value, "items") else ()
+    return [leaf for key, part in parts for leaf in leaves(part, f"{name}.{key}" if name else str(key))]
+
+
+def set_random(device: str) -> None:
+    """Give the random numbers the state that they had."""
+    for key in [k for k in TENSORS if k.startswith("random.")]:
+        kind = key.partition(".")[2]
+        if kind == "cpu":
+            torch.set_rng_state(TENSORS[key].cpu())
+        elif device.startswith("cuda"):
+            torch.cuda.set_rng_state(TENSORS[key].cpu(), device)
+
+
+def main() -> int:
+    """Replay; the exit status is 0 if it went wrong again."""
+    available = torch.cuda.is_available() or DEVICE == "cpu"
+    device = sys.argv[1] if len(sys.argv) > 1 else DEVICE if available else "cpu"
+    print(
+        f"{SITE or 'the model'} at step {STEP}, {DIRECTION}, on {device}"
+        + ("" if device == DEVICE else f" (it was {DEVICE})")
+    )
+    for note in NOTES:
+        print(f"note: {note}")
+    sys.path += [folder for folder in FOLDERS if folder not in sys.path]
+    TENSORS.update(load_file(HERE / "tensors.safetensors", device=device))
+    module = build()
+    set_random(device)
+    if LACKING:
+        print("could not be written down and is None here; look for missing( in this file:", *LACKING, sep="\n  ")
+    seen = run(module, device)
+    for kind, told in seen.found:
+        print(f"{_NAMES[kind]} in the {DIRECTION}: {told}")
+    if not seen.found:
+        print(f"nothing was infinite or NaN in the {DIRECTION}: it was made around this module, or needs what is noted")
+    return 0 if seen.found else 1
+
+
+_NAMES = {"inf": "an infinity", "nan": "the first NaN"}
+
+if __name__ == "__main__":
+    sys.exit(main())

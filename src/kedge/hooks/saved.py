@@ -1,0 +1,182 @@
+"""What autograd saves for backward, by module, without taking part in the saving.
+
+# Note [Whose node]
+Autograd numbers its operations in the order in which a thread runs them. The number at which a
+module's call begins and the one at which it ends tell which nodes of the graph it made; each
+belongs to the innermost call around it. So the graph can be read when the forward pass is over. A
+saved-tensor hook would see the same while it happens, but it breaks transforms of `torch.func`,
+switches off checks for in-place changes, and replaces the hooks of the program.
+
+# Note [Reading without unpacking]
+A node gives what it saved in two ways. ``_saved_self`` unpacks it, by the hooks under which it was
+packed: under activation checkpointing that would run the block again. ``_raw_saved_self`` is the
+`SavedTensor` itself, whose ``data`` is the tensor, or what the program's own hook packed it into.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
+from torch.autograd.graph import Node
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from kedge.hooks.checkpoints import frame_of, top_hooks
+from kedge.hooks.dynamo import untraced
+from kedge.hooks.parts import owned, storages
+from kedge.sites import leaves
+
+_SavedTensor: Any = getattr(torch._C._autograd, "SavedTensor", ())
+_RAW = "_raw_saved_"
+_NUMBERS = (torch.float64, torch.int64, torch.complex128, torch.bool)
+
+
+class SavedBill:
+    """Counts what autograd has saved for the backward passes of one step, by the module that saved it.
+
+    Tell it when each module call of the step begins and ends, innermost included, and have it count
+    when a root module's call is over. Each storage is counted once, as a whole, for the first that
+    saved it; parameters and buffers are not. Nothing is kept alive.
+
+    What the program's own saved-tensor hooks put in a tensor's place counts as far as it is a tensor,
+    or a list or tuple of some. What a `torch.autograd.Function` keeps on its ``ctx`` counts too.
+
+    Not seen are what no output of the root depends on, what an in-place change of a view saved (PyTorch
+    does not show what is inside its ``CopySlices`` node), what functions written in C++ save by
+    themselves, and what the program computes behind its last module, such as a functional loss.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._open: list[str] = []
+        self._from: list[int] = []
+        self._inner: list[str | None] = []
+        self._since = _get_sequence_nr()
+        self._callers: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
+        self._frames: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._fields: dict[type[Node], list[str]] = {}
+        self._counted: dict[int, StorageWeakRef] = {}
+        self._modules: dict[str | None, list[int]] = {}
+
+    def begin(self, path: str) -> None:
+        """Note that the call of a module begins."""
+        if self._elsewhere():
+            return
+        hooks = top_hooks(True)
+        if hooks is not None and (frame := frame_of(hooks[0])) is not None:
+            self._callers.setdefault(frame, self._innermost())
+        self._open.append(path)
+        self._mark()
+
+    def end(self, path: str) -> None:
+        """Note that it ends; calls inside it that never ended, because they raised, end with it."""
+        if self._elsewhere() or path not in self._open:
+            return
+        while self._open.pop() != path:
+            pass
+        self._mark()
+
+    def account(self, outputs: Any, root: nn.Module) -> list[dict[str, Any]]:
+        """Count what was saved since the last time; call it when a root module has returned.
+
+        Args:
+            outputs: What it returned.
+            root: The module; what it owns is left out.
+
+        Returns:
+            For all of the step so far, in the order of execution, each module that saved something:
+            ``path``, ``bytes`` and ``tensors``. The path is None for what lies between root modules.
+        """
+        with torch.no_grad():
+            own = owned(root)
+            for path, tensor in self._saved(outputs):
+                for number, storage in storages([tensor]).items():
+                    if number not in own and number not in self._counted:
+                        self._add(path, storage)
+        self._since = _get_sequence_nr()
+        return [{"path": path, "bytes": size, "tensors": n} for path, (size, n) in self._modules.items()]
+
+    def _elsewhere(self) -> bool:
+        """Whether this is a recompute, or a thread with a numbering of its own."""
+        return torch._C._current_graph_task_id() != -1 or threading.get_ident() != self._thread
+
+    def _innermost(self) -> str | None:
+        return self._open[-1] if self._open else None
+
+    def _mark(self) -> None:
+        self._from.append(_get_sequence_nr())
+        self._inner.append(self._innermost())
+
+    def _maker(self, number: int) -> str | None:
+        """Return the module that made a node, by the node's number."""
+        at = bisect_right(self._from, number) - 1
+        return self._inner[at] if at >= 0 else None
+
+    def _add(self, path: str | None, storage: torch.UntypedStorage) -> None:
+        # The weak reference keeps the storage's identity from being given to another one.
+        self._counted[storage._cdata] = StorageWeakRef(storage)
+        if storage.nbytes():
+            sums = self._modules.setdefault(path, [0, 0])
+            sums[0] += storage.nbytes()
+            sums[1] += 1
+
+    def _saved(self, outputs: Any) -> Iterator[tuple[str | None, Tensor]]:
+        """Yield each saved tensor with the module that saved it, in the order of execution."""
+        for number, node in self._nodes(outputs):
+            path = self._maker(number)
+            for kept in self._kept(node):
+                yield from self._unfolded(kept, path)
+
+    def _kept(self, node: Node) -> Iterator[Any]:
+        """Yield what a node holds for its backward; nothing if that has run and freed it."""
+        kind = type(node)
+        if kind not in self._fields:
+            self._fields[kind] = [name for name in dir(kind) if name.startswith(_RAW)]
+        for name in self._fields[kind]:
+            try:
+                value = getattr(node, name)
+            except RuntimeError:
+                continue
+            yield from value if isinstance(value, tuple) else (value,)
+        yield from getattr(node, "__dict__", {}).values()
+
+    def _unfolded(self, kept: Any, path: str | None) -> Iterator[tuple[str | None, Tensor]]:
+        """Yield the tensors in what is held, without unpacking it; see Note [Reading without unpacking]."""
+        value = kept
+        if isinstance(kept, _SavedTensor):
+            value, frame = kept.data, frame_of(kept.unpack_hook)
+            if frame is not None and frame not in self._frames:  # it keeps the arguments to run its block again
+                self._frames.add(frame)
+                for each in getattr(frame, "saved_args", ()):
+                    yield from self._unfolded(each, self._callers.get(frame, path))
+        each_of = value if isinstance(value, (list, tuple)) else (value,)
+        yield from ((path, tensor) for tensor in each_of if isinstance(tensor, Tensor) and not _is_number(tensor))
+
+    def _nodes(self, outputs: Any) -> list[tuple[int, Node]]:
+        """Return the nodes behind the outputs that are not counted yet, in the order of execution."""
+        stack = [tensor.grad_fn for _, tensor in leaves.find(outputs) if tensor.grad_fn is not None]
+        seen, found = set(stack), []
+        while stack:
+            node = stack.pop()
+            number = node._sequence_nr()
+            if number < self._since:
+                continue  # what it depends on was made before it
+            found.append((number, node))
+            new = {behind for behind, _ in node.next_functions if behind is not None} - seen
+            seen |= new
+            stack += new
+        return sorted(found, key=lambda pair: pair[0])
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """Whether it is what PyTorch makes of a Python number, as of the 2 in ``x * 2``."""
+    return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in _NUMBERS
+
+
+untraced(SavedBill.begin, SavedBill.end, SavedBill.account)

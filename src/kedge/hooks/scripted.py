@@ -1,0 +1,32 @@
+"""Models that are handed to `torch.jit.script` while they are hooked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+Unhooked = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def twin_of(module: nn.Module, unhooked: Unhooked, known: dict[int, nn.Module] | None = None) -> nn.Module:
+    """Make a module without our hooks that shares parameters and buffers; so do all modules inside it.
+
+    Those have to be twins too: what is prepared for scripting is put in the place of what it was
+    made of, and that place must not be in the program's own model.
+    """
+    known = {} if known is None else known
+    if isinstance(module, torch.jit.ScriptModule):
+        return module
+    if id(module) not in known:
+        twin = known[id(module)] = type(module).__new__(type(module))
+        twin.__dict__ = {
+            name: dict(held) if name in ("_parameters", "_buffers") else held
+            for name, held in unhooked(module.__dict__).items()
+        }
+        twin.__dict__["_modules"] = {
+            name: inner if inner is None else twin_of(inner, unhooked, known) for name, inner in module._modules.items()
+        }
+    return known[id(module)]

@@ -1,0 +1,157 @@
+"""Where a program's own code is: the line that calls a module, the line where its forward begins, its tree.
+
+# Note [Whose line]
+Between a hook and the line that called its module there may be frames of PyTorch (the call itself,
+`nn.Sequential`), of Python's library, and of the module's own class, where that wraps ``__call__``.
+The line is that of the first frame which is none of these: somebody's model, in the program or in a
+library of models. So a layer of an `nn.Sequential` has the line that calls the whole. A frame's
+local variables are not asked for: Python would keep them alive with the frame.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+OWN = f"{Path(__file__).parents[1]}{os.sep}"
+_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
+_INSTALLED = ("site-packages", "dist-packages")
+_LONGEST = 200
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place in a program's code.
+
+    Attributes:
+        file: The file, relative to the current folder if it is inside.
+        line: The line's number.
+        function: The function's qualified name.
+        text: The line, without the white space around it; None if it cannot be read.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str | None
+
+
+def call_site(module: nn.Module | None = None) -> Source | None:
+    """Return, inside a module's hook, the line of the program that calls it; see Note [Whose line].
+
+    Args:
+        module: The module whose hook it is; its own ``__call__`` is passed over.
+
+    Returns:
+        The line; None if there is none, as where a thread runs nothing but the module.
+    """
+    passed = _own_calls(type(module)) if module is not None else ()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith(TORCH):
+        frame = frame.f_back  # the hook itself
+    while frame is not None and (_is_between(frame.f_code.co_filename) or frame.f_code in passed):
+        frame = frame.f_back
+    return None if frame is None else _source(frame)
+
+
+def forward_of(module: nn.Module) -> tuple[str, int] | None:
+    """Return file and first line of the forward of a module's class; None if it has none in Python."""
+    forward: Any = inspect.getattr_static(type(module), "forward")
+    if forward is nn.Module.forward:
+        return None
+    code = _code(forward)
+    return None if code is None else (_place(code.co_filename), code.co_firstlineno)
+
+
+def module_tree(root: nn.Module, label: Callable[[str], str]) -> list[dict[str, Any]]:
+    """Describe every module of a root, in the order of registration.
+
+    A module or parameter that is registered several times counts where it comes first. A lazy
+    parameter without a shape counts 0.
+
+    Args:
+        root: The root module.
+        label: Makes the path under which it is recorded of a path inside the root.
+
+    Returns:
+        For each module ``path``, ``type``, ``file`` and ``line`` of its forward (or None), and how many
+        elements its own ``parameters`` have, and how many of them are ``trainable``.
+    """
+    seen: set[int] = set()
+    forwards: dict[type, tuple[str | None, int | None]] = {}
+    entries = []
+    for path, module in root.named_modules():
+        kind = type(module)
+        if kind not in forwards:
+            forwards[kind] = forward_of(module) or (None, None)
+        file, line = forwards[kind]
+        own = [p for p in module._parameters.values() if p is not None and id(p) not in seen]
+        seen.update(map(id, own))
+        known = [p for p in own if not is_lazy(p)]
+        entries.append({
+            "path": label(path), "type": kind.__name__, "file": file, "line": line,
+            "parameters": sum(p.numel() for p in known), "trainable": sum(p.numel() for p in known if p.requires_grad),
+        })  # fmt: skip
+    return entries
+
+
+def _source(frame: FrameType) -> Source:
+    code, line = frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno
+    # The loader knows the text of its own module, not that of code which was executed in its names.
+    names = frame.f_globals if frame.f_globals.get("__file__") == code.co_filename else None
+    text = linecache.getline(code.co_filename, line, names).strip()
+    return Source(_place(code.co_filename), line, code.co_qualname, text[:_LONGEST] or None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_between(file: str) -> bool:
+    """Whether a file's code only passes calls on."""
+    if file.startswith(_LIBRARY):
+        return file[len(_LIBRARY) :].partition(os.sep)[0] not in _INSTALLED or file.startswith((TORCH, OWN))
+    return file.startswith((TORCH, OWN, "<frozen "))
+
+
+def _own_calls(kind: type) -> tuple[CodeType, ...]:
+    """Return the code of every ``__call__`` that a class has or inherits."""
+    calls = (vars(each).get("__call__") for each in kind.__mro__)
+    return tuple(code for call in calls for code in _codes(call))
+
+
+def _codes(function: Any) -> Iterator[CodeType]:
+    """Yield the code of a function, and of each that it decorates."""
+    seen: set[int] = set()
+    while function is not None and id(function) not in seen:
+        seen.add(id(function))
+        if isinstance(function, (functools.partial, functools.partialmethod)):
+            function = function.func
+        elif isinstance(function, FunctionType):
+            yield function.__code__
+            function = vars(function).get("__wrapped__")
+        else:
+            function = getattr(function, "__wrapped__", None)
+
+
+def _code(function: Any) -> CodeType | None:
+    """Return the code of the function inside all decorators."""
+    return next(reversed(list(_codes(function))), None)
+
+
+def _place(file: str) -> str:
+    try:
+        here = f"{Path.cwd()}{os.sep}"
+    except FileNotFoundError:  # the program has deleted the folder that it runs in
+        return file
+    return file.removeprefix(here)

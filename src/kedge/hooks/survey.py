@@ -1,0 +1,101 @@
+"""What is looked at once, when a root is first called: where the program calls its modules, and what they save."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from kedge.hooks.modules import Own
+from kedge.hooks.roots import Root
+from kedge.hooks.saved import SavedBill
+from kedge.hooks.source import call_site
+
+
+class Survey:
+    """Hooks for the length of one step on the modules of roots that are new in it.
+
+    Attributes:
+        sources: Where the program calls a module, by the path that it is recorded under.
+    """
+
+    def __init__(self) -> None:
+        self.sources: dict[str, Any] = {}
+        self._bill: SavedBill | None = None
+        self._modules: list[dict[str, Any]] = []
+        self._handles: list[RemovableHandle] = []
+
+    def add(self, module: nn.Module, root: Root) -> None:
+        """Survey a root whose call is under way, too late for a hook of its own before it."""
+        bill = self._bill = self._bill or SavedBill()
+        self.see(root.label(""), module)
+        bill.begin(root.label(""))
+        for name, inner in module.named_modules():
+            if name in root.types and inner is not module:
+                self._handles.append(inner.register_forward_pre_hook(Arrive(self, bill, root.label(name))))
+                self._handles.append(inner.register_forward_hook(Depart(bill, root.label(name)), always_call=True))
+        self._handles.append(module.register_forward_hook(Return(self, bill, root.label("")), always_call=True))
+
+    def see(self, path: str, module: nn.Module) -> None:
+        """Take down where a module is called from, when it is called first."""
+        if path not in self.sources:
+            site = call_site(module)
+            self.sources[path] = asdict(site) if site is not None else None
+
+    def account(self, bill: SavedBill, output: Any, module: nn.Module) -> None:
+        """Add up what the forwards of this step have saved so far."""
+        self._modules = bill.account(output, module)
+
+    def close(self, step: int) -> list[Mapping[str, Any]]:
+        """Take the hooks down.
+
+        Returns:
+            What the recording says of saved tensors; nothing if none were.
+        """
+        while self._handles:
+            self._handles.pop().remove()
+        modules, self._modules, self._bill = self._modules, [], None
+        total = sum(m["bytes"] for m in modules)
+        return [{"kind": "saved", "step": step, "bytes": total, "modules": modules}] if modules else []
+
+
+class Arrive(Own):
+    """The hook before a module."""
+
+    def __init__(self, survey: Survey, bill: SavedBill, path: str) -> None:
+        self.survey, self.bill, self.path = survey, bill, path
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Be a forward-pre hook."""
+        if not torch.compiler.is_compiling():
+            self.survey.see(self.path, module)
+            self.bill.begin(self.path)
+
+
+class Depart(Own):
+    """The hook behind a module."""
+
+    def __init__(self, bill: SavedBill, path: str) -> None:
+        self.bill, self.path = bill, path
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Be a forward hook."""
+        if not torch.compiler.is_compiling():
+            self.bill.end(self.path)
+
+
+class Return(Own):
+    """The hook behind a root."""
+
+    def __init__(self, survey: Survey, bill: SavedBill, path: str) -> None:
+        self.survey, self.bill, self.path = survey, bill, path
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Be a forward hook."""
+        if not torch.compiler.is_compiling():
+            self.bill.end(self.path)
+            self.survey.account(self.bill, output, module)

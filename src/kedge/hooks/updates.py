@@ -1,0 +1,130 @@
+"""What an optimizer is about to do, and what it did: gradients, parameters, and how much a step changed them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kedge.flow import own_part
+from kedge.hooks.lookout import is_finite
+from kedge.hooks.pace import Level
+from kedge.hooks.roots import Gauge, Root
+from kedge.sites.site import Site
+
+_SAMPLE = 1024
+_SENTINELS = 4
+_SENTINEL_SIZE = 4096
+
+
+@dataclass
+class Held:
+    """The watched parameters of one root that an optimizer holds, each with the sites that it is recorded under."""
+
+    total: Site
+    params: list[nn.Parameter] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    grads: list[Site] = field(default_factory=list)
+    changes: list[Site] = field(default_factory=list)
+
+    def add(self, param: nn.Parameter, site: Site) -> None:
+        """Take in a parameter."""
+        self.params.append(param)
+        self.sites.append(site)
+        self.grads.append(replace(site, kind="param.grad"))
+        self.changes.append(replace(site, kind="update"))
+
+    @property
+    def spread(self) -> bool:
+        """Whether they are spread over several processes; hooks on such parameters do not fire."""
+        return all(own_part(p) is not p for p in self.params)
+
+    def graded(self) -> tuple[list[Site], list[Tensor]]:
+        """The gradients that are there and dense, and their sites."""
+        found = [(site, p.grad) for site, p in zip(self.grads, self.params, strict=True) if p.grad is not None]
+        dense = [(site, grad) for site, grad in found if not grad.is_sparse]
+        return [site for site, _ in dense], [grad.detach() for _, grad in dense]
+
+
+class Updates:
+    """Measures around the steps of all optimizers.
+
+    Args:
+        meter: What measures.
+        step: Gives the step under way.
+        place: Gives the site and the root of a parameter; None where it is not watched.
+    """
+
+    def __init__(
+        self, meter: Gauge, step: Callable[[], int], place: Callable[[nn.Parameter], tuple[Site, Root] | None]
+    ) -> None:
+        self.meter, self.step, self.place = meter, step, place
+        self._held: weakref.WeakKeyDictionary[Optimizer, list[Held]] = weakref.WeakKeyDictionary()
+        self._sentinels: weakref.WeakKeyDictionary[Optimizer, list[nn.Parameter]] = weakref.WeakKeyDictionary()
+        self._before: weakref.WeakKeyDictionary[Optimizer, list[list[Tensor]]] = weakref.WeakKeyDictionary()
+
+    def before(self, optimizer: Optimizer, level: Level, *, spoiled: bool) -> None:
+        """Look at gradients and parameters before they change.
+
+        Args:
+            optimizer: The optimizer that steps.
+            level: How closely.
+            spoiled: Something in this step is known not to be finite.
+        """
+        if level is Level.FULL:
+            self._learn(optimizer)
+        held = self._held.get(optimizer) or self._learn(optimizer)
+        if level is Level.FULL:
+            self._before[optimizer] = [[sample(p).clone() for p in each.params] for each in held]
+        elif level is Level.LOOK and not spoiled and self._sentinels_sound(optimizer):
+            return
+        for each in held:
+            sites, grads = each.graded()
+            alone = not each.spread if level is Level.FULL else not spoiled
+            found = bool(grads) and self.meter.add(sites, self.step(), grads, each.total, alone=alone)
+            if level is Level.FULL or spoiled or found:
+                self.meter.add(each.sites, self.step(), [p.detach() for p in each.params])
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Measure how far some elements of each parameter have gone."""
+        before = self._before.pop(optimizer, None)
+        for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
+            changes = torch._foreach_sub([sample(p) for p in each.params], old) if old else []
+            self.meter.add(each.changes, self.step(), list(changes))
+
+    def _learn(self, optimizer: Optimizer) -> list[Held]:
+        by_root: dict[int, Held] = {}
+        for param in _params(optimizer):
+            placed = self.place(param)
+            if placed is not None:
+                site, root = placed
+                if root.index not in by_root:
+                    by_root[root.index] = Held(Site(root.prefix, "grad.norm"))
+                by_root[root.index].add(param, site)
+        held = self._held[optimizer] = list(by_root.values())
+        small = [p for each in held for p in each.params if p.numel() <= _SENTINEL_SIZE]
+        self._sentinels[optimizer] = small[: _SENTINELS // 2] + small[_SENTINELS // 2 :][-_SENTINELS // 2 :]
+        return held
+
+    def _sentinels_sound(self, optimizer: Optimizer) -> bool:
+        """Look at some small gradients, of the first layers and the last: a value that is not finite reaches them all."""
+        grads = [
+            own_part(p.grad) for p in self._sentinels.get(optimizer, ()) if p.grad is not None and not p.grad.is_sparse
+        ]
+        if not grads or any(not grad.is_cpu for grad in grads):
+            return False
+        return all(map(is_finite, grads))
+
+
+def sample(param: Tensor) -> Tensor:
+    """Up to 1,024 elements of a parameter, evenly spread and always the same."""
+    flat = own_part(param).detach().reshape(-1)
+    return flat[:: max(1, -(-flat.numel() // _SAMPLE))]
+
+
+def _params(optimizer: Optimizer) -> Iterable[nn.Parameter]:
+    return (p for group in optimizer.param_groups for p in group["params"])

@@ -1,0 +1,184 @@
+"""A neutral witness: writes down in digests what a program computes, whether it is watched or not.
+
+# Note [Witness]
+`kedge run --verify` compares a watched run of a program with an unwatched one. Both have this witness and
+nothing else in common with Kedge, so a difference between them comes from the watching. It uses global hooks
+alone, which leave nothing on a module, and it reads: it keeps no tensor and makes no autograd node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from kedge.hooks.parts import parts
+from kedge.hooks.roots import is_replica
+from kedge.hooks.source import OWN, TORCH
+from kedge.sites import leaves
+
+LENGTH = 16
+"""How many hexadecimal digits of a tensor's SHA-256 are kept."""
+
+
+class _Inside(threading.local):
+    """The root module that runs in this thread, and how often it is inside itself."""
+
+    root: nn.Module | None = None
+    depth = 0
+
+
+class Witness:
+    """Writes a line of digests for each output of a root module, and three for each step of an optimizer.
+
+    A root is a module called while no other one runs. A line says in which step, what it is about, and
+    the digests of tensors, whose names are in a line before it, written once.
+
+    Args:
+        place: The file to write.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._file = place.open("w", encoding="utf-8", buffering=1)
+        self._undo = ExitStack()
+        self._inside = _Inside()
+        self._roots: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+        self._tables: dict[tuple[str, ...], int] = {}
+        self._step = 0
+        self._pid = os.getpid()
+        self._failed = False
+
+    def begin(self) -> None:
+        """Install the hooks."""
+        for handle in (
+            register_module_forward_pre_hook(self._spare(self._entered)),
+            register_module_forward_hook(self._spare(self._left), always_call=True),
+            register_optimizer_step_pre_hook(self._spare(self._before)),
+            register_optimizer_step_post_hook(self._spare(self._after)),
+        ):
+            self._undo.callback(handle.remove)
+
+    def end(self) -> None:
+        """Remove the hooks and close the file."""
+        if os.getpid() == self._pid:
+            self._undo.close()
+            self._file.close()
+
+    def _spare(self, work: Callable[..., None]) -> Callable[..., None]:
+        """Make a hook that never ends the program; what fails is written down."""
+
+        def hook(*args: Any) -> None:
+            if torch.compiler.is_compiling() or self._failed or os.getpid() != self._pid or torch._C._is_tracing():
+                return
+            try:
+                with torch.no_grad():
+                    work(*args)
+            except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
+                self._failed = True
+                self._line(step=self._step, failed=f"{type(error).__name__}: {error}")
+
+        return hook
+
+    # -- modules ---------------------------------------------------------------------------------
+
+    def _entered(self, module: nn.Module, args: Any) -> None:
+        inside = self._inside
+        if inside.root is None and torch._C._current_graph_task_id() == -1 and not is_replica(module):
+            inside.root = None if _is_called_by_kedge() else module
+        inside.depth += module is inside.root
+
+    def _left(self, module: nn.Module, args: Any, output: Any) -> None:
+        inside = self._inside
+        if module is not inside.root:
+            return
+        inside.depth -= 1
+        if not inside.depth:
+            inside.root = None
+            self._digests(f"output of {self._name(module)}", leaves.find(output))
+
+    def _name(self, module: nn.Module) -> str:
+        known = self._roots.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        taken = {name for _, name in self._roots.values()}
+        kind = type(module).__name__
+        name = next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+        self._roots[id(module)] = weakref.ref(module), name
+        return name
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._digests("gradient", [(name, p.grad) for name, p in self._parameters(optimizer) if p.grad is not None])
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._digests("parameter", self._parameters(optimizer))
+        buffers = [(f"{name}.{path}", b) for name, root in self._living() for path, b in root.named_buffers()]
+        self._digests("buffer", [*buffers, ("random generator", torch.get_rng_state())])
+        self._step += 1
+
+    def _living(self) -> list[tuple[str, nn.Module]]:
+        return [(name, root) for ref, name in self._roots.values() if (root := ref()) is not None]
+
+    def _parameters(self, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
+        """Every parameter of every root, and those that only the optimizer has."""
+        named = {id(p): (f"{name}.{path}", p) for name, root in self._living() for path, p in root.named_parameters()}
+        own = (p for group in optimizer.param_groups for p in group["params"])
+        for number, p in zip(count(), own, strict=False):
+            named.setdefault(id(p), (f"{type(optimizer).__name__}[{number}]", p))
+        return [(name, p) for name, p in named.values() if not is_lazy(p)]
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def _digests(self, what: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        found = dict(tensors)
+        names = tuple(found)
+        if names not in self._tables:
+            self._tables[names] = len(self._tables)
+            self._line(table=self._tables[names], names=names)
+        self._line(step=self._step, what=what, table=self._tables[names], digests="".join(map(digest, found.values())))
+
+    def _line(self, **content: Any) -> None:
+        self._file.write(json.dumps(content) + "\n")
+
+
+def _is_called_by_kedge() -> bool:
+    """Whether a module is called not by the program, but by what watches it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((TORCH, __file__)):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(OWN)
+
+
+def digest(tensor: Tensor) -> str:
+    """Return the beginning of the SHA-256 of a tensor's dtype, shape and bytes."""
+    sum_ = hashlib.sha256()
+    for part in parts(tensor.detach()):
+        sum_.update(f"{part.dtype}{list(part.shape)}".encode())
+        for content in _contents(part):
+            sum_.update(content)
+    return sum_.hexdigest()[:LENGTH]
+
+
+def _contents(tensor: Tensor) -> Iterator[Any]:
+    """Yield the bytes of a tensor, as it is laid out in order; none if it has no memory."""
+    if tensor.is_meta or not tensor.numel():
+        return
+    whole = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()
+    yield whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -1,0 +1,77 @@
+"""Kedge in pytest: the mark ``finite`` and the fixture ``kedge_watch``. Loaded in every pytest run, so it is light.
+
+# Note [The mark]
+What runs in a marked test is recorded, every step in full, to a folder that goes away. The test
+fails if the rule NAN-BORN has something to say, unless it fails by itself: then it is said beside that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from kedge.watching.watched import Watched
+
+_MARK = "finite: fail if an output or a gradient of a module holds a NaN or an infinity, and say where it was made"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known."""
+    config.addinivalue_line("markers", _MARK)
+
+
+@pytest.fixture
+def kedge_watch(tmp_path: Path) -> Callable[..., Watched]:
+    """Watch a block of a test, every step in full; the recording is in the test's `tmp_path`.
+
+    ``with kedge_watch() as run: train()``, and then ``assert run.findings() == ()``. Arguments are those of `kedge.watch`.
+    """
+    from kedge.watching.watched import watch
+
+    def begin(path: str = "run.kedge", **options: Any) -> Watched:
+        return watch(tmp_path / path, **{"every": 1, "budget": None, "strict": True, **options})
+
+    return begin
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Watch a test with the mark; see Note [The mark]."""
+    if item.get_closest_marker("finite") is None:
+        return (yield)
+    with TemporaryDirectory(prefix="kedge-") as folder:
+        watched = _watched(Path(folder))
+        try:
+            outcome = yield
+        except BaseException as error:
+            watched.end(error)
+            verdict = _verdict(watched)
+            if verdict:
+                item.add_report_section("call", "kedge", verdict)
+            raise
+        watched.end()
+        verdict = _verdict(watched)
+    if verdict:
+        pytest.fail(verdict, pytrace=False)
+    return outcome
+
+
+def _watched(folder: Path) -> Watched:
+    from kedge.watching.watched import watch
+
+    watched = watch(folder / "test.kedge", every=1, budget=None, strict=True)
+    watched.tell = None  # what there is to say, the test says
+    return watched.begin()
+
+
+def _verdict(watched: Watched) -> str:
+    """Say where what is not finite was made."""
+    from kedge.rules.nonfinite import NanBorn
+
+    found = watched.findings([NanBorn()])
+    return "\n".join(f"{finding.code}: {finding.message}\n{finding.remedy}".rstrip() for finding in found)

@@ -1,0 +1,72 @@
+"""What Kedge sees, in TensorBoard: while the run goes, or from its recording."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from kedge.integrations.scalars import FINDINGS, Scalars, said
+from kedge.store.recording import Recording
+from kedge.watching.replay import replay
+
+
+class TensorBoard(Scalars):
+    """A sink that writes curves and findings for TensorBoard.
+
+    ``kedge.watch("run.kedge").send_to(TensorBoard("runs/1"))`` writes them while the run goes.
+
+    Args:
+        logdir: A folder, or the program's own `SummaryWriter`, which is left open.
+        statistics: Which statistics are written of each site.
+    """
+
+    def __init__(self, logdir: str | os.PathLike[str] | SummaryWriter, statistics: Sequence[str] = ("rms",)) -> None:
+        super().__init__(statistics)
+        self.given = logdir
+        self._own: SummaryWriter | None = None
+
+    @property
+    def writer(self) -> SummaryWriter:
+        """Where it is written; an own writer, which has a thread, is made when there is something to write."""
+        if isinstance(self.given, SummaryWriter):
+            return self.given
+        if self._own is None:
+            self._own = SummaryWriter(os.fspath(self.given))
+        return self._own
+
+    def send(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Write the numbers of one step."""
+        for name, number in numbers.items():
+            self.writer.add_scalar(name, number, step)
+
+    def send_finding(self, finding: Mapping[str, Any]) -> None:
+        """Write a finding as text."""
+        text = f"**{finding['code']}** ({finding['severity']}): {said(finding)}"
+        self.writer.add_text(FINDINGS, text, max(finding["step"], 0))
+
+    def close(self) -> None:
+        """Write all that is waiting."""
+        if self.found == 0:
+            self.writer.add_text(FINDINGS, "no findings", self.step)
+        self.writer.flush()
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+
+def export(
+    recording: Recording | str | os.PathLike[str],
+    logdir: str | os.PathLike[str] | SummaryWriter,
+    statistics: Sequence[str] = ("rms",),
+) -> None:
+    """Write for TensorBoard what a recording holds, and what the rules find in it.
+
+    Args:
+        recording: The recording, or where it is.
+        logdir: A folder, or a `SummaryWriter`.
+        statistics: Which statistics are written of each site.
+    """
+    replay(recording, TensorBoard(logdir, statistics))

@@ -1,0 +1,69 @@
+"""What Kedge sees, in Weights & Biases: while the run goes, or from its recording."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import wandb
+
+from kedge.integrations.scalars import Scalars, said
+from kedge.store.recording import Recording
+from kedge.watching.replay import replay
+
+_STEP = "kedge/step"
+_LEVELS = {"error": "ERROR", "warning": "WARN", "info": "INFO"}
+
+
+class Wandb(Scalars):
+    """A sink that logs curves to a run of Weights & Biases, sends errors as alerts, and counts findings in the summary.
+
+    ``kedge.watch("run.kedge").send_to(Wandb(wandb.init()))`` does so while the run goes. The curves have an
+    axis of their own, ``kedge/step``.
+
+    Args:
+        run: The run; it is left open.
+        statistics: Which statistics are logged of each site.
+        commit: Whether each step is a row of its own. Without it, the numbers join the row that the program
+            logs next: for a program that gives its own `step` to `run.log`, where rows of others would
+            push the step ahead.
+    """
+
+    def __init__(self, run: wandb.Run, statistics: Sequence[str] = ("rms",), *, commit: bool = True) -> None:
+        super().__init__(statistics)
+        self.run, self.commit = run, commit
+        self._counts = dict.fromkeys(_LEVELS, 0)
+        self._named: set[str] = set()
+        run.define_metric(_STEP, hidden=True)
+        run.define_metric("kedge/*", step_metric=_STEP)
+
+    def send(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Log the numbers of one step."""
+        self.run.log({**numbers, _STEP: step}, commit=self.commit)
+
+    def send_finding(self, finding: Mapping[str, Any]) -> None:
+        """Put a finding into the summary, and alert the user to an error."""
+        code, severity = finding["code"], finding["severity"]
+        self._counts[severity] += 1
+        if code not in self._named:
+            self._named.add(code)
+            self.run.summary[f"kedge/found/{code}"] = said(finding)
+        if severity == "error":
+            self.run.alert(title=f"{code} at {finding['site']}", text=said(finding), level=_LEVELS[severity])
+
+    def close(self) -> None:
+        """Count the findings in the summary, so that runs can be sorted by them."""
+        for severity, count in self._counts.items():
+            self.run.summary[f"kedge/findings/{severity}"] = count
+
+
+def export(recording: Recording | str | os.PathLike[str], run: wandb.Run, statistics: Sequence[str] = ("rms",)) -> None:
+    """Log to a run of Weights & Biases what a recording holds, and what the rules find in it.
+
+    Args:
+        recording: The recording, or where it is.
+        run: The run; it is left open.
+        statistics: Which statistics are logged of each site.
+    """
+    replay(recording, Wandb(run, statistics))

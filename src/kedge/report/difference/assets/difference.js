@@ -1,0 +1,158 @@
+// Two runs compared: why and where they part, the map of it, and the course of one site in both.
+
+import { byId, fill, make } from "./elements.js";
+import { compact, counted, whole } from "./numbers.js";
+import { filterOf } from "./globs.js";
+import { Recording } from "./recording.js";
+import { change, listen, recall, state } from "./state.js";
+import { chart, dropGone, plottable, wantsLog, zerosOf } from "./charts.js";
+import { HeatMap } from "./heatmap.js";
+import { listenToKeys, toggleTheme } from "./keys.js";
+
+const PAUSE = 120;
+
+function showDifference(recording) {
+  const { told, run, commands } = recording;
+  fill(byId("name"), run.name);
+  document.title = `${run.name} · Kedge`;
+  fill(byId("status"), make("span", { class: `pill ${told.parted ? "error" : "fine"}` }, told.parted ? "✗ they part" : "✓ no difference"));
+  const differs = Object.entries(told.differs).map(([name, { a, b }]) => make("tr", {}, make("th", {}, name), make("td", {}, a || "–", " → ", b || "–")));
+  const side = (name, key) => make("tr", {}, make("th", {}, name), make("td", { class: "mono" }, told[key], "  ", make("span", { class: "faint" }, commands[key])));
+  fill(byId("sides"), side("A", "a"), side("B", "b"), differs);
+  showVerdict(recording);
+  showParted(told);
+  showAlignment(told);
+}
+
+function showVerdict({ told, findings }) {
+  fill(byId("headline"), make("span", { class: told.parted ? "bad" : "" }, `${told.parted ? "✗" : "✓"} ${told.cause.headline}`));
+  const [pin] = findings;
+  fill(
+    byId("told"),
+    pin && make("p", {}, "First apart at step ", make("b", {}, whole(pin.step)), ", ", siteLink(told.first.site.a, named(told.first.site)), `: ${pin.message}`),
+    make("p", { class: "faint" }, told.cause.evidence),
+  );
+}
+
+const named = ({ a, b }) => (a === b ? a : `${a} = ${b}`);
+
+const siteLink = (site, text) => make("button", { class: "link mono", onclick: () => change({ site }) }, text);
+
+function showParted(told) {
+  byId("parted-count").textContent = told.modules.length ? whole(told.modules.length) : "none";
+  const row = ({ module, type, first, last }) =>
+    make(
+      "tr",
+      {},
+      make("th", {}, siteLink(first.site.a, named(module) || `(${type})`)),
+      [type, whole(first.step), `${first.site.a.slice(module.a.length).replace(/^[.:]/, "")} ${first.statistic}`, number(first.a), number(first.b), number(first.apart), number(last)].map((text) => make("td", {}, text)),
+    );
+  const titles = ["module", "type", "first at step", "in", "A", "B", "apart", "at last"].map((text) => make("th", {}, text));
+  fill(byId("parted-body"), told.modules.length ? make("table", { class: "room" }, make("thead", {}, make("tr", {}, titles)), make("tbody", {}, told.modules.map(row))) : make("p", { class: "empty" }, "No module parts."));
+  byId("parted").classList.toggle("bare", !told.modules.length);
+}
+
+// Numbers that JSON does not have are written as words.
+const number = (value) => (typeof value === "string" ? value : compact(value));
+
+function showAlignment({ alignment, sites, steps }) {
+  const modules = (list) => list.map(({ path, type }) => `${path || "(root)"} (${type})`);
+  const lines = [
+    `${counted(sites, "site")} aligned, ${counted(steps.both.length, "step")} measured in both, ${whole(steps.full)} of them in full`,
+    ...alignment.renamed.map(({ a, b, changed }) => `${a || "(root)"} is ${b || "(root)"} in B${changed ? ", changed" : ""}`),
+    ...[["A", alignment.only_a, alignment.sites_only_a], ["B", alignment.only_b, alignment.sites_only_b]].flatMap(([side, own, rest]) => [...modules(own), ...rest].map((text) => `only in ${side}: ${text}`)),
+  ];
+  fill(byId("alignment-body"), lines.map((text) => make("p", {}, text)));
+}
+
+class Pair {
+  constructor(host) {
+    this.host = host;
+    byId("panel-close").addEventListener("click", () => change({ site: null }));
+    byId("panel-before").addEventListener("click", () => this.go(-1));
+    byId("panel-after").addEventListener("click", () => this.go(1));
+    listen((changed) => (changed.has("site") || changed.has("theme")) && this.show(this.recording));
+  }
+
+  show(recording) {
+    this.recording = recording;
+    const site = recording.site(state.site);
+    document.body.classList.toggle("with-panel", Boolean(site));
+    byId("panel").hidden = !site;
+    if (!site) return fill(this.host);
+    byId("panel-before").disabled = !this.neighbour(site, -1);
+    byId("panel-after").disabled = !this.neighbour(site, 1);
+    const charts = this.charts(site);
+    fill(
+      this.host,
+      make("h2", { class: "mono", id: "panel-site" }, named({ a: site.site, b: site.b })),
+      make("p", { class: "faint" }, [site.type, site.shape.join("×"), site.dtype].filter(Boolean).join(" · ")),
+      charts.map(({ title, host }) => make("figure", {}, make("figcaption", {}, title), host)),
+      !charts.length && make("p", { class: "empty" }, "No figures were recorded for it in both."),
+    );
+    for (const { host, spec } of charts) chart(host, spec);
+    dropGone();
+    return undefined;
+  }
+
+  charts(site) {
+    const { recording } = this;
+    const states = recording.states(site.id);
+    const columns = Array.from(states.keys()).filter((column) => states[column]);
+    const taken = (name) => recording.series(site.id, name) && columns.map((column) => recording.series(site.id, name)[column]);
+    const x = columns.map((column) => recording.last[column]);
+    const broken = columns.flatMap((column, at) => (states[column] === 2 ? [at] : []));
+    const pictures = [
+      ["rms", [["A", taken("rms.a")], ["B", taken("rms.b")]]],
+      ["ratio B : A", [["ratio", taken("change")]]],
+      ["relative difference", [["apart", taken("apart")]]],
+    ];
+    return pictures
+      .map(([title, pairs]) => [title, pairs.filter(([, values]) => values)])
+      .filter(([, pairs]) => pairs.length)
+      .map(([title, pairs]) => {
+        const log = wantsLog(...pairs.map(([, values]) => values));
+        const series = pairs.map(([label, values]) => ({ label, values: plottable(values, log) }));
+        const mark = recording.findings[0]?.step ?? null;
+        return { title, host: make("div", { class: "chart" }), spec: { x, series, log, broken, zeros: log ? zerosOf(pairs[0][1]) : [], mark, height: 150 } };
+      });
+  }
+
+  neighbour(site, by) {
+    const sites = this.recording.ofKind(site.kind);
+    return sites[sites.findIndex((one) => one.id === site.id) + by];
+  }
+
+  go(by) {
+    const site = this.recording.site(state.site);
+    const next = site && this.neighbour(site, by);
+    if (next) change({ site: next.site });
+  }
+}
+
+function begin() {
+  recall();
+  document.documentElement.dataset.theme = state.theme;
+  const recording = new Recording(JSON.parse(byId("document").textContent), (name) => byId(`table-${name}`).textContent);
+  const filter = () => filterOf(state.filter, recording.paths);
+  const [heatMap, panel] = [new HeatMap(byId("heat-map"), filter), new Pair(byId("panel-body"))];
+  showDifference(recording);
+  heatMap.show(recording);
+  panel.show(recording);
+  const input = byId("filter");
+  const tellFilter = () => input.classList.toggle("on", !filter().all);
+  input.value = state.filter;
+  let pause;
+  input.addEventListener("input", () => {
+    clearTimeout(pause);
+    pause = setTimeout(() => change({ filter: input.value }), PAUSE);
+  });
+  listen((changed) => changed.has("filter") && tellFilter());
+  tellFilter();
+  byId("theme").addEventListener("click", toggleTheme);
+  byId("help-open").addEventListener("click", () => byId("help").showModal());
+  listenToKeys({ recording: () => recording, panel });
+  document.documentElement.dataset.ready = "yes";
+}
+
+begin();

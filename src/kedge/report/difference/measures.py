@@ -1,0 +1,84 @@
+"""How far two values of a statistic are apart.
+
+# Note [Apart]
+Two values are ``|a - b| / scale`` apart: 0 if they are equal to the last bit, about 1 if one is much larger than the
+other, at most 2. The scale is the larger of the two sizes. For a mean these are the root mean squares, as the mean of
+many numbers around zero is itself hardly more than rounding; for an extreme the larger extremes of either side; for
+all others the values. A share is compared as it is. What is not finite on one side alone is infinitely far apart.
+NaN: not measured on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+from kedge.store.formats import FORMATS
+from kedge.store.rows import Bools, Floats, Ints, Rows, Statistic
+
+Compared = Literal["rms", "max", "min", "mean", "zero", "nonfinite", "count"]
+
+#: The statistics that are compared; of several that are equally far apart the first is named.
+COMPARED: tuple[Compared, ...] = ("rms", "max", "min", "mean", "zero", "nonfinite", "count")
+
+#: The statistics that tell nothing about rounding: one element more that is zero is no smaller than any other.
+COUNTS = frozenset({"zero", "nonfinite", "count"})
+
+
+class Chosen:
+    """The rows of one site in the steps that are compared."""
+
+    def __init__(self, rows: Rows, where: Ints | slice) -> None:
+        self._rows, self._where = rows, where
+
+    @property
+    def broken(self) -> Bools:
+        """Where something was not finite."""
+        return np.asarray(~self._rows.clean & (self._rows.count > 0))[self._where]
+
+    def __getitem__(self, statistic: Statistic) -> Floats:
+        """Give a statistic, NaN where it was not measured."""
+        return self._rows.statistic(statistic)[self._where]
+
+
+def apart(a: Chosen, b: Chosen) -> Iterator[tuple[Compared, Floats]]:
+    """Give for each statistic how far two sites are apart in each step; see Note [Apart]."""
+    broken, other = a.broken, b.broken
+    both, one = broken & other, broken != other
+    sizes = {"mean": _larger(a["rms"], b["rms"])}
+    sizes["min"] = sizes["max"] = _larger(a["absmax"], b["absmax"])
+    for name in COMPARED:
+        x, y = a[name], b[name]
+        far = np.abs(x - y) if name == "zero" else _relative(x, y, sizes.get(name))
+        if both.any():
+            far[both & ~(np.isfinite(x) & np.isfinite(y))] = 0.0
+        if one.any():
+            far[one] = np.inf if name == "nonfinite" else np.nan
+        yield name, far
+
+
+def _larger(x: Floats, y: Floats) -> Floats:
+    return np.maximum(np.abs(x), np.abs(y))
+
+
+def _relative(x: Floats, y: Floats, sizes: Floats | None) -> Floats:
+    scale = _larger(x, y)
+    if sizes is not None:
+        scale = np.fmax(scale, sizes)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        far = np.abs(x - y) / scale
+    far[x == y] = 0.0
+    return far
+
+
+def eps(dtype: str) -> float | None:
+    """Give the relative distance of a format's neighbouring numbers; None for what is no floating-point format."""
+    known = FORMATS.get(dtype)
+    return known.smallest / known.smallest_normal if known else None
+
+
+def coarser(a: str, b: str) -> str:
+    """Give the coarser of two formats."""
+    return max((a, b), key=lambda dtype: eps(dtype) or 0.0)

@@ -1,0 +1,95 @@
+"""The modules of a recording in the order of the data, as alignment sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from kedge.store.recording import Recording, SiteInfo
+
+#: What fires in a forward pass; everything else of a module comes after it.
+FORWARD = ("out", "in")
+#: What describes a parameter by its own shape; that of an update is of a sample.
+OF_PARAMETER = ("param", "param.grad")
+
+
+def flow(site: SiteInfo) -> str:
+    """Give a site's kind without the leaf that its text may have."""
+    return site.kind.partition("[")[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """One module with all its sites.
+
+    Attributes:
+        path: Its path, as it is recorded.
+        sites: Its sites and those of its own parameters, in the order in which they first fired.
+        leaf: Whether no other module of the recording is inside it.
+    """
+
+    path: str
+    sites: tuple[SiteInfo, ...]
+    leaf: bool
+
+    @cached_property
+    def type(self) -> str:
+        """The name of its class."""
+        return next((site.type for site in self.sites if site.type), "")
+
+    @cached_property
+    def segments(self) -> tuple[str, ...]:
+        """The parts of its path."""
+        return tuple(self.path.split(".")) if self.path else ()
+
+    @cached_property
+    def fires(self) -> bool:
+        """Whether it was called in a forward pass."""
+        return any(flow(site) in FORWARD for site in self.sites)
+
+    @cached_property
+    def parameters(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The names and shapes of its own parameters, sorted."""
+        own = {site.path.rpartition(".")[2]: site.shape for site in self.sites if flow(site) in OF_PARAMETER}
+        return tuple(sorted(own.items()))
+
+    @cached_property
+    def size(self) -> tuple[int, ...]:
+        """The shape of its first output without the batch."""
+        return next((site.shape[1:] for site in self.sites if flow(site) == "out"), ())
+
+    @property
+    def label(self) -> str:
+        """What it is called in text; the root has no path."""
+        return self.path or f"({self.type or 'root'})"
+
+    def part(self, site: SiteInfo) -> str:
+        """Give what a site's text says besides the path of the module: ``:out``, ``weight:param``."""
+        if flow(site).startswith("param") or flow(site) == "update":
+            return f"{site.path.removeprefix(self.path).removeprefix('.')}:{site.kind}"
+        return site.site[len(_unescaped(site.site, self.path)) :]
+
+
+def _unescaped(text: str, path: str) -> str:
+    """Give the beginning of a site's text that stands for its path, in which some characters have backslashes."""
+    end = 0
+    for _ in path:
+        end += 2 if text[end] == "\\" else 1
+    return text[:end]
+
+
+def modules_of(recording: Recording) -> tuple[Module, ...]:
+    """List the modules of a recording: those that fire in the order of the data, then the others."""
+    own: dict[str, list[SiteInfo]] = {}
+    for site in recording.sites:
+        own.setdefault(site.owner, []).append(site)
+    holders = {path[:i] for path in own for i in range(len(path)) if path[i] == "."}
+    if any(path and sites[0].root == own[""][0].root for path, sites in own.items() if "" in own):
+        holders.add("")
+    modules = [Module(path, tuple(sites), path not in holders) for path, sites in own.items()]
+    return tuple(sorted(modules, key=_place))
+
+
+def _place(module: Module) -> tuple[bool, int]:
+    ids = [site.id for site in module.sites if flow(site) in FORWARD] or [site.id for site in module.sites]
+    return not module.fires, min(ids)

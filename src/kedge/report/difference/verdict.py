@@ -1,0 +1,117 @@
+"""Whether two recordings part, where first, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kedge.report.difference import backward, begin, forward
+from kedge.report.difference.comparison import Comparison, Parting
+from kedge.report.difference.facts import Cause, Facts, is_from_outside
+from kedge.report.numbers import counted
+
+Finder = Callable[[Facts], Cause | None]
+
+#: Who tells a cause, in the order of a step: the first that knows one is believed.
+FINDERS: tuple[Finder, ...] = (
+    begin.unseen,
+    begin.late,
+    begin.dtype_of_parameters,
+    begin.layers,
+    begin.seed,
+    begin.parameters,
+    begin.batch_size,
+    begin.dtype_of_inputs,
+    begin.data,
+    forward.dtype,
+    forward.randomness,
+    forward.layer,
+    forward.rounding,
+    forward.products,
+    forward.code,
+    backward.dtype,
+    backward.scaled,
+    backward.loss,
+    backward.backward,
+    backward.norm,
+    backward.rate,
+    backward.optimizer,
+)
+
+#: What the ranks of one run share; the rest of what they see is their own.
+SHARED = ("param", "grad.norm", "update")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of two recordings.
+
+    Attributes:
+        parted: Whether they differ by more than the tolerance, where they should not.
+        first: Where they first differ; None if they do not.
+        cause: Why, or that they do not.
+    """
+
+    parted: bool
+    first: Parting | None
+    cause: Cause
+
+
+def judge(comparison: Comparison) -> Verdict:
+    """Say whether two runs part, and why."""
+    first = comparison.first
+    if first is None:
+        return Verdict(parted=False, first=None, cause=_same(comparison))
+    facts = Facts(comparison, first)
+    found = next(cause for find in (*FINDERS, _unknown) if (cause := find(facts)) is not None)
+    return Verdict(parted=True, first=first, cause=found)
+
+
+def judge_ranks(comparison: Comparison) -> Verdict:
+    """Say whether two ranks of one run drift apart: their data may differ, what they share may not."""
+    sites = comparison.alignment.sites
+    shared = [i for i, same in enumerate(sites) if same.kind in SHARED]
+    parted = comparison.parted[shared]
+    columns = np.flatnonzero(parted.any(axis=0))
+    if len(columns):
+        column = int(columns[0])
+        first = comparison.parting(shared[int(np.argmax(parted[:, column]))], column)
+        return Verdict(parted=True, first=first, cause=_drift(first))
+    return Verdict(parted=False, first=comparison.first, cause=_agreement(comparison, shared))
+
+
+def _same(comparison: Comparison) -> Cause:
+    values = f"{counted(comparison.values, 'value')} of {counted(len(comparison.alignment.sites), 'site')}"
+    steps = counted(len(comparison.steps), "step")
+    if comparison.tolerance:
+        furthest = float(np.nanmax(comparison.apart))
+        found = f"{values} in {steps} are at most {furthest:.2g} apart, and {comparison.tolerance:g} is tolerated"
+        return Cause("same", "no difference beyond the tolerance", found)
+    return Cause("same", "no difference", f"{values} in {steps} are equal to the last bit")
+
+
+def _unknown(facts: Facts) -> Cause:
+    return Cause("unknown", f"they part in {facts.first.same.text}", f"everything before is {facts.equal_before()}")
+
+
+def _drift(first: Parting) -> Cause:
+    what = {"param": "parameters", "grad.norm": "gradients that the optimizer gets", "update": "updates"}
+    return Cause(
+        "drift",
+        f"the ranks drift apart: their {what[first.same.kind]} differ from step {first.step} on",
+        f"{first.same.text} is the first; ranks that hold parts of a sharded model differ without fault",
+    )
+
+
+def _agreement(comparison: Comparison, shared: list[int]) -> Cause:
+    if np.isnan(comparison.apart[shared]).all():
+        return Cause("ranks", "nothing that ranks share was measured in both", "no parameter, gradient norm or update")
+    sites = comparison.alignment.sites
+    inputs = [i for i, same in enumerate(sites) if is_from_outside(comparison.a, same)]
+    known = comparison.apart[inputs]
+    equal = f"parameters, gradient norms and updates are equal in {counted(len(comparison.steps), 'step')}"
+    if inputs and not np.isnan(known).all() and not comparison.parted[inputs].any():
+        return Cause("same-data", "the ranks agree, and they get the same data: is it meant to be shared out?", equal)
+    return Cause("ranks", "the ranks agree in all that they share", equal + "; each has data of its own")

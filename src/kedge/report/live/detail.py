@@ -1,0 +1,136 @@
+"""One module in detail: the curve of a statistic of one of its sites, its newest figures, and what was found there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.text import Text
+
+from kedge.report.findings import MARKS, STYLES
+from kedge.report.lines import Line
+from kedge.report.live.plot import plot
+from kedge.report.numbers import compact, counted
+from kedge.report.table import BAD
+from kedge.rules.rule import Finding
+from kedge.store.recording import STATISTICS, Recording, SiteInfo
+
+HEIGHT = 8
+FIGURES_WIDTH = 34
+SCALE_WIDTH = 8
+#: In the order in which they are gone through.
+COURSES = ("rms", "mean", "std", "absmax", "zero", "q05", "q50", "q95", "saturated", "nonfinite")
+
+
+#: What is not finite where an element is not.
+SPOILT = {"mean", "rms", "std", "absmax", "min", "max"}
+
+
+def sites_of(line: Line) -> list[SiteInfo]:
+    """List the sites of a line, its output first."""
+    own = [line.sites[kind] for kind in ("out", "out.grad") if kind in line.sites]
+    return [*own, *(site for sites in line.parameters.values() for site in sites)]
+
+
+def courses_of(recording: Recording, site: SiteInfo) -> list[str]:
+    """List the statistics that were measured at a site."""
+    measured = [name for name in COURSES if np.isfinite(recording.series(site, name)).any()]
+    return measured or list(COURSES[:1])
+
+
+def detail(line: Line, chosen: tuple[int, int], findings: Sequence[Finding], width: int) -> Text:
+    """Draw a module in detail.
+
+    Args:
+        line: The line of the table.
+        chosen: Which of its sites, and which statistic; both are counted round.
+        findings: What was found; only what is about this module is shown.
+        width: How wide the text may be.
+    """
+    sites = sites_of(line)
+    site = sites[chosen[0] % len(sites)]
+    names = courses_of(line.recording, site)
+    name = names[chosen[1] % len(names)]
+    lines = [_title(line, site), _choices(sites, site, names, name)]
+    lines += _beside(_curve(line.recording, site, name, width - FIGURES_WIDTH), _figures(line.recording, site), width)
+    lines += _found(line, findings)
+    return Text("\n").join(lines)
+
+
+def _title(line: Line, site: SiteInfo) -> Text:
+    parts = [line.type, line.shape, site.dtype, counted(line.size, "parameter") if line.size else ""]
+    title = Text.assemble((line.label, "bold"), "  ", (" · ".join(part for part in parts if part), "dim"))
+    called = site.source
+    if called is not None:
+        title.append(f"  {called.get('file')}:{called.get('line')}  ", "dim").append(
+            str(called.get("text", "")), "italic"
+        )
+    return title
+
+
+def _choices(sites: Sequence[SiteInfo], site: SiteInfo, names: Sequence[str], name: str) -> Text:
+    shown = [(other.site.removeprefix(other.owner).lstrip(".:"), other is site) for other in sites]
+    named = [(other, other == name) for other in names]
+    text = Text("")
+    for choices in (shown, named):
+        for label, taken in choices:
+            text.append(f" {label} ", "reverse" if taken else "dim")
+        text.append("   ")
+    return text
+
+
+def _curve(recording: Recording, site: SiteInfo, name: str, width: int) -> list[Text]:
+    """Draw the course of a statistic, with its scale on the left and the steps below."""
+    wide = max(width - SCALE_WIDTH - 3, 8)
+    steps, drawn = recording.steps, plot(recording.series(site, name), wide, HEIGHT)
+    if drawn is None:
+        return [Text(f"no finite value of {name} was recorded yet", "dim"), *[Text("")] * HEIGHT]
+    ends = {0: compact(drawn.high), HEIGHT - 1: compact(drawn.low)}
+    ends[HEIGHT // 2] = "(log)" if drawn.logarithmic else ""
+    rows = [
+        Text.assemble((f"{ends.get(i, ''):>{SCALE_WIDTH}} ", "dim"), (row, "cyan")) for i, row in enumerate(drawn.rows)
+    ]
+    first, last = str(steps[0]), str(steps[-1])
+    axis = f"{'step':>{SCALE_WIDTH}} {first}{last:>{max(wide - len(first), len(last) + 1)}}"
+    return [*rows, Text(axis, "dim")]
+
+
+def _figures(recording: Recording, site: SiteInfo) -> list[Text]:
+    """Give every statistic of the newest step in which the site was measured, two in a line."""
+    seen = np.flatnonzero(~np.isnan(recording.series(site, "count")))
+    if not len(seen):
+        return [Text("no step was sampled yet", "dim")]
+    newest = int(seen[-1])
+    broken = recording.series(site, "nonfinite")[newest] > 0
+    cells = []
+    for name in STATISTICS:
+        value = float(recording.series(site, name)[newest])
+        # A NaN was not measured, unless something there was not finite.
+        if np.isfinite(value) or (broken and name in SPOILT):
+            cells.append(
+                Text.assemble((f"{name:>9} ", "dim"), (f"{compact(value):<7}", "" if np.isfinite(value) else BAD))
+            )
+    rows = [Text("").join(cells[i : i + 2]) for i in range(0, len(cells), 2)]
+    return [Text(f"{'at step':>9} {recording.steps[newest]}", "dim"), *rows]
+
+
+def _beside(left: Sequence[Text], right: Sequence[Text], width: int) -> Iterator[Text]:
+    """Put two blocks side by side; where there is no room, the second is left out."""
+    room = width - FIGURES_WIDTH
+    for i, text in enumerate(left):
+        line = text.copy()
+        if i < len(right) and room >= FIGURES_WIDTH:
+            line.truncate(room)
+            line.pad_right(room - line.cell_len)
+            line.append_text(right[i])
+        yield line
+
+
+def _found(line: Line, findings: Sequence[Finding]) -> Iterator[Text]:
+    for finding in findings:
+        if finding.site in line.texts:
+            yield Text.assemble(
+                (f"{MARKS[finding.severity]} {finding.code}  ", STYLES[finding.severity]), finding.message
+            )
+            if finding.remedy:
+                yield Text(f"  → {finding.remedy}", "italic")

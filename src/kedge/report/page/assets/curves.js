@@ -1,0 +1,43 @@
+// The loss and the norm of all gradients.
+
+import { byId, fill, make } from "./elements.js";
+import { chart, plottable, wantsLog } from "./charts.js";
+import { listen } from "./state.js";
+
+const TITLES = { loss: "loss", norm: "gradient norm" };
+
+export class Curves {
+  constructor(host) {
+    this.host = host;
+    listen((changed) => changed.has("theme") && this.show(this.recording));
+  }
+
+  show(recording) {
+    this.recording = recording;
+    const hosts = recording.curves.map((entry) => {
+      const host = make("div", { class: "chart" });
+      return { entry, host, frame: make("figure", {}, make("figcaption", {}, make("b", {}, TITLES[entry.kind]), " ", make("span", { class: "faint" }, entry.label)), host) };
+    });
+    const loss = recording.curves.some((entry) => entry.kind === "loss");
+    fill(
+      this.host,
+      hosts.map(({ frame }) => frame),
+      !loss && make("p", { class: "empty" }, "No loss is recorded: it is drawn here when a module gives it, such as nn.CrossEntropyLoss()."),
+    );
+    for (const { entry, host } of hosts) this.draw(host, entry);
+    byId("curves").classList.toggle("bare", !hosts.length);
+  }
+
+  draw(host, entry) {
+    const { step, last, most, least } = this.recording.curve(entry);
+    const log = wantsLog(last, ...(least ? [least] : []));
+    const series = [{ label: TITLES[entry.kind], values: plottable(last, log) }];
+    const bands = [];
+    if (most) {
+      series.push({ label: "most", values: plottable(most, log), width: 0.5, line: 0, dash: [] });
+      series.push({ label: "least", values: plottable(least, log), width: 0.5, line: 0, dash: [] });
+      bands.push([2, 3]);
+    }
+    chart(host, { x: step, series, bands, log, broken: entry.broken, height: 170 });
+  }
+}

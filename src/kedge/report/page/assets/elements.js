@@ -1,0 +1,50 @@
+// Elements of the page. Text enters as text nodes alone, never as markup: see Note [Nothing from outside] in render.py.
+
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  append(element, children);
+  return element;
+}
+
+export function append(element, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : String(child));
+  }
+}
+
+export function fill(element, ...children) {
+  element.replaceChildren();
+  append(element, children);
+}
+
+export const byId = (id) => document.getElementById(id);
+
+// Colours live in the style sheet alone, so that both themes stand in one place.
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+export const MARKS = { error: "✗", warning: "!", info: "i" };
+
+export function badge(severity) {
+  return make("span", { class: `badge ${severity}`, title: severity }, MARKS[severity]);
+}
+
+// A canvas that is as sharp as the screen; gives the context in CSS pixels.
+export function sized(canvas, width, height) {
+  const dense = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * dense);
+  canvas.height = Math.round(height * dense);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.setTransform(dense, 0, 0, dense, 0, 0);
+  return context;
+}
+
+// The end of a path tells more than its start.
+export const tail = (text, most) => (text.length <= most ? text : `…${text.slice(text.length - most + 1)}`);

@@ -1,0 +1,161 @@
+// The findings, the worst first, each with what it rests on.
+
+import { append, badge, byId, fill, make, tail } from "./elements.js";
+import { compact, counted, percent, whole } from "./numbers.js";
+import { chart, drop, plottable, wantsLog, zerosOf } from "./charts.js";
+import { change, listen, state } from "./state.js";
+
+const SHOWN = 6;
+const LISTED = 8;
+
+export class Findings {
+  constructor(host) {
+    this.host = host;
+    this.all = false;
+    listen((changed) => {
+      if (changed.has("theme")) this.show(this.recording);
+      else if (changed.has("finding")) this.focus();
+    });
+  }
+
+  show(recording) {
+    this.recording = recording;
+    const { findings } = recording;
+    byId("findings-count").textContent = findings.length ? whole(findings.length) : "";
+    if (!findings.length) {
+      fill(this.host, make("p", { class: "clean" }, make("span", { class: "badge fine" }, "✓"), " ", this.clean()));
+      return;
+    }
+    const shown = this.all ? findings : findings.slice(0, Math.max(SHOWN, (state.finding ?? 0) + 1));
+    this.host.querySelectorAll(".figure").forEach(drop);
+    fill(this.host, shown.map((finding) => this.card(finding)), this.rest(findings.length - shown.length));
+    for (const finding of shown) drawFigure(this.cardOf(finding.number).querySelector(".figure"), finding);
+    this.focus(false);
+  }
+
+  clean() {
+    const { run, rules } = this.recording;
+    if (!run.sampled) return "No findings yet: no step has been sampled.";
+    return `No findings: ${rules ? counted(rules, "rule") : "the rules"} over ${counted(run.sampled, "sampled step")}.`;
+  }
+
+  card(finding) {
+    const site = this.recording.site(finding.site);
+    const step = finding.step >= 0 && make("span", {}, `step ${whole(finding.step)}`);
+    const name = site
+      ? make("button", { class: "link mono", onclick: () => change({ site: site.site, finding: finding.number }) }, finding.site)
+      : make("span", { class: "mono" }, finding.site);
+    const sure = make("span", { class: "faint", title: "how much of what the rule would like to know was recorded" }, `confidence ${percent(finding.confidence).replace(".0", "")}`);
+    return make(
+      "article",
+      { class: `finding ${finding.severity}`, "data-finding": finding.number, tabindex: -1 },
+      make(
+        "div",
+        { class: "told" },
+        make("header", {}, badge(finding.severity), make("b", {}, finding.code), make("span", { class: `severity ${finding.severity}` }, finding.severity), name, step, sure),
+        make("p", { class: "message" }, finding.message),
+        finding.remedy && make("p", { class: "remedy" }, make("span", { class: "arrow" }, "→ "), finding.remedy),
+        // Some rules quote the line themselves.
+        site?.source && !finding.message.includes(site.source.text) && sourceLine(site.source),
+        evidence(finding.evidence),
+        this.page(finding.code),
+      ),
+      make("div", { class: "figure-frame" }, make("div", { class: "figure-title" }), make("div", { class: "figure" })),
+    );
+  }
+
+  // The rule's own page: what it looks for, and how it knows.
+  page(code) {
+    const text = this.recording.explained[code];
+    return text && make("details", { class: "rule" }, make("summary", {}, `how ${code} knows`), make("pre", {}, text));
+  }
+
+  rest(left) {
+    if (left <= 0) return null;
+    const show = () => {
+      this.all = true;
+      this.show(this.recording);
+    };
+    return make("button", { class: "more", onclick: show }, `show ${whole(left)} more`);
+  }
+
+  cardOf(number) {
+    return this.host.querySelector(`[data-finding="${number}"]`);
+  }
+
+  focus(move = true) {
+    if (move && state.finding !== null && !this.cardOf(state.finding)) this.show(this.recording);
+    for (const card of this.host.querySelectorAll(".finding")) card.classList.toggle("focus", Number(card.dataset.finding) === state.finding);
+    if (move && state.finding !== null) this.cardOf(state.finding)?.scrollIntoView({ block: "nearest" });
+  }
+}
+
+export function sourceLine(source) {
+  const where = `${source.file}:${source.line}${source.function ? ` in ${source.function}` : ""}`;
+  return make("div", { class: "source" }, make("span", { class: "faint" }, where), source.text && make("code", {}, source.text));
+}
+
+// Plain figures of the evidence; lists and what is drawn are left to the figure.
+function evidence(held) {
+  const told = Object.entries(held).filter(([, value]) => value !== null && value !== "" && (typeof value !== "object" || isSmallList(value)));
+  const near = Object.entries(held.near || {}).filter(([, figures]) => figures && typeof figures === "object");
+  const list = make("dl", { class: "evidence" });
+  append(list, told.map(([name, value]) => make("div", {}, make("dt", {}, name.replaceAll("_", " ")), make("dd", {}, textOf(value)))));
+  append(list, near.map(([site, figures]) => make("div", {}, make("dt", {}, site), make("dd", {}, rangeOf(figures)))));
+  return list;
+}
+
+const isSmallList = (value) => Array.isArray(value) && value.length > 0 && value.length <= LISTED && value.every((one) => typeof one !== "object");
+
+function textOf(value) {
+  if (Array.isArray(value)) return value.map(textOf).join(", ");
+  if (typeof value === "number") return Number.isInteger(value) ? whole(value) : compact(value);
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  return String(value);
+}
+
+function rangeOf(figures) {
+  return Object.entries(figures).map(([name, value]) => `${name} ${textOf(value)}`).join(", ");
+}
+
+function drawFigure(host, finding) {
+  const { figure } = finding;
+  const title = host.parentElement.querySelector(".figure-title");
+  host.parentElement.hidden = !figure;
+  if (!figure) return;
+  if (figure.form === "profile") drawProfile(host, title, figure);
+  else drawSeries(host, title, figure);
+}
+
+// Several sites share the axis of steps, though each has steps of its own.
+function drawSeries(host, title, figure) {
+  const steps = [...new Set(figure.series.flatMap((one) => one.steps))].sort((a, b) => a - b);
+  const place = new Map(steps.map((step, at) => [step, at]));
+  const log = figure.series[0].statistic !== "zero" && wantsLog(...figure.series.map((one) => one.values));
+  const series = figure.series.map((one) => {
+    const values = new Array(steps.length).fill(undefined);
+    plottable(one.values, log).forEach((value, at) => (values[place.get(one.steps[at])] = value));
+    return { label: one.label, values };
+  });
+  const broken = [...new Set(figure.series.flatMap((one) => one.broken.map((at) => place.get(one.steps[at]))))];
+  fill(title, `${figure.series[0].label}${figure.series.length > 1 ? " and what is next to it" : ""}`);
+  const yRange = ["zero", "saturated"].includes(figure.series[0].statistic) ? [0, 1] : undefined;
+  const bars = figure.bars.map((bar) => ({ ...bar, tone: "warning" }));
+  const zeros = log ? figure.series.flatMap((one) => zerosOf(one.values).map((at) => place.get(one.steps[at]))) : [];
+  chart(host, { x: steps, series, broken, zeros, log, bars, mark: figure.step, height: 132, yRange });
+}
+
+function drawProfile(host, title, figure) {
+  const values = figure.values.map((value) => (typeof value === "number" ? value : null));
+  const log = wantsLog(values.filter((value) => value !== null));
+  fill(title, `${figure.name.replaceAll("_", " ")}, from ${tail(figure.labels[0], 24)} to ${tail(figure.labels.at(-1), 24)}`);
+  chart(host, {
+    x: values.map((_, at) => at),
+    series: [{ label: figure.name.replaceAll("_", " "), values: plottable(values, log) }],
+    log,
+    height: 132,
+    xLabel: "at",
+    xValue: (at) => tail(figure.labels[at] ?? "", 34),
+    xAxis: { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) && figure.labels[tick] ? String(tick + 1) : "")) },
+  });
+}

@@ -1,0 +1,71 @@
+// The head of the page: what ran, how it ended, and what the watching cost.
+
+import { badge, byId, fill, make } from "./elements.js";
+import { bytes, counted, percent, seconds, thousands, whole } from "./numbers.js";
+
+export function showHead(recording) {
+  const { run } = recording;
+  fill(byId("name"), run.name || "recording");
+  document.title = `${run.name || "recording"} · Kedge`;
+  fill(byId("status"), make("span", { class: `pill ${statusOf(run)[0]}` }, statusOf(run)[1]), tally(recording.findings));
+  fill(byId("command"), run.command ? [make("span", { class: "faint" }, "$ "), run.command] : "a program without a name");
+  fill(byId("facts"), facts(recording).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+  fill(byId("troubles"), troubles(run).map((text) => make("p", { class: "trouble" }, text)));
+}
+
+function statusOf(run) {
+  if (run.running) return ["warning", "no end recorded: running or killed"];
+  if (run.error || run.exit) return ["error", `✗ exit status ${run.exit}`];
+  return ["fine", "✓ ended"];
+}
+
+function tally(findings) {
+  return ["error", "warning", "info"].map((severity) => {
+    const number = findings.filter((finding) => finding.severity === severity).length;
+    return number > 0 && make("span", { class: "tally" }, badge(severity), ` ${severity === "info" ? `${number} info` : counted(number, severity)}`);
+  });
+}
+
+function facts(recording) {
+  const { run, roots } = recording;
+  const told = [];
+  const tell = (name, value) => value !== null && value !== undefined && value !== "" && told.push([name, value]);
+  const named = (root) => (root.parameters ? `${root.name}, ${thousands(root.parameters)} parameters` : root.name);
+  roots.forEach((root, at) => tell(at ? "and" : "model", named(root)));
+  tell("watched", counted(recording.sites.length, "site"));
+  tell("steps", stepsOf(run));
+  tell("time", run.seconds && seconds(run.seconds));
+  tell("watching took", costOf(run));
+  tell("budget", run.budget && percent(run.budget));
+  tell("saved for backward", run.saved?.bytes && `${bytes(run.saved.bytes)} in step ${run.saved.step}`);
+  tell("device", run.device);
+  tell("ranks", Math.max(run.world || 1, run.ranks || 1) > 1 && `${run.ranks || 1} of ${run.world || run.ranks}`);
+  tell("torch", run.torch);
+  tell("Python", run.python);
+  tell("Kedge", run.kedge);
+  tell("started", moment(run.started));
+  return told.filter(([, value]) => value !== false);
+}
+
+function stepsOf(run) {
+  if (run.steps === undefined || run.steps === null) return `${whole(run.sampled)} sampled so far`;
+  return `${whole(run.steps)}, ${whole(run.sampled)} sampled`;
+}
+
+function costOf(run) {
+  if (Number.isFinite(run.slowdown)) return `${percent(run.slowdown)} of the time`;
+  if (!run.seconds || !Number.isFinite(run.watching)) return null;
+  return `${percent(run.watching / run.seconds)} of the time`;
+}
+
+function moment(started) {
+  const found = /^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)/.exec(started || "");
+  return found ? `${found[1]} ${found[2]} UTC` : started;
+}
+
+function troubles(run) {
+  const told = [];
+  if (run.truncated) told.push("The last step was cut off while it was written, and is left out.");
+  if (run.error) told.push(`Ended with exit status ${run.exit}: ${run.error}`);
+  return told;
+}

@@ -1,0 +1,314 @@
+// The heat-map: depth downwards, steps to the right, one statistic as colour, findings pinned on it.
+
+import { colour, fill, make, MARKS, sized, tail } from "./elements.js";
+import { compact, power, stepsText, whole } from "./numbers.js";
+import { css, scaleTable, topLevel } from "./colours.js";
+import { BROKEN } from "./recording.js";
+import { Cells } from "./cells.js";
+import { offered, telling } from "./quantities.js";
+import { change, listen, state } from "./state.js";
+
+const LEAST_ROW = 3;
+const MOST_ROW = 18;
+const TALLEST = 500;
+const WIDEST = 64;
+const LABEL_HEIGHT = 11;
+
+export class HeatMap {
+  constructor(host, filter) {
+    this.filter = filter;
+    this.cursor = null;
+    this.select = make("select", { id: "quantity", onchange: () => change({ quantity: this.select.value }) });
+    this.relative = make("input", { type: "checkbox", id: "relative", onchange: () => change({ relative: this.relative.checked }) });
+    this.count = make("span", { class: "faint" });
+    this.legend = make("div", { class: "legend" });
+    this.canvas = make("canvas", { tabindex: 0, id: "cells", role: "application", "aria-label": "heat-map; arrow keys move, Enter opens the site" });
+    this.axis = make("canvas", { class: "axis", "aria-hidden": "true" });
+    this.scroll = make("div", { class: "heat-scroll" }, this.canvas);
+    this.tip = make("div", { class: "tip", role: "status", "aria-live": "polite" });
+    this.empty = make("p", { class: "empty" });
+    const toolbar = make(
+      "div",
+      { class: "toolbar" },
+      make("label", { for: "quantity" }, "colour is"),
+      this.select,
+      make("label", { class: "check", title: "colour says how far a site is from its own median" }, this.relative, "relative to each site's median"),
+      this.count,
+      this.legend,
+    );
+    fill(host, toolbar, make("div", { class: "heat" }, this.scroll, this.axis, this.tip), this.empty);
+    this.connect(host);
+  }
+
+  connect(host) {
+    this.canvas.addEventListener("mousemove", (event) => this.point(this.cellAt(event)));
+    this.canvas.addEventListener("mouseleave", () => this.point(null));
+    this.canvas.addEventListener("click", (event) => this.open(this.cellAt(event)));
+    this.canvas.addEventListener("keydown", (event) => this.key(event));
+    this.canvas.addEventListener("blur", () => this.point(null));
+    new ResizeObserver(() => this.recording && this.draw()).observe(host);
+    listen((changed) => {
+      if (["quantity", "relative", "filter", "theme"].some((key) => changed.has(key))) this.show(this.recording);
+      else if (changed.has("site") || changed.has("finding")) this.draw();
+    });
+  }
+
+  show(recording) {
+    this.recording = recording;
+    const known = offered(recording);
+    this.empty.textContent = known.length ? "" : "Nothing to draw: no site has a statistic in this recording.";
+    this.empty.hidden = known.length > 0;
+    this.canvas.parentElement.parentElement.hidden = !known.length;
+    this.canvas.closest("section").classList.toggle("bare", !known.length);
+    if (!known.length) return;
+    const quantity = known.find((one) => one.id === state.quantity) || telling(recording, known);
+    fill(this.select, known.map((one) => make("option", { value: one.id }, one.label)));
+    this.select.value = quantity.id;
+    this.relative.checked = state.relative;
+    this.relative.disabled = quantity.scale !== "log";
+    this.relative.parentElement.hidden = Boolean(quantity.middle);
+    this.cells = new Cells(recording, quantity, { relative: state.relative, lets: this.filter().lets });
+    const paint = { broken: colour("broken"), zero: colour("zero") };
+    this.picture = document.createElement("canvas");
+    const image = this.cells.picture(state.theme, paint);
+    [this.picture.width, this.picture.height] = [image.width, image.height];
+    this.picture.getContext("2d").putImageData(image, 0, 0);
+    this.cursor = null;
+    this.empty.hidden = this.cells.sites.length > 0;
+    if (!this.cells.sites.length) this.empty.textContent = "No site here passes the filter.";
+    this.count.textContent = `${whole(this.cells.sites.length)} sites × ${whole(recording.columns.steps)} steps`;
+    this.drawLegend();
+    this.draw();
+  }
+
+  draw() {
+    const { cells, scroll } = this;
+    if (!cells || !scroll.clientWidth) return;
+    const count = cells.sites.length;
+    this.row = Math.max(LEAST_ROW, Math.min(MOST_ROW, Math.floor(TALLEST / Math.max(count, 1))));
+    const shown = scroll.clientWidth;
+    this.left = Math.min(Math.max(...cells.sites.map((site) => this.label(site).length), 6) * 6.2 + 26, shown * 0.3);
+    // A column gets a pixel at least: a spike that shares one would be lost.
+    this.plot = Math.max(Math.min(shown - this.left - 10, cells.width * WIDEST), cells.width);
+    const [width, height] = [this.left + this.plot + 10, count * this.row + 12];
+    const context = sized(this.canvas, width, height);
+    context.clearRect(0, 0, width, height);
+    this.top = 6;
+    this.drawCells(context);
+    this.drawLabels(context);
+    this.drawPins(context);
+    this.drawCursor(context);
+    this.drawAxis(width);
+    Object.assign(this.canvas.dataset, { left: this.left, top: this.top, plot: this.plot, row: this.row, rows: count, columns: cells.width });
+  }
+
+  label(site) {
+    return site.kind.includes("[") ? site.site : site.path || `(${this.recording.roots[site.root]?.name ?? "root"})`;
+  }
+
+  drawCells(context) {
+    const { cells } = this;
+    if (!cells.sites.length || !cells.width) return;
+    context.imageSmoothingEnabled = false;
+    context.fillStyle = colour("absent");
+    context.fillRect(this.left, this.top, this.plot, cells.sites.length * this.row);
+    context.drawImage(this.picture, this.left, this.top, this.plot, cells.sites.length * this.row);
+    const wide = this.plot / cells.width;
+    if (this.row >= 7 && wide >= 4) this.drawCrosses(context, wide);
+    if (this.row >= 7) {
+      context.fillStyle = colour("panel");
+      for (let row = 1; row < cells.sites.length; row++) context.fillRect(this.left, this.top + row * this.row - 0.5, this.plot, 1);
+    }
+  }
+
+  // Colour alone must not tell a broken cell.
+  drawCrosses(context, wide) {
+    context.strokeStyle = "#fff";
+    context.lineWidth = 1.2;
+    context.beginPath();
+    const reach = Math.min(this.row, wide, 12) / 4;
+    this.cells.sites.forEach((site, row) => {
+      this.recording.states(site.id).forEach((held, column) => {
+        if (held !== BROKEN) return;
+        const [x, y] = [this.left + (column + 0.5) * wide, this.top + (row + 0.5) * this.row];
+        context.moveTo(x - reach, y - reach);
+        context.lineTo(x + reach, y + reach);
+        context.moveTo(x + reach, y - reach);
+        context.lineTo(x - reach, y + reach);
+      });
+    });
+    context.stroke();
+  }
+
+  drawLabels(context) {
+    context.font = `11px ${colour("sans")}`;
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    const every = Math.ceil(LABEL_HEIGHT / this.row);
+    const most = Math.floor((this.left - 18) / 5.6);
+    this.cells.sites.forEach((site, row) => {
+      const chosen = site.site === state.site;
+      if (row % every && !chosen) return;
+      context.fillStyle = colour(chosen ? "accent" : "faint");
+      context.fillText(tail(this.label(site), most), this.left - 8, this.top + (row + 0.5) * this.row, this.left - 14);
+    });
+    const row = this.cells.rows.get(this.recording.site(state.site)?.id);
+    if (row === undefined) return;
+    context.fillStyle = colour("accent");
+    context.fillRect(this.left - 4, this.top + row * this.row, 3, this.row);
+  }
+
+  // A finding at a site that is not shown is pinned on the row of the same module, with an open mark.
+  pins() {
+    const owners = new Map(this.cells.sites.map((site, row) => [site.owner, row]));
+    return this.recording.findings.flatMap((finding) => {
+      const site = this.recording.site(finding.site);
+      if (!site || finding.step < 0) return [];
+      const exact = this.cells.rows.get(site.id);
+      const row = exact ?? owners.get(site.owner);
+      return row === undefined ? [] : [{ finding, row, column: this.recording.columnOf(finding.step), open: exact === undefined }];
+    });
+  }
+
+  drawPins(context) {
+    const wide = this.plot / this.cells.width;
+    context.textAlign = "center";
+    context.font = `bold 10px ${colour("sans")}`;
+    for (const { finding, row, column, open } of this.pins()) {
+      const [x, y] = [this.left + (column + 0.5) * wide, this.top + (row + 0.5) * this.row];
+      const focus = finding.number === state.finding;
+      context.beginPath();
+      context.arc(x, y, focus ? 9 : 7, 0, 2 * Math.PI);
+      context.fillStyle = open ? colour("panel") : colour(finding.severity);
+      context.fill();
+      context.lineWidth = focus ? 3 : 1.5;
+      context.strokeStyle = open ? colour(finding.severity) : colour("panel");
+      context.stroke();
+      context.fillStyle = open ? colour(finding.severity) : colour("on-mark");
+      context.fillText(MARKS[finding.severity], x, y + 0.5);
+    }
+  }
+
+  drawCursor(context) {
+    if (!this.cursor) return;
+    const wide = this.plot / this.cells.width;
+    context.lineWidth = 1.5;
+    context.strokeStyle = colour("text");
+    const [x, y] = [this.left + this.cursor.column * wide, this.top + this.cursor.row * this.row];
+    context.strokeRect(x - 0.5, y - 0.5, Math.max(wide, 2) + 1, this.row + 1);
+  }
+
+  drawAxis(width) {
+    const context = sized(this.axis, width, 22);
+    context.font = `11px ${colour("sans")}`;
+    context.textBaseline = "top";
+    context.textAlign = "center";
+    const { first, width: columns } = this.recording;
+    const wide = this.plot / columns;
+    const apart = Math.max(1, Math.ceil(70 / wide));
+    for (let column = 0; column < columns; column += apart) {
+      const x = this.left + (column + 0.5) * wide;
+      context.fillStyle = colour("line");
+      context.fillRect(x, 0, 1, 4);
+      context.fillStyle = colour("faint");
+      context.fillText(whole(first[column]), x, 6);
+    }
+    context.textAlign = "right";
+    context.fillText("step", this.left - 12, 6);
+  }
+
+  drawLegend() {
+    const { relative, domain, quantity } = this.cells;
+    const table = scaleTable(relative, state.theme);
+    const bar = make("canvas", { "aria-hidden": "true" });
+    const context = sized(bar, 160, 10);
+    for (let x = 0; x < 160; x++) {
+      context.fillStyle = css(table, Math.round((x / 159) * topLevel));
+      context.fillRect(x, 0, 1, 10);
+    }
+    const end = (value) => {
+      if (quantity.scale === "share") return `${value * 100} %`;
+      return relative ? `${value < 0 ? "÷" : "×"}${compact(2 ** Math.abs(value))}` : compact(10 ** value);
+    };
+    const swatch = (name, text) => make("span", { class: "key" }, make("i", { class: `swatch ${name}` }), text);
+    fill(
+      this.legend,
+      this.cells.known && make("span", { class: "key" }, end(domain[0]), bar, end(domain[1])),
+      quantity.scale !== "share" && swatch("zero", quantity.zero || (quantity.scale === "count" ? "none" : "all zero")),
+      this.cells.anyBroken() && swatch("broken", "not finite"),
+      swatch("absent", "no value"),
+    );
+  }
+
+  cellAt(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const column = Math.floor(((event.clientX - box.left - this.left) / this.plot) * this.cells.width);
+    const row = Math.floor((event.clientY - box.top - this.top) / this.row);
+    if (row < 0 || row >= this.cells.sites.length || column >= this.cells.width) return null;
+    return column < 0 ? { row, column: 0, label: true } : { row, column };
+  }
+
+  point(cell) {
+    const shown = cell && !cell.label ? cell : null;
+    if (this.cursor?.row === shown?.row && this.cursor?.column === shown?.column) return;
+    this.cursor = shown;
+    this.draw();
+    this.tell(shown);
+  }
+
+  tell(cell) {
+    this.tip.classList.toggle("shown", Boolean(cell));
+    if (!cell) return;
+    fill(this.tip, this.words(cell));
+    const wide = this.plot / this.cells.width;
+    const x = this.left + (cell.column + 1) * wide - this.scroll.scrollLeft;
+    const y = this.top + (cell.row + 1) * this.row - this.scroll.scrollTop;
+    const over = x + this.tip.offsetWidth + 12 > this.scroll.clientWidth;
+    this.tip.style.left = `${Math.max(over ? x - wide - this.tip.offsetWidth - 8 : x + 8, 0)}px`;
+    this.tip.style.top = `${y + 6}px`;
+  }
+
+  words({ row, column }) {
+    const { cells, recording } = this;
+    const site = cells.sites[row];
+    const held = cells.state(row, column);
+    const broken = recording.series(site.id, "nonfinite")?.[column];
+    const value = cells.value(row, column);
+    const text = cells.quantity.scale === "share" ? `${(value * 100).toFixed(1)} %` : compact(value);
+    const pinned = this.pins().filter((pin) => pin.row === row && pin.column === column);
+    return [
+      make("b", {}, site.site),
+      make("div", { class: "faint" }, [stepsText(recording.first[column], recording.last[column]), site.type, site.shape.join("×")].filter(Boolean).join(" · ")),
+      make("div", {}, `${cells.quantity.label.split(" of ")[0]} `, make("b", {}, held ? text : "no value")),
+      cells.relative && !cells.quantity.middle && Number.isFinite(cells.levels[row][column]) && make("div", {}, `${power("2", Math.round(cells.levels[row][column]))} of its median`),
+      held === BROKEN && make("div", { class: "bad" }, broken > 0 ? `✗ ${whole(broken)} not finite` : "✗ not finite"),
+      pinned.map(({ finding }) => make("div", { class: finding.severity }, `${MARKS[finding.severity]} ${finding.code}`)),
+    ];
+  }
+
+  open(cell) {
+    if (cell) change({ site: this.cells.sites[cell.row].site });
+  }
+
+  key(event) {
+    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    const { sites, width } = this.cells;
+    const at = this.cursor || { row: 0, column: -1 };
+    if (moves[event.key]) {
+      const [down, right] = moves[event.key];
+      const within = (value, most) => Math.min(Math.max(value, 0), most - 1);
+      this.point({ row: within(at.row + down, sites.length), column: within(at.column + right, width) });
+      this.scrollTo();
+    } else if (event.key === "Home" || event.key === "End") {
+      this.point({ row: at.row, column: event.key === "Home" ? 0 : width - 1 });
+    } else if (event.key === "Enter" && this.cursor) this.open(this.cursor);
+    else return;
+    event.preventDefault();
+  }
+
+  scrollTo() {
+    const y = this.top + this.cursor.row * this.row;
+    const { scrollTop, clientHeight } = this.scroll;
+    if (y < scrollTop || y + this.row > scrollTop + clientHeight) this.scroll.scrollTop = y - clientHeight / 2;
+  }
+}

@@ -1,0 +1,118 @@
+// Reads what the page carries, draws its parts, and follows a run that goes on.
+
+import { byId, fill } from "./elements.js";
+import { filterOf } from "./globs.js";
+import { Recording } from "./recording.js";
+import { change, listen, recall, state } from "./state.js";
+import { showHead } from "./head.js";
+import { Findings } from "./findings.js";
+import { HeatMap } from "./heatmap.js";
+import { Depth } from "./depth.js";
+import { Curves } from "./curves.js";
+import { Tree } from "./tree.js";
+import { Panel } from "./panel.js";
+import { listenToKeys, toggleTheme } from "./keys.js";
+
+const TYPING_PAUSE = 120;
+
+function carried() {
+  const described = JSON.parse(byId("document").textContent);
+  return new Recording(described, (name) => byId(`table-${name}`).textContent);
+}
+
+function start() {
+  recall();
+  document.documentElement.dataset.theme = state.theme;
+  let recording = carried();
+  const filter = () => filterOf(state.filter, recording.paths);
+  const parts = {
+    findings: new Findings(byId("findings-list")),
+    heatMap: new HeatMap(byId("heat-map"), filter),
+    panel: new Panel(byId("panel-body")),
+    depth: new Depth(byId("depth-body"), filter),
+    curves: new Curves(byId("curves-body")),
+    tree: new Tree(byId("modules-body"), filter),
+  };
+  const show = () => {
+    showHead(recording);
+    for (const part of Object.values(parts)) part.show(recording);
+    tellFilter(filter());
+  };
+  show();
+  connectFilter(filter);
+  byId("theme").addEventListener("click", toggleTheme);
+  byId("help-open").addEventListener("click", () => byId("help").showModal());
+  listenToKeys({ recording: () => recording, panel: parts.panel });
+  document.documentElement.dataset.ready = "yes";
+  if (document.documentElement.dataset.source === "live") {
+    follow((news) => {
+      recording = new Recording(news.document, (name) => news.tables[name]);
+      keepingPlace(show);
+    });
+  }
+}
+
+function connectFilter(filter) {
+  const input = byId("filter");
+  input.value = state.filter;
+  let pause;
+  input.addEventListener("input", () => {
+    clearTimeout(pause);
+    pause = setTimeout(() => change({ filter: input.value }), TYPING_PAUSE);
+  });
+  listen((changed) => changed.has("filter") && tellFilter(filter()));
+}
+
+function tellFilter({ all, inside }) {
+  byId("filter").classList.toggle("on", !all);
+  byId("filter").title = inside ? "no path is this pattern: shown is what has it inside" : "";
+}
+
+// A redraw changes heights for a moment; the reader must not notice.
+function keepingPlace(show) {
+  const [x, y] = [scrollX, scrollY];
+  const focused = document.activeElement?.id;
+  document.body.style.minHeight = `${document.body.scrollHeight}px`;
+  show();
+  document.body.style.minHeight = "";
+  scrollTo({ left: x, top: y, behavior: "instant" });
+  if (focused && document.activeElement?.id !== focused) byId(focused)?.focus({ preventScroll: true });
+}
+
+// The server says when there is news; the page fetches it, one request at a time.
+function follow(take) {
+  const light = byId("live");
+  const told = (text, tone) => {
+    light.className = `live ${tone}`;
+    fill(light, text);
+  };
+  let [busy, again] = [false, false];
+  const fetchNews = async () => {
+    if (busy) {
+      again = true;
+      return;
+    }
+    busy = true;
+    try {
+      do {
+        again = false;
+        const answer = await fetch("news", { headers: { Accept: "application/json" } });
+        if (answer.ok) take(await answer.json());
+      } while (again);
+    } catch (lost) {
+      told(`no answer from kedge serve (${lost.message})`, "warning");
+    } finally {
+      busy = false;
+    }
+  };
+  const events = new EventSource("events");
+  events.addEventListener("open", () => told("● live", "fine"));
+  events.addEventListener("grown", fetchNews);
+  events.addEventListener("error", () => {
+    const over = events.readyState === EventSource.CLOSED;
+    told(over ? "○ kedge serve has ended" : "○ kedge serve does not answer; trying again", "warning");
+  });
+  addEventListener("pagehide", () => events.close());
+}
+
+start();

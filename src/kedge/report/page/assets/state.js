@@ -1,0 +1,68 @@
+// What the reader chose. Everything that redraws listens here; what names the place is kept in the address, so that a
+// link leads back to it, and the theme in the browser's storage where the browser lends one.
+
+const chosen = {
+  site: null, // text of the site that the panel shows
+  quantity: null, // id of what the heat-map shows
+  relative: false, // whether it shows change instead of size
+  column: null, // column of the depth picture; null: the newest
+  kind: null, // what the depth picture shows
+  format: "float16",
+  filter: "",
+  finding: null, // number of the finding in focus
+  theme: null,
+};
+const listeners = [];
+
+export const state = new Proxy(chosen, {
+  set() {
+    throw new TypeError("change() sets the state, so that everybody hears of it");
+  },
+});
+
+export function listen(listener) {
+  listeners.push(listener);
+}
+
+export function change(patch) {
+  const changed = Object.keys(patch).filter((key) => chosen[key] !== patch[key]);
+  if (!changed.length) return;
+  Object.assign(chosen, patch);
+  remember(changed);
+  for (const listener of listeners) listener(new Set(changed));
+}
+
+function remember(changed) {
+  if (changed.includes("theme")) store("kedge.theme", chosen.theme);
+  if (changed.some((key) => ["site", "quantity", "filter"].includes(key))) {
+    const named = ["site", "quantity", "filter"].filter((key) => chosen[key]);
+    const text = new URLSearchParams(named.map((key) => [key, chosen[key]])).toString();
+    history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+  }
+}
+
+// Pages from disk may not have any storage; then the theme lasts as long as the page.
+function store(key, value) {
+  try {
+    localStorage.setItem(key, value);
+  } catch (refused) {
+    console.debug(`the theme is not kept: ${refused.message}`);
+  }
+}
+
+function stored(key) {
+  try {
+    return localStorage.getItem(key);
+  } catch {
+    return null;
+  }
+}
+
+export function recall() {
+  const address = new URLSearchParams(location.hash.slice(1));
+  for (const key of ["site", "quantity", "filter"]) if (address.get(key)) chosen[key] = address.get(key);
+  const theme = stored("kedge.theme");
+  chosen.theme = theme === "light" || theme === "dark" ? theme : preferred();
+}
+
+const preferred = () => (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");

@@ -1,0 +1,140 @@
+"""Many steps as few columns.
+
+# Note [Bins]
+A page has at most ``MOST`` columns of steps. Each begins at a step on schedule; where there are more of those, several
+share a column, and light steps share that of the step before them. What is kept of them is their extremes and the last
+one, so that a spike and a NaN of a single step survive. The steps around findings keep columns of their own: there each
+step is shown as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MOST = 600
+#: How many steps around a finding keep columns of their own: those on schedule, and any.
+AROUND = 6
+CLOSE = 2
+MOST_AROUND = 240
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """Columns of neighbouring steps; ``starts`` says at which of ``steps`` each begins."""
+
+    steps: Ints
+    starts: Ints
+
+    @classmethod
+    def of(cls, steps: Ints, wanted: Iterable[int] = (), regular: Ints | None = None, most: int = MOST) -> Bins:
+        """Share steps out over columns.
+
+        Args:
+            steps: The steps, sorted.
+            wanted: Steps around which each keeps a column of its own, the most important first.
+            regular: Those of the steps that columns begin at; all of them if None.
+            most: How many columns at most.
+        """
+        places = np.arange(len(steps)) if regular is None else np.searchsorted(steps, regular)
+        if len(steps) and (not len(places) or places[0] > 0):
+            places = np.concatenate([[0], places])
+        own = _around(steps, places, wanted)[: most // 2]
+        if len(places) + len(own) > most:
+            left = most - len(own)
+            places = places[np.arange(left) * len(places) // left]
+        return cls(steps, np.unique(np.concatenate([places, own])))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @cached_property
+    def first(self) -> Ints:
+        """The first step of each column."""
+        return self.steps[self.starts]
+
+    @cached_property
+    def last(self) -> Ints:
+        """The last step of each column."""
+        return self.steps[np.append(self.starts[1:], len(self.steps)) - 1] if len(self) else self.steps
+
+    @property
+    def single(self) -> bool:
+        """Whether every column is one step."""
+        return len(self.starts) == len(self.steps)
+
+    def column(self, steps: Ints) -> Ints:
+        """Give the column that each step falls into, the nearest one before it; -1 before all."""
+        return np.asarray(np.searchsorted(self.first, steps, side="right") - 1)
+
+
+def _around(steps: Ints, places: Ints, wanted: Iterable[int]) -> Ints:
+    """Give the places of the steps around the wanted ones, and of the first after each run of them."""
+    near: dict[int, None] = {}
+    for step in wanted:
+        at, regular = int(np.searchsorted(steps, step)), int(np.searchsorted(steps[places], step))
+        close = range(max(at - CLOSE, 0), min(at + CLOSE + 2, len(steps)))
+        near |= dict.fromkeys([*close, *places[max(regular - AROUND, 0) : regular + AROUND + 1].tolist()])
+        if len(near) >= MOST_AROUND:
+            break
+    return np.sort(np.array(list(near)[:MOST_AROUND], dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Grouping:
+    """Values at some steps, to be folded into columns.
+
+    ``columns`` are those that get a value, ``starts`` says at which value each begins.
+    """
+
+    columns: Ints
+    starts: Ints
+    width: int
+
+    @classmethod
+    def of(cls, bins: Bins, steps: Ints) -> Grouping:
+        """Group values at sorted steps, none of them before the first column."""
+        places = bins.column(steps)
+        starts = np.flatnonzero(np.diff(places, prepend=-2))
+        return cls(places[starts], starts, len(bins))
+
+    def fold(self, values: Floats, how: str) -> Floats:
+        """Keep one value for each column, NaN where there is none.
+
+        Args:
+            values: One for each step.
+            how: ``most``, ``least``, ``last``, or ``furthest`` from zero.
+        """
+        folded = np.full(self.width, np.nan)
+        if len(self.columns):
+            folded[self.columns] = values if len(self.starts) == len(values) else _FOLDS[how](values, self.starts)
+        return folded
+
+
+def _most(values: Floats, starts: Ints) -> Floats:
+    return np.asarray(np.fmax.reduceat(values, starts))
+
+
+def _least(values: Floats, starts: Ints) -> Floats:
+    return np.asarray(np.fmin.reduceat(values, starts))
+
+
+def _last(values: Floats, starts: Ints) -> Floats:
+    places = np.where(np.isnan(values), -1, np.arange(len(values)))
+    last = np.maximum.reduceat(places, starts)
+    return np.where(last < 0, np.nan, values[last])
+
+
+def _furthest(values: Floats, starts: Ints) -> Floats:
+    high, low = _most(values, starts), _least(values, starts)
+    return np.where(np.abs(high) >= np.abs(low), high, low)
+
+
+_FOLDS = {"most": _most, "least": _least, "last": _last, "furthest": _furthest}

@@ -1,0 +1,231 @@
+"""The same page, served while its recording grows: on this machine alone, to whoever knows the address.
+
+# Note [Who may read a served page]
+A web page of anybody can make a browser ask 127.0.0.1 for things, so being on this machine is not enough. Each
+address begins with a token that is made anew for each server and is in none of the pages' links; a request must also
+name this machine as its host, which one that came through a foreign name does not. Nothing but the page, its news
+and the word that there is some is served.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import monotonic
+from typing import Any, Protocol
+
+from kedge.report.page.document import Document
+from kedge.report.page.render import news_of, page_of
+from kedge.store.recording import Recording
+
+LOOPBACK = "127.0.0.1"
+HOSTS = {"127.0.0.1", "localhost", "[::1]"}
+
+#: Seconds between two looks at the recording, and how many times longer than condensing it takes they are at least.
+PAUSE = 1.0
+REST = 3.0
+
+#: Seconds after which a quiet line is used, to learn whether somebody still listens.
+SIGN_OF_LIFE = 15.0
+#: Seconds after which a connection that asks for nothing is closed.
+SILENCE = 30.0
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Follows(Protocol):
+    """What gives a recording as it grows."""
+
+    def poll(self) -> Recording | None:
+        """Give the recording with all that was written so far; None if nothing was since."""
+
+
+class News:
+    """The newest state of a recording, and a way to wait for a newer one."""
+
+    def __init__(self, follower: Follows, condense: Callable[[Recording], Document], first: Recording) -> None:
+        self._follower = follower
+        self._condense = condense
+        self._changed = threading.Condition()
+        self._document = condense(first)
+        self._number = 0
+        self._closed = False
+
+    @property
+    def document(self) -> Document:
+        """The newest state."""
+        with self._changed:
+            return self._document
+
+    @property
+    def number(self) -> int:
+        """Which state is the newest; the first is 0."""
+        with self._changed:
+            return self._number
+
+    def refresh(self) -> float:
+        """Look whether the recording has grown; give the seconds to rest before the next look."""
+        begun = monotonic()
+        recording = self._follower.poll()
+        if recording is not None:
+            document = self._condense(recording)
+            with self._changed:
+                self._document, self._number = document, self._number + 1
+                self._changed.notify_all()
+        return max(PAUSE, REST * (monotonic() - begun))
+
+    def newer(self, number: int, timeout: float) -> int | None:
+        """Wait for a state after this one; give its number, this one where none came, None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._number > number, timeout)
+            return None if self._closed else self._number
+
+    def close(self) -> None:
+        """Let nobody wait any longer."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves one recording's page; `close` leaves no thread and no connection behind."""
+
+    daemon_threads = False
+
+    def __init__(self, news: News, port: int = 0) -> None:
+        self.news = news
+        self.token = secrets.token_urlsafe(24)
+        self._connections: set[socket.socket] = set()
+        super().__init__((LOOPBACK, port), _Handler)
+
+    @property
+    def address(self) -> str:
+        """Where the page is."""
+        return f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Take a connection, and remember it."""
+        connection, address = super().get_request()
+        self._connections.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of browsers that leave while they are answered; show whatever else happens."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+    def close(self) -> None:
+        """End every answer and every thread."""
+        self.news.close()
+        for connection in tuple(self._connections):
+            # Browsers open connections ahead of time and say nothing on them; their threads wait for a request.
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue  # it has ended by itself
+        self.server_close()
+
+
+@contextmanager
+def running(server: PageServer) -> Iterator[None]:
+    """Answer requests in another thread for the length of a block."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="kedge serve")
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request; see Note [Who may read a served page]."""
+
+    server: PageServer
+    timeout = SILENCE
+
+    def do_GET(self) -> None:
+        """Give the page, its news, or the word that there is some."""
+        if not self._is_for_us():
+            self._refuse(HTTPStatus.FORBIDDEN, "This address is not for this machine's name.")
+            return
+        token, _, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
+        if not hmac.compare_digest(token.encode(), self.server.token.encode()):
+            self._refuse(HTTPStatus.FORBIDDEN, "The address is not complete: copy it from where kedge serve prints it.")
+        elif rest == "":
+            self._page()
+        elif rest == "news":
+            self._answer("application/json", news_of(self.server.news.document))
+        elif rest == "events":
+            self._events()
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "There is nothing here.")
+
+    def _is_for_us(self) -> bool:
+        host = self.headers.get("Host", "").lower()
+        name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+        return (name if port.isdecimal() else host) in HOSTS
+
+    def _page(self) -> None:
+        if not self.path.partition("?")[0].endswith("/"):  # what the page asks for is relative to its address
+            self.send_response(HTTPStatus.PERMANENT_REDIRECT)
+            self.send_header("Location", f"/{self.server.token}/")
+            self.end_headers()
+            return
+        self._answer("text/html; charset=utf-8", page_of(self.server.news.document, live=True))
+
+    def _events(self) -> None:
+        """Say whenever there is something new; the first word makes up for what came since the page was made."""
+        news = self.server.news
+        self._begin(HTTPStatus.OK, "text/event-stream")
+        told, number = 0, 0
+        while True:
+            self.wfile.write(b"event: grown\ndata: \n\n" if number > told else b": here\n\n")
+            told = number
+            newest = news.newer(told, SIGN_OF_LIFE)
+            if newest is None:
+                return
+            number = newest
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self._answer("text/plain; charset=utf-8", f"{why}\n", status)
+
+    def _answer(self, kind: str, text: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        content = text.encode()
+        self._begin(status, kind, len(content))
+        self.wfile.write(content)
+
+    def _begin(self, status: HTTPStatus, kind: str, length: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def version_string(self) -> str:
+        """Name the program, and no versions."""
+        return "kedge"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that http.server gives it
+        """Keep quiet: the terminal belongs to whoever started the server."""

@@ -1,0 +1,51 @@
+"""A recording without what is not to be told to those whom a page is shown to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kedge.store.recording import Recording
+
+Entry = Mapping[str, Any]
+
+PLACES = ("file", "line")
+
+
+def shareable(recording: Recording, *, source: bool = True) -> Recording:
+    """Leave out where the recording lies, and what it tells of the program's source if that is not wanted.
+
+    It is done before the rules look at the recording, since what they say quotes paths and source lines.
+
+    Args:
+        recording: What was recorded.
+        source: Whether to keep source lines, names of files, the command's arguments, and what an error says beyond
+            its class.
+    """
+    named = replace(recording, path=Path(recording.path.name))
+    return named if source else _without_source(named)
+
+
+def _without_source(recording: Recording) -> Recording:
+    # What is left of the command is the name of the program; it may be the path of another system.
+    script = os.path.basename(str(recording.manifest.get("script") or ""))  # noqa: PTH119
+    return replace(
+        recording,
+        manifest={**recording.manifest, "command": None, "script": script},
+        roots=tuple(replace(root, modules=tuple(map(_module, root.modules))) for root in recording.roots),
+        sites=tuple(replace(site, source=None) for site in recording.sites),
+        events=tuple(map(_event, recording.events)),
+    )
+
+
+def _module(entry: Entry) -> Entry:
+    return {key: value for key, value in entry.items() if key not in PLACES}
+
+
+def _event(event: Entry) -> Entry:
+    if event.get("kind") != "end" or not event.get("error"):
+        return event
+    return {**event, "error": str(event["error"]).partition(":")[0]}

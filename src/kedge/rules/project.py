@@ -1,0 +1,78 @@
+"""The rules that apply in a folder: what was typed, over what the nearest ``pyproject.toml`` says."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import ConfigError
+from kedge.rules import registry
+from kedge.rules.rule import Rule
+from kedge.rules.settings import chosen, codes, configured
+
+NAME = "pyproject.toml"
+
+
+def configured_rules(
+    select: str | None = None, ignore: str | None = None, config: str | None = None, folder: Path | None = None
+) -> tuple[Rule, ...]:
+    """Give the rules that apply, with their thresholds.
+
+    Codes that were typed go before those of the file, as with ruff: ``select`` takes the place of both its
+    ``select`` and its ``ignore``; ``ignore`` alone adds to its ``ignore``.
+
+    Args:
+        select: Codes with commas between, as typed; None if nothing was.
+        ignore: The same.
+        config: The file to read; the nearest ``pyproject.toml`` with a ``[tool.kedge]`` if None.
+        folder: Where to begin looking; the working directory if None.
+
+    Raises:
+        ConfigError: The file cannot be read, or asks for what there is not.
+        NoSuchRule: A code that was typed is no rule's.
+    """
+    typed, left_out = _typed(select), _typed(ignore) or []
+    where, table = _read(config, folder)
+    rules = configured(registry.ALL, table, where)
+    selected = codes(registry.ALL, table, "select", where)
+    ignored = codes(registry.ALL, table, "ignore", where) or []
+    if typed is not None:
+        return chosen(rules, typed, left_out)
+    return chosen(rules, selected, [*ignored, *left_out])
+
+
+def _read(config: str | None, folder: Path | None) -> tuple[str, Mapping[str, Any]]:
+    """Find and read the table; nothing found is an empty one."""
+    if config is not None:
+        table = _table_of(Path(config))
+        if table is None:
+            raise ConfigError(f"{config} has no table [tool.kedge]; add one, or name another file with --config")
+        return config, table
+    start = Path.cwd() if folder is None else folder
+    for place in (start, *start.parents):
+        if (place / NAME).is_file() and (table := _table_of(place / NAME)) is not None:
+            return str(place / NAME), table
+    return NAME, {}
+
+
+def _table_of(path: Path) -> Mapping[str, Any] | None:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}; name another file with --config") from error
+    except ValueError as error:
+        raise ConfigError(f"cannot read {path}: it is not TOML ({error}); mend it, or name another file") from error
+    tool = document.get("tool", {})
+    table = tool.get("kedge") if isinstance(tool, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise ConfigError(f"{path}: tool.kedge is {table!r}; it must be a table: [tool.kedge]")
+    return table
+
+
+def _typed(text: str | None) -> list[str] | None:
+    """Read codes with commas between."""
+    if text is None:
+        return None
+    return [registry.known_code(code.strip()) for code in text.split(",") if code.strip()]

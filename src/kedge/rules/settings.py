@@ -1,0 +1,132 @@
+"""The rules as a project wants them: which ones, and with which thresholds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from kedge.errors import ConfigError
+from kedge.rules.rule import Rule
+
+Thresholds = Mapping[str, int | float]
+R = TypeVar("R", bound=Rule)
+
+
+def thresholds(rule: Rule) -> dict[str, int | float]:
+    """Give a rule's thresholds by name, in the order of its page."""
+    return {name: getattr(rule, name) for name in _names(rule)}
+
+
+def chosen(rules: Iterable[R], select: Sequence[str] | None, ignore: Sequence[str]) -> tuple[R, ...]:
+    """Leave out the rules that are not selected or are ignored; all are selected if ``select`` is None."""
+    return tuple(rule for rule in rules if (select is None or rule.code in select) and rule.code not in ignore)
+
+
+def configured(rules: Sequence[Rule], table: Mapping[str, Any], where: str) -> tuple[Rule, ...]:
+    """Give rules as a table asks for them: ``select``, ``ignore``, and ``rules`` with thresholds by code.
+
+    Args:
+        rules: The rules there are, with their default thresholds.
+        table: What ``[tool.kedge]`` holds.
+        where: The file's name, for messages.
+
+    Returns:
+        The rules with their thresholds set; not yet without those that ``select`` and ``ignore`` leave out.
+
+    Raises:
+        ConfigError: A key, code or threshold is unknown, or a value is of the wrong type.
+    """
+    _require_known("[tool.kedge]", table, KEYS, where)
+    given = _table(table.get("rules", {}), "[tool.kedge.rules]", where)
+    by_code = {_code(code, rules, f"[tool.kedge.rules.{code}]", where): code for code in given}
+    return tuple(
+        _with(rule, _table(given[by_code[rule.code]], f"[tool.kedge.rules.{by_code[rule.code]}]", where), where)
+        if rule.code in by_code
+        else rule
+        for rule in rules
+    )
+
+
+def codes(rules: Sequence[Rule], table: Mapping[str, Any], key: str, where: str) -> list[str] | None:
+    """Read a list of codes of a table; None if there is none.
+
+    Raises:
+        ConfigError: It is not a list, or names a rule that there is not.
+    """
+    if key not in table:
+        return None
+    listed = table[key]
+    if not isinstance(listed, list) or not all(isinstance(code, str) for code in listed):
+        raise ConfigError(
+            f'{where}: {key} in [tool.kedge] is {listed!r}; write a list of codes: {key} = ["{rules[0].code}"]'
+        )
+    return [_code(code, rules, f"{key} in [tool.kedge]", where) for code in listed]
+
+
+def toml(rules: Iterable[Rule], defaults: Iterable[Rule]) -> str:
+    """Write the thresholds of rules as they would stand in ``pyproject.toml``; what was changed names its default."""
+    usual = {rule.code: thresholds(rule) for rule in defaults}
+    return "\n".join(_section(rule, usual.get(rule.code, {})) for rule in rules if thresholds(rule))
+
+
+#: What ``[tool.kedge]`` may hold.
+KEYS = ("select", "ignore", "rules")
+
+
+def _section(rule: Rule, usual: Thresholds) -> str:
+    lines = [f"[tool.kedge.rules.{rule.code}]"]
+    for name, value in thresholds(rule).items():
+        default = usual.get(name, value)
+        lines.append(f"{name} = {value!r}" + (f"  # default: {default!r}" if value != default else ""))
+    return "\n".join(lines) + "\n"
+
+
+def _names(rule: Any) -> list[str]:
+    return [field.name for field in fields(rule)]
+
+
+def _with(rule: Rule, given: Mapping[str, Any], where: str) -> Rule:
+    name = f"[tool.kedge.rules.{rule.code}]"
+    _require_known(name, given, _names(rule), where)
+    values: Any = {
+        key: _number(value, thresholds(rule)[key], f"{key} in {name}", where) for key, value in given.items()
+    }
+    changed: Any = rule
+    return replace(changed, **values)  # type: ignore[no-any-return]
+
+
+def _number(value: Any, default: float, name: str, where: str) -> float:
+    """Take a whole number where the default is one, any number elsewhere."""
+    whole = isinstance(default, int)
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or math.isnan(value):
+        raise ConfigError(
+            f"{where}: {name} is {value!r}; it must be a {'whole ' if whole else ''}number, as {default!r} is"
+        )
+    return value if whole else float(value)
+
+
+def _table(value: Any, name: str, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {name} is {value!r}; it must be a table")
+    return value
+
+
+def _code(code: str, rules: Sequence[Rule], name: str, where: str) -> str:
+    known = [rule.code for rule in rules]
+    if code.upper() not in known:
+        raise ConfigError(f"{where}: {name}: there is no rule {code!r}; {_nearest(code.upper(), known)}")
+    return code.upper()
+
+
+def _require_known(name: str, given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{where}: {name} has a key {key!r}, which nothing reads; {_nearest(key, known)}")
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    near = get_close_matches(word, known, n=3, cutoff=0.4)
+    return f"the nearest are {', '.join(near)}" if near else f"there are {', '.join(known)}"

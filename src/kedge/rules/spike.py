@@ -1,0 +1,172 @@
+"""Sudden jumps of the loss and of the gradient, in any step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.rule import Finding, Severity
+from kedge.rules.telling import NAMED, plain
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import Bools, Floats, Ints
+
+#: What turns a median absolute deviation into a standard deviation, for values that are spread normally.
+NORMAL = 1.4826
+
+
+@dataclass(frozen=True)
+class Spike:
+    """The loss or the norm of the gradients jumped far out of what the run was used to.
+
+    What it says:
+        In one step or a few the loss undid a good part of what had been learned, or the gradient was many times larger than
+        any before. A bad batch, a learning rate at its limit or a precision too low; with Adam, one such
+        gradient spoils its second moments for many steps.
+
+    Formula:
+        Loss L: the mean of the last recent losses is m. Lightning's rule: L - m >= rtol * |m|. And
+        besides, over the last history losses, L - median > z * 1.4826 * MAD, and L - m > above * (greatest - median):
+        no batch was anything like it. And the jump undoes a good part of the progress:
+        L - m > undone * (first - best), the first being the median of the first recent losses, the best the
+        least mean of recent ones so far.
+        Gradient norm G: G > factor * the greatest of the last history norms, and
+        log G - median > z * 1.4826 * MAD over log G of these.
+        Steps nearer than recent to the one before are the same spike.
+
+    Window:
+        Every step, those between the sampled ones too, from the one that has min_history before it. The loss is the output
+        of a model or criterion that is a single number; a loss that is computed by a function is not seen. The
+        norm is taken as the optimizer gets it, after accumulation and clipping.
+
+    Thresholds:
+        - rtol (2), recent (10): Lightning's SpikeDetection.
+        - z (8): robust deviations; a normal distribution has none in 10^14.
+        - above (3): single batches of healthy runs came to 1.7 times the greatest before them (8 images a
+          batch), bad batches and steps 30 to 100 times too long to 11 and more.
+        - undone (0.25): a quarter of the progress; a loss near its end may triple, and it means nothing.
+        - factor (6): Megatron-LM calls 10 times the largest of 100 unexpectedly large. Healthy runs came to 4.3,
+          one bad batch or scaled loss to 60 and more.
+        - history (100), min_history (20): steps; 100 as in Megatron-LM, 20 for a spread that means something.
+
+    Evidence:
+        The height, what was usual, the steps of all spikes, and whether the last of them had passed after ten steps.
+
+    Remedy:
+        Look at the batch of that step, clip gradients (torch.nn.utils.clip_grad_norm_), lower the learning rate or warm it
+        up; skip such batches, as Lightning's SpikeDetection and PaLM's training did.
+    """
+
+    rtol: float = 2.0
+    recent: int = 10
+    z: float = 8.0
+    above: float = 3.0
+    undone: float = 0.25
+    factor: float = 6.0
+    history: int = 100
+    min_history: int = 20
+
+    code: ClassVar[str] = "SPIKE"
+    name: ClassVar[str] = "the loss or the gradient jumped"
+    severity: ClassVar[Severity] = "warning"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Give at most one finding for every loss, and one for the gradient of every root."""
+        for site in recording.sites:
+            if site.kind == "grad.norm":
+                course = _Course.of(recording, site, "rms")
+                yield from self._finding(course, self._jumps(course), f"The norm of the gradients ({site.site})")
+            elif _is_loss(recording, site):
+                course = _Course.of(recording, site, "mean")
+                yield from self._finding(course, self._losses(course), f"The loss ({site.site})")
+
+    def _losses(self, course: _Course) -> Iterator[int]:
+        values = course.values
+        if len(values) <= self.min_history:
+            return
+        means = np.convolve(values, np.full(self.recent, 1 / self.recent), "valid")
+        first, best = float(np.median(values[: self.recent])), np.minimum.accumulate(means)
+        for at in range(self.min_history, len(values)):
+            past, mean = values[max(0, at - self.history) : at], means[at - self.recent]
+            jump, progress = values[at] - mean, max(first - best[at - self.recent], 0.0)
+            large = jump >= self.rtol * abs(mean) and jump > self.undone * progress
+            if large and jump > self.above * (past.max() - np.median(past)) and _apart(past, values[at]) > self.z:
+                yield at
+
+    def _jumps(self, course: _Course) -> Iterator[int]:
+        for at in range(self.min_history, len(course.values)):
+            past, norm = course.values[max(0, at - self.history) : at], course.values[at]
+            if norm > self.factor * past.max() > 0 and _apart(_log(past), math.log(norm)) > self.z:
+                yield at
+
+    def _finding(self, course: _Course, found: Iterable[int], what: str) -> Iterator[Finding]:
+        at = list(found)
+        spikes = [place for before, place in pairwise([-self.recent, *at]) if place - before >= self.recent]
+        if not spikes:
+            return
+        highest = max(spikes, key=lambda place: course.values[place] / course.usual(place, self.recent))
+        usual, height, step = course.usual(highest, self.recent), course.values[highest], int(course.steps[highest])
+        after = course.values[spikes[-1] + 1 :][-self.recent :]
+        passed = len(after) > 0 and bool(np.median(after) < (usual + height) / 2)
+        often = f", the highest of {len(spikes)} spikes" if len(spikes) > 1 else ""
+        yield Finding(
+            code=self.code,
+            severity=self.severity,
+            site=course.site.site,
+            step=step,
+            message=f"{what} jumped from {usual:.3g} to {height:.3g} at step {step}{often}; it "
+            f"{'came back' if passed else 'did not come back'}.",
+            evidence={
+                "height": plain(height),
+                "usual": plain(usual),
+                "spikes": len(spikes),
+                "steps": course.steps[spikes[:NAMED]].tolist(),
+                "came_back": passed,
+                "course": [plain(value) for value in course.values[max(0, highest - NAMED) : highest + NAMED]],
+            },
+            confidence=0.8,
+            remedy="Look at the batch of that step; clip gradients (torch.nn.utils.clip_grad_norm_), lower the learning rate "
+            "or warm it up.",
+        )
+
+
+@dataclass(frozen=True)
+class _Course:
+    """One number in every step, those between the sampled ones too, in which it was finite."""
+
+    site: SiteInfo
+    steps: Ints
+    values: Floats
+
+    @classmethod
+    def of(cls, recording: Recording, site: SiteInfo, statistic: str) -> _Course:
+        """Read it; a root mean square becomes the norm that it was made of."""
+        rows = recording.rows(site)
+        values = np.sqrt(rows.sumsq) if statistic == "rms" else rows.statistic(statistic)
+        known: Bools = np.asarray(rows.clean & np.isfinite(values))
+        return cls(site, rows.step[known], values[known])
+
+    def usual(self, at: int, recent: int) -> float:
+        """Give the mean of the values right before a place."""
+        return float(self.values[max(0, at - recent) : at].mean())
+
+
+def _is_loss(recording: Recording, site: SiteInfo) -> bool:
+    """Tell whether a site is what a root returns, and a single number."""
+    heads = {root.prefix.rstrip(".") for root in recording.roots} or {""}
+    return site.kind == "out" and site.path in heads and math.prod(site.shape) == 1
+
+
+def _apart(past: Floats, value: float) -> float:
+    """Give the distance of a value from the median of its past, in robust standard deviations."""
+    middle = float(np.median(past))
+    spread = NORMAL * float(np.median(np.abs(past - middle)))
+    return (value - middle) / spread if spread > 0 else math.inf * np.sign(value - middle)
+
+
+def _log(norms: Floats) -> Floats:
+    return np.log(np.maximum(norms, np.finfo(np.float64).tiny))

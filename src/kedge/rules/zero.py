@@ -1,0 +1,128 @@
+"""Gradients that are exactly zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.rule import Finding, Severity
+from kedge.rules.telling import NAMED
+from kedge.rules.wiring import wire
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL, Rows
+
+
+@dataclass(frozen=True)
+class GradZero:
+    """A gradient that arrives, and is exactly zero step after step.
+
+    What it says:
+        A parameter took part in backward and got nothing but zeros: whatever the optimizer does, it does not learn.
+        Something on the way has no slope: rounding, a comparison, argmax, a clamp beyond its bounds, dead
+        or saturated units, a product with zero, or a dtype too narrow for what is left.
+
+    Formula:
+        A gradient is zero in a step if the sum of its squares is 0 and so are its extremes, where they were measured.
+        Reported if it was zero in each of the last samples sampled steps that had it.
+
+    Window:
+        The last samples sampled steps in which the parameter got a gradient and that was finite. A parameter that got
+        none at all is for UNUSED-PARAM.
+
+    Thresholds:
+        - samples (20): a factor that starts at zero, as in LoRA or ReZero, hides its branch for one step, and
+          an expert of a mixture may go without a token for a few.
+
+    Severity:
+        - error: no gradient of the root was ever anything but zero; the model stands still.
+        - warning: some of them are, or all of them have become it, as at the end of a training with a hinge.
+
+    Evidence:
+        The parameters without a gradient, how many the root has, since which step, and the first module towards the loss
+        whose parameters got one: what cuts the gradient lies before that, or in it.
+
+    Remedy:
+        Look between the module that is named and the one before it for an operation without a slope: round, sign,
+        argmax, a comparison, clamp, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED).
+    """
+
+    samples: int = 20
+
+    code: ClassVar[str] = "GRAD-ZERO"
+    name: ClassVar[str] = "a gradient is exactly zero"
+    severity: ClassVar[Severity] = "error"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Give at most one finding for every root."""
+        grads = recording.of_kind("param.grad")
+        for root in sorted({site.root for site in grads}):
+            judged = {s: _Course.of(recording.rows(s), self.samples) for s in grads if s.root == root}
+            if any(course.still for course in judged.values()):
+                yield self._finding(recording, judged)
+
+    def _finding(self, recording: Recording, judged: dict[SiteInfo, _Course]) -> Finding:
+        modules = wire(recording).modules
+        order = sorted(judged, key=lambda site: modules[site.owner].position)
+        still = [site for site in order if judged[site].still]
+        last = still[-1]
+        later = [site for site in order[order.index(last) + 1 :] if modules[site.owner] is not modules[last.owner]]
+        next_one = later[0] if later else None
+        names = ", ".join(site.path for site in still[-NAMED:])
+        step = max(judged[site].since for site in still)
+        return Finding(
+            code=self.code,
+            severity="error" if all(course.still and not course.moved for course in judged.values()) else "warning",
+            site=last.site,
+            step=step,
+            message=f"{_gradients(len(still))} exactly zero in each of the last {self.samples} sampled steps or more, since "
+            f"step {step}: {names}{_rest(len(still))}.{_nearer(next_one)}",
+            evidence={
+                "parameters": [site.path for site in still],
+                "of": len(judged),
+                "next_with_gradient": next_one.path if next_one else None,
+            },
+            confidence=0.95,
+            remedy=_REMEDY,
+        )
+
+
+_REMEDY = (
+    "Look from there towards the loss for an operation without a slope: round, sign, argmax, a comparison, clamp beyond "
+    "its bounds, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED), or float16 without a loss "
+    "scale (UNDERFLOW)."
+)
+
+
+@dataclass(frozen=True)
+class _Course:
+    """Whether a gradient is zero now, since which step, and whether it ever was anything else."""
+
+    still: bool
+    since: int
+    moved: bool
+
+    @classmethod
+    def of(cls, rows: Rows, samples: int) -> _Course:
+        """Read the sampled steps in which the gradient was there and finite."""
+        known = (rows.level == FULL) & rows.clean & (rows.count > 0)
+        extremes = np.maximum(np.abs(np.nan_to_num(rows.min)), np.abs(np.nan_to_num(rows.max)))
+        zero = ((rows.sumsq == 0) & (extremes == 0))[known]
+        moved = np.flatnonzero(~zero)
+        start = int(moved[-1]) + 1 if len(moved) else 0
+        still = len(zero) - start >= samples
+        return cls(still, int(rows.step[known][start]) if still else -1, len(moved) > 0)
+
+
+def _gradients(number: int) -> str:
+    return "The gradient of one parameter was" if number == 1 else f"The gradients of {number} parameters were"
+
+
+def _rest(number: int) -> str:
+    return f" and {number - NAMED} before them" if number > NAMED else ""
+
+
+def _nearer(site: SiteInfo | None) -> str:
+    return f" {site.path}, nearer to the loss, gets one." if site else ""

@@ -1,0 +1,376 @@
+"""Where the whole batches of a growing Arrow IPC stream are, told from their heads alone.
+
+# Note [Batches]
+A message of a stream is a mark, the length of its metadata, the metadata (a flatbuffer), and a body. The
+metadata of a batch says how many rows it has, how long its body is, and where in the body each buffer of each
+column lies. So the batches of a file are found by hopping from head to head. What they hold is read later and
+column by column, from the file as it is mapped into memory; what nobody asks for is never read.
+
+A batch counts when all of it is there: a head that says more than the file holds, or that makes no sense, is the
+end of what can be read. The writer leaves no more than one such batch, and only at the end. It never changes what is
+before, so what was found stays true while the file grows, and also when the recording is removed or replaced: a mapped
+file is there as long as somebody reads it.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nanoarrow as na
+import numpy as np
+from nanoarrow.ipc import InputStream
+from numpy.typing import NDArray
+
+from kedge.errors import NotARecording
+from kedge.store.columns import BINARY, COLUMNS
+from kedge.store.disk import told
+
+_MARK = b"\xff\xff\xff\xff"
+_HEAD = 8
+_LONGEST_SCHEMA = 1 << 16
+_BATCH_MESSAGE = 3
+#: How many different heads are remembered.
+MOST_HEADS = 64
+
+_FORMATS = {"int8": "c", "int32": "i", "int64": "l", "float64": "g"}
+#: The columns of a recording, each with its Arrow type.
+TYPES: dict[str, str] = {
+    **{name: _FORMATS[np.dtype(dtype).name] for name, (dtype, _) in COLUMNS.items()},
+    **dict.fromkeys(BINARY, "z"),
+}
+_TEXT = {"z", "u"}
+_FIXED = set("cCsSiIlLefgb")
+
+Places = NDArray[np.int64]
+
+
+class ForeignFileError(Exception):
+    """A file does not start as the statistics of a recording do."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches that follow each other in one file.
+
+    Attributes:
+        memory: The file's content, from its beginning.
+        rows: How many rows each batch has.
+        places: Where each column of each batch starts, by the column's name; of a binary column its offsets.
+        data: The same for the bytes of the binary columns.
+        lengths: How long those are.
+    """
+
+    memory: NDArray[np.uint8]
+    rows: Places
+    places: Mapping[str, Places]
+    data: Mapping[str, Places]
+    lengths: Mapping[str, Places]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def chosen(self, which: Sequence[int]) -> Batches:
+        """Give some of the batches."""
+        places, data, lengths = (
+            {name: values[which] for name, values in held.items()} for held in (self.places, self.data, self.lengths)
+        )
+        return Batches(self.memory, self.rows[which], places, data, lengths)
+
+    def followed_by(self, later: Batches) -> Batches:
+        """Give these batches and later ones of the same file."""
+        places, data, lengths = (
+            {name: np.concatenate([earlier[name], new[name]]) for name in earlier}
+            for earlier, new in ((self.places, later.places), (self.data, later.data), (self.lengths, later.lengths))
+        )
+        return Batches(later.memory, np.concatenate([self.rows, later.rows]), places, data, lengths)
+
+
+class Finder:
+    """Finds the batches of one file, each once, however often the file has grown."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.torn = False
+        self._layout: _Layout | None = None
+        self._at = 0
+
+    def find(self) -> Batches | None:
+        """Give the whole batches that were appended since the last time; None if there are none.
+
+        ``torn`` then says whether something incomplete follows them.
+
+        Raises:
+            NotARecording: The file holds something else.
+        """
+        with told(f"read {self.path}"), io.FileIO(self.path) as file:
+            # The writer may append meanwhile: what counts is what was there at the start.
+            size = os.fstat(file.fileno()).st_size
+            if size == self._at:
+                self.torn = False
+                return None
+            memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        try:
+            return self._search(memory, size)
+        except ForeignFileError as error:
+            raise NotARecording(f"{self.path} does not hold the statistics of a recording: {error}") from error
+
+    def _search(self, memory: mmap.mmap, size: int) -> Batches | None:
+        if self._layout is None:
+            if _stopped_in_schema(memory, size):
+                self.torn = True
+                return None
+            self._at, self._layout = _schema(memory, size)
+        heads = _Heads(self._layout.total)
+        found, self._at, whole = _hop(memory, self._at, size, heads)
+        batches = self._layout.batches(np.frombuffer(memory, np.uint8), found, heads)
+        if len(batches) < len(found):
+            self._at, whole = found[len(batches)].head, False
+        self.torn = not whole
+        return batches if len(batches) else None
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which buffers of a batch belong to which column of a recording."""
+
+    buffers: Mapping[str, int]
+    total: int
+
+    def batches(self, memory: NDArray[np.uint8], found: Sequence[_Found], heads: _Heads) -> Batches:
+        """Put what was found into columns, up to the first batch whose buffers do not fit into it."""
+        said = np.array(heads.buffers, dtype=np.int64).reshape(len(heads.buffers), self.total, 2)
+        rows, bodies = (np.array(values, dtype=np.int64) for values in (heads.rows, heads.bodies))
+        fits = self._fit(said, rows, bodies)
+        which = np.array([one.said for one in found], dtype=np.int64)
+        kept = slice(None if fits[which].all() else int(np.argmin(fits[which])))
+        which, starts = which[kept], np.array([one.start for one in found[kept]], dtype=np.int64)
+        return Batches(
+            memory=memory,
+            rows=rows[which],
+            places={name: starts + said[which, place, 0] for name, place in self.buffers.items()},
+            data={name: starts + said[which, self.buffers[name] + 1, 0] for name in BINARY},
+            lengths={name: said[which, self.buffers[name] + 1, 1] for name in BINARY},
+        )
+
+    def _fit(self, said: Places, rows: Places, bodies: Places) -> NDArray[np.bool_]:
+        """Tell whether what heads say of their buffers can be true."""
+        fits = rows >= 0
+        for name, place in self.buffers.items():
+            least = np.where(rows > 0, 4 * (rows + 1), 0) if name in BINARY else _width(name) * rows
+            fits &= said[:, place, 1] >= least
+            for used in (place, place + 1)[: 1 + (name in BINARY)]:
+                start, length = said[:, used].T
+                fits &= (start >= 0) & (length >= 0) & (start + length <= bodies)
+        return fits
+
+
+def _width(name: str) -> int:
+    return np.dtype(COLUMNS[name][0]).itemsize
+
+
+class _Found(NamedTuple):
+    """A batch: where its head and its body are in the file, and which of the different heads it has."""
+
+    head: int
+    start: int
+    said: int
+
+
+class _Heads:
+    """What the heads of batches say: length of the body, rows, start and length of each buffer.
+
+    The heads of most batches are alike, byte for byte, and each is read once.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.bodies: list[int] = []
+        self.rows: list[int] = []
+        self.buffers: list[tuple[int, ...]] = []
+        self._total = total
+        self._known: dict[bytes, int] = {}
+        self._shapes: dict[int, _Shape] = {}
+
+    def read(self, metadata: bytes) -> int:
+        """Read a head, and give its number.
+
+        Raises:
+            ValueError: It is not that of a batch, or makes no sense; or struct.error, or IndexError.
+        """
+        known = self._known.get(metadata)
+        if known is not None:
+            return known
+        shape = self._shapes.get(len(metadata))
+        if shape is None or not shape.fits(metadata):
+            shape = self._shapes[len(metadata)] = _shape(metadata)
+        body, rows, buffers = shape.read(metadata)
+        if body < 0 or len(buffers) != 2 * self._total:
+            raise ValueError("a batch of other columns, or of less than nothing")
+        if len(self._known) == MOST_HEADS:
+            self._known.clear()
+        number = self._known[metadata] = len(self.rows)
+        self.bodies.append(body)
+        self.rows.append(rows)
+        self.buffers.append(buffers)
+        return number
+
+
+def _hop(memory: mmap.mmap, at: int, size: int, heads: _Heads) -> tuple[list[_Found], int, bool]:
+    """Go from head to head.
+
+    Returns:
+        What was found, the place after the last whole batch, and whether the file ends there.
+    """
+    found: list[_Found] = []
+    while at < size:
+        if memory[at : at + 4] != _MARK or at + _HEAD > size:
+            return found, at, False
+        length = int.from_bytes(memory[at + 4 : at + _HEAD], "little")
+        if not length:
+            # The end of the stream; nothing can follow it.
+            return found, at, at + _HEAD == size
+        start = at + _HEAD + length
+        if start > size:
+            return found, at, False
+        try:
+            said = heads.read(memory[at + _HEAD : start])
+        except (struct.error, ValueError, IndexError):
+            return found, at, False
+        end = start + heads.bodies[said]
+        if end > size:
+            return found, at, False
+        if heads.rows[said]:
+            found.append(_Found(at, start, said))
+        at = end
+    return found, at, True
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Where in the metadata of a batch its figures stand; 0 for one that is left out because it is zero.
+
+    A writer lays out one batch as the other. So the metadata is taken apart once, and again only where it differs
+    from what was seen in more than these figures.
+    """
+
+    body: int
+    rows: int
+    buffers: int
+    unpacked: struct.Struct
+    rest: Sequence[tuple[int, int, bytes]]
+
+    def fits(self, metadata: bytes) -> bool:
+        """Tell whether other metadata of this length differs in its figures only."""
+        return all(metadata[start:end] == expected for start, end, expected in self.rest)
+
+    def read(self, metadata: bytes) -> tuple[int, int, tuple[int, ...]]:
+        """Give the length of the body, the number of rows, and start and length of each buffer."""
+        body = int.from_bytes(metadata[self.body : self.body + 8], "little", signed=True) if self.body else 0
+        rows = int.from_bytes(metadata[self.rows : self.rows + 8], "little", signed=True) if self.rows else 0
+        return body, rows, self.unpacked.unpack_from(metadata, self.buffers)
+
+
+def _shape(metadata: bytes) -> _Shape:
+    """Take the metadata of a batch apart.
+
+    Raises:
+        ValueError: It is not that of a batch, or makes no sense; or struct.error, or IndexError.
+    """
+    message = _offset(metadata, 0)
+    kind, head, body = (_field(metadata, message, i) for i in (1, 2, 3))
+    if not (kind and head) or metadata[kind] != _BATCH_MESSAGE:
+        raise ValueError("not a batch")
+    batch = _offset(metadata, head)
+    rows, nodes, buffers, compressed = (_field(metadata, batch, i) for i in range(4))
+    if not (nodes and buffers) or compressed:
+        raise ValueError("a batch without columns, or a compressed one")
+    first, last = _vector(metadata, buffers)
+    changing = sorted([(at, at + 8) for at in (body, rows) if at] + [(first, last), _vector(metadata, nodes)])
+    borders = [0, *(border for pair in changing for border in pair), len(metadata)]
+    rest = [(a, b, metadata[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)]
+    return _Shape(body, rows, first, struct.Struct(f"<{(last - first) // 8}q"), rest)
+
+
+_UINT16, _INT32, _UINT32 = (struct.Struct(code) for code in ("<H", "<i", "<I"))
+
+
+def _offset(metadata: bytes, at: int) -> int:
+    """Follow an offset of a flatbuffer, which is counted from where it stands."""
+    return at + int(_UINT32.unpack_from(metadata, at)[0])
+
+
+def _vector(metadata: bytes, at: int) -> tuple[int, int]:
+    """Give the first and the last place of a vector of pairs of 64-bit integers."""
+    vector = _offset(metadata, at)
+    end = vector + 4 + 16 * int(_UINT32.unpack_from(metadata, vector)[0])
+    if end > len(metadata):
+        raise ValueError("a vector is longer than what it is in")
+    return vector + 4, end
+
+
+def _field(metadata: bytes, table: int, number: int) -> int:
+    """Give the place of a field of a flatbuffer's table; 0 where it is left out."""
+    entries = table - int(_INT32.unpack_from(metadata, table)[0])
+    if entries < 0 or 4 + 2 * number >= int(_UINT16.unpack_from(metadata, entries)[0]):
+        return 0
+    place = int(_UINT16.unpack_from(metadata, entries + 4 + 2 * number)[0])
+    return table + place if place else 0
+
+
+def _stopped_in_schema(memory: mmap.mmap, size: int) -> bool:
+    """Tell whether the writer was stopped within the first message of the stream."""
+    if size < _HEAD:
+        return _MARK.startswith(memory[:4])
+    length = int.from_bytes(memory[4:_HEAD], "little")
+    return memory[:4] == _MARK and size < _HEAD + length <= _LONGEST_SCHEMA
+
+
+def _schema(memory: mmap.mmap, size: int) -> tuple[int, _Layout]:
+    """Read the first message of a stream: where the batches begin, and how they are laid out."""
+    end = _HEAD + int.from_bytes(memory[4:_HEAD], "little")
+    if memory[:4] != _MARK or end > size:
+        raise ForeignFileError("it is not an Arrow stream")
+    with InputStream.from_readable(io.BytesIO(memory[:end])) as source:
+        try:
+            stream = na.c_array_stream(source)
+            schema = stream.get_schema()
+        except RuntimeError as error:
+            raise ForeignFileError(f"it is not an Arrow stream ({error})") from error
+        with stream:
+            return end, _laid_out(schema)
+
+
+def _laid_out(schema: Any) -> _Layout:
+    """Find the columns of a recording among those of a file."""
+    found: dict[str, tuple[int, str]] = {}
+    total = 0
+    for field in schema.children:
+        found[field.name] = (total + 1, field.format)
+        total += _buffers(field)
+    for name, kind in TYPES.items():
+        if name not in found:
+            raise ForeignFileError(f"it has no column {name!r} but {', '.join(found) or 'no column at all'}")
+        if found[name][1] != kind:
+            raise ForeignFileError(f"its column {name!r} has the Arrow type {found[name][1]!r}, not {kind!r}")
+    return _Layout({name: found[name][0] for name in TYPES}, total)
+
+
+def _buffers(field: Any) -> int:
+    """Count the buffers of a column, which may be one that a later version has added."""
+    kind, inner = field.format, sum(map(_buffers, field.children))
+    if field.dictionary is None:
+        if kind in _TEXT | {"Z", "U"}:
+            return 3
+        if kind in _FIXED or kind[:2] in ("w:", "d:", "td", "tt", "ts", "tD", "ti"):
+            return 2
+        if kind in ("+l", "+L", "+m"):
+            return 2 + inner
+        if kind == "+s" or kind.startswith("+w"):
+            return 1 + inner
+    raise ForeignFileError(f"its column {field.name!r} has the Arrow type {kind!r}, which cannot be skipped")

@@ -1,0 +1,33 @@
+"""The columns of the statistics: their names, types, and what stands for a value that was not measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kedge.store.rows import FULL
+
+#: The numeric columns in the order of the file, each with its type and the value a row has when none is given.
+COLUMNS: dict[str, tuple[type[np.generic], float]] = {
+    "step": (np.int64, 0),
+    "site": (np.int32, 0),
+    "calls": (np.int32, 1),
+    "count": (np.int64, 0),
+    "sum": (np.float64, np.nan),
+    "sumsq": (np.float64, np.nan),
+    "min": (np.float64, np.nan),
+    "max": (np.float64, np.nan),
+    "nonzero": (np.int64, -1),
+    "nonfinite": (np.int64, -1),
+    "level": (np.int8, FULL),
+    "sampled": (np.int32, -1),
+    "saturated": (np.int32, -1),
+}
+#: The binary columns. Each is held as one array of bytes and, under the name with this ending, the ``n + 1`` places
+#: where its rows start and end.
+BINARY = ("active", "exponents")
+OFFSETS = ".offsets"
+
+Columns = dict[str, NDArray[Any]]

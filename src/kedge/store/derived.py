@@ -1,0 +1,110 @@
+"""The rows of a recording as one wide table, as other programs take it: site after site, in the order of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kedge.store.recording import Recording
+from kedge.store.rows import Bools, Rows, Statistic
+from kedge.store.sites import SiteInfo
+
+Values = NDArray[Any]
+Type = Literal["text", "int8", "int32", "int64", "float64"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the wide table.
+
+    Attributes:
+        type: What it holds.
+        meaning: What it says, in a few words.
+        of: Gives its values for the rows of a site, and which of them are known; a text is the same for all.
+    """
+
+    type: Type
+    meaning: str
+    of: Callable[[SiteInfo, Rows], tuple[Values | str, Bools | None]]
+
+
+def rows_by_site(recording: Recording) -> Iterator[tuple[SiteInfo, Rows]]:
+    """Give the rows of every site that has some; those of one step, from several ranks, are one."""
+    for site in recording.sites:
+        rows = recording.table.rows(site.id)
+        if len(rows):
+            yield site, rows
+
+
+def _text(give: Callable[[SiteInfo], str], meaning: str) -> Column:
+    return Column("text", meaning, lambda site, _: (give(site), None))
+
+
+def _integer(name: str, kind: Type, meaning: str) -> Column:
+    def of(_: SiteInfo, rows: Rows) -> tuple[Values, Bools]:
+        values: Values = getattr(rows, name)
+        return values.astype(kind), values >= 0
+
+    return Column(kind, meaning, of)
+
+
+def _float(give: Callable[[Rows], Values], meaning: str) -> Column:
+    def of(_: SiteInfo, rows: Rows) -> tuple[Values, Bools]:
+        values = give(rows)
+        # A NaN where all was finite was not measured; elsewhere it is what the elements made it.
+        return values, ~(np.isnan(values) & rows.clean)
+
+    return Column("float64", meaning, of)
+
+
+def _statistic(name: Statistic, meaning: str) -> Column:
+    return _float(lambda rows: rows.statistic(name), meaning)
+
+
+def _share(name: Statistic, meaning: str) -> Column:
+    """Give a statistic that is a number wherever it was measured."""
+
+    def of(_: SiteInfo, rows: Rows) -> tuple[Values, Bools]:
+        values = rows.statistic(name)
+        return values, ~np.isnan(values)
+
+    return Column("float64", meaning, of)
+
+
+def _nonfinite(_: SiteInfo, rows: Rows) -> tuple[Values, Bools]:
+    values = rows.statistic("nonfinite")
+    return np.nan_to_num(values).astype(np.int64), ~np.isnan(values)
+
+
+#: Every column, in this order.
+WIDE: dict[str, Column] = {
+    "step": _integer("step", "int64", "the optimizer's step"),
+    "site": _text(lambda site: site.site, "the site's text"),
+    "path": _text(lambda site: site.path, "the module's path"),
+    "kind": _text(lambda site: site.kind, "the kind of site: out, out.grad, param, ..."),
+    "type": _text(lambda site: site.type, "the class of the module"),
+    "dtype": _text(lambda site: site.dtype, "the type of the elements"),
+    "level": _integer("level", "int8", "2: all statistics; 1: a light step"),
+    "calls": _integer("calls", "int32", "how often the site fired"),
+    "count": _integer("count", "int64", "elements seen"),
+    "mean": _statistic("mean", "their mean"),
+    "rms": _statistic("rms", "their root mean square"),
+    "std": _statistic("std", "their standard deviation"),
+    "min": _statistic("min", "the smallest"),
+    "max": _statistic("max", "the largest"),
+    "absmax": _statistic("absmax", "the largest magnitude"),
+    "zero": _share("zero", "the share that is exactly zero"),
+    "nonfinite": Column("int64", "how many are NaN or infinite", _nonfinite),
+    "sampled": _integer("sampled", "int32", "elements drawn for the columns below"),
+    "saturated": _share("saturated", "the share of them where the activation is flat"),
+    "q05": _share("q05", "the 5 % quantile of their magnitudes"),
+    "q50": _share("q50", "their median magnitude"),
+    "q95": _share("q95", "the 95 % quantile of their magnitudes"),
+    "sum": _float(lambda rows: rows.sum, "the sum, for merging"),
+    "sumsq": _float(lambda rows: rows.sumsq, "the sum of squares, for merging"),
+    "nonzero": _integer("nonzero", "int64", "how many are not exactly zero, for merging"),
+}

@@ -1,0 +1,152 @@
+"""Histograms of magnitudes by power of two: how near a site's numbers are to the ends of a number format.
+
+# Note [Exponents]
+A step draws some elements of a value, evenly spread, and counts the finite non-zero ones among them by
+``floor(log2(abs(x)))``. There are 83 buckets: 80 of one power of two each, from 2^-48 to below 2^32, one for all
+that is larger, one for what is smaller but at least 2^-126, and one for what is smaller still, which
+float32 and bfloat16 have no normal numbers for. In a file a histogram is the number of its first bucket in a
+byte and the counts from there to the last bucket that holds any, two bytes each, the low one first. Counts that
+need more have four bytes each, and then the first byte's highest bit is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kedge.store.held import Held
+
+LOWEST, HIGHEST = -48, 31
+SMALLEST_NORMAL = -126
+BUCKETS = HIGHEST - LOWEST + 4
+
+_WIDE = 0x80
+_HALF_MOST = np.iinfo(np.uint16).max
+
+Counts = NDArray[np.int64]
+
+
+def edges() -> NDArray[np.float64]:
+    """Give the 84 borders of the buckets as powers of two, the first -inf and the last inf."""
+    inner = [SMALLEST_NORMAL, *range(LOWEST, HIGHEST + 2)]
+    return np.array([-np.inf, *inner, np.inf], dtype=np.float64)
+
+
+def count(values: NDArray[np.floating]) -> Counts:
+    """Count the finite non-zero elements of each row by their power of two.
+
+    Args:
+        values: Shape ``(rows, elements)``.
+
+    Returns:
+        Shape ``(rows, 83)``.
+    """
+    rows = len(values)
+    magnitude = np.abs(values)
+    counted = (magnitude > 0) & np.isfinite(magnitude)
+    # frexp gives a mantissa in [0.5, 1), so its exponent is one more than floor(log2(abs(x))).
+    power = np.frexp(np.where(counted, magnitude, 1))[1].astype(np.int64) - 1
+    bucket = np.clip(power - LOWEST + 2, 1, BUCKETS - 1)
+    bucket[power < SMALLEST_NORMAL] = 0
+    place = bucket + BUCKETS * np.arange(rows)[:, None]
+    return np.bincount(place[counted], minlength=rows * BUCKETS).reshape(rows, BUCKETS).astype(np.int64)
+
+
+def encode(counts: Counts) -> bytes:
+    """Put one histogram into bytes; an empty one into none."""
+    held = np.flatnonzero(counts)
+    if not len(held):
+        return b""
+    kept = counts[held[0] : held[-1] + 1]
+    if kept.max() > _HALF_MOST:
+        return bytes([int(held[0]) | _WIDE]) + kept.astype("<u4").tobytes()
+    return bytes([int(held[0])]) + kept.astype("<u2").tobytes()
+
+
+def decode(histogram: bytes) -> Counts:
+    """Give the counts of one histogram, shape ``(83,)``; of none zeros."""
+    counts = np.zeros(BUCKETS, dtype=np.int64)
+    if histogram:
+        start = histogram[0] & ~_WIDE
+        kept = np.frombuffer(histogram, "<u4" if histogram[0] & _WIDE else "<u2", offset=1)
+        counts[start : start + len(kept)] = kept
+    return counts
+
+
+def decode_all(histograms: Held) -> Counts:
+    """Give the counts of many histograms, shape ``(histograms, 83)``."""
+    counts = np.zeros((len(histograms), BUCKETS), dtype=np.int64)
+    drawn = np.flatnonzero(histograms.lengths)
+    firsts = histograms.data[histograms.starts[drawn]]
+    for width, marked in ((2, 0), (4, _WIDE)):
+        which = firsts & _WIDE == marked
+        _decode_into(counts, drawn[which], firsts[which] & ~np.uint8(_WIDE), histograms, width)
+    return counts
+
+
+def _decode_into(
+    counts: Counts, rows: NDArray[np.int64], firsts: NDArray[np.uint8], histograms: Held, width: int
+) -> None:
+    """Spread the counts of histograms with counts of one width over their rows."""
+    lengths = (histograms.lengths[rows] - 1) // width
+    begins = np.cumsum(lengths) - lengths
+    within = np.arange(lengths.sum()) - np.repeat(begins, lengths)
+    places = np.repeat(histograms.starts[rows] + 1, lengths) + width * within
+    kept = np.zeros(len(places), dtype=np.int64)
+    for digit in range(width):
+        kept |= histograms.data[places + digit].astype(np.int64) << 8 * digit
+    counts[np.repeat(rows, lengths), np.repeat(firsts, lengths) + within] = kept
+
+
+def quantile(counts: Counts, q: float) -> NDArray[np.float64]:
+    """Estimate a quantile of the magnitudes, as if they were spread evenly over the logarithms of their bucket.
+
+    Args:
+        counts: Histograms, shape ``(..., 83)``.
+        q: Between 0 and 1.
+
+    Returns:
+        Shape ``(...)``; NaN where nothing was counted.
+    """
+    return quantiles(counts, (q,))[0]
+
+
+def quantiles(counts: Counts, qs: Sequence[float]) -> list[NDArray[np.float64]]:
+    """Estimate several quantiles, as :func:`quantile` does one."""
+    borders = edges()
+    # The open buckets have no other end; a factor of two past the border is as wide as their neighbours are.
+    borders[0], borders[-1] = borders[1] - 1, borders[-2] + 1
+    upto = np.cumsum(counts, axis=-1)
+    return [_located(counts, upto, q * upto[..., -1:], borders) for q in qs]
+
+
+def _located(
+    counts: Counts, upto: Counts, wanted: NDArray[np.floating], borders: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Tell the magnitude below which as many elements lie as are wanted."""
+    at = np.minimum((upto < wanted).sum(axis=-1), BUCKETS - 1)
+    held = np.take_along_axis(counts, at[..., None], axis=-1)[..., 0]
+    before = np.take_along_axis(upto, at[..., None], axis=-1)[..., 0] - held
+    with np.errstate(invalid="ignore", divide="ignore"):
+        within = (wanted[..., 0] - before) / held
+        power = borders[at] + np.where(held > 0, within, np.nan) * (borders[at + 1] - borders[at])
+    return np.asarray(np.where(upto[..., -1] > 0, np.exp2(power), np.nan))
+
+
+def below(counts: Counts, power: int) -> NDArray[np.float64]:
+    """Give the share of the counted elements smaller than ``2 ** power``.
+
+    Args:
+        counts: Histograms, shape ``(..., 83)``.
+        power: A border of the buckets: -126, or from -48 to 32.
+
+    Returns:
+        Shape ``(...)``; NaN where nothing was counted.
+    """
+    place = int(np.searchsorted(edges(), power))
+    if edges()[place] != power:
+        raise ValueError(f"2**{power} is inside a bucket; ask at {SMALLEST_NORMAL}, or from {LOWEST} to {HIGHEST + 1}")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(counts[..., :place].sum(axis=-1) / counts.sum(axis=-1))

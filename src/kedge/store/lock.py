@@ -1,0 +1,136 @@
+"""Who is writing a recording: a lock that ends with the process, however it ends.
+
+# Note [The lock]
+Each writer of a recording holds a shared lock on one file in its folder, and who replaces the
+recording needs that lock alone. The operating system lets go of it when the process is gone, so a
+killed run blocks nobody. Readers never look at it. It is a lock of the open file (`flock`), which a
+forked child shares; so the child closes it at once. Where a file system has no locks, a recording
+without an end counts as being written.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from socket import gethostname
+from typing import Literal
+
+from kedge.errors import BeingWritten
+from kedge.store.disk import told, write_all
+from kedge.store.documents import read_events
+
+if sys.platform != "win32":
+    import fcntl
+
+LOCK = "writers.lock"
+
+Answer = Literal["held", "refused", "unknown"]
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+def hold(folder: Path, rank: int) -> FileIO:
+    """Say that this process writes the recording in a folder, until the file given is closed or the process ends.
+
+    Raises:
+        BeingWritten: The folder was replaced meanwhile.
+    """
+    with told(f"start {folder / LOCK}"):
+        file = FileIO(folder / LOCK, "a+")
+        _lock(file, alone=False)
+        if not _is_still(file, folder):
+            file.close()
+            raise BeingWritten(f"cannot write to {folder}: another process has just replaced it; name another place")
+        write_all(file, (json.dumps({"rank": rank, "pid": os.getpid(), "host": gethostname()}) + "\n").encode())
+    mine = weakref.ref(file)
+    os.register_at_fork(after_in_child=lambda: _let_go(mine()))
+    return file
+
+
+def release(file: FileIO) -> None:
+    """Write no longer; a child that was forked a moment ago may still have the file, so closing it is not enough."""
+    if not file.closed:
+        with file, suppress(OSError):
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let nobody else write or replace a recording.
+
+    Raises:
+        BeingWritten: A process that lives is writing it, or replacing it.
+    """
+    with told(f"replace {folder}"), FileIO(folder / LOCK, "a+") as file:
+        answer = _lock(file, alone=True)
+        if answer == "refused" or (answer == "unknown" and not _has_ended(folder)) or not _is_still(file, folder):
+            raise BeingWritten(_message(folder))
+        yield
+
+
+def check_written(folder: Path) -> None:
+    """See that nobody writes a recording; nothing is changed.
+
+    Raises:
+        BeingWritten: A process that lives is writing it.
+    """
+    if (folder / LOCK).exists():
+        with alone(folder):
+            pass
+
+
+def _lock(file: FileIO, *, alone: bool) -> Answer:
+    """Lock a file, waiting for who is alone with it, who is so for a moment; but who wants to be alone does not wait."""
+    if sys.platform == "win32":
+        return "unknown"
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return "unknown"
+        if isinstance(error, BlockingIOError):
+            return "refused"
+        raise
+    return "held"
+
+
+def _is_still(file: FileIO, folder: Path) -> bool:
+    """Tell whether a locked file is the one in the folder now, and not that of a folder replaced meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat())
+    except FileNotFoundError:
+        return False
+
+
+def _has_ended(folder: Path) -> bool:
+    events, _ = read_events(folder)
+    return any(event.get("kind") == "end" for event in events)
+
+
+def _message(folder: Path) -> str:
+    who = ", ".join(dict.fromkeys(_writers(folder))) or "another process"
+    return (
+        f"cannot replace {folder}: it is being written by {who}; "
+        "name another place, or wait for the end of that run (if it is not there any more, remove the folder by hand)"
+    )
+
+
+def _writers(folder: Path) -> Iterator[str]:
+    """Name those who said that they write here."""
+    for line in (folder / LOCK).read_text(encoding="utf-8").splitlines():
+        writer = json.loads(line)
+        yield f"process {writer['pid']} on {writer['host']}"
+
+
+def _let_go(file: FileIO | None) -> None:
+    """In a forked child: the lock is the parent's."""
+    if file is not None:
+        file.close()

@@ -1,0 +1,141 @@
+"""Asking a recording with SQL, through DuckDB, in memory: nothing is written and no lock is taken."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from kedge.errors import QueryError
+from kedge.store.derived import WIDE
+from kedge.store.parquet import SCHEMA, batches
+from kedge.store.recording import Recording
+from kedge.store.sites import SiteInfo
+
+TABLES = ("stats", "sites", "findings", "events")
+READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
+
+_FINDINGS = pa.schema(
+    [
+        ("code", pa.string()),
+        ("severity", pa.string()),
+        ("site", pa.string()),
+        ("step", pa.int64()),
+        ("message", pa.string()),
+        ("evidence", pa.string()),
+        ("confidence", pa.float64()),
+        ("remedy", pa.string()),
+    ]
+)
+_EVENTS = pa.schema([("kind", pa.string()), ("step", pa.int64()), ("rank", pa.int64()), ("event", pa.string())])
+_SITES = pa.schema(
+    {
+        "id": pa.int64(),
+        "site": pa.string(),
+        "path": pa.string(),
+        "kind": pa.string(),
+        "type": pa.string(),
+        "root": pa.int64(),
+        "shape": pa.list_(pa.int64()),
+        "dtype": pa.string(),
+        "channels": pa.int64(),
+        "sources": pa.list_(pa.int64()),
+        "owner": pa.string(),
+        "node": pa.string(),
+        "file": pa.string(),
+        "line": pa.int64(),
+    }
+)
+
+
+def ask(
+    recording: Recording, sql: str, findings: Callable[[], Iterable[Any]]
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Run one query over a recording.
+
+    Args:
+        recording: The recording.
+        sql: The query; it can read the tables ``stats``, ``sites``, ``findings`` and ``events``, and nothing else.
+        findings: Gives what the rules say; called only if the query speaks of findings.
+
+    Returns:
+        The names of the columns, and the rows.
+
+    Raises:
+        QueryError: It cannot be run, or would write.
+    """
+    told = findings() if re.search(r"\bfindings\b", sql, re.IGNORECASE) else ()
+    with duckdb.connect(":memory:") as connection:
+        connection.register("stats", _Stats(recording))
+        connection.register("sites", _table(_SITES, map(_site, recording.sites)))
+        connection.register("findings", _table(_FINDINGS, map(_finding, told)))
+        connection.register("events", _table(_EVENTS, map(_event, recording.events)))
+        for setting in ("python_enable_replacements", "enable_external_access"):
+            connection.execute(f"SET {setting} = false")
+        connection.execute("SET lock_configuration = true")
+        try:
+            _check(connection.extract_statements(sql))
+            answer = connection.execute(sql)
+            return [column[0] for column in answer.description or ()], answer.fetchall()
+        except duckdb.Error as error:
+            raise QueryError(f"the query cannot be run: {error}\n\nThe tables are {', '.join(TABLES)}.") from error
+
+
+def _check(statements: Sequence[Any]) -> None:
+    """See that a text is one query."""
+    if len(statements) != 1:
+        raise QueryError(f"the query cannot be run: it is {len(statements)} statements; give exactly one")
+    kind = statements[0].type
+    if kind not in READING:
+        raise QueryError(
+            f"the query cannot be run: it is {kind.name}, and a recording is only read; give a SELECT, "
+            f"or DESCRIBE and SUMMARIZE with one of the tables {', '.join(TABLES)}"
+        )
+
+
+class _Stats(ds.Dataset):  # type: ignore[misc]
+    """The wide table, computed while DuckDB reads it: only the columns that a query needs, site after site."""
+
+    def __init__(self, recording: Recording) -> None:
+        # The constructor of the class above is for pyarrow's own data sets; DuckDB asks for what is below, no more.
+        self._recording = recording
+
+    @property
+    def schema(self) -> Any:
+        """The columns and their types."""
+        return SCHEMA
+
+    def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **_: Any) -> Any:  # noqa: A002
+        """Give what reads these columns of the rows that pass a filter."""
+        filtered = set(re.findall(r"\w+", str(filter))) if filter is not None else set()
+        names = [name for name in WIDE if columns is None or name in columns or name in filtered]
+        # Counting rows needs none of the columns, but batches cannot be without one.
+        names = names or ["step"]
+        schema = pa.schema([SCHEMA.field(name) for name in names])
+        reader = pa.RecordBatchReader.from_batches(schema, batches(self._recording, names))
+        return ds.Scanner.from_batches(reader, columns=columns, filter=filter)
+
+
+def _site(site: SiteInfo) -> dict[str, Any]:
+    own = {name: getattr(site, name) for name in _SITES.names if hasattr(site, name)}
+    called = site.source or {}
+    lists = {"shape": list(site.shape), "sources": list(site.sources)}
+    return {**own, **lists, "file": called.get("file"), "line": called.get("line")}
+
+
+def _finding(finding: Any) -> dict[str, Any]:
+    return {**asdict(finding), "evidence": json.dumps(dict(finding.evidence), default=str)}
+
+
+def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {"kind": event["kind"], "step": event.get("step"), "rank": event.get("rank", 0), "event": json.dumps(event)}
+
+
+def _table(schema: Any, rows: Iterable[Mapping[str, Any]]) -> Any:
+    return pa.Table.from_pylist(list(map(dict, rows)), schema=schema)

@@ -1,0 +1,1 @@
+"""Watching as a whole: hooks that measure, and the recording that what they see is written to."""

@@ -1,0 +1,201 @@
+"""Programs that train and do what programs do to their process; each is run with Kedge and without."""
+
+from __future__ import annotations
+
+TRAIN = """
+import os, sys, signal, threading, time
+import torch
+from torch import nn
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 12
+    def __getitem__(self, i): return torch.full((4,), float(i))
+
+def train(steps=3, batches=None):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in batches if batches is not None else [torch.ones(2, 4)] * steps:
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+def square(x):
+    return x * x
+"""
+
+_LOADER = """
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers={workers}, multiprocessing_context="{how}")
+    print([train(batches=loader) for _ in range({workers})])
+"""
+
+#: What a program does, and the source that follows `TRAIN`.
+PROGRAMS = {
+    **{f"data-loader workers by {how}": _LOADER.format(how=how, workers=workers) for how, workers in (("fork", 2), ("spawn", 1), ("forkserver", 1))},
+    "workers that stay": """
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1, persistent_workers=True)
+    print([train(batches=loader) for _ in range(2)])
+""",
+    "models in worker processes": """
+import multiprocessing
+def work(steps):
+    torch.set_num_threads(1)
+    return train(steps)
+if __name__ == "__main__":
+    print(train())
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(pool.map(work, [1, 2, 3]), pool.map(square, range(4)))
+""",
+    "training in a thread": """
+told = []
+thread = threading.Thread(target=lambda: told.append(train()))
+thread.start(); thread.join()
+print(told, train())
+""",
+    "training in two threads at once": """
+told = [None, None]
+def work(i): told[i] = train(20)
+threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(told[0] is not None and told[1] is not None)
+""",
+    # A daemon thread that is in PyTorch's own code at the end aborts the process, with Kedge and without.
+    "a daemon thread at the end": """
+def forever():
+    train(1)
+    while True: time.sleep(0.01)
+print(train())
+threading.Thread(target=forever, daemon=True).start()
+time.sleep(0.1)
+""",
+    "a thread that outlives the last line": """
+train()
+def late():
+    time.sleep(0.2); print("late", train())
+threading.Thread(target=late).start()
+print("end")
+""",
+    "sys.exit in a thread": """
+def leave(): train(); sys.exit(3)
+thread = threading.Thread(target=leave); thread.start(); thread.join()
+print("goes on", train())
+""",
+    "an error in a thread": """
+threading.excepthook = lambda how: print("hook", how.exc_value)
+def fail(): train(); raise ValueError("in a thread")
+thread = threading.Thread(target=fail); thread.start(); thread.join()
+""",
+    "another folder": "os.mkdir('there'); os.chdir('there'); print(train()); print(os.listdir())",
+    "a folder that is gone": "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); print(train())",
+    "closed stdout": "train(); sys.stdout.close(); train(); raise SystemExit(4)",
+    "closed stderr": "train(); sys.stderr.close(); print(train()); raise SystemExit(4)",
+    "closed descriptors": "train(); os.close(1); os.close(2); train(); os._exit(5)",
+    "replaced streams": """
+import io
+sys.stdout = sys.stderr = io.StringIO()
+print(train())
+sys.__stdout__.write(sys.stdout.getvalue())
+""",
+    "none in place of streams": "sys.stdout = sys.stderr = None; print('lost'); train(); raise SystemExit(6)",
+    "os._exit": "print(train(), flush=True); os._exit(7)",
+    "os.execv": "print(train(), flush=True); os.execv(sys.executable, [sys.executable, '-c', 'print(\"another\"); exit(8)'])",
+    "abort": "import faulthandler; faulthandler.disable(); print(train(), flush=True); os.abort()",
+    "a handler of SIGTERM": """
+def stop(number, frame):
+    print("stopped by", number, train()); raise SystemExit(9)
+signal.signal(signal.SIGTERM, stop)
+train(); os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)
+""",
+    "SIGTERM without a handler": "print(train(), flush=True); os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)",
+    "an interrupt in training": """
+class Stop(nn.Module):
+    def forward(self, x): signal.raise_signal(signal.SIGINT); return x
+train()
+try:
+    Stop()(torch.ones(2))
+except KeyboardInterrupt:
+    print("interrupted", train())
+""",
+    "an interrupt": "print(train()); signal.raise_signal(signal.SIGINT)",
+    "atexit": """
+import atexit
+atexit.register(lambda: print("bye", train()))
+print(train())
+""",
+    "an error in a forward": """
+class Fail(nn.Module):
+    def forward(self, x): raise ValueError("no")
+print(train()); Fail()(torch.ones(1))
+""",
+    "an error in a backward": """
+class Bad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, g): raise ValueError("no gradient")
+class Net(nn.Linear):
+    def forward(self, x): return Bad.apply(super().forward(x))
+try:
+    Net(2, 2)(torch.ones(1, 2)).sum().backward()
+except ValueError as error:
+    print(error, train())
+""",
+    "itself as a subprocess": """
+import subprocess
+if len(sys.argv) == 1:
+    print(train(), flush=True)
+    print(subprocess.run([sys.executable, __file__, "child"], capture_output=True, text=True).stdout)
+else:
+    print("child", train())
+""",
+    "a bare fork that trains on": """
+train()
+pid = os.fork()
+if pid:
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), train())
+else:
+    print("child", train(), flush=True); sys.exit(5)
+""",
+    "a child that outlives its parent": """
+print(train(), flush=True)
+if os.fork() == 0:
+    time.sleep(0.3); print("child", train(), flush=True); os._exit(0)
+""",
+    "a garbage-collected model": """
+import gc, weakref
+model = nn.Linear(2, 2); model(torch.ones(1, 2)).sum().backward()
+gone = weakref.ref(model); del model; gc.collect()
+print(gone() is None, train())
+""",
+    "scripted models": """
+model = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+print(model(torch.ones(1, 2)).shape, train())
+live = nn.Sequential(nn.Linear(2, 2), nn.ReLU()); before = live(torch.ones(1, 2))
+after = torch.jit.script(live)
+print(torch.equal(after(torch.ones(1, 2)), before), live(torch.ones(1, 2)).shape, train())
+""",
+    "fake tensors": """
+from torch._subclasses.fake_tensor import FakeTensorMode
+model = nn.Linear(4, 4); model(torch.ones(1, 4))
+with FakeTensorMode() as mode:
+    dream = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    for _ in range(3): out = dream(torch.ones(2, 4)); out.sum().backward()
+    print(type(out).__name__, tuple(out.shape))
+print(train())
+""",
+    "no memory of warnings": """
+import warnings
+warnings.simplefilter("error")
+print(train())
+""",
+    "deep recursion": """
+class Deep(nn.Module):
+    def forward(self, x, n): return x if n == 0 else self(x + 1, n - 1)
+print(train(), Deep()(torch.zeros(1), 60).item())
+""",
+}  # fmt: skip

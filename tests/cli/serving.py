@@ -1,0 +1,130 @@
+"""Programs and commands in processes of their own that need not import torch first."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Importing torch takes longer than all that is tested here: one process does it, and forks for each program. A
+# program run by `Program` is what it is under python, as test_program.py shows.
+SERVER = """
+import json, os, resource, sys, threading
+import torch, torch._dynamo, kedge.cli.run, kedge.watching.closing, kedge.watching.start
+from kedge.cli.main import main
+from kedge.cli.program import Program
+
+torch.set_num_threads(1)
+for line in sys.stdin:
+    order = json.loads(line)
+    if "wait" in order:
+        print(os.waitpid(order["wait"], 0)[1], flush=True)
+        continue
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.chdir(order["folder"])
+        for number, name in ((0, os.devnull), (1, "stdout"), (2, "stderr")):
+            file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            os.dup2(file, number)
+            os.close(file)
+        if order["limit"]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (order["limit"], order["limit"]))
+        if order["user"]:
+            os.setuid(order["user"])
+        break
+    print(pid, flush=True)
+else:
+    sys.exit()
+if order["words"] is not None:
+    ending = main(order["words"])
+    sys.exit(ending) if isinstance(ending, int) else ending.leave()
+program = Program("prog.py", False, [])
+program.check()
+program.run().leave()
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a process left: its output and how it ended, as `waitpid` gives it."""
+
+    stdout: str
+    stderr: str
+    ending: int
+
+    @property
+    def status(self) -> int:
+        """Its exit status."""
+        return self.ending >> 8
+
+    @property
+    def told(self) -> list[str]:
+        """The lines of stderr."""
+        return self.stderr.splitlines()
+
+
+@dataclass
+class Running:
+    """A process that was started."""
+
+    server: Server
+    pid: int
+    folder: Path
+
+    def said(self) -> str:
+        """Give what it has printed so far."""
+        return (self.folder / "stdout").read_text()
+
+    def wait(self) -> Outcome:
+        """Wait for its end."""
+        ending = self.server.ask(wait=self.pid)
+        said = [(self.folder / name).read_text().replace(str(self.folder), "") for name in ("stdout", "stderr")]
+        return Outcome(*(re.sub(r"0x[0-9a-f]+", "0x", text) for text in said), ending)
+
+
+class Server:
+    """A process that has imported torch and forks for each program."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, **order: Any) -> int:
+        """Send an order, and read the number that answers it."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def start(
+        self, source: str, folder: Path, words: list[str] | None, *, limit: int | None = None, user: int | None = None
+    ) -> Running:
+        """Start a program in a folder, or a command.
+
+        Args:
+            source: The program, to be written to ``prog.py``.
+            folder: The folder, which is made if it is not there; ``stdout`` and ``stderr`` are written to it.
+            words: The command; None for the program by itself.
+            limit: The greatest size of a file that it may write.
+            user: The user that it becomes.
+        """
+        folder.mkdir(exist_ok=True)
+        (folder / "prog.py").write_text(source)
+        for name in ("stdout", "stderr"):
+            (folder / name).unlink(missing_ok=True)
+        return Running(self, self.ask(folder=str(folder), words=words, limit=limit, user=user), folder)
+
+    def run(self, source: str, folder: Path, words: list[str] | None, **limits: int) -> Outcome:
+        """Start it and wait for its end."""
+        return self.start(source, folder, words, **limits).wait()
+
+    def close(self) -> None:
+        """End it."""
+        self.process.communicate()

@@ -1,0 +1,199 @@
+"""What is said of real programs that go wrong: where the first NaN was born, from what a watch records of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from watched import watch
+
+from kedge.rules.nonfinite import NanBorn
+from kedge.rules.rule import Finding
+
+
+class Log(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log(x)
+
+
+class Root(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sqrt(x)
+
+
+class Net(nn.Module):
+    """Two linear layers, with something between them."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fc, self.middle, self.head = nn.Linear(4, 8), middle, nn.Linear(8, 1)
+        with torch.no_grad():
+            self.fc.weight.copy_(torch.eye(4).repeat(2, 1))
+            self.fc.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(self.fc(x)))
+
+
+def train(
+    model: nn.Module,
+    bad: Callable[[int, Tensor], Tensor],
+    *,
+    steps: int = 20,
+    before: Callable[[int, nn.Module], None] = lambda step, model: None,
+    lr: float = 0.0,
+) -> Callable[[], None]:
+    """Train on positive batches; `bad` may change one, `before` is called before the optimizer's step."""
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(bad(step, torch.rand(5, 4) + 0.5)).square().mean().backward()
+            before(step, model)
+            optimizer.step()
+
+    return program
+
+
+def zero_at(when: int) -> Callable[[int, Tensor], Tensor]:
+    """Put a zero into the batch of one step."""
+    return lambda step, x: x * torch.tensor([0.0, 1, 1, 1]) if step == when else x
+
+
+def born(program: Callable[[], None]) -> Finding:
+    """Watch a program, and give the one birth that is found."""
+    (finding,) = NanBorn().check(watch(program).recording())
+    return finding
+
+
+@pytest.mark.parametrize("step", [0, 10, 13], ids=["first", "full", "light"])
+def test_a_module_that_leaves_its_domain(step: int) -> None:
+    """The producer, its line and the steps before it are told, in full steps and in light ones alike."""
+    finding = born(train(Net(Log()), zero_at(step)))
+
+    assert (finding.site, finding.step, finding.severity) == ("middle:out", step, "error")
+    assert finding.evidence["source"]["text"] == "return self.head(self.middle(self.fc(x)))"
+    assert finding.evidence["source"]["function"] == "Net.forward"
+    assert finding.evidence["before"]["steps"] == list(range(step + 1))
+    assert finding.evidence["before"]["sites"]["fc:out"]["state"] == ["finite"] * (step + 1)
+    assert "clamp what goes in" in finding.remedy
+
+
+@pytest.mark.parametrize("step", [10, 13])
+def test_an_operation_between_two_modules(step: int) -> None:
+    """Glue code is named by the module that holds it, by its autograd node, and by the line where its result goes in."""
+    finding = born(train(Net(torch.log), zero_at(step)))
+
+    assert (finding.site, finding.evidence["node"]) == ("head:in", "LogBackward0")
+    assert (
+        "an operation in the forward of Net made it, outside any watched module (log was its last)" in finding.message
+    )
+    assert "The result goes in at" in finding.message
+
+
+def test_a_derivative_that_is_infinite() -> None:
+    """In a full step the module whose backward made it is named."""
+    finding = born(train(Net(Root()), zero_at(10)))
+
+    assert (finding.evidence["how"], finding.evidence["module"], finding.step) == ("backward", "middle", 10)
+    assert finding.evidence["source"]["function"] == "Net.forward"
+
+
+def test_a_batch_with_a_nan() -> None:
+    """What came in is told from what was made."""
+    finding = born(train(Net(nn.Tanh()), lambda step, x: x * math.nan if step == 7 else x))
+
+    assert (finding.site, finding.evidence["how"], finding.step) == (":in", "entry", 7)
+
+
+@pytest.mark.parametrize("step", [10, 13], ids=["full", "light"])
+def test_a_learning_rate_that_is_far_too_large(step: int) -> None:
+    """The remedy is the learning rate, whichever module is the first to overflow; nobody is sent to look for a logarithm."""
+
+    def program() -> None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for number in range(20):
+            optimizer.param_groups[0]["lr"] = 1e30 if number == step else 1e-2
+            optimizer.zero_grad()
+            model(torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+
+    finding = born(program)
+
+    assert finding.severity == "error"
+    assert "earning rate" in finding.remedy
+    assert "log" not in finding.remedy
+    assert finding.step in (step, step + 1)
+
+
+def test_gradients_that_the_program_writes() -> None:
+    """A NaN that comes in between backward and step is not blamed on a backward."""
+
+    def write(step: int, model: nn.Module) -> None:
+        if step == 10:
+            model.fc.weight.grad[0, 0] = math.nan
+
+    finding = born(train(Net(nn.Tanh()), lambda step, x: x, before=write))
+
+    assert (finding.site, finding.evidence["how"], finding.step) == (":grad.norm", "written", 10)
+
+
+def test_loss_scaling_that_skips_steps_is_no_error() -> None:
+    """A scaler begins with a scale that is too large, and skips steps until it fits."""
+
+    def program() -> None:
+        model, scaler = (
+            nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1)),
+            torch.amp.GradScaler("cpu", 2.0**24),
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(40):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16):
+                loss = model(torch.randn(32, 8)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    findings = list(NanBorn().check(watch(program).recording()))
+
+    assert {finding.severity for finding in findings} == {"info"}
+    assert all(finding.evidence["skipped"] for finding in findings)
+
+
+def test_a_value_beyond_float16() -> None:
+    """The headroom of the dtype is told."""
+
+    def program() -> None:
+        model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
+        with torch.autocast("cpu", torch.float16), torch.no_grad():
+            for step in range(20):
+                model(torch.randn(32, 8) * 3.0**step)
+
+    finding = born(program)
+
+    assert finding.evidence["module"] == "0"
+    assert "left the range of float16 (it ends at 6.55e+04; what came in reached" in finding.remedy
+
+
+def test_two_models_of_which_one_goes_on() -> None:
+    """The one that went wrong is named once, however long the other one does well."""
+
+    def program() -> None:
+        good, hurt = nn.Linear(4, 1), Net(Log())
+        first, second = torch.optim.SGD(good.parameters(), lr=0.1), torch.optim.SGD(hurt.parameters(), lr=0.1)
+        for step in range(45):
+            x = torch.rand(5, 4) + 0.5
+            for model, optimizer in ((good, first), (hurt, second)):
+                optimizer.zero_grad()
+                model(zero_at(13)(step, x)).square().mean().backward()
+                optimizer.step()
+
+    finding = born(program)
+
+    assert (finding.site, finding.severity) == ("Net.middle:out", "error")

@@ -1,0 +1,288 @@
+"""The page in a browser: it opens from disk, and what is clicked and typed does what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from runs import Run
+
+from kedge.rules.rule import Finding
+from kedge.store.recording import Recording
+
+NAN = float("nan")
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+@pytest.fixture
+def broken(run: Callable[..., Run], tmp_path: Any) -> Recording:
+    """A run whose second layer makes a NaN in step 6, which goes on from there."""
+    made = run()
+    for step in range(9):
+        bad = {"relu1:out", "fc.a:in", "fc.a:out", "fc.b:in", "fc.b:out", "loss:out"} if step >= 6 else set()
+        made.step(step, dict.fromkeys(bad, NAN))
+    made.end()
+    return Recording.open(tmp_path / "net.kedge")
+
+
+@pytest.fixture
+def shown(broken: Recording, saved: Callable[..., str], tab: Any) -> Any:
+    """The page of that run, open in a tab."""
+    return tab.open(saved(broken))
+
+
+def cell(page: Any, row: int, column: int) -> dict[str, float]:
+    """Give the place of a cell of the heat-map in its canvas."""
+    held = page.eval_on_selector("#cells", "canvas => ({...canvas.dataset})")
+    wide = float(held["plot"]) / int(held["columns"])
+    return {
+        "x": float(held["left"]) + (column + 0.5) * wide,
+        "y": float(held["top"]) + (row + 0.5) * float(held["row"]),
+    }
+
+
+def colour_at(page: Any, place: dict[str, float]) -> list[int]:
+    """Read a pixel of the heat-map."""
+    return page.eval_on_selector(
+        "#cells",
+        "(canvas, at) => [...canvas.getContext('2d').getImageData(at.x * devicePixelRatio, at.y * devicePixelRatio, 1, 1).data]",
+        place,
+    )
+
+
+def test_the_page_opens_from_disk_and_asks_nobody(shown: Any, tab: Any) -> None:
+    """The page opens from file:// without an error and without a request but for itself."""
+    assert shown.title() == "net.kedge · Kedge"
+    assert [url for url in tab.requests if not url.startswith("data:")] == [shown.url]
+
+
+def test_findings_come_first_with_evidence_remedy_and_source(shown: Any) -> None:
+    """The first thing on the page is what is wrong: where, since when, what to do, the line of source, and a figure."""
+    sections = shown.eval_on_selector_all("main > section", "all => all.map(one => one.id)")
+    finding = shown.locator(".finding").first
+
+    assert sections == ["run", "findings", "heat", "depth", "curves", "modules"]
+    assert "NAN-BORN" in finding.inner_text()
+    assert "relu1:out" in finding.inner_text()
+    assert "step 6" in finding.inner_text()
+    assert "→" in finding.inner_text()
+    assert "net.py:12" in finding.inner_text()
+    assert "x = self.block(x) # <b>" in " ".join(finding.inner_text().split())
+    assert "confidence" in finding.inner_text()
+    assert finding.locator("canvas").count() == 1
+
+    finding.locator("summary").click()
+    assert "What it says:" in finding.locator("pre").inner_text()
+    assert not shown.locator("#panel").is_visible()
+
+
+def test_a_click_on_a_cell_opens_its_site(shown: Any) -> None:
+    """Whoever clicks a cell sees the series, the neighbours and the figures of that site."""
+    shown.locator("#cells").click(position=cell(shown, 2, 3))
+
+    panel = shown.locator("#panel")
+    assert panel.locator("h2").inner_text() == "fc.a:out"
+    assert {"scale", "quantiles of |x|, of the drawn elements", "shares"} <= set(
+        panel.locator("figcaption").all_inner_texts()
+    )
+    assert panel.locator("figure canvas").count() == 4
+    assert "relu1:out" in panel.locator(".flow").first.inner_text()
+    assert "not finite in 3 of 9 columns, first at step 6" in panel.inner_text()
+
+    shown.locator("#panel-after").click()
+    assert panel.locator("h2").inner_text() == "fc.b:out"
+    shown.locator(".flow button", has_text="fc.a:out").first.click()
+    assert panel.locator("h2").inner_text() == "fc.a:out"
+
+
+def test_a_pointer_reads_the_numbers_of_a_cell(shown: Any, broken: Recording) -> None:
+    """The word at the pointer has the site, the step, and the value that was recorded."""
+    shown.locator("#cells").hover(position=cell(shown, 1, 4))
+
+    value = broken.series("relu1:out", "rms")[4]
+    assert f"relu1:out\nstep 4 · Linear · 8{TIMES}8\nrms {value:.2f}" in shown.locator(".tip").inner_text()
+
+    shown.locator("#cells").hover(position=cell(shown, 1, 7))
+    assert "5 not finite" in shown.locator(".tip").inner_text()
+
+
+def test_the_colours_of_the_heat_map_are_those_of_the_values(shown: Any) -> None:
+    """A larger value is a lighter colour, and one that is not finite is of the colour that says so."""
+    small, large = (colour_at(shown, place) for place in (cell(shown, 0, 0), cell(shown, 3, 0)))
+    middle = cell(shown, 1, 7)
+    bad = colour_at(shown, {"x": middle["x"] + 12, "y": middle["y"]})
+
+    assert sum(large[:3]) > sum(small[:3])
+    assert bad == [209, 36, 47, 255]
+
+
+def test_another_statistic_is_drawn(shown: Any) -> None:
+    """The heat-map offers what was recorded, and draws what is chosen."""
+    offered = shown.locator("#quantity option").all_inner_texts()
+    assert {"rms of outputs", "rms of output gradients", "largest |x| of outputs", "update ratio of parameters"} <= set(
+        offered
+    )
+
+    shown.select_option("#quantity", label="update ratio of parameters")
+    shown.locator("#cells").hover(position=cell(shown, 0, 0))
+    assert "conv1.weight:update" in shown.locator(".tip").inner_text()
+    assert "update ratio 1.2e-3" in shown.locator(".tip").inner_text()
+
+    shown.select_option("#quantity", label="rms of outputs")
+    shown.locator("#relative").check()
+    assert TIMES in shown.locator(".legend").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("typed", "rows"), [("fc.*", 2), ("conv1, fc.b", 2), ("*", 3), ("?onv1", 1), ("relu", 1), ("nothing*", 0)]
+)
+def test_sites_are_filtered(shown: Any, typed: str, rows: int) -> None:
+    """The filter takes the patterns of ``kedge report --sites``; a word that is no path stands for what holds it."""
+    shown.keyboard.press("/")
+    shown.keyboard.type(typed)
+    shown.wait_for_function("rows => document.querySelector('#cells').dataset.rows === String(rows)", arg=rows)
+    leaves = shown.locator(".tree .leaf").count()
+    assert shown.locator("#heat .empty").is_visible() == (rows == 0)
+
+    shown.keyboard.press("Escape")
+    shown.wait_for_function("() => document.querySelector('#cells').dataset.rows === '5'")
+    assert shown.input_value("#filter") == ""
+    assert leaves == rows
+
+
+def test_the_theme_follows_the_system_and_can_be_switched(
+    browser: Any, broken: Recording, saved: Callable[..., str]
+) -> None:
+    """The page begins with the system's theme; the switch and the key t change it, and it stays so."""
+    context = browser.new_context(color_scheme="dark")
+    page = context.new_page()
+    page.goto(saved(broken))
+    theme, ground = "document.documentElement.dataset.theme", "getComputedStyle(document.body).backgroundColor"
+    assert (page.evaluate(theme), page.evaluate(ground)) == ("dark", "rgb(17, 20, 24)")
+
+    page.locator("#theme").click()
+    assert (page.evaluate(theme), page.evaluate(ground)) == ("light", "rgb(246, 247, 249)")
+
+    page.reload()
+    assert page.evaluate(theme) == "light"
+    page.keyboard.press("t")
+    assert page.evaluate(theme) == "dark"
+    context.close()
+
+
+def test_the_keyboard_is_enough(shown: Any) -> None:
+    """Findings, heat-map, sites, help and the way back: each has its key."""
+    shown.keyboard.press("j")
+    assert shown.locator(".finding.focus").count() == 1
+    shown.keyboard.press("Enter")
+    assert shown.locator("#panel-site").inner_text() == "relu1:out"
+    shown.keyboard.press("n")
+    assert shown.locator("#panel-site").inner_text() == "fc.a:out"
+    shown.keyboard.press("p")
+    shown.keyboard.press("p")
+    assert shown.locator("#panel-site").inner_text() == "conv1:out"
+    shown.keyboard.press("Escape")
+    assert shown.locator("#panel").is_hidden()
+
+    shown.keyboard.press("h")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowDown", "End"):
+        shown.keyboard.press(key)
+    assert "fc.a:out\nstep 8" in shown.locator(".tip").inner_text()
+    shown.keyboard.press("Enter")
+    assert shown.locator("#panel-site").inner_text() == "fc.a:out"
+
+    shown.keyboard.press("?")
+    assert shown.locator("#help").is_visible()
+    shown.keyboard.press("Escape")
+    assert shown.locator("#help").is_hidden()
+    assert shown.locator("#panel").is_visible()
+
+
+def test_the_address_leads_back_to_a_site(shown: Any, tab: Any) -> None:
+    """A copied address opens the same site."""
+    shown.locator("#cells").click(position=cell(shown, 2, 3))
+    address = shown.url
+    shown.goto("about:blank")
+
+    assert tab.open(address).locator("#panel-site").inner_text() == "fc.a:out"
+
+
+def test_the_tree_has_shapes_parameters_and_saved_bytes(shown: Any) -> None:
+    """Each module stands in the tree with its class, its output, its parameters and what autograd saved in it."""
+    rows = {row.split("\n")[0]: row.split("\n")[1:] for row in shown.locator(".tree .row").all_inner_texts()}
+
+    assert rows["(Net)"][-2:] == ["288", "10 kB"]
+    assert rows["fc"][-2:] == ["144", "7 kB"]
+    assert rows["conv1"] == ["Linear", f"8{TIMES}8", "72", "1 kB"]
+
+    shown.locator(".tree summary", has_text="fc").first.locator(".name").click()
+    assert shown.locator("[data-path='fc.a']").is_hidden()
+    shown.keyboard.press("t")
+    assert shown.locator("[data-path='fc.a']").is_hidden()
+
+
+def test_the_depth_picture_says_what_fits_a_format(shown: Any) -> None:
+    """At the newest step that is finite, the table tells how far the sites are from each format's ends."""
+    assert shown.locator("#depth output").inner_text() == "step 5"
+    rows = {row.split("\t")[0]: row for row in shown.locator(".headroom tbody tr").all_inner_texts()}
+    assert list(rows) == ["fp16", "bf16", "fp8 e4m3", "fp8 e5m2", "fp32"]
+    assert "✓ fits" in rows["fp16"]
+
+    shown.locator("#depth-step").evaluate("slider => { slider.value = 7; slider.dispatchEvent(new Event('input')) }")
+    assert shown.locator("#depth output").inner_text() == "step 7"
+    shown.select_option("#depth-format", "bfloat16")
+    assert "far away: largest bf16" in shown.locator("#depth .toolbar").inner_text()
+
+
+def test_the_head_tells_what_ran_and_what_it_cost(shown: Any) -> None:
+    """Command, versions, device, steps, what the watching took and its budget stand at the top."""
+    text = shown.locator("#run").inner_text().replace("\n", " ")
+
+    for words in (
+        "/home/ada/secret/train.py --lr 1",
+        "Net, 288 parameters",
+        "9, 9 sampled",
+        "5.0 % of the time",
+        "budget 3.0 %",
+    ):
+        assert words in text
+    for words in (
+        "torch 2.13.0",
+        "Python 3.11.7",
+        "Kedge 0.1.0",
+        "device cpu",
+        "2026-11-21 07:00 UTC",
+        "10 kB in step 0",
+    ):
+        assert words in text
+
+
+def test_loss_and_gradient_norm_are_drawn(shown: Any) -> None:
+    """A module that gives a single number is the loss; its curve and that of the gradients' norm are there."""
+    assert shown.locator("#curves figcaption").all_inner_texts() == [
+        "loss CrossEntropyLoss (loss:out)",
+        "gradient norm all gradients of Net",
+    ]
+    assert shown.locator("#curves canvas").count() == 2
+
+
+def test_hostile_names_stay_names(run: Callable[..., Run], tmp_path: Any, saved: Callable[..., str], tab: Any) -> None:
+    """Markup in names, classes, messages, commands and source lines is text, and nothing of it runs."""
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    made = run(evil, "a&b;\"'", types=(evil, "<b>"), command=[evil], device="<i>", torch="-->")
+    for step in range(3):
+        made.step(step)
+    made.end(exit=1, error=f"Error: {evil}")
+    recording = Recording.open(tmp_path / "net.kedge")
+    finding = Finding(evil, "error", f"{evil}:out", 1, evil, {"near": {evil: {evil: 1.0}}, evil: evil}, 0.5, evil)
+
+    page = tab.open(saved(recording, findings=[finding]))
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+
+    assert page.locator("#panel-site").inner_text() == f"{evil}:out"
+    assert evil in page.locator(".finding").inner_text()
+    assert page.locator("img, main b b, main script").count() == 0
+    page.locator("#cells").hover(position=cell(page, 0, 0))
+    assert evil in page.locator(".tip").inner_text()

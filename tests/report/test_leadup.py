@@ -1,0 +1,52 @@
+"""The steps before a birth, drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedge.report.leadup import lead_up
+
+
+def course(*rms: float | None, last: str = "finite") -> dict[str, Any]:
+    """The course of a site that was finite until the last step."""
+    states = [None if value is None else "finite" for value in rms[:-1]] + [last]
+    return {"rms": list(rms), "absmax": list(rms), "state": states}
+
+
+def test_each_site_has_a_line_and_the_first_to_fail_comes_last():
+    """What went in is drawn above what came out, each with its first and last size."""
+    sites = {"log:out": course(1.0, 10.0, None, last="inf"), "log:in": course(1.0, 0.01, 1e-4)}
+
+    lines = [str(line) for line in lead_up({"before": {"steps": [3, 4, 5], "sites": sites}})]
+
+    assert lines == [
+        "rms in steps 3 to 5",
+        "  log:in   █▅▁  1.00 → 1.0e-4",
+        "  log:out  ▁█✗  1.00 → 10.0 → inf",
+    ]
+
+
+def test_steps_that_were_not_measured_are_gaps():
+    """A site that is only measured in full steps has nothing in the others."""
+    lines = [
+        str(line) for line in lead_up({"before": {"steps": [3, 4, 5], "sites": {"x:out": course(1.0, None, 1.0)}}})
+    ]
+
+    assert lines[1] == "  x:out  ▄ ▄  1.00 → 1.00"
+
+
+def test_nothing_is_drawn_of_one_step_or_without_figures():
+    """A birth in the first step has no steps before it, and other findings no such evidence."""
+    one = {"before": {"steps": [0], "sites": {"x:out": course(1.0)}}}
+    none = {"before": {"steps": [0, 1], "sites": {"x:out": course(None, None, last="nan")}}}
+
+    assert [lead_up(evidence) for evidence in (one, none, {}, {"before": None})] == [[], [], [], []]
+
+
+def test_long_names_keep_their_end():
+    """Paths of one model begin alike."""
+    name = "encoder.layers.11.attention.self.query.projection:out"
+
+    (_, line) = lead_up({"before": {"steps": [0, 1], "sites": {name: course(1.0, 1.0)}}})
+
+    assert str(line) == "  …ntion.self.query.projection:out  ▄▄  1.00 → 1.00"

@@ -1,6 +1,6 @@
 """Judge the rules by runs of which it is known whether something is wrong with them.
 
-    python benchmarks/calibrate.py [--seeds N] [--only TEXT] [--verbose] [--keep FOLDER]
+    python benchmarks/calibrate.py [--jobs N] [--seeds N ...] [--only TEXT] [--verbose] [--keep FOLDER]
 
 Trains a grid of healthy runs, and for every rule runs with one planted fault each, all watched as `kedge run` would.
 A rule's recall is the share of the runs with its fault on which it speaks; its precision, the share of the runs on which
@@ -10,10 +10,13 @@ it speaks, healthy ones and those with its fault, that have the fault.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import re
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +24,8 @@ from nets import Run, train
 from plants import healthy, planted
 
 import kedge
-from kedge.rules import ALL, Finding, check
+from kedge.rules import ALL, check
+from kedge.rules.rule import SEVERITIES
 from kedge.store.recording import Recording
 
 EVERY = 2
@@ -38,67 +42,95 @@ def watched(run: Run, seed: int, place: Path) -> Recording:
     return Recording.open(place)
 
 
+@dataclass(frozen=True)
+class Task:
+    """One run to be made and judged; ``code`` is that of the rule that is to speak, empty for a healthy run."""
+
+    code: str
+    place: int
+    seed: int
+    folder: Path
+    verbose: bool
+
+    @property
+    def run(self) -> Run:
+        """The run itself, which cannot be sent to another process."""
+        return (planted()[self.code] if self.code else healthy())[self.place]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rules found in one run."""
+
+    code: str
+    found: frozenset[tuple[str, str]]
+    "Pairs of a code and a severity."
+    text: str
+
+    def has(self, code: str, *severities: str) -> bool:
+        """Tell whether a rule spoke."""
+        return any(own == code and (not severities or severity in severities) for own, severity in self.found)
+
+
+def judge(task: Task) -> Verdict:
+    """Make a run, and say what the rules made of it; worth telling is a fault that was missed and a false alarm."""
+    torch.set_num_threads(1)
+    run, began = task.run, time.perf_counter()
+    title = f"{task.code or 'healthy'}: {run.name}, seed {task.seed}"
+    findings = check(watched(run, task.seed, task.folder / f"{re.sub('[^a-z0-9.]+', '-', title.lower())}.kedge"))
+    verdict = Verdict(task.code, frozenset((f.code, f.severity) for f in findings), "")
+    odd = not verdict.has(task.code) if task.code else any(f.severity != "info" for f in findings)
+    if not odd and not task.verbose:
+        return verdict
+    lines = [f"{'missed ' if task.code and odd else ''}{title} ({time.perf_counter() - began:.1f} s)"]
+    lines += [f"    {f.severity:7} {f.code:13} {f.message[:200]}" for f in findings]
+    return replace(verdict, text="\n".join(lines))
+
+
 def main() -> None:
     """Train everything, and print what the rules made of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=1, help="how often each run is made")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="make each run with each of these seeds")
     parser.add_argument("--only", default="", help="only runs whose rule or name holds this")
+    parser.add_argument("--jobs", type=int, default=1, help="how many runs are made at a time")
     parser.add_argument("--verbose", action="store_true", help="print every finding")
-    parser.add_argument(
-        "--keep", metavar="FOLDER", help="keep the recordings there, and judge those that are there already"
-    )
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the recordings there, and judge those that are there")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    started = time.perf_counter()
+    started, verdicts = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as passing:
         folder = Path(args.keep or passing)
         folder.mkdir(exist_ok=True)
-        runs = {"": healthy(), **planted()}
-        found: dict[str, list[tuple[Run, tuple[Finding, ...]]]] = {code: [] for code in runs}
-        for code, own in runs.items():
-            for run in own:
-                for seed in range(args.seeds):
-                    if args.only not in f"{code or 'healthy'} {run.name}":
-                        continue
-                    findings = _judge(code, run, seed, folder, verbose=args.verbose)
-                    found[code].append((run, findings))
-    _print(found)
-    print(f"\n{sum(map(len, found.values()))} runs in {time.perf_counter() - started:.0f} s")
+        tasks = [
+            Task(code, place, seed, folder, args.verbose)
+            for code, runs in {"": healthy(), **planted()}.items()
+            for place, run in enumerate(runs)
+            for seed in args.seeds
+            if args.only in f"{code or 'healthy'}: {run.name}"
+        ]
+        with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+            for verdict in pool.map(judge, tasks):
+                verdicts.append(verdict)
+                print(verdict.text, end="\n" if verdict.text else "", flush=True)
+    _print(verdicts)
+    print(f"\n{len(verdicts)} runs in {time.perf_counter() - started:.0f} s, {args.jobs} at a time")
 
 
-def _judge(code: str, run: Run, seed: int, folder: Path, *, verbose: bool) -> tuple[Finding, ...]:
-    began = time.perf_counter()
-    title = re.sub(r"[^a-z0-9.]+", "-", f"{code or 'healthy'} {run.name} {seed}".lower())
-    findings = check(watched(run, seed, folder / f"{title}.kedge"))
-    loud = [finding for finding in findings if finding.severity != "info" or finding.code == code]
-    missed = code and not any(finding.code == code for finding in findings)
-    if verbose or missed or (not code and loud):
-        took = time.perf_counter() - began
-        print(f"{'missed ' if missed else ''}{code or 'healthy'}: {run.name}, seed {seed} ({took:.1f} s)", flush=True)
-        for finding in findings:
-            print(f"    {finding.severity:7} {finding.code:13} {finding.message[:200]}")
-    return findings
-
-
-def _print(found: dict[str, list[tuple[Run, tuple[Finding, ...]]]]) -> None:
+def _print(verdicts: list[Verdict]) -> None:
     """Print precision and recall of every rule, and the false alarms."""
-    calm = found[""]
+    calm = [verdict for verdict in verdicts if not verdict.code]
     print(
-        f"\n{'rule':14} {'planted':>7} {'found':>6} {'recall':>7} {'alarms':>7} {'precision':>9}  also spoke on runs planted for"
+        f"\n{'rule':14} {'planted':>7} {'found':>6} {'recall':>7} {'alarms':>7} {'precision':>9}  also spoke on faults of"
     )
     for rule in ALL:
-        own = found.get(rule.code, [])
-        hits = sum(any(f.code == rule.code for f in findings) for _, findings in own)
-        alarms = sum(any(f.code == rule.code and f.severity != "info" for f in findings) for _, findings in calm)
-        others = Counter(
-            code for code, runs in found.items() for _, findings in runs
-            if code not in ("", rule.code) and any(f.code == rule.code for f in findings)
-        )  # fmt: skip
+        own = [verdict for verdict in verdicts if verdict.code == rule.code]
+        hits = sum(verdict.has(rule.code) for verdict in own)
+        alarms = sum(verdict.has(rule.code, "error", "warning") for verdict in calm)
+        others = Counter(v.code for v in verdicts if v.code not in ("", rule.code) and v.has(rule.code))
         also = ", ".join(f"{code} {number}" for code, number in others.most_common())
         recall, precision = _share(hits, len(own)), _share(hits, hits + alarms)
         print(f"{rule.code:14} {len(own):7} {hits:6} {recall:>7} {alarms:7} {precision:>9}  {also}")
-    severities = Counter(f.severity for _, findings in calm for f in findings)
-    print(f"\n{len(calm)} healthy runs: " + ", ".join(f"{severities[s]} {s}s" for s in ("error", "warning", "info")))
+    counts = (f"{sum(any(s == level for _, s in v.found) for v in calm)} with {level}s" for level in SEVERITIES)
+    print(f"\n{len(calm)} healthy runs: {', '.join(counts)}")
 
 
 def _share(part: int, whole: int) -> str:

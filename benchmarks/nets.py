@@ -20,14 +20,14 @@ ACTS: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
-def mlp(depth: int, act: str, norm: str = "", *, width: int = 64, outputs: int = 10) -> nn.Sequential:
-    """Flatten, then depth hidden layers and a linear output."""
-    layers: list[nn.Module] = [nn.Flatten()]
+def mlp(depth: int, act: str, norm: str = "", *, width: int = 64, border: int = 0) -> nn.Sequential:
+    """Flatten, after a black border, then depth hidden layers and a linear output."""
+    layers: list[nn.Module] = [*([nn.ZeroPad2d(border)] if border else []), nn.Flatten()]
     for i in range(depth):
-        layers.append(nn.Linear(64 if i == 0 else width, width))
+        layers.append(nn.Linear((8 + 2 * border) ** 2 if i == 0 else width, width))
         layers += {"": [], "layer": [nn.LayerNorm(width)], "batch": [nn.BatchNorm1d(width)]}[norm]
         layers.append(ACTS[act]())
-    return nn.Sequential(*layers, nn.Linear(width, outputs))
+    return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
 def cnn(act: str, norm: str = "", *, depth: int = 3, width: int = 16) -> nn.Sequential:

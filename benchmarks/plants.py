@@ -51,6 +51,7 @@ def healthy() -> list[Run]:
         Run("mlp 8 relu batch sgd", partial(mlp, 8, "relu", "batch"), sgd(0.05)),
         Run("mlp 6 relu plain adam", partial(mlp, 6, "relu"), adam(1e-3)),
         Run("cnn relu plain adam deep", partial(cnn, "relu", depth=6), adam(1e-3)),
+        Run("mlp 1 relu plain sgd black border", partial(mlp, 1, "relu", width=512, border=10), sgd(0.05)),
         Run("lstm adam", Recurrent, adam(3e-3)),
         Run("lstm sgd clip", Recurrent, sgd(0.3), clip=1.0),
         Run("autoencoder relu adam", Autoencoder, adam(2e-3), criterion=nn.MSELoss()),

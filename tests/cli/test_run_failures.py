@@ -243,3 +243,27 @@ def test_a_newer_recording_is_refused_by_name(tmp_path: Path, capsys: pytest.Cap
 
 def _indented(source: str) -> str:
     return "\n".join(f"    {line}" for line in source.strip().splitlines())
+
+
+FAILING_HOOK = "import kedge.hooks.updates as kedges\ndef fail(*_, **__): raise RuntimeError('broken')\nkedges.Updates.before = fail\n"
+FAILING_END = FAILING_HOOK.replace("hooks.updates", "hooks.watch").replace("Updates.before", "Watch._write_last")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("breaking", "said"),
+    [
+        (FAILING_HOOK, "[kedge] watching failed and is off from here on: RuntimeError: broken"),
+        (FAILING_END, "[kedge] the watching ended badly: RuntimeError('broken'); "),
+    ],
+    ids=["in a hook", "at the end"],
+)
+def test_a_failure_of_kedges_own_is_told(
+    server: Server, tmp_path: Path, breaking: str, said: str, *, strict: bool
+) -> None:
+    """The program runs to its end; only with --strict the status tells of it."""
+    done = server.run(breaking + TRAINED, tmp_path, [*RUN, "-q", *["--strict"] * strict, "prog.py"])
+
+    assert (done.status, done.stdout) == (2 if strict else 0, numbers(40))
+    assert len(done.told) == 1
+    assert done.told[0].startswith(said)

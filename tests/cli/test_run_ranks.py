@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
 )
 
+ALWAYS = ("--budget", "none")
 BEGIN = """
     import os, sys
     import torch
@@ -101,7 +102,7 @@ def torchrun(tmp_path: Path) -> Launcher:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     """Record the program in one process, on whole batches."""
     alone = Launcher(tmp_path_factory.mktemp("whole"))
-    done = alone.python("-m", "kedge", "run", "-o", "it.kedge", alone.write(TRAIN), "23")
+    done = alone.python("-m", "kedge", "run", *ALWAYS, "-o", "it.kedge", alone.write(TRAIN), "23")
     assert done.returncode == 0, done.stderr
     return Recording.open(alone.folder / "it.kedge")
 
@@ -123,7 +124,7 @@ def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     torchrun = Launcher(tmp_path_factory.mktemp("ranked"))
     name = torchrun.write(TRAIN)
     plain = torchrun(request.param, "train", "23")
-    done = torchrun(request.param, "kedge", "run", name, "23")
+    done = torchrun(request.param, "kedge", "run", *ALWAYS, name, "23")
     (recorded,) = torchrun.recordings
     return Ranked(request.param, done, plain, torchrun.recordings, Recording.open(torchrun.folder / recorded))
 
@@ -222,7 +223,7 @@ ALONE = """
 def ranks(torchrun: Launcher, count: int, *words: str, port: str = "29500") -> list[subprocess.CompletedProcess[str]]:
     """Run the command as several ranks at once, as a simple launcher does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count), "MASTER_PORT": port}
-    command = [sys.executable, "-m", "kedge", "run", *words]
+    command = [sys.executable, "-m", "kedge", "run", *ALWAYS, *words]
     processes = [
         subprocess.Popen(
             command, cwd=torchrun.folder, env=environment | {"RANK": str(rank)}, text=True,
@@ -270,7 +271,7 @@ def test_rank_0_refuses_for_all(torchrun: Launcher) -> None:
     ranks(torchrun, 2, "-q", "-o", "it.kedge", name, "0", "0")
     before = {path.name: path.read_bytes() for path in (torchrun.folder / "it.kedge").iterdir()}
 
-    done = torchrun(2, "kedge", "run", "-o", "it.kedge", name, "9", "1", launcher=("--rdzv-id", "again"))
+    done = torchrun(2, "kedge", "run", *ALWAYS, "-o", "it.kedge", name, "9", "1", launcher=("--rdzv-id", "again"))
 
     assert done.returncode != 0
     assert "kedge: cannot make the recording it.kedge: there is one already" in done.stderr
@@ -282,7 +283,7 @@ def test_ranks_without_a_rank_0_run_unrecorded(torchrun: Launcher) -> None:
     name = torchrun.write(ALONE)
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 
-    done = torchrun.python("-m", "kedge", "run", "-o", "it.kedge", name, "0", "0", **variables)
+    done = torchrun.python("-m", "kedge", "run", *ALWAYS, "-o", "it.kedge", name, "0", "0", **variables)
 
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert done.stderr == (
@@ -297,7 +298,7 @@ def test_an_attempt_after_a_failure_leaves_the_first_ones_recording(torchrun: La
     """When torchrun starts all ranks again, even with --force, each attempt has a recording of its own."""
     name = torchrun.write(ALONE + "    sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n")
 
-    words = ("kedge", "run", "--force", "-o", "it.kedge", name, "0", "0")
+    words = ("kedge", "run", *ALWAYS, "--force", "-o", "it.kedge", name, "0", "0")
     done = torchrun(2, *words, launcher=("--max-restarts", "1"))
 
     assert done.returncode == 0, done.stderr
@@ -349,7 +350,7 @@ def test_sharded_models_train_as_without_kedge(torchrun: Launcher, sharded: str)
     name = torchrun.write(source)
 
     plain = torchrun(2, "train", "12")
-    done = torchrun(2, "kedge", "run", "-o", "it.kedge", name, "12")
+    done = torchrun(2, "kedge", "run", *ALWAYS, "-o", "it.kedge", name, "12")
 
     assert (plain.returncode, done.returncode) == (0, 0), done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(plain.stdout.splitlines())

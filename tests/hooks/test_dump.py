@@ -734,3 +734,62 @@ def test_classes_of_an_unguarded_script_are_imported_without_running_it(log: Tol
     assert "ran to the end" not in told
     assert "return (x + FLOOR).log()" in told
     assert json.loads(json.dumps(told)).startswith("1 at step 0, forward, on cpu")
+
+
+TRAIN = """
+import torch
+from torch import nn
+
+
+class Log(nn.Module):
+    def forward(self, x):
+        return x.log()
+
+
+def main():
+    model = nn.Sequential(nn.Linear(3, 3), Log())
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(3)), model[0].bias.fill_(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for step in range(15):
+        x = torch.rand(2, 3)
+        if step == 12:
+            x[0, 0] = -1.0
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_watched_run_keeps_a_dump_that_the_finding_points_to(tmp_path: Path) -> None:
+    """From the command to the finding to the script: each leads to the next."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    kedge = [sys.executable, "-m", "kedge"]
+    run = [*kedge, "run", "-q", "--dump", "--budget", "none", "-o", "run.kedge", "train.py"]
+    subprocess.run(run, cwd=tmp_path, check=True, capture_output=True)
+    checked = subprocess.run([*kedge, "check", "--json", "run.kedge"], cwd=tmp_path, capture_output=True, check=False)
+    (birth,) = [f for f in json.loads(checked.stdout)["findings"] if f["code"] == "NAN-BORN"]
+
+    assert birth["evidence"]["dump"] == {"step": 12, "site": "1:out", "folder": "dump-12"}
+    assert "log: 1 of 6 elements" in replay(tmp_path / "run.kedge" / "dump-12")
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.complex64, torch.float64, torch.float8_e4m3fn, torch.bool, torch.int16], ids=str
+)
+def test_tensors_of_every_kind_are_saved(dtype: torch.dtype, log: Told, capsys) -> None:
+    """Arguments of other dtypes are what they were."""
+    given = torch.arange(4).to(dtype)
+    train(Weighs(), log, [{"x": -torch.ones(4), "weights": given}])
+
+    assert_same_bits(load_file(log.dumps[0] / "tensors.safetensors")["kwargs.weights"], given)
+    assert "the first NaN in the forward: log: " in replay_here(log.dumps[0], capsys)
+
+
+class Weighs(nn.Module):
+    def forward(self, x: Tensor, weights: Tensor) -> Tensor:
+        return x.log() + weights.float().sum() * 0 if not weights.is_complex() else x.log()

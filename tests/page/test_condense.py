@@ -145,6 +145,14 @@ def test_light_steps_share_the_column_before_them() -> None:
     assert sheet(document, "rms", 1).tolist() == [1, 1, 1]
 
 
+def test_light_steps_alone_have_columns() -> None:
+    """Where no step was measured in full, each light one is a column."""
+    rows = [{"step": step, "site": "a:out", "count": 4, "sumsq": 4.0, "level": 1} for step in range(5)]
+    document = condense(Recording.build(["a:out"], rows), [])
+
+    assert unpacked(document.tables["first"], "f8").tolist() == [0, 1, 2, 3, 4]
+
+
 def test_quantiles_of_a_column_are_those_of_all_its_steps() -> None:
     """Histograms of steps that share a column are added, not their quantiles."""
     counts = np.zeros((1200, 83), dtype=int)

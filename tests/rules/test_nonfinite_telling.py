@@ -40,7 +40,7 @@ def test_the_programs_line_is_in_the_message_and_in_the_evidence():
 
     assert finding.evidence["source"] == LINE
     assert finding.message.endswith(
-        "its input was finite. log (Log) is called at train.py:31, in Net.forward: x = self.log(x)"
+        "its input was finite. log (Log) is called at train.py:31, in Net.forward: `x = self.log(x)`."
     )
 
 
@@ -58,7 +58,7 @@ def test_between_two_modules_the_line_is_that_of_the_next():
     assert finding.message == (
         "b:in was the first to hold NaN (1 of 4 elements) at step 20, although a:out before it was finite: "
         "an operation in the forward of Net made it, outside any watched module (log was its last). "
-        "The result goes in at train.py:31, in Net.forward: self.b(x.log())"
+        "The result goes in at train.py:31, in Net.forward: `self.b(x.log())`."
     )
     assert finding.evidence["node"] == "LogBackward0"
 

@@ -9,6 +9,7 @@ import pytest
 from scenes import NAN, Scene, all_of, chain, size
 
 from kedge.rules.ranks import RankDeparts
+from kedge.rules.registry import check
 from kedge.store.recording import Recording
 
 NET = [{"name": "Net", "prefix": "", "parameters": 16}]
@@ -202,3 +203,15 @@ def test_light_rows_and_other_schedules_do_not_matter() -> None:
 
     assert found(recording) == []
     assert found(Recording.build([WEIGHT], steps + rows, roots=NET)) == []
+
+
+def test_a_norm_that_fewer_ranks_measured_is_no_spike() -> None:
+    """The norm of the gradients is the same at all ranks; a step that one alone wrote down is not smaller than others."""
+    rows = [
+        {"rank": rank, "level": 1, **size(step, ":grad.norm", 1 + 0.01 * (step % 3))}
+        for rank in range(64)
+        for step in range(60)
+        if rank == 0 or step > 40
+    ]
+
+    assert check(Recording.build([{"site": ":grad.norm", "shape": [16]}], rows, roots=NET)) == ()

@@ -56,7 +56,7 @@ class Meter:
         self._spoiled_left = _SPOILED_KEPT
         self._recent: deque[Step] = deque(maxlen=_RECENT)
         self.events = 0
-        self.seconds = 0.0
+        self.seconds = self.device_seconds = 0.0
         self._seen: dict[int, Seen] = {}
         self._pending: deque[Step] = deque()
         self._lock = threading.RLock()
@@ -148,11 +148,14 @@ class Meter:
             return self._pass_over(seat, value)
         elements, table = reduce.flat(value), self._table_on(value.device)
         measured = Measured(seat.id, elements.numel(), value.device, table.used)
+        start = table.now()
         _REDUCE[what](elements, table.slot())
         if what == "full":
             measured = self._add_channels(measured, seat, value, table)
             if self.draws:
                 measured = self._draw(measured, seat, value, elements)
+        if start is not None:
+            table.spans.append((start, table.now()))
         self._measured.append(measured)
         return measured
 
@@ -297,6 +300,7 @@ class Meter:
                 self._emit(self._pending.popleft())
 
     def _emit(self, step: Step) -> None:
+        self.device_seconds += sum(snapshot.seconds() for snapshot in step.snapshots.values())
         if step.level == FULL:
             self._pass_on(step.number, step.columns())
         elif self._is_news(step):

@@ -26,6 +26,8 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from kedge.store.exponents import spacing
+
 if TYPE_CHECKING:
     from kedge.actions.table import Slot
 
@@ -164,7 +166,7 @@ def _full_small(x: NDArray[Any], host: NDArray[Any]) -> None:
 
 def drawn(x: Tensor) -> Tensor:
     """Return up to 256 elements of a flat tensor, evenly spread."""
-    return x[:: -(-x.numel() // DRAWN)]
+    return x[:: spacing(x.numel(), DRAWN)]
 
 
 def _not_finite(x: Tensor) -> int:

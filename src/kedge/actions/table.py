@@ -42,15 +42,21 @@ class Snapshot(NamedTuple):
         rows: Host tensor of one row a measurement.
         wide: Host tensor of channel maxima and drawn elements, one measurement after another.
         arrived: The CUDA event after which they can be read; None if they can be already.
+        spans: CUDA events before and after each measurement.
     """
 
     rows: Tensor
     wide: Tensor
     arrived: Any
+    spans: list[tuple[Any, Any]]
 
     def ready(self) -> bool:
         """Whether reading would wait for nothing."""
         return self.arrived is None or bool(self.arrived.query())
+
+    def seconds(self) -> float:
+        """How long the device measured; 0 where the host did, whose time is taken there."""
+        return float(sum(start.elapsed_time(end) for start, end in self.spans)) / 1000
 
     def numpy(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Both, waiting for them if they have not arrived."""
@@ -69,6 +75,15 @@ class DeviceTable:
         self.used = 0
         self.wide = torch.empty(0, dtype=torch.float32, device=device)
         self.wide_used = 0
+        self.spans: list[tuple[Any, Any]] = []
+
+    def now(self) -> Any:
+        """Mark this moment in the device's own time, without waiting for it; None on a host."""
+        if self.device.type != "cuda":
+            return None
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record(torch.cuda.current_stream(self.device))
+        return mark
 
     def slot(self) -> Slot:
         """Hand out the next row, filled with NaN: nothing measured."""
@@ -104,8 +119,8 @@ class DeviceTable:
 
     def take(self) -> Snapshot:
         """Send the used rows to the host, in one copy, and begin anew."""
-        used, wide = self.used, self.wide_used
-        self.used = self.wide_used = 0
+        used, wide, spans = self.used, self.wide_used, self.spans
+        self.used, self.wide_used, self.spans = 0, 0, []
         filled = self.blocks[: -(-used // _BLOCK)]
         parts = [block[: used - i * _BLOCK] for i, block in enumerate(filled)]
         whole = torch.cat([*(part.reshape(-1) for part in parts), self.wide[:wide]])
@@ -113,20 +128,31 @@ class DeviceTable:
             part.fill_(float("nan"))
         host, arrived = to_host(whole)
         size = used * len(FIELDS)
-        return Snapshot(host[:size].view(-1, len(FIELDS)), host[size:], arrived)
+        return Snapshot(host[:size].view(-1, len(FIELDS)), host[size:], arrived, spans)
 
 
 def to_host(whole: Tensor) -> tuple[Tensor, Any]:
-    """Send a tensor to the host without waiting; returns it with the CUDA event of its arrival."""
-    if whole.device.type == "cpu":
+    """Send a tensor to the host without waiting; returns it with the CUDA event of its arrival.
+
+    The copy runs on a stream of its own, so that what the program computes next does not wait for it either.
+    """
+    device = whole.device
+    if device.type == "cpu":
         return whole, None
-    if whole.device.type != "cuda":
+    if device.type != "cuda":
         return whole.cpu(), None
+    stream = _streams.get(device) or _streams.setdefault(device, torch.cuda.Stream(device))
+    stream.wait_stream(torch.cuda.current_stream(device))
     host = torch.empty(whole.shape, dtype=whole.dtype, device="cpu", pin_memory=True)
-    host.copy_(whole, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
+    with torch.cuda.stream(stream):
+        host.copy_(whole, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record(stream)
+    whole.record_stream(stream)
     return host, arrived
+
+
+_streams: dict[torch.device, Any] = {}
 
 
 class Measured(NamedTuple):

@@ -65,6 +65,7 @@ class Pace:
         self._step = 0
         self._mark = (0.0, 0.0)
         self._wake = 0.0
+        self._device = 0.0
 
     def begin(self, now: float, cost: float) -> None:
         """Begin to count the program's time, in seconds, and what watching takes of it."""
@@ -105,6 +106,12 @@ class Pace:
         if self.level is Level.OFF:
             self._wake = now + min(-self._purses[each] / share for each, share in _SHARES.items()) / self.budget
         return self.level
+
+    def charge(self, device: float) -> None:
+        """Charge what watching has taken so far on devices, in seconds; full steps take nearly all of it."""
+        late, self._device = device - self._device, device
+        self.seconds += late
+        self._purses[Level.FULL] -= late
 
     def total(self, cost: float) -> float:
         """What watching took in all, with the step under way, of which `cost` has been timed so far."""

@@ -42,6 +42,7 @@ class Gauge(Protocol):
     channel_dims: dict[str, int | None]
     events: int
     seconds: float
+    device_seconds: float
 
     def bind(self, site: Site) -> Act:
         """Return what measures the values of one site."""

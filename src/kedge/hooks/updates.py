@@ -15,6 +15,7 @@ from kedge.hooks.lookout import is_finite
 from kedge.hooks.pace import Level
 from kedge.hooks.roots import Gauge, Root
 from kedge.sites.site import Site
+from kedge.store.exponents import spacing
 
 _SAMPLE = 1024
 _SENTINELS = 4
@@ -123,7 +124,7 @@ class Updates:
 def sample(param: Tensor) -> Tensor:
     """Up to 1,024 elements of a parameter, evenly spread and always the same."""
     flat = own_part(param).detach().reshape(-1)
-    return flat[:: max(1, -(-flat.numel() // _SAMPLE))]
+    return flat[:: spacing(flat.numel(), _SAMPLE)]
 
 
 def _params(optimizer: Optimizer) -> Iterable[nn.Parameter]:

@@ -333,6 +333,7 @@ class Watch:
                 self._finish_lazy()
             if full:
                 self.levels.learn(self.roots)
+        self.pace.charge(self.meter.device_seconds)
         level = self.pace.ended(step, time.perf_counter(), self.cost())
         with self._timed():
             self.levels.prepare(level, scouts=self.pace.budget is None)

@@ -147,6 +147,8 @@ class _Course:
         """Read it; a root mean square becomes the norm that it was made of."""
         rows = recording.rows(site)
         values = np.sqrt(rows.sumsq) if statistic == "rms" else rows.statistic(statistic)
+        if statistic == "rms" and len(recording.ranks) > 1:  # not every rank has a row in every step
+            values = rows.statistic("rms") * math.sqrt(math.prod(site.shape))
         known: Bools = np.asarray(rows.clean & np.isfinite(values))
         return cls(site, rows.step[known], values[known])
 

@@ -50,7 +50,8 @@ class Telling:
         source = self._source()
         if source is None or self.birth.how in ("loss", "parameter", "stepped", "unseen", "update"):
             return said
-        return f"{said} {_CALLED[self.birth.how in _BETWEEN].format(name=self._name(), **source)}"
+        where = _CALLED[self.birth.how in _BETWEEN].format(name=self._name(), **source)
+        return f"{said} {where}{': `' + source['text'] + '`' if source.get('text') else ''}."
 
     def remedy(self) -> str:
         """Say what to do about it."""
@@ -216,7 +217,7 @@ class Telling:
         module = self.birth.module
         if module is None:
             return "the program"
-        if module.path and module.type:
+        if module.path and module.type and module.path != module.type:
             return f"{module.path} ({module.type})"
         return module.path or module.type or "the model"
 
@@ -266,8 +267,8 @@ _FIRST = "{site} was the first to hold {value} at step {step}; "
 _GRADIENT = "{site} was the first gradient to hold {value} at step {step}; "
 _BETWEEN = ("between", "entry")
 _CALLED = {
-    False: "{name} is called at {file}:{line}, in {function}: {text}",
-    True: "The result goes in at {file}:{line}, in {function}: {text}",
+    False: "{name} is called at {file}:{line}, in {function}",
+    True: "The result goes in at {file}:{line}, in {function}",
 }
 
 _MESSAGES = {

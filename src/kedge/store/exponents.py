@@ -11,6 +11,7 @@ need more have four bytes each, and then the first byte's highest bit is set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,6 +27,22 @@ _WIDE = 0x80
 _HALF_MOST = np.iinfo(np.uint16).max
 
 Counts = NDArray[np.int64]
+
+
+def spacing(number: int, most: int) -> int:
+    """Give the distance at which to draw elements of a flat value, so that it is at most so many.
+
+    It has no factor in common with the number of elements, and so none with any dimension's size: the elements
+    at every multiple of a row's length would all be of one column, which may be the black border of an image.
+
+    Args:
+        number: How many elements there are.
+        most: How many to draw at most.
+    """
+    distance = max(1, -(-number // most))
+    while math.gcd(distance, number) > 1:
+        distance += 1
+    return distance
 
 
 def edges() -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The wide table as Arrow batches, and as one Parquet file. The only file of the store that needs pyarrow."""
+"""The wide table as Arrow batches, and as one Parquet file; only this file and sql.py need more than the store does."""
 
 from __future__ import annotations
 

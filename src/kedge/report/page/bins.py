@@ -40,10 +40,10 @@ class Bins:
         Args:
             steps: The steps, sorted.
             wanted: Steps around which each keeps a column of its own, the most important first.
-            regular: Those of the steps that columns begin at; all of them if None.
+            regular: Those of the steps that columns begin at; all of them if None, or if there are none.
             most: How many columns at most.
         """
-        places = np.arange(len(steps)) if regular is None else np.searchsorted(steps, regular)
+        places = np.arange(len(steps)) if regular is None or not len(regular) else np.searchsorted(steps, regular)
         if len(steps) and (not len(places) or places[0] > 0):
             places = np.concatenate([[0], places])
         own = _around(steps, places, wanted)[: most // 2]

@@ -83,7 +83,7 @@ function options(spec, width) {
     padding: [8, 10, 0, 0],
     legend: { show: true, markers: { width: 2, dash: (_, place) => dashOf(spec.series[place - 1], place - 1) } },
     cursor: { points: { size: 6 }, drag: { x: true, y: false }, ...spec.cursor },
-    scales: { x: { time: false, ...(spec.xRange && { range: spec.xRange }) }, y: scaleOf(spec) },
+    scales: { x: { time: false, range: spec.xRange || ((_, low, high) => (low === high ? [low - 1, high + 1] : [low, high])) }, y: scaleOf(spec) },
     axes: [
       { ...axis, size: 30, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? whole(tick) : "")), ...spec.xAxis },
       { ...axis, size: 54, ...(spec.log && { splits: (_, __, low, high) => decades(low, high), filter: (_, ticks) => ticks }), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : round(tick))), ...spec.yAxis },

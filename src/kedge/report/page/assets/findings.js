@@ -23,7 +23,7 @@ export class Findings {
     const { findings } = recording;
     byId("findings-count").textContent = findings.length ? whole(findings.length) : "";
     if (!findings.length) {
-      fill(this.host, make("p", { class: "clean" }, make("span", { class: "badge fine" }, "✓"), " ", this.clean()));
+      fill(this.host, make("p", { class: "clean" }, recording.run.sampled > 0 && [make("span", { class: "badge fine" }, "✓"), " "], this.clean()));
       return;
     }
     const shown = this.all ? findings : findings.slice(0, Math.max(SHOWN, (state.finding ?? 0) + 1));

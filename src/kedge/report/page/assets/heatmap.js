@@ -1,7 +1,7 @@
 // The heat-map: depth downwards, steps to the right, one statistic as colour, findings pinned on it.
 
 import { colour, fill, make, MARKS, sized, tail } from "./elements.js";
-import { compact, power, stepsText, whole } from "./numbers.js";
+import { compact, counted, power, stepsText, whole } from "./numbers.js";
 import { css, scaleTable, topLevel } from "./colours.js";
 import { BROKEN } from "./recording.js";
 import { Cells } from "./cells.js";
@@ -76,7 +76,7 @@ export class HeatMap {
     this.cursor = null;
     this.empty.hidden = this.cells.sites.length > 0;
     if (!this.cells.sites.length) this.empty.textContent = "No site here passes the filter.";
-    this.count.textContent = `${whole(this.cells.sites.length)} sites × ${whole(recording.columns.steps)} steps`;
+    this.count.textContent = `${counted(this.cells.sites.length, "site")} × ${counted(recording.columns.steps, "step")}`;
     this.drawLegend();
     this.draw();
   }

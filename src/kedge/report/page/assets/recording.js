@@ -5,10 +5,16 @@ export const ABSENT = 0;
 export const FINITE = 1;
 export const BROKEN = 2;
 
-function decode(text, form) {
-  const raw = atob(text);
+function octetsOf(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const raw = atob(text); // browsers of before 2025
   const octets = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i++) octets[i] = raw.charCodeAt(i);
+  return octets;
+}
+
+function decode(text, form) {
+  const octets = octetsOf(text);
   if (form === "f8") return new Float64Array(octets.buffer);
   if (form === "f4") return new Float32Array(octets.buffer);
   if (form === "b2") return widened(new Uint16Array(octets.buffer));

@@ -1,0 +1,96 @@
+"""How a budget is kept: what each step may cost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kedge.hooks.pace import Level, Pace
+
+COSTS = {Level.OFF: 2e-6, Level.LOOK: 2e-4, Level.NORM: 6e-4, Level.FULL: 2e-3}
+
+
+def run(pace: Pace, steps: int, bare: float, costs: dict[Level, float], seed: int = 0) -> tuple[float, float]:
+    """Let a program with steps of some length be watched; return its time without and with watching."""
+    random_ = random.Random(seed)
+    now = cost = plain = 0.0
+    pace.begin(now, cost)
+    for step in range(steps):
+        own = bare * random_.uniform(0.9, 1.1)
+        spent = costs[pace.level]
+        plain, now, cost = plain + own, now + own + spent, cost + spent
+        if not pace.idles(now):
+            pace.ended(step, now, cost)
+    return plain, now
+
+
+@pytest.mark.parametrize("bare", [3e-4, 5e-3, 0.2])
+@pytest.mark.parametrize("budget", [0.01, 0.03, 0.1])
+def test_a_run_is_slowed_down_by_no_more_than_its_budget(bare: float, budget: float) -> None:
+    """Whatever a step of the program takes, watching takes its share and not more."""
+    plain, watched = run(Pace(10, budget), 20_000, bare, COSTS)
+    assert watched / plain - 1 < budget * 1.05 + COSTS[Level.OFF] / bare
+
+
+def test_the_budget_is_used() -> None:
+    """Where looking is dear, most of what is allowed is spent, on every kind of looking."""
+    pace = Pace(10, 0.03)
+    plain, watched = run(pace, 20_000, 3e-4, COSTS)
+    assert watched / plain - 1 > 0.02
+    assert min(pace.counts[level] for level in (Level.LOOK, Level.NORM, Level.FULL)) > 20
+
+
+def test_every_step_is_looked_at_where_that_costs_little() -> None:
+    """With steps of a fifth of a second nothing is left out, and one in ten is measured in full."""
+    pace = Pace(10, 0.03)
+    run(pace, 500, 0.2, COSTS)
+    assert pace.counts[Level.OFF] == 0
+    assert pace.counts[Level.FULL] == 50
+
+
+def test_without_a_budget_the_schedule_alone_decides() -> None:
+    """One step in so many is measured in full, and of all others the norms are taken."""
+    pace = Pace(4, None)
+    run(pace, 41, 1e-5, COSTS)
+    assert {level: n for level, n in pace.counts.items() if n} == {Level.FULL: 11, Level.NORM: 30}
+
+
+def test_a_long_pause_buys_no_burst() -> None:
+    """What a program does between two steps, such as a validation, is not spent all at once afterwards."""
+    pace = Pace(10, 0.03)
+    run(pace, 2000, 3e-4, COSTS)
+    pace.ended(2000, 1e6, 1.0)
+    levels = [pace.ended(2001 + i, 1e6 + 3e-4 * i, 1.0 + 1e-3 * i) for i in range(20)]
+    assert levels.count(Level.FULL) <= 1
+    assert Level.OFF in levels
+
+
+def test_a_step_costs_what_it_was_longer_than_others() -> None:
+    """What the program loses around our code, and no clock of ours sees, is counted."""
+    hidden = {**COSTS, Level.LOOK: 4e-4}
+    pace = Pace(10, 0.03)
+    now = cost = 0.0
+    pace.begin(now, cost)
+    for step in range(5000):
+        now, cost = now + 3e-4 + hidden[pace.level], cost + COSTS[pace.level]
+        if not pace.idles(now):
+            pace.ended(step, now, cost)
+    assert pace.cost(Level.LOOK) == pytest.approx(4e-4, rel=0.1)
+    assert pace.total(cost) > cost
+
+
+def test_what_devices_took_is_charged_to_full_steps() -> None:
+    """Time on a device, known only later, delays the next full step and is in the total."""
+    paces = [Pace(10, 0.03), Pace(10, 0.03)]
+    for pace in paces:
+        run(pace, 3000, 5e-3, COSTS)
+    paces[1].charge(5.0)
+    paces[1].charge(5.0)
+    assert paces[1].seconds - paces[0].seconds == pytest.approx(5.0)
+    before = [pace.counts[Level.FULL] for pace in paces]
+    for pace in paces:
+        for step in range(3000, 3400):
+            pace.ended(step, 15 + step * 5e-3, 50 + step * 1e-4)
+    assert paces[0].counts[Level.FULL] > before[0]
+    assert paces[1].counts[Level.FULL] == before[1]

@@ -99,3 +99,36 @@ def test_the_engine_takes_a_callback_for_the_end_of_a_backward():
     gc.collect()
 
     assert ended == [1]
+
+
+def test_an_optimizer_that_was_made_leaves_a_mark_on_its_class():
+    """Whether a program has made an optimizer is told by the `step` of a class."""
+
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    assert not getattr(Own.step, "hooked", False)
+    Own([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    assert Own.step.hooked
+
+
+def test_hooks_stand_in_tables_from_which_they_can_be_taken():
+    """A hook that is taken out of its table does not fire, and fires again when it is put back."""
+    module, param, fired = torch.nn.Identity(), torch.nn.Parameter(torch.ones(1)), []
+    module.register_forward_hook(lambda *_: fired.append("out"))
+    param.register_hook(lambda _: fired.append("grad"))
+
+    def run():
+        fired.clear()
+        module(param * 2).backward()
+        return list(fired)
+
+    assert run() == ["out", "grad"]
+    kept = [(table, dict(table)) for table in (module._forward_hooks, param._backward_hooks)]
+    for table, _ in kept:
+        table.clear()
+    assert run() == []
+    for table, hooks in kept:
+        table.update(hooks)
+    assert run() == ["out", "grad"]

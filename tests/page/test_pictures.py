@@ -34,7 +34,7 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The page of a real run, as the commands make it."""
     model, folder = request.param, tmp_path_factory.mktemp("runs")
     shutil.copy(EXAMPLE, folder)
-    train = [sys.executable, "-c", TRAIN, f"{model}.kedge", "digits.py", "--model", model, "--steps", "160"]
+    train = [sys.executable, "-c", TRAIN, f"{model}.kedge", "digits.py", "--model", model, "--steps", "200"]
     subprocess.run(train, cwd=folder, check=True, capture_output=True)
     report = [sys.executable, "-m", "kedge", "report", f"{model}.kedge", "--html"]
     subprocess.run(report, cwd=folder, check=True, capture_output=True)

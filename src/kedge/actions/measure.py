@@ -17,7 +17,7 @@ from kedge.actions import reduce
 from kedge.actions.naming import kind_meant, single
 from kedge.actions.saturation import Saturation, saturation
 from kedge.actions.statistics import Seat, Seen, Statistics, nth
-from kedge.actions.table import FIELDS, Bulk, DeviceTable, Measured, Step, to_host
+from kedge.actions.table import FIELDS, Bulk, DeviceTable, Measured, Parts, Step, to_host
 from kedge.errors import NotRecorded, SeveralRecorded
 from kedge.flow import Act, Event, Sink, own_part, version_of
 from kedge.sites.site import Site
@@ -199,7 +199,7 @@ class Meter:
         tensors: Sequence[Tensor],
         total: Site | None = None,
         *,
-        alone: bool = False,
+        parts: Parts = "all",
     ) -> bool:
         """Measure the norms of many tensors at once, one a site, such as all parameters.
 
@@ -208,7 +208,7 @@ class Meter:
             step: The step.
             tensors: The tensors, of any devices.
             total: The site that stands for all of them together, where there is one.
-            alone: Record only that one, as long as everything is finite.
+            parts: Which of the others are recorded beside it: "all", "none", or all if one is "bad", that is not finite.
 
         Returns:
             Whether something is known not to be finite; on a GPU, where asking waits, never.
@@ -223,7 +223,7 @@ class Meter:
             if total is not None:
                 whole = self._total_seat(total, sum(t.numel() for t in tensors)).id
                 self.curves.add(whole)
-                bulks = [b._replace(total=whole, alone=alone) for b in bulks]
+                bulks = [b._replace(total=whole, parts=parts) for b in bulks]
             self._bulk += bulks
             return any(b.arrived is None and not np.isfinite(b.norms.numpy()).all() for b in bulks)
 
@@ -305,7 +305,7 @@ class Meter:
             self._pass_on(step.number, step.columns())
         elif self._is_news(step):
             for earlier in self._recent:
-                self._pass_on(earlier.number, earlier.columns(earlier.is_no_curve, alone=False))
+                self._pass_on(earlier.number, earlier.columns(earlier.is_no_curve, bad=True))
             self._recent.clear()
             self._pass_on(step.number, step.columns())
         else:

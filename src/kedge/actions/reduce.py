@@ -110,6 +110,8 @@ def norm(x: Tensor, slot: Slot) -> None:
     if own is not None and slot.host is not None:
         with np.errstate(all="ignore"):
             slot.host[1] = own.dot(own)
+        if own.size == 1:  # such as a loss
+            slot.host[0] = own[0]
     else:
         _write_norm(x, slot)
     if slot.host is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from kedge.store import exponents
 _BLOCK = 256
 FIELDS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
 Keep = Callable[[int], bool]
+Parts = Literal["all", "bad", "none"]
 
 
 def _every(site: int) -> bool:
@@ -186,7 +187,7 @@ class Bulk(NamedTuple):
         norms: The norms.
         arrived: The CUDA event after which they can be read; None if they can be already.
         total: The number of the site that stands for all of them together, if one does.
-        alone: Whether only that one is recorded, as long as all are finite.
+        parts: Which of the others are recorded beside it: "all", "none", or all if one is "bad".
     """
 
     sites: list[int]
@@ -194,7 +195,7 @@ class Bulk(NamedTuple):
     norms: Tensor
     arrived: Any
     total: int | None = None
-    alone: bool = False
+    parts: Parts = "all"
 
     def host(self) -> Any:
         """The norms, waiting for them if they have not arrived."""
@@ -202,10 +203,10 @@ class Bulk(NamedTuple):
             self.arrived.synchronize()
         return self.norms.numpy()
 
-    def squares(self, keep: Keep, *, alone: bool) -> Iterator[tuple[int, int, float]]:
+    def squares(self, keep: Keep, *, bad: bool) -> Iterator[tuple[int, int, float]]:
         """Give the sites that are recorded, how many elements each has, and its sum of squares."""
         squares = self.host().astype(np.float64) ** 2
-        if not (alone and self.alone and np.isfinite(squares).all()):
+        if self.parts == "all" or (self.parts == "bad" and (bad or not np.isfinite(squares).all())):
             rows = zip(self.sites, self.counts, squares.tolist(), strict=True)
             yield from (row for row in rows if keep(row[0]))
         if self.total is not None and keep(self.total):
@@ -247,16 +248,16 @@ class Step:
         """Whether a site has not been recorded as a curve of this step already."""
         return site not in self.curves
 
-    def columns(self, keep: Keep = _every, *, alone: bool = True) -> dict[str, Any]:
+    def columns(self, keep: Keep = _every, *, bad: bool = False) -> dict[str, Any]:
         """The rows of the step as columns of the recording.
 
         Args:
             keep: Tells which sites' rows to give.
-            alone: Whether totals stand alone where that was asked for.
+            bad: Give the parts of totals that are recorded where something is bad.
         """
         hosts = {device: snapshot.numpy() for device, snapshot in self.snapshots.items()}
         measured = [m for m in self.measured if keep(m.site)]
-        bulk = [row for b in self.bulk for row in b.squares(keep, alone=alone)]
+        bulk = [row for b in self.bulk for row in b.squares(keep, bad=bad)]
         table = np.full((len(measured) + len(bulk), len(FIELDS)), np.nan, dtype=np.float64)
         for i, m in enumerate(measured):
             table[i] = hosts[m.device][0][m.row]

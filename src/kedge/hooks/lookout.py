@@ -93,7 +93,7 @@ class Lookout:
         self.looks += 1
         if not self.deep and value.is_cpu:
             self.held.append((seat, weakref.ref(value), -1))
-        elif value.numel() <= SMALL:
+        elif 1 < value.numel() <= SMALL:
             self.held.append((seat, value, version_of(value)))
         else:
             start = time.perf_counter()

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
@@ -28,6 +28,9 @@ KEEPS_FINITE = frozenset(
     }
 )
 """Modules that make finite values of finite ones."""
+
+
+Parts = Literal["all", "bad", "none"]
 
 
 class Gauge(Protocol):
@@ -60,7 +63,7 @@ class Gauge(Protocol):
         tensors: Sequence[Tensor],
         total: Site | None = None,
         *,
-        alone: bool = False,
+        parts: Parts = "all",
     ) -> bool:
         """Measure the norms of many tensors at once; tell whether one is known not to be finite."""
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from kedge.flow import own_part
 from kedge.hooks.lookout import is_finite
 from kedge.hooks.pace import Level
-from kedge.hooks.roots import Gauge, Root
+from kedge.hooks.roots import Gauge, Parts, Root
 from kedge.sites.site import Site
 from kedge.store.exponents import spacing
 
@@ -85,8 +85,10 @@ class Updates:
             return
         for each in held:
             sites, grads = each.graded()
-            alone = not each.spread if level is Level.FULL else not spoiled
-            found = bool(grads) and self.meter.add(sites, self.step(), grads, each.total, alone=alone)
+            # In full steps the gradients themselves are measured when backward makes them, where that can be seen.
+            light: Parts = "all" if spoiled else "bad"
+            parts: Parts = light if level is not Level.FULL else "all" if each.spread else "none"
+            found = bool(grads) and self.meter.add(sites, self.step(), grads, each.total, parts=parts)
             if level is Level.FULL or spoiled or found:
                 self.meter.add(each.sites, self.step(), [p.detach() for p in each.params])
 

@@ -8,6 +8,7 @@ from itertools import groupby
 from rich.console import Console
 from rich.text import Text
 
+from kedge.report.leadup import lead_up
 from kedge.report.paragraph import print_paragraph
 from kedge.rules.rule import Finding
 
@@ -42,6 +43,8 @@ def _render_group(severity: str, code: str, group: list[Finding], console: Conso
     for remedy, same in groupby(group[:limit], key=lambda finding: finding.remedy):
         for finding in same:
             print_paragraph(Text(finding.message if len(group) == 1 else f"· {finding.message}"), console, INDENT)
+            for line in lead_up(finding.evidence):
+                console.print(Text(" " * INDENT).append_text(line), soft_wrap=True)
         if remedy:
             print_paragraph(Text(f"→ {remedy}", "italic"), console, INDENT)
     left = len(group) - len(group[:limit])

@@ -132,8 +132,8 @@ class _Depth:
             return None
         group = [group[i] for i in alive]
         arriving = rms(recording, [w.arriving for w in group])
-        updates = share(rms(recording, [w.update for w in group]), size[alive])
-        return cls(group, recording.steps[seen], relative[alive][:, seen], arriving[:, seen], updates[:, seen])
+        updates = share(rms(recording, [w.update for w in group])[:, seen], size[alive][:, seen])
+        return cls(group, recording.steps[seen], relative[alive][:, seen], arriving[:, seen], updates)
 
     @property
     def shallow(self) -> slice:

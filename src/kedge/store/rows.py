@@ -162,6 +162,9 @@ def _reduce(columns: Mapping[str, NDArray[Any]], starts: Ints) -> dict[str, NDAr
         absent = c[name] < 0
         total = np.add.reduceat(np.where(absent, 0, c[name]).astype(np.int64), starts)
         merged[name] = np.where(np.logical_and.reduceat(absent, starts), -1, total)
+    # A piece that is not finite, and whose elements were not counted, leaves the whole uncounted.
+    lost = np.logical_or.reduceat(~known & (c["nonfinite"] < 0), starts)
+    merged["nonfinite"] = np.where(lost, -1, merged["nonfinite"])
     return merged
 
 

@@ -54,9 +54,7 @@ class Sorted:
 
     def where(self, site: int) -> slice:
         """Tell where in the columns the rows of a site are, by the number that its file gives it."""
-        sites = self.column("site", slice(None))
-        first, last = np.searchsorted(sites, (site, site + 1)).tolist()
-        return slice(first, last)
+        return _range(self.column("site", slice(None)), site)
 
     def column(self, name: str, where: slice) -> NDArray[Any]:
         """Give some rows of a numeric column."""
@@ -94,8 +92,8 @@ class Matrix:
 
     def where(self, site: int) -> slice:
         """Tell where in the columns the rows of a site are, by the number that its file gives it."""
-        first, last = np.searchsorted(self._sites, (site, site + 1)).tolist()
-        return slice(first * len(self._batches), last * len(self._batches))
+        lines = _range(self._sites, site)
+        return slice(lines.start * len(self._batches), lines.stop * len(self._batches))
 
     def column(self, name: str, where: slice) -> NDArray[Any]:
         """Give some rows of a numeric column."""
@@ -201,6 +199,13 @@ class Stretch:
         left = sorted({*range(len(self.batches))} - {i for alike in apart for i in alike})
         groups: list[Group] = [Matrix(self.batches.chosen(alike)) for alike in apart]
         return (*groups, Sorted(Written(self.batches.chosen(left)))) if left else tuple(groups)
+
+
+def _range(ordered: NDArray[Any], number: int) -> slice:
+    """Tell where in an ordered array a number is."""
+    # Numbers of another type would make numpy convert the whole array first.
+    first, last = np.searchsorted(ordered, np.array([number, number + 1], dtype=ordered.dtype)).tolist()
+    return slice(first, last)
 
 
 class Written(dict[str, NDArray[Any]]):

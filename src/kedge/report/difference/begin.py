@@ -25,10 +25,11 @@ def unseen(facts: Facts) -> Cause | None:
     begins = facts.earlier("param")
     if begins is None or (facts.compared("param") and not facts.parted("param")):
         return None
+    now = "the parameters differ already" if facts.compared("param") else "the parameters were not measured in both"
     return Cause(
         "unseen",
         f"they part after step {begins}, in steps that were not measured in both",
-        f"all is {facts.equal_before()} up to step {begins}, and at step {facts.step} not even the parameters are equal; "
+        f"all that was measured is {facts.equal_before()} up to step {begins}, and at step {facts.step} {now}; "
         "to see where it begins, record both with --every 1 --budget none",
     )
 

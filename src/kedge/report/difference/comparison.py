@@ -163,15 +163,19 @@ Place = Ints | slice
 
 
 def _common(a: Rows, b: Rows, kind: str) -> tuple[Ints, Place, Place]:
-    """Give the steps that both have, and where they are in either.
+    """Give the steps in which both have the same kind of value, and where they are in either.
 
     Off schedule a parameter's gradient is seen after accumulation and clipping: it is another value than on schedule.
+    An update is that of some elements: if there are more of them in one recording, they are other ones.
     """
-    if np.array_equal(a.step, b.step) and (kind != "param.grad" or np.array_equal(a.level, b.level)):
+    telling = {"param.grad": "level", "update": "count"}.get(kind)
+    if np.array_equal(a.step, b.step) and (telling is None or np.array_equal(getattr(a, telling), getattr(b, telling))):
         return a.step, slice(None), slice(None)
     common, here, there = np.intersect1d(a.step, b.step, assume_unique=True, return_indices=True)
-    same = a.level[here] == b.level[there] if kind == "param.grad" else np.full(len(common), fill_value=True)
-    return common[same], here[same], there[same]
+    if telling is not None:
+        same = getattr(a, telling)[here] == getattr(b, telling)[there]
+        common, here, there = common[same], here[same], there[same]
+    return common, here, there
 
 
 def _union(steps: Iterator[Ints]) -> Ints:

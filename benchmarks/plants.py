@@ -312,7 +312,7 @@ def update_ratio() -> list[Run]:
     half = Fault(model=lambda model: model.bfloat16(), inputs=lambda step, x: x.bfloat16())
     return [
         with_fault("mlp sgd", Fault(), model=partial(mlp, 3, "tanh"), optimizer=sgd(3.0), says="tanh, sgd with rate 3"),
-        Run("autoencoder tanh: rate 100", partial(Autoencoder, "tanh"), sgd(100.0), criterion=nn.MSELoss()),
+        Run("cnn batch: sgd with rate 2, decay 0.1", partial(cnn, "relu", "batch"), sgd(2.0, weight_decay=0.1)),
         with_fault("mlp sgd", Fault(), optimizer=sgd(1e-8), says="sgd with rate 1e-8"),
         with_fault("cnn adam", Fault(), optimizer=adam(1e-9), says="adam with rate 1e-9"),
         with_fault("resnet sgd", Fault(), optimizer=sgd(1e-7), says="sgd with rate 1e-7"),

@@ -246,6 +246,7 @@ def _indented(source: str) -> str:
 
 
 FAILING_HOOK = "import kedge.hooks.updates as kedges\ndef fail(*_, **__): raise RuntimeError('broken')\nkedges.Updates.before = fail\n"
+FAILING_SURVEY = FAILING_HOOK.replace("hooks.updates", "hooks.saved").replace("Updates.before", "SavedBill.account")
 FAILING_END = FAILING_HOOK.replace("hooks.updates", "hooks.watch").replace("Updates.before", "Watch._write_last")
 
 
@@ -254,9 +255,10 @@ FAILING_END = FAILING_HOOK.replace("hooks.updates", "hooks.watch").replace("Upda
     ("breaking", "said"),
     [
         (FAILING_HOOK, "[kedge] watching failed and is off from here on: RuntimeError: broken"),
+        (FAILING_SURVEY, "[kedge] what modules save is not recorded: RuntimeError: broken"),
         (FAILING_END, "[kedge] the watching ended badly: RuntimeError('broken'); "),
     ],
-    ids=["in a hook", "at the end"],
+    ids=["in a hook", "in what is looked at once", "at the end"],
 )
 def test_a_failure_of_kedges_own_is_told(
     server: Server, tmp_path: Path, breaking: str, said: str, *, strict: bool

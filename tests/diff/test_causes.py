@@ -103,7 +103,7 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
             "layers": [replace(n, weight=(16, 8), shape=(4, 16)) if n.path == "mid" else n for n in NET],
             "factor": from_step(0, 1.1, "head.weight:param"),
         },
-        "a changed layer: mid (Linear) is with weight 8x8 in A, with weight 16x8 in B",
+        "a changed layer: mid (Linear) has weight 8x8 in A, weight 16x8 in B",
     ),
     "another value of a module whose input is equal": (
         "code",
@@ -338,6 +338,7 @@ def test_a_loss_that_parts_off_schedule() -> None:
     told = verdict(a=story(light=light), b=story(light=light, factor=from_step(2, 1.1, ":grad.norm")))
 
     assert told.cause.code == "unseen"
+    assert "at step 2 the parameters were not measured in both" in told.cause.evidence
     assert told.first is not None
     assert (told.first.step, told.first.same.text) == (2, ":grad.norm")
 

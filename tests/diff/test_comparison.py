@@ -169,6 +169,15 @@ def test_a_gradient_on_schedule_is_not_compared_with_one_off_schedule() -> None:
         compare(full, other)
 
 
+def test_updates_of_other_elements_are_not_compared() -> None:
+    """An update is that of some elements; where their number differs they are other ones, and no difference is made up."""
+    rows = [{"step": i, "site": 0, "count": n, "sumsq": 4.0 * n} for i, n in enumerate((8, 8))]
+    other = [{"step": i, "site": 0, "count": n, "sumsq": 1.0 * n} for i, n in enumerate((6, 8))]
+    a, b = (Recording.build([{"site": "w:update", "path": "w"}], given) for given in (rows, other))
+
+    assert compare(a, b).steps.tolist() == [1]
+
+
 def test_no_step_in_common_says_what_to_do() -> None:
     """The message names the steps of both and the options that make them the same."""
     with pytest.raises(CannotCompare) as raised:

@@ -232,7 +232,8 @@ def test_every_line_fits_the_terminal(ended: Path, size: tuple[int, int]) -> Non
         await screen.until(lambda: screen.shown)
         await screen.press("end", "enter")
         await screen.pilot.pause()
-        assert all(len(line) <= size[0] for line in screen.drawn().splitlines())
+        assert all(len(line) <= size[0] - 1 for line in screen.drawn().splitlines())
+        assert screen.drawn().splitlines()[0].endswith("✗")
         assert "head" in screen.drawn()
 
     drive(ended, steps, size)

@@ -39,6 +39,11 @@ class Report:
         parser.add_argument(
             "--all", action="store_true", help=f"every module, not only {MOST_MODULES} and those with findings"
         )
+        parser.add_argument(
+            "--headroom",
+            action="store_true",
+            help="instead: how near each output and gradient came to the ends of its number format, and of narrower ones",
+        )
         parser.add_argument("--html", action="store_true", help="write a page instead, with everything in one file")
         parser.add_argument("-o", dest="output", metavar="FILE.html", help="where to write it (default: RUN.html)")
         parser.add_argument(
@@ -55,6 +60,9 @@ class Report:
         _check(args)
         rules = configured_rules(config=args.config)
         recording = Recording.open(args.recording)
+        if args.headroom:
+            _draw_headroom(recording, args.sites)
+            return 0
         if args.html:
             recording = shareable(recording, source=not args.no_source)
         findings = check(recording, rules)
@@ -68,8 +76,17 @@ class Report:
 def _check(args: argparse.Namespace) -> None:
     if not args.html and (args.output or args.no_source):
         args.parser.error("-o and --no-source are of pages: add --html")
+    if args.headroom and (args.html or args.all):
+        args.parser.error("--headroom is a table of its own: leave --html and --all out")
     if args.html and (args.sites or args.all):
         args.parser.error("a page has all sites and filters them itself: leave --sites and --all out")
+
+
+def _draw_headroom(recording: Recording, sites: str | None) -> None:
+    from kedge.report.headroom import render_headroom
+    from kedge.report.terminal import console_for
+
+    render_headroom(recording, console_for(), sites)
 
 
 def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace) -> None:

@@ -67,7 +67,8 @@ class Watching:
     @property
     def failed(self) -> bool:
         """Whether something failed, here or in a hook."""
-        return self._failed or (self.watch is not None and self.watch.failed)
+        watch = self.watch
+        return self._failed or (watch is not None and (watch.failed or watch.survey.failed))
 
     def _begin(self) -> None:
         if os.getpid() != self._pid:

@@ -24,8 +24,10 @@ def parts(tensor: Tensor) -> list[Tensor]:
         return parts(torch._C._functorch.get_unwrapped(tensor))
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
-        names, _ = wrapper.__tensor_flatten__()
-        return [part for name in names for part in parts(getattr(wrapper, name))]
+        inner = [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]
+        return [
+            part for held in inner if isinstance(held, Tensor) for part in parts(held)
+        ]  # a DTensor names its mesh too
     if tensor.layout == torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in _ROWS:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +22,7 @@ class Survey:
 
     Attributes:
         sources: Where the program calls a module, by the path that it is recorded under.
+        failed: Whether it was given up.
     """
 
     def __init__(self) -> None:
@@ -28,6 +30,17 @@ class Survey:
         self._bill: SavedBill | None = None
         self._modules: list[dict[str, Any]] = []
         self._handles: list[RemovableHandle] = []
+        self.failed = False
+
+    def spare(self, work: Callable[..., None], *args: Any) -> None:
+        """Do what must not end the program: if it fails, that is said once, and nothing more is surveyed."""
+        if self.failed or torch.compiler.is_compiling():
+            return
+        try:
+            work(*args)
+        except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
+            self.failed, self._modules = True, []
+            sys.stderr.write(f"[kedge] what modules save is not recorded: {type(error).__name__}: {error}\n")
 
     def add(self, module: nn.Module, root: Root) -> None:
         """Survey a root whose call is under way, too late for a hook of its own before it."""
@@ -37,7 +50,9 @@ class Survey:
         for name, inner in module.named_modules():
             if name in root.types and inner is not module:
                 self._handles.append(inner.register_forward_pre_hook(Arrive(self, bill, root.label(name))))
-                self._handles.append(inner.register_forward_hook(Depart(bill, root.label(name)), always_call=True))
+                self._handles.append(
+                    inner.register_forward_hook(Depart(self, bill, root.label(name)), always_call=True)
+                )
         self._handles.append(module.register_forward_hook(Return(self, bill, root.label("")), always_call=True))
 
     def see(self, path: str, module: nn.Module) -> None:
@@ -71,21 +86,19 @@ class Arrive(Own):
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Be a forward-pre hook."""
-        if not torch.compiler.is_compiling():
-            self.survey.see(self.path, module)
-            self.bill.begin(self.path)
+        self.survey.spare(self.survey.see, self.path, module)
+        self.survey.spare(self.bill.begin, self.path)
 
 
 class Depart(Own):
     """The hook behind a module."""
 
-    def __init__(self, bill: SavedBill, path: str) -> None:
-        self.bill, self.path = bill, path
+    def __init__(self, survey: Survey, bill: SavedBill, path: str) -> None:
+        self.survey, self.bill, self.path = survey, bill, path
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Be a forward hook."""
-        if not torch.compiler.is_compiling():
-            self.bill.end(self.path)
+        self.survey.spare(self.bill.end, self.path)
 
 
 class Return(Own):
@@ -96,6 +109,5 @@ class Return(Own):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Be a forward hook."""
-        if not torch.compiler.is_compiling():
-            self.bill.end(self.path)
-            self.survey.account(self.bill, output, module)
+        self.survey.spare(self.bill.end, self.path)
+        self.survey.spare(self.survey.account, self.bill, output, module)

@@ -32,8 +32,8 @@ def told_change(a: Module, b: Module) -> str:
         return f"{a.label} is {a.type} in A, {b.label + ' is ' if b.path != a.path else ''}{b.type} in B"
     ones, others = dict(a.parameters), dict(b.parameters)
     changed = [name for name in sorted({*ones, *others}) if ones.get(name) != others.get(name)]
-    held = ["with " + " and ".join(_held(name, side) for name in changed) for side in (ones, others)]
-    return f"{told_module(a)} is {held[0]} in A, {held[1]} in B"
+    held = [" and ".join(_held(name, side) for name in changed) for side in (ones, others)]
+    return f"{told_module(a)} has {held[0]} in A, {held[1]} in B"
 
 
 def _held(name: str, shapes: dict[str, tuple[int, ...]]) -> str:

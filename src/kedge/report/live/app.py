@@ -48,8 +48,8 @@ class Live(App[KedgeError | None]):
     .whole > #found { text-wrap: wrap; }
     #filter { display: none; height: 1; border: none; padding: 0 1; background: $boost; }
     #filter.open { display: block; }
-    #board { height: 1fr; padding: 0; overflow-x: hidden; }
-    #detail { display: none; height: auto; max-height: 60%; padding: 0 1; border-top: solid $primary; }
+    #board { height: 1fr; padding: 0; overflow-x: hidden; scrollbar-gutter: stable; scrollbar-size-vertical: 1; }
+    #detail { display: none; height: auto; max-height: 65%; padding: 0 1; border-top: solid $primary; }
     #detail.open { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [

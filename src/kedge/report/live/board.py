@@ -69,7 +69,7 @@ class Board(ScrollView, can_focus=True):
             return self._strip(self._header())
         place = y - 1 + self.scroll_offset.y
         if place >= len(self.shown):
-            return Strip.blank(self.size.width, self.rich_style)
+            return Strip.blank(self._width, self.rich_style)
         line = self.shown[place]
         text = Text(" ").join([self._marks.get(line.label, Text(" ")), *(c.fitted(line) for c in self._columns)])
         if line.label == self.chosen:
@@ -78,7 +78,7 @@ class Board(ScrollView, can_focus=True):
 
     def _strip(self, text: Text) -> Strip:
         segments = Segment.apply_style(text.render(self.app.console), self.rich_style)
-        return Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
+        return Strip(segments).adjust_cell_length(self._width, self.rich_style)
 
     def _header(self) -> Text:
         titles = []
@@ -93,13 +93,13 @@ class Board(ScrollView, can_focus=True):
         return Text("  ", "bold").append_text(Text(" ").join(titles))
 
     def _lay_out(self) -> None:
-        self._columns = layout(max(self.size.width - 2, 1), max((len(line.label) for line in self._lines), default=0))
+        self._columns = layout(max(self._width - 2, 1), max((len(line.label) for line in self._lines), default=0))
         column = next((c for c in self._columns if c.title == self.sorted_by and c.key), None)
         self.shown = in_order(self._lines, column, self.turned)
         if self.line is None:
             self.chosen = self.shown[0].label if self.shown else None
             self.post_message(self.Chosen())
-        self.virtual_size = Size(self.size.width, len(self.shown) + 1)
+        self.virtual_size = Size(self._width, len(self.shown) + 1)
         self.refresh()
 
     def on_resize(self, _: Resize) -> None:
@@ -119,6 +119,11 @@ class Board(ScrollView, can_focus=True):
     def _see(self, place: int) -> None:
         # One line more, because the header covers the first.
         self.scroll_to_region(Region(0, place, 1, 2), animate=False, force=True)
+
+    @property
+    def _width(self) -> int:
+        """How wide a line may be, beside the scrollbar."""
+        return self.scrollable_content_region.width
 
     @property
     def _place(self) -> int:

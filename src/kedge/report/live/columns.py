@@ -15,7 +15,8 @@ from kedge.report.table import BAD, FAINT, fit, tail
 
 LEAST_NAME, MOST_NAME = 16, 48
 LEAST_COURSE, MOST_COURSE = 8, 40
-NARROW = 100
+#: Narrower terminals go without the types, and then without the updates.
+NARROW, NARROWER = 100, 72
 
 
 @dataclass(frozen=True)
@@ -44,21 +45,22 @@ class Column:
 
 
 def layout(width: int, longest: int) -> tuple[Column, ...]:
-    """Fit the columns to a width; a narrow terminal goes without the types.
+    """Fit the columns to a width.
 
     Args:
         width: How wide a line may be.
         longest: The length of the longest label.
     """
     details = (_TYPE,) if width >= NARROW else ()
-    figures = (_OUT, _GRADIENT, _UPDATE, _BROKEN)
+    last = (_UPDATE, _BROKEN) if width >= NARROWER else (_BROKEN,)
+    figures = (_OUT, _GRADIENT, *last)
     free = width - sum(column.width + 1 for column in (*details, *figures)) - 2
     name = max(LEAST_NAME, min(longest, MOST_NAME, free - 2 * LEAST_COURSE))
     course = max(LEAST_COURSE, min(MOST_COURSE, (free - name) // 2))
     out = Column("over the steps", course, lambda line, wide: _course(line.out, wide, "cyan"))
     gradient = Column("over the steps", course, lambda line, wide: _course(line.gradient, wide, "green"))
     module = Column("module", name, lambda line, wide: Text(tail(line.label, wide)), _label, falling=False)
-    return (module, *details, _OUT, out, _GRADIENT, gradient, _UPDATE, _BROKEN)
+    return (module, *details, _OUT, out, _GRADIENT, gradient, *last)
 
 
 def in_order(lines: Sequence[Line], column: Column | None, turned: bool) -> list[Line]:

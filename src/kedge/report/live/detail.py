@@ -51,7 +51,7 @@ def detail(line: Line, chosen: tuple[int, int], findings: Sequence[Finding], wid
     site = sites[chosen[0] % len(sites)]
     names = courses_of(line.recording, site)
     name = names[chosen[1] % len(names)]
-    lines = [_title(line, site), _choices(sites, site, names, name)]
+    lines = [_title(line, site), *_choices(sites, site, names, name)]
     lines += _beside(_curve(line.recording, site, name, width - FIGURES_WIDTH), _figures(line.recording, site), width)
     lines += _found(line, findings)
     return Text("\n").join(lines)
@@ -68,15 +68,11 @@ def _title(line: Line, site: SiteInfo) -> Text:
     return title
 
 
-def _choices(sites: Sequence[SiteInfo], site: SiteInfo, names: Sequence[str], name: str) -> Text:
+def _choices(sites: Sequence[SiteInfo], site: SiteInfo, names: Sequence[str], name: str) -> Iterator[Text]:
+    """List the sites and the statistics that there are, a line each, with those that are shown marked."""
     shown = [(other.site.removeprefix(other.owner).lstrip(".:"), other is site) for other in sites]
-    named = [(other, other == name) for other in names]
-    text = Text("")
-    for choices in (shown, named):
-        for label, taken in choices:
-            text.append(f" {label} ", "reverse" if taken else "dim")
-        text.append("   ")
-    return text
+    for choices in (shown, [(other, other == name) for other in names]):
+        yield Text().join(Text(f" {label} ", "reverse" if taken else "dim") for label, taken in choices)
 
 
 def _curve(recording: Recording, site: SiteInfo, name: str, width: int) -> list[Text]:

@@ -1,0 +1,113 @@
+"""How near a run's numbers came to the ends of their number format, and of those they might be given instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kedge.report.lines import lines, matching
+from kedge.report.numbers import compact
+from kedge.report.paragraph import print_paragraph
+from kedge.store.exponents import SMALLEST_NORMAL, below
+from kedge.store.formats import FORMATS, Format
+from kedge.store.recording import Recording, SiteInfo
+
+WHAT_IF = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
+KINDS = ("out", "out.grad")
+#: Doublings that are few, and the share below the smallest normal number that is large: as in the rules.
+FEW, MUCH = 2.0, 0.05
+
+_LEGEND = (
+    "Of each site the largest magnitude of the run, then two figures a format: how often it could double before it overflows, "
+    "and the share of the non-zero elements that were drawn below the smallest normal number, where precision is lost."
+)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What one site held over the whole run.
+
+    Attributes:
+        site: The site.
+        largest: Its largest finite magnitude; NaN if it was never measured in full.
+        counts: How many of the drawn elements had which power of two, shape ``(83,)``.
+    """
+
+    site: SiteInfo
+    largest: float
+    counts: np.ndarray
+
+    def headroom(self, form: Format) -> float:
+        """How often the largest magnitude could double before it overflows; negative if it would have."""
+        return form.headroom(self.largest) if math.isfinite(self.largest) else math.nan
+
+    def under(self, form: Format) -> float:
+        """The share of the non-zero elements under the format's smallest normal number; NaN if none were drawn."""
+        if not self.counts.any() or form.lowest_power < SMALLEST_NORMAL:
+            return math.nan
+        return float(below(self.counts, form.lowest_power))
+
+
+def reaches(recording: Recording, pattern: str | None = None) -> Iterator[Reach]:
+    """Give the reach of every output and output gradient, in data-flow order.
+
+    Args:
+        recording: What was seen.
+        pattern: Patterns over module paths; all modules if None.
+
+    Raises:
+        NoSuchSite: No module matches the pattern.
+    """
+    known = lines(recording)
+    paths = {line.label for line in (matching(known, pattern) if pattern is not None else known)}
+    labels = {text: line.label for line in known for text in line.texts}
+    for site in (s for kind in KINDS for s in recording.of_kind(kind)):
+        if site.dtype in FORMATS and labels.get(site.site) in paths:
+            largest = recording.rows(site).statistic("absmax")
+            finite = largest[np.isfinite(largest)]
+            counts = recording.exponents(site)[1].sum(axis=0)
+            yield Reach(site, float(finite.max()) if len(finite) else math.nan, counts)
+
+
+def render_headroom(recording: Recording, console: Console, pattern: str | None = None) -> None:
+    """Draw the table: a line a site, a column a format."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("site", "dtype"):
+        table.add_column(title, no_wrap=True)
+    for title in ("largest", "own", *(_short(name) for name in WHAT_IF)):
+        table.add_column(title, justify="right", no_wrap=True)
+    for reach in reaches(recording, pattern):
+        formats = [FORMATS[reach.site.dtype], *(FORMATS[name] for name in WHAT_IF)]
+        table.add_row(reach.site.site, reach.site.dtype, compact(reach.largest), *_cells(reach, formats))
+    if not table.row_count:
+        console.print("nothing was measured in full: no output or gradient of a module was watched")
+        return
+    console.print(table)
+    console.print()
+    print_paragraph(Text(_LEGEND, "dim"), console)
+
+
+def _cells(reach: Reach, formats: Sequence[Format]) -> Iterator[Text]:
+    for form in formats:
+        left, lost = reach.headroom(form), reach.under(form)
+        cell = Text(_doublings(left), "bold red" if left < FEW else "")
+        cell.append(f" {_share(lost):>4}", "yellow" if lost > MUCH else "dim")
+        yield cell
+
+
+def _doublings(left: float) -> str:
+    return "-" if math.isnan(left) else f"{left:.1f}" if abs(left) < 10 else f"{left:.0f}"
+
+
+def _share(lost: float) -> str:
+    return "-" if math.isnan(lost) else "<1%" if 0 < lost < 0.005 else f"{lost:.0%}"
+
+
+def _short(name: str) -> str:
+    return {"float16": "fp16", "bfloat16": "bf16", "float8_e5m2": "fp8 e5m2", "float8_e4m3fn": "fp8 e4m3"}[name]

@@ -54,7 +54,7 @@ def test_a_run_is_recorded_and_told_in_three_lines(kedge: Kedge, script: Script,
     """The program's output is its own; stderr has what was seen, what was found, and the next command."""
     words = [script(TRAIN), "25", "-o", "--force", "--", "-m"]
 
-    done = kedge("run", "-o", "it.kedge", *words)
+    done = kedge("run", "--budget", "none", "-o", "it.kedge", *words)
 
     assert done.stdout == python(tmp_path, *words).stdout
     assert done.returncode == 0
@@ -139,7 +139,20 @@ def test_a_kill_leaves_a_recording(kedge: Kedge, script: Script, tmp_path: Path)
     """What was seen before ``kill -9`` can be read, also while the program runs."""
     endless = TRAIN.replace("for step in range(int(sys.argv[1])):", "step = 0\n    while True:")
     script(endless.replace("optimizer.step()", "optimizer.step(); step += 1; print(step, flush=True)"))
-    command = [sys.executable, "-m", "kedge", "run", "-o", "it.kedge", "--every", "1", "train.py", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "kedge",
+        "run",
+        "-o",
+        "it.kedge",
+        "--every",
+        "1",
+        "--budget",
+        "none",
+        "train.py",
+        "1",
+    ]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout as printed:

@@ -54,4 +54,4 @@ def test_a_watch_that_cannot_end_is_told(told: list[str]) -> None:
     watching.watch = broken
 
     assert watching.finish() == "what came out"
-    assert told == ["the watching ended badly: RuntimeError('no end')"]
+    assert told == ["the watching ended badly: RuntimeError('no end'); the recording may lack its end"]

@@ -29,7 +29,14 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def fix(*levels: Level) -> None:
         order = itertools.cycle(levels)
         monkeypatch.setattr(Pace, "_affordable", lambda self, step: next(order))
-        monkeypatch.setattr(Pace, "idles", lambda self, now: False)
+        ended = Pace.ended
+
+        def awake(self: Pace, step: int, now: float, cost: float) -> Level:
+            level = ended(self, step, now, cost)
+            self.wake = 0.0
+            return level
+
+        monkeypatch.setattr(Pace, "ended", awake)
 
     return fix
 
@@ -244,7 +251,7 @@ def test_a_model_without_an_optimizer_is_looked_at_too(paced: Callable[..., None
                 model(torch.randn(4, 8), broken=step == 5)
 
     log = watched(program)
-    assert log.watch.summary.levels == {"full": 2, "light": 4, "off": 2}
+    assert log.watch.summary.levels == {"full": 2, "light": 4, "off": 3}
     (finding, *_) = [f for f in check(log.recording()) if f.code == "NAN-BORN"]
     assert finding.step == 5
 

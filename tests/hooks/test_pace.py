@@ -20,7 +20,7 @@ def run(pace: Pace, steps: int, bare: float, costs: dict[Level, float], seed: in
         own = bare * random_.uniform(0.9, 1.1)
         spent = costs[pace.level]
         plain, now, cost = plain + own, now + own + spent, cost + spent
-        if not pace.idles(now):
+        if now >= pace.wake:
             pace.ended(step, now, cost)
     return plain, now
 
@@ -74,7 +74,7 @@ def test_a_step_costs_what_it_was_longer_than_others() -> None:
     pace.begin(now, cost)
     for step in range(5000):
         now, cost = now + 3e-4 + hidden[pace.level], cost + COSTS[pace.level]
-        if not pace.idles(now):
+        if now >= pace.wake:
             pace.ended(step, now, cost)
     assert pace.cost(Level.LOOK) == pytest.approx(4e-4, rel=0.1)
     assert pace.total(cost) > cost

@@ -145,6 +145,21 @@ def test_what_healthy_runs_do_is_no_finding(scale):
     assert drift(scale) == []
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_steady_drift_may_be_noisy(sign):
+    """The medians of eight parts keep to the line, whatever single steps do."""
+    (finding,) = drift(lambda i: 2.0 ** (sign * (i / 10 + math.sin(2.4 * i))))
+
+    assert finding.evidence["doublings_per_1000_steps"] == pytest.approx(sign * 10, rel=0.1)
+    assert len(finding.evidence["course"]) == 6
+
+
+@pytest.mark.parametrize(("bend", "number"), [(0.5, 1), (1.3, 0)])
+def test_a_drift_that_bends_is_on_its_way_to_rest(bend, number):
+    """Five doublings that leave their line by more than half of one."""
+    assert len(drift(lambda i: 2.0 ** (i / 10 + bend * math.sin(max(i - 50, 0) / 49 * math.pi)))) == number
+
+
 @pytest.mark.parametrize(("doublings", "number"), [(2.9, 0), (3.1, 1)])
 def test_three_doublings_within_half_a_run_are_the_border(doublings, number):
     """From the middle of the run to its end."""

@@ -66,8 +66,7 @@ def test_of_many_that_replace_a_recording_at_once_one_has_it(tmp_path: Path, alo
     """Whoever has made it finds his own and whole, until he has closed it; and nothing is left behind."""
     path = tmp_path / "r.kedge"
     processes = [
-        subprocess.Popen(alone(RACE, path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(4)
+        subprocess.Popen(alone(RACE, path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)
     ]
     outputs = [process.communicate() for process in processes]
 

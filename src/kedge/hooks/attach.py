@@ -323,4 +323,7 @@ def count_steps(clock: Clock, model: nn.Module) -> Callable[[], None]:
         if clock.optimizer == (id(optimizer), whose):
             clock.end_step()
 
-    return register_optimizer_step_post_hook(stepped).remove
+    if clock.counters is None:
+        return register_optimizer_step_post_hook(stepped).remove
+    clock.counters.append(stepped)
+    return lambda: None

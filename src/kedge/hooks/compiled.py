@@ -72,8 +72,9 @@ def _value(x: Tensor, key: int, leaf: str) -> None:
         return
     call, recompute = _count(tap, leaf, "value")
     tap.gate.called += 1
-    # The compiler may use the memory again as soon as the operator has returned.
-    value = x.clone() if getattr(tap.action, "keeps", False) else x
+    # The compiler may use the memory again as soon as the operator has returned, and the tensor object with it, so
+    # that the next value would be taken for this one.
+    value = x.clone() if getattr(tap.action, "keeps", False) else x.detach()
     fire((tap,), value, _event(tap, leaf, call, recompute))
 
 
@@ -96,7 +97,7 @@ def _gradient(x: Tensor, key: int, leaf: str) -> None:
     calls = here.calls.get((key, leaf, "passed"), 1)
     event = _event(tap, leaf, (calls - 1 - arrived) % calls, recompute=False)
     event.backward = tap.session.clock.backward()
-    fire((tap,), x.clone() if getattr(tap.action, "keeps", False) else x, event)
+    fire((tap,), x.clone() if getattr(tap.action, "keeps", False) else x.detach(), event)
 
 
 def _applied(x: Tensor, key: int) -> None:

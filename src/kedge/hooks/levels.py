@@ -73,7 +73,7 @@ class Levels:
         self._learned = len(self.meter.seats)
         self.lookout.close()
         for shelf in (self._gates, self._heads, self.lookout.shelf):
-            shelf.entries.clear()
+            shelf.clear()
         for root in roots:
             self._learn(root)
 
@@ -85,7 +85,7 @@ class Levels:
         self._gates.gather([m for n, m in module.named_modules() if n in root.types and m is not module], clock)
         self._heads.gather([module], clock)
         params = {id(p): p for p in module.parameters()}
-        stations = [(s, params[i]._backward_hooks) for (i, _), s in target.stations.items() if i in params]
+        stations = [(s, params[i]) for (i, _), s in target.stations.items() if i in params]
         self._gates.gather_stations(stations)
         self.lookout.place(root, module, target.before)
         seats = self.meter.seats.values()

@@ -50,6 +50,7 @@ class Pace:
         level: What is done in the step under way.
         counts: How many steps had which level.
         seconds: What watching took in all steps that ended.
+        wake: Until when steps are not looked at; their ends need not be told.
     """
 
     def __init__(self, every: int, budget: float | None) -> None:
@@ -64,16 +65,12 @@ class Pace:
         self._last_full = 0
         self._step = 0
         self._mark = (0.0, 0.0)
-        self._wake = 0.0
+        self.wake = 0.0
         self._device = 0.0
 
     def begin(self, now: float, cost: float) -> None:
         """Begin to count the program's time, in seconds, and what watching takes of it."""
         self._mark = now, cost
-
-    def idles(self, now: float) -> bool:
-        """Tell whether nothing was done in the step that ended and nothing is to be done in the next."""
-        return self.level is Level.OFF and now < self._wake
 
     def ended(self, step: int, now: float, cost: float) -> Level:
         """Count a step, and those before it in which nothing was done, and choose what is done in the next one.
@@ -102,9 +99,9 @@ class Pace:
             self.level = Level.FULL if (step + 1) % self.every == 0 else Level.NORM
             return self.level
         self._earn(self.budget * max(lasted - spent, 0.0) - (spent if level is Level.OFF else 0.0))
-        self.level = self._affordable(step + 1)
+        self.level, self.wake = self._affordable(step + 1), 0.0
         if self.level is Level.OFF:
-            self._wake = now + min(-self._purses[each] / share for each, share in _SHARES.items()) / self.budget
+            self.wake = now + min(-self._purses[each] / share for each, share in _SHARES.items()) / self.budget
         return self.level
 
     def charge(self, device: float) -> None:

@@ -66,6 +66,7 @@ class Clock:
     Attributes:
         step: The step under way, from 0.
         expects_optimizer: Looks whether an optimizer exists that will make the steps.
+        counters: Hooks on all optimizers that count steps, for one hook that calls them; None to register each.
         awaited: For how many forward passes to wait for an optimizer that is known to exist.
         leader: The model whose forward passes are the steps where nothing optimizes.
     """
@@ -80,6 +81,7 @@ class Clock:
         self.on_step: list[Callable[[int], None]] = []
         self.on_pass: list[Callable[[Passes], None]] = []
         self.leader: Passes | None = None
+        self.counters: list[Callable[..., None]] | None = None
         self.awaited = 0
         self.looked = False
         self._backwards: dict[int, int] = {}

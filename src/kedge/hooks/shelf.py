@@ -6,8 +6,9 @@ A hook that does nothing still costs a microsecond at each call of its module, a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -27,7 +28,13 @@ class Shelf:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self.params: list[tuple[weakref.ref[nn.Parameter], MutableMapping[int, Any], int, Any]] = []
         self.up = True
+
+    def clear(self) -> None:
+        """Let go of all of them, wherever they are."""
+        self.entries.clear()
+        self.params.clear()
 
     def gather(self, modules: Iterable[nn.Module], clock: Clock) -> None:
         """Take over the hooks of the session with this clock on some modules."""
@@ -38,11 +45,12 @@ class Shelf:
                 for table in (tables[name], *(tables[flags] for flags in FLAG_TABLES if flags in tables)):
                     self.entries += [(table, i, table[i]) for i in mine if i in table]
 
-    def gather_stations(self, stations: Iterable[tuple[Station, Any]]) -> None:
-        """Take over the hooks of one session on parameters, each given with its parameter's table of hooks."""
-        for station, table in stations:
+    def gather_stations(self, stations: Iterable[tuple[Station, nn.Parameter]]) -> None:
+        """Take over the hooks of one session on parameters."""
+        for station, param in stations:
+            table = param._backward_hooks
             if station.handle is not None and table is not None and station.handle.id in table:
-                self.entries.append((table, station.handle.id, table[station.handle.id]))
+                self.params.append((weakref.ref(param), table, station.handle.id, table[station.handle.id]))
 
     def add(self, module: nn.Module, table: str, hook: Any) -> None:
         """Take in a hook of our own, to be put up with the others; one before the call gets keyword arguments too."""
@@ -57,6 +65,12 @@ class Shelf:
         if not self.up:
             for table, key, hook in self.entries:
                 table[key] = hook
+            for reference, table, key, hook in self.params:
+                param = reference()
+                if param is not None and param._backward_hooks is None:
+                    param._backward_hooks = cast("dict[int, Any]", table)
+                if param is not None and param._backward_hooks is table:
+                    table[key] = hook
             self.up = True
 
     def take_down(self) -> None:
@@ -64,6 +78,12 @@ class Shelf:
         if self.up:
             for table, key, _ in self.entries:
                 table.pop(key, None)
+            for reference, table, key, _ in self.params:
+                param = reference()
+                table.pop(key, None)
+                # Autograd calls into Python for every parameter that has a table, even an empty one.
+                if param is not None and not table and param._backward_hooks is table:
+                    param._backward_hooks = None
             self.up = False
 
 

@@ -105,9 +105,11 @@ class Watch:
         self.dump: Dump | None = None
         self._end_step, self._measure_update = self._spare(self._step_ended), self._spare(self._after_update)
         self._unit = 0.0
+        self._passed = 0
         self._unfinished: list[Root] = []
         self._attaching = threading.RLock()
         self._began = time.perf_counter()
+        self.session.clock.counters = []
         self.session.clock.on_step[:] = [self._stepped]  # when a site fires is decided by the level of the step
         self.session.clock.on_pass.append(self._spare(self._pass_began))
 
@@ -162,13 +164,10 @@ class Watch:
     def summary(self) -> Summary:
         """What came out so far."""
         clock = self.session.clock
-        steps = clock.step if clock.optimizer is not None else clock.led
+        steps = clock.step + self._passed if clock.optimizer is not None else clock.led
         seconds, counts = time.perf_counter() - self._began, self.pace.counts
-        levels = {
-            "full": counts[Level.FULL],
-            "light": counts[Level.NORM] + counts[Level.LOOK],
-            "off": counts[Level.OFF],
-        }
+        full, light = counts[Level.FULL], counts[Level.NORM] + counts[Level.LOOK]
+        levels = {"full": full, "light": light, "off": max(steps - full - light, 0)}
         return Summary(len(self.meter.seats), steps, len(self.sampled), seconds, self.pace.total(self.cost()), levels)
 
     def cost(self) -> float:
@@ -319,7 +318,7 @@ class Watch:
 
     def _stepped(self, step: int) -> None:
         """Hear that a step has ended; in most steps of a small model there is nothing else to do."""
-        if not self.pace.idles(time.perf_counter()):
+        if time.perf_counter() >= self.pace.wake:
             self._end_step(step)
 
     def _step_ended(self, step: int) -> None:
@@ -341,9 +340,17 @@ class Watch:
                 self.dump.step_began(step + 1)
 
     def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Hear that an optimizer has stepped."""
-        if self.pace.level is not Level.OFF or not self._leader.leads(optimizer):
+        """Hear that an optimizer has stepped: the one hook that runs in steps that are not looked at."""
+        leads = self._leader.leads(optimizer)
+        if leads and time.perf_counter() < self.pace.wake:
+            self._passed += 1
+            return
+        self.session.clock.step += self._passed
+        self._passed = 0
+        if self.pace.level is not Level.OFF or not leads:
             self._measure_update(optimizer)
+        for count in self.session.clock.counters or ():
+            count(optimizer, args, kwargs)
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.meter.level != OFF:

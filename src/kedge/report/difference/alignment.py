@@ -30,13 +30,16 @@ PHASES = {"param": 0, "out": 1, "in": 1, "out.grad": 2, "param.grad": 2, "grad.n
 LAST_PHASE = 5
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SameModule:
     """A module of either recording, taken to be the same, and how that is known."""
 
     a: Module
     b: Module
     how: How
+
+    def __repr__(self) -> str:
+        return f"<SameModule {self.label}, by {self.how}>"
 
     @property
     def kept(self) -> bool:
@@ -54,13 +57,16 @@ class SameModule:
         return self.a.label if self.a.path == self.b.path else f"{self.a.label} = {self.b.label}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SameSite:
     """A site of either recording, taken to be the same."""
 
     a: SiteInfo
     b: SiteInfo
     module: SameModule
+
+    def __repr__(self) -> str:
+        return f"<SameSite {self.text}>"
 
     @property
     def kind(self) -> str:

@@ -38,7 +38,17 @@ def _words(recording: Recording) -> list[str]:
 
 def _changes(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
     """Give the words that differ; an option goes with the value that follows it."""
-    for tag, a1, a2, b1, b2 in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+    for a1, a2, b1, b2 in _places(a, b):
+        option = a1 > 0 and b1 > 0 and a[a1 - 1].startswith("-")
+        yield a[a1 - option : a2], b[b1 - option : b2]
+
+
+def _places(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
+    """Give where the words that differ begin and end in either; those of equally many words stand side by side."""
+    if len(a) == len(b):
+        yield from ((i, i + 1, i, i + 1) for i, (one, other) in enumerate(zip(a, b, strict=True)) if one != other)
+        return
+    for tag, *places in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if tag != "equal":
-            option = a1 > 0 and b1 > 0 and a[a1 - 1].startswith("-")
-            yield a[a1 - option : a2], b[b1 - option : b2]
+            a1, a2, b1, b2 = places
+            yield a1, a2, b1, b2

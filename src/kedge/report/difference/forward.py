@@ -13,6 +13,8 @@ from kedge.report.numbers import counted
 
 #: Modules that draw random numbers, by the names of their classes.
 RANDOM = re.compile(r"drop|stochastic|gumbel|rrelu|noise", re.IGNORECASE)
+#: Modules that may do so inside, by the names of their classes.
+DRAWING = re.compile(r"att(entio)?n|transformer|lstm|gru|rnn", re.IGNORECASE)
 #: Modules that multiply matrices, which GPUs may do in a coarser format.
 PRODUCTS = re.compile(r"linear|conv|attention|lstm|gru|rnn", re.IGNORECASE)
 #: What a product in TensorFloat-32 is off by, give or take what sums even out.
@@ -115,6 +117,8 @@ def code(facts: Facts) -> Cause | None:
     inputs = "its inputs are" if known else "everything before is"
     parameters = [i for i in facts.compared("param") if facts.sites[i].module is same.module]
     given = f"{inputs} {facts.equal_before()}" + (", and so are its parameters" if parameters and known else "")
+    if DRAWING.search(same.module.a.type):
+        given += "; such a module may drop values at random: seed the generator of random numbers alike in both"
     name = told_module(same.module.a)
     if is_called_from_outside(facts.comparison.a, same) and same.module.leaf:
         given += "; whole numbers, such as targets, are not measured"

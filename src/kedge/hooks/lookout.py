@@ -1,12 +1,12 @@
 """What is looked at in the steps between those that are measured in full.
 
 # Note [Looking]
-In a step that is only looked at, a module's output is remembered by a weak reference, which keeps nothing alive
-that autograd does not. When the root's forward ends, what the root returned is looked at. As long as that
+In a step that is only looked at, a module's output is remembered: a large one by a weak reference, which keeps nothing
+alive that autograd does not. When the root's forward ends, what the root returned is looked at. As long as that
 is finite nothing else is read. If it is not, all that is still there is looked at, which is nearly everything as
 long as backward has not begun; the first that is not finite is where it was born. In a step of norms, and on
-a device where looking would wait, small values are held themselves until the forward ends, when one call takes the
-norms of all of them, and large ones are measured as they pass.
+a device where looking would wait, one call takes the norms of all small values when the forward ends, and large ones
+are measured as they pass.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Lookout:
         """Keep what is needed of a value until the forward ends."""
         self.looks += 1
         if not self.deep and value.is_cpu:
-            self.held.append((seat, weakref.ref(value), -1))
+            self.held.append((seat, value if value.numel() <= SMALL else weakref.ref(value), -1))
         elif 1 < value.numel() <= SMALL:
             self.held.append((seat, value, version_of(value)))
         else:
@@ -126,7 +126,8 @@ class Lookout:
         """Look at everything that was only remembered and is still there."""
         if self._searches > 0:
             self._searches -= 1
-            found = [(seat, reference()) for seat, reference, version in self.held if version < 0]
+            remembered = [(seat, value) for seat, value, version in self.held if version < 0]
+            found = [(seat, value if isinstance(value, Tensor) else value()) for seat, value in remembered]
             self.meter.add_values(self.clock.step, [(seat, value) for seat, value in found if value is not None])
 
 

@@ -125,7 +125,8 @@ def complete(moment: Moment, wiring: Wiring) -> Moment:
     """Work out what was left out of a step because it says nothing new.
 
     Off schedule an input that is some watched module's output is not measured, and neither is the
-    output of a module such as ReLU that makes finite values of finite ones.
+    output of a module such as ReLU that makes finite values of finite ones. What a module made of an
+    input that is not finite, and nobody could look at any more, is taken to be not finite either.
     """
     if moment.full:
         return moment
@@ -134,8 +135,9 @@ def complete(moment: Moment, wiring: Wiring) -> Moment:
         for site in module.ins:
             if states[site] == ABSENT:
                 states[site] = _given(wiring, states, module, site)
-        if not wiring.inside(module) and {int(states[site]) for site in module.ins} == {FINITE}:
-            states[[site for site in module.outs if states[site] == ABSENT]] = FINITE
+        given = {int(states[site]) for site in module.ins}
+        if not wiring.inside(module) and (given == {FINITE} or max(given, default=ABSENT) > FINITE):
+            states[[site for site in module.outs if states[site] == ABSENT]] = max(given)
     return replace(moment, states=states)
 
 

@@ -116,7 +116,7 @@ def test_a_typed_selection_keeps_the_thresholds(project: Callable[..., Path]) ->
         ("[tool.kedge\n", "it is not TOML (Expected ']' at the end of a table declaration (at line 1, column 12))"),
         ("tool.kedge = 3\n", "tool.kedge is 3; it must be a table: [tool.kedge]"),
         ("[tool.kedge]\nselect = ['SPIK']\n", "select in [tool.kedge]: there is no rule 'SPIK'; the nearest are SPIKE"),
-        ("[tool.kedge.rules.SPIKE]\nz = '8'\n", "z in [tool.kedge.rules.SPIKE] is '8'; it must be a number, as 8.0 is"),
+        ("[tool.kedge.rules.SPIKE]\nabove = '3'\n", "above in [tool.kedge.rules.SPIKE] is '3'; it must be a number"),
     ],
 )
 def test_what_cannot_be_read_names_the_file(project: Callable[..., Path], settings: str, message: str) -> None:

@@ -28,7 +28,7 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def fix(*levels: Level) -> None:
         order = itertools.cycle(levels)
-        monkeypatch.setattr(Pace, "_affordable", lambda self, step: next(order))
+        monkeypatch.setattr(Pace, "_affordable", lambda self, step, **_: next(order))
         ended = Pace.ended
 
         def awake(self: Pace, step: int, now: float, cost: float) -> Level:
@@ -288,3 +288,20 @@ def test_a_root_found_in_a_light_step_is_watched_from_the_next_full_one_on() -> 
     recording = watch(program, every=5).recording()
     assert recording.rows("Conv.conv:out").step.tolist() == [5]
     assert recording.rows("body:out").step.tolist() == [0, 5]
+
+
+def test_a_second_training_is_seen_though_steps_are_not_looked_at(paced: Callable[..., None]) -> None:
+    """An optimizer that steps for the first time may have a new model: the hooks that find it go up at once."""
+    paced(Level.OFF)
+    kept: list[Any] = []
+
+    def program(watch: Watch) -> None:
+        first, second = Wide(), Conv()
+        kept.append(torch.optim.SGD(second.parameters(), 1e-6))
+        train(first, 5)
+        for _ in range(4):
+            kept[0].zero_grad()
+            second(images()).mean().backward()
+            kept[0].step()
+
+    assert "Conv.conv:out" in watched(program).texts()

@@ -49,6 +49,28 @@ def test_every_step_is_looked_at_where_that_costs_little() -> None:
     assert pace.counts[Level.FULL] == 50
 
 
+def test_two_runs_measure_common_steps_in_full() -> None:
+    """Runs of different speed, as two ranks are, measure the same steps, or one half of the other's."""
+
+    def full_steps(bare: float, seed: int) -> set[int]:
+        pace, found = Pace(10, 0.03), set()
+        random_ = random.Random(seed)
+        now = cost = 0.0
+        pace.begin(now, cost)
+        for step in range(4000):
+            if pace.level is Level.FULL:
+                found.add(step)
+            spent = 3 * COSTS[pace.level] * random_.uniform(0.7, 1.4)
+            now, cost = now + bare * random_.uniform(0.8, 1.3) + spent, cost + spent
+            pace.ended(step, now, cost)
+        return found
+
+    fast, slow = full_steps(9e-3, 1), full_steps(1.2e-2, 2)
+    fewer, more = sorted((fast, slow), key=len)
+    assert len(fewer) > 20
+    assert len(fewer & more) > 0.7 * len(fewer)
+
+
 def test_without_a_budget_the_schedule_alone_decides() -> None:
     """One step in so many is measured in full, and of all others the norms are taken."""
     pace = Pace(4, None)
@@ -90,7 +112,8 @@ def test_what_devices_took_is_charged_to_full_steps() -> None:
     assert paces[1].seconds - paces[0].seconds == pytest.approx(5.0)
     before = [pace.counts[Level.FULL] for pace in paces]
     for pace in paces:
-        for step in range(3000, 3400):
-            pace.ended(step, 15 + step * 5e-3, 50 + step * 1e-4)
+        pace.begin(0.0, 0.0)
+        for step in range(3000, 3800):
+            pace.ended(step, (step - 2999) * 5e-3, (step - 2999) * 1e-6)
     assert paces[0].counts[Level.FULL] > before[0]
     assert paces[1].counts[Level.FULL] == before[1]

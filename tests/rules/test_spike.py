@@ -159,9 +159,9 @@ def test_the_unit_does_not_matter(scale):
     assert of_norm([norm * scale for norm in norms()]) == []
 
 
-@pytest.mark.parametrize(("height", "number"), [(2.0, 0), (7.0, 1), (0.1, 0)])
+@pytest.mark.parametrize(("height", "number"), [(2.0, 0), (11.0, 1), (0.1, 0)])
 def test_a_course_without_any_noise_can_jump_too(height, number):
-    """Its spread is zero, and any distance from it is many times that; the other conditions hold all the same."""
+    """The other conditions hold all the same."""
     constant = [1.0] * 60
     constant[43] = height
 
@@ -207,9 +207,9 @@ def test_a_gradient_that_jumps_is_reported():
     assert finding.evidence["height"] == 200.0
 
 
-@pytest.mark.parametrize(("height", "number"), [(10.0, 0), (10.4, 1)])
+@pytest.mark.parametrize(("height", "number"), [(16.9, 0), (17.1, 1)])
 def test_a_norm_is_measured_by_the_greatest_before_it(height, number):
-    """Six times the greatest of the last hundred."""
+    """Ten times the greatest of the last hundred."""
     assert len(of_norm(norms(jumps={43: height}))) == number
 
 

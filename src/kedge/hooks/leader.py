@@ -27,6 +27,13 @@ class Leader:
         self.clock = clock
         self._leading: weakref.ref[Optimizer] | None = None
         self._idle = 0
+        self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+    def meets(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer steps for the first time."""
+        new = optimizer not in self._met
+        self._met.add(optimizer)
+        return new
 
     def leads(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer is the one that makes the steps."""

@@ -11,6 +11,12 @@ What a step took is what Kedge timed itself, or more: code that runs once in a w
 processor's memories, and throws out what is the program's. So a step's length is compared with that of the
 steps that were not looked at, and the mean difference counts, up to three times what was timed. The first step
 also attaches the hooks. It is reported, but not charged.
+
+# Note [Common steps]
+Two runs that are to be compared, and the ranks of one, pace themselves, and yet should measure the same steps in
+full. So the distance between two full steps is `every` times a power of two, which doubles when there is not enough
+to pay for one, and each full step is a multiple of it: whoever measures more often measures those of the others
+too. Where a multiple passes while nothing is looked at, the next step that is looked at is taken.
 """
 
 from __future__ import annotations
@@ -62,7 +68,8 @@ class Pace:
         self._timed: dict[Level, float] = {}
         self._longer: dict[Level, float] = {}
         self._bare: deque[float] = deque(maxlen=_BARE)
-        self._last_full = 0
+        self._spacing = 1
+        self._asked = 0
         self._step = 0
         self._mark = (0.0, 0.0)
         self.wake = 0.0
@@ -93,8 +100,6 @@ class Pace:
         elif self.counts[Level.FULL] > 1 or level is not Level.FULL:
             spent = self._pay(level, spent, lasted)
         self.seconds += spent
-        if level is Level.FULL:
-            self._last_full = step
         if self.budget is None:
             self.level = Level.FULL if (step + 1) % self.every == 0 else Level.NORM
             return self.level
@@ -142,9 +147,21 @@ class Pace:
         return over
 
     def _affordable(self, step: int) -> Level:
-        if step - self._last_full >= self.every and self._purses[Level.FULL] >= 0:
+        if self._full_is_due(step):
             return Level.FULL
         return next((level for level in (Level.NORM, Level.LOOK) if self._purses[level] >= 0), Level.OFF)
+
+    def _full_is_due(self, step: int) -> bool:
+        """Tell whether a step is measured in full; see Note [Common steps]."""
+        purse, distance = self._purses[Level.FULL], self.every * self._spacing
+        asked, self._asked = self._asked, step
+        if step // distance == asked // distance:
+            return False
+        if purse < 0:
+            self._spacing *= 2
+        elif purse > self.cost(Level.FULL) / 2:
+            self._spacing = max(self._spacing // 2, 1)
+        return purse >= 0
 
 
 def unit() -> float:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kedge.flow import Act, Sink
 from kedge.hooks import dynamo
 from kedge.hooks.schedule import Passes
+from kedge.sites.select import Selector
 from kedge.sites.site import Site
 
 _EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
@@ -156,6 +157,13 @@ def unwrapped(module: nn.Module) -> nn.Module:
     module = dynamo.unwrap(module)
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     return unwrapped(module.module) if isinstance(module, parallel) else module
+
+
+def selected(selector: Selector, path: str, module: nn.Module) -> bool:
+    """Whether a selector names a module, or what belongs to it, by the path that it is recorded under."""
+    types = tuple(c.__name__ for c in type(module).__mro__)
+    wanted = any(t.matches(path, types) for t in selector.terms if not t.excluded)
+    return wanted and not any(t.matches(path, types) for t in selector.terms if t.excluded)
 
 
 def is_replica(module: nn.Module) -> bool:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -46,6 +46,7 @@ from kedge.hooks.roots import (
     inside,
     is_replica,
     saturations,
+    selected,
     unwrapped,
 )
 from kedge.hooks.schedule import Passes
@@ -98,7 +99,7 @@ class Watch:
         self._undo = ExitStack()
         self.levels = Levels(self.session, meter, self._trains)
         self.lookout = self.levels.lookout
-        self.updates = Updates(meter, self._step, self._place_of)
+        self.updates = Updates(meter, lambda: self.session.clock.step, self._place_of)
         self._leader = Leader(self.session.clock)
         self.survey = Survey()
         self._notes: list[Mapping[str, Any]] = []
@@ -196,7 +197,7 @@ class Watch:
         known = self._known.get(id(module))
         if (known is not None and known() is module) or is_replica(module) or compiled.in_backward():
             return
-        self._know([module])
+        self._known[id(module)] = weakref.ref(module)
         if isinstance(module, torch.jit.ScriptModule):
             return  # PyTorch runs no hooks on it
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
@@ -218,9 +219,6 @@ class Watch:
             if id(module) in target.before:
                 target.before[id(module)](module, args, {})
 
-    def _know(self, modules: Iterable[nn.Module]) -> None:
-        self._known.update((id(m), weakref.ref(m)) for m in modules)
-
     def _watch(self, module: nn.Module) -> None:
         named = dict(module.named_modules())
         fresh = {
@@ -228,7 +226,7 @@ class Watch:
             for name, m in named.items()
             if (m is module or not self._is_known(m)) and not isinstance(m, torch.jit.ScriptModule)
         }
-        self._know(named.values())
+        self._known.update((id(m), weakref.ref(m)) for m in named.values())
         target = self.session.targets[id(module)] = Target(self.session, module)
         parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
         types = {n: type(m).__name__ for n, m in fresh.items()}
@@ -258,7 +256,7 @@ class Watch:
 
     def _hook(self, module: nn.Module, root: Root, fresh: Mapping[str, nn.Module]) -> None:
         action = Prefixed(self.meter, root)
-        paths = [n for n, m in fresh.items() if runs(m) and self._selected(root, n, m)]
+        paths = [n for n, m in fresh.items() if runs(m) and selected(self.selector, root.label(n), m)]
         self.meter.channel_dims.update(channel_dims(module, fresh, root))
         for path, (how, numbers) in saturations(fresh, root).items():
             self.meter.saturates(path, how, numbers)
@@ -270,7 +268,7 @@ class Watch:
         fresh = [
             (name, param)
             for name, param in module.named_parameters()
-            if not is_lazy(param) and self._site_of(param) is None and self._selected(root, name, module)
+            if not is_lazy(param) and self._site_of(param) is None and selected(self.selector, root.label(name), module)
         ]
         for name, param in fresh:
             self.params[id(param)] = (weakref.ref(param), Site(root.label(name), "param"))
@@ -294,16 +292,7 @@ class Watch:
         known = self.params.get(id(param))
         return known[1] if known is not None and known[0]() is param else None
 
-    def _selected(self, root: Root, path: str, module: nn.Module) -> bool:
-        types = tuple(c.__name__ for c in type(module).__mro__)
-        label = root.label(path)
-        wanted = any(t.matches(label, types) for t in self.selector.terms if not t.excluded)
-        return wanted and not any(t.matches(label, types) for t in self.selector.terms if t.excluded)
-
     # -- steps -----------------------------------------------------------------------------------
-
-    def _step(self) -> int:
-        return self.session.clock.step
 
     def _trains(self) -> bool:
         """Whether there is an optimizer, so that a pass without gradients is no part of a step."""
@@ -361,9 +350,13 @@ class Watch:
 
     def _after_update(self, optimizer: Optimizer) -> None:
         self._leader.follow(optimizer)
-        if self.pace.level is Level.FULL:
-            with self._timed():
+        new = self._leader.meets(optimizer)
+        with self._timed():
+            if self.pace.level is Level.FULL:
                 self.updates.after(optimizer)
+            elif new:  # so perhaps there is a new model
+                self.pace.level, self.pace.wake = Level.FULL, 0.0
+                self.levels.prepare(Level.FULL, scouts=True)
 
     def _place_of(self, param: nn.Parameter) -> tuple[Site, Root] | None:
         site = self._site_of(param)

@@ -15,9 +15,6 @@ from kedge.rules.telling import NAMED, plain
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 
-#: What turns a median absolute deviation into a standard deviation, for values that are spread normally.
-NORMAL = 1.4826
-
 
 @dataclass(frozen=True)
 class Spike:
@@ -30,12 +27,11 @@ class Spike:
 
     Formula:
         Loss L: the mean of the last recent losses is m. Lightning's rule: L - m >= rtol * |m|. And
-        besides, over the last history losses, L - median > z * 1.4826 * MAD, and L - m > above * (greatest - median):
-        no batch was anything like it. And the jump undoes a good part of the progress:
+        besides, over the last history losses, L - m > above * (greatest - median): no batch was anything like
+        it. And the jump undoes a good part of the progress:
         L - m > undone * (first - best), the first being the median of the first recent losses, the best the
         least mean of recent ones so far.
-        Gradient norm G: G > factor * the greatest of the last history norms, and
-        log G - median > z * 1.4826 * MAD over log G of these.
+        Gradient norm G: G > factor * the greatest of the last history norms.
         Steps nearer than recent to the one before are the same spike.
 
     Window:
@@ -45,12 +41,11 @@ class Spike:
 
     Thresholds:
         - rtol (2), recent (10): Lightning's SpikeDetection.
-        - z (8): robust deviations; a normal distribution has none in 10^14.
         - above (3): single batches of healthy runs came to 1.7 times the greatest before them (8 images a
           batch), bad batches and steps 30 to 100 times too long to 11 and more.
         - undone (0.25): a quarter of the progress; a loss near its end may triple, and it means nothing.
-        - factor (6): Megatron-LM calls 10 times the largest of 100 unexpectedly large. Healthy runs came to 4.3,
-          one bad batch or scaled loss to 60 and more.
+        - factor (10): Megatron-LM's, of the largest of 100 too. Healthy runs came to 4.3, one bad batch or scaled loss
+          to 40 and more.
         - history (100), min_history (20): steps; 100 as in Megatron-LM, 20 for a spread that means something.
 
     Evidence:
@@ -63,10 +58,9 @@ class Spike:
 
     rtol: float = 2.0
     recent: int = 10
-    z: float = 8.0
     above: float = 3.0
     undone: float = 0.25
-    factor: float = 6.0
+    factor: float = 10.0
     history: int = 100
     min_history: int = 20
 
@@ -94,13 +88,13 @@ class Spike:
             past, mean = values[max(0, at - self.history) : at], means[at - self.recent]
             jump, progress = values[at] - mean, max(first - best[at - self.recent], 0.0)
             large = jump >= self.rtol * abs(mean) and jump > self.undone * progress
-            if large and jump > self.above * (past.max() - np.median(past)) and _apart(past, values[at]) > self.z:
+            if large and jump > self.above * (past.max() - np.median(past)):
                 yield at
 
     def _jumps(self, course: _Course) -> Iterator[int]:
         for at in range(self.min_history, len(course.values)):
-            past, norm = course.values[max(0, at - self.history) : at], course.values[at]
-            if norm > self.factor * past.max() > 0 and _apart(_log(past), math.log(norm)) > self.z:
+            past = course.values[max(0, at - self.history) : at]
+            if course.values[at] > self.factor * past.max() > 0:
                 yield at
 
     def _finding(self, course: _Course, found: Iterable[int], what: str) -> Iterator[Finding]:
@@ -161,14 +155,3 @@ def _is_loss(recording: Recording, site: SiteInfo) -> bool:
     """Tell whether a site is what a root returns, and a single number."""
     heads = {root.prefix.rstrip(".") for root in recording.roots} or {""}
     return site.kind == "out" and site.path in heads and math.prod(site.shape) == 1
-
-
-def _apart(past: Floats, value: float) -> float:
-    """Give the distance of a value from the median of its past, in robust standard deviations."""
-    middle = float(np.median(past))
-    spread = NORMAL * float(np.median(np.abs(past - middle)))
-    return (value - middle) / spread if spread > 0 else math.inf * np.sign(value - middle)
-
-
-def _log(norms: Floats) -> Floats:
-    return np.log(np.maximum(norms, np.finfo(np.float64).tiny))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -116,3 +117,10 @@ def own_part(value: Tensor) -> Tensor:
         return value
     part = getattr(value, "_local_tensor", None)
     return part if isinstance(part, Tensor) else value
+
+
+def untransformed(value: Tensor) -> Tensor:
+    """Return what is inside of the wrappers of `torch.func`: under ``vmap`` the values of all samples."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value

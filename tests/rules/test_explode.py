@@ -186,6 +186,11 @@ def test_a_change_of_the_weights_alone_does_not_count(norms):
     assert taken(norms, after=7.0) == []
 
 
+def test_what_the_weights_became_has_to_be_seen():
+    """An explosion in the very last steps has no sampled step after it."""
+    assert taken([*noisy(153), 40, 900, 60], after=7.0) == []
+
+
 def test_steps_in_which_the_optimizer_got_more_gradients_are_not_compared():
     """A layer that is thawed raises the norm."""
     made = Course(range(0, 160, 10))
@@ -234,3 +239,35 @@ def test_harm_that_comes_later_counts():
 def test_a_past_has_twenty_samples(young, number):
     """Before the fifty steps that are left out."""
     assert len(found([*noisy(young), 40, 60, 50])) == number
+
+
+@pytest.mark.parametrize(("last", "number"), [([NAN], 1), ([1.0, NAN], 0), ([1.0], 0)])
+def test_two_large_samples_count_if_nothing_finite_follows(last, number):
+    """Not if the norm came down before, nor if the run went on."""
+    assert len(found([*noisy(52), 400, 600, *last], update=1e-4)) == number
+
+
+@pytest.mark.parametrize(("height", "number"), [(140, 0), (160, 1)])
+def test_a_young_run_has_to_rise_far(height, number):
+    """To more than a hundred times the median of what came before."""
+    assert len(found([1.0, 2.0, 1.5, 1.4, 15.0, 100.0, height, NAN, NAN])) == number
+
+
+@pytest.mark.parametrize(("rise", "number"), [([900.0, 1e4], 0), ([15.0, 900.0, 1e4], 1)])
+def test_a_young_run_has_to_rise_for_three_samples(rise, number):
+    """A single jump into the infinite is for NAN-BORN."""
+    assert len(found([1.0, 2.0, 1.5, 1.4, *rise, NAN])) == number
+
+
+def test_a_layer_that_is_there_in_nearly_all_steps_counts():
+    """Nine tenths of them are enough; what is there in fewer may have been thawed."""
+    for missing, site in ((5, "c.weight:param.grad"), (7, "b.weight:param.grad")):
+        made = course([*noisy(60), 40, 60, 50, 45])
+        made.weight(
+            "c",
+            lambda i, m=missing: (0.1, 100.0 if i > 59 else 1.0, HARMFUL, None) if i >= m else (0.1, None, 1e-4, None),
+        )
+
+        (finding,) = GradExplode().check(made.recording())
+
+        assert finding.site == site

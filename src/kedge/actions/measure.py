@@ -19,7 +19,7 @@ from kedge.actions.saturation import Saturation, saturation
 from kedge.actions.statistics import Seat, Seen, Statistics, nth
 from kedge.actions.table import FIELDS, Bulk, DeviceTable, Measured, Parts, Step, to_host
 from kedge.errors import NotRecorded, SeveralRecorded
-from kedge.flow import Act, Event, Sink, own_part, version_of
+from kedge.flow import Act, Event, Sink, own_part, untransformed, version_of
 from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate
@@ -89,7 +89,7 @@ class Meter:
 
     def _observe_whole(self, site: Site, value: Tensor, step: int) -> Seat:
         with reduce.plainly():
-            inner = reduce.whole(value)
+            inner = untransformed(value)
             seat = self._seat(site, inner)
             seat.channels = None  # under `vmap` the samples' dimension may be anywhere
             self.observe(seat, inner, step)
@@ -218,7 +218,8 @@ class Meter:
                 self._begin(step)
             by_device: dict[torch.device, list[tuple[Seat, Tensor]]] = {}
             for site, tensor in zip(sites, tensors, strict=True):
-                by_device.setdefault(tensor.device, []).append((self._seat(site, tensor), own_part(tensor)))
+                if reduce.measurable(own := own_part(tensor)):
+                    by_device.setdefault(tensor.device, []).append((self._seat(site, tensor), own))
             bulks = [self._norms(group) for group in by_device.values()]
             if total is not None:
                 whole = self._total_seat(total, sum(t.numel() for t in tensors)).id
@@ -262,8 +263,9 @@ class Meter:
 
     def _norms(self, group: list[tuple[Seat, Tensor]]) -> Bulk:
         ids = [seat.id for seat, _ in group]
-        real = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for _, t in group]
-        norms = torch.stack(list(torch._foreach_norm(real, dtype=torch.float32))) if real else torch.zeros(0)
+        real = [reduce.real(t) for _, t in group]
+        dtype = torch.float64 if any(t.dtype is torch.float64 for t in real) else torch.float32
+        norms = torch.stack(list(torch._foreach_norm(real, dtype=dtype))) if real else torch.zeros(0)
         return Bulk(ids, [t.numel() for t in real], *to_host(norms))
 
     def spoiled(self) -> bool:
@@ -272,6 +274,10 @@ class Meter:
             return False
         if any(device.type != "cpu" for device in self._tables):
             return True
+        with reduce.plainly():
+            return self._spoiled_on_host()
+
+    def _spoiled_on_host(self) -> bool:
         return any(table.spoiled() for table in self._tables.values()) or any(
             not np.isfinite(b.norms.numpy()).all() for b in self._bulk
         )

@@ -70,11 +70,11 @@ def plainly() -> Iterator[None]:
         yield
 
 
-def whole(value: Tensor) -> Tensor:
-    """Return what is inside of the transforms' wrappers: under ``vmap`` the values of all samples."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):
-        value = torch._C._functorch.get_unwrapped(value)
-    return value
+def real(value: Tensor) -> Tensor:
+    """Return a value as real numbers that PyTorch adds up."""
+    if value.is_complex():
+        return torch.view_as_real(value.resolve_conj())
+    return value.float() if value.dtype in _NARROW else value
 
 
 def flat(value: Tensor) -> Tensor:
@@ -82,11 +82,7 @@ def flat(value: Tensor) -> Tensor:
 
     Layouts that fill their memory without gaps are not copied.
     """
-    value = value.detach()
-    if value.is_complex():
-        value = torch.view_as_real(value.resolve_conj())
-    elif value.dtype in _NARROW:  # PyTorch does not add these up
-        value = value.float()
+    value = real(value.detach())
     if value.dim() == 4 and not value.is_contiguous():
         value = value.permute(0, 2, 3, 1)
     if value.dim() >= 2 and not value.is_contiguous():

@@ -321,7 +321,7 @@ def count_steps(clock: Clock, model: nn.Module) -> Callable[[], None]:
         if clock.optimizer is None and any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
             clock.optimizer = id(optimizer), whose
         if clock.optimizer == (id(optimizer), whose):
-            clock.end_step()
+            clock.optimized()
 
     if clock.counters is None:
         return register_optimizer_step_post_hook(stepped).remove

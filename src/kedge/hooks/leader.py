@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from kedge.hooks.schedule import Clock
 
 _PATIENCE = 30
-"""How often another optimizer may step before it is taken to be in charge; critics step some 5 times a generator's."""
+"""How often one other optimizer may step before it is taken to be in charge; critics step some 5 times a generator's."""
 
 
 def any_optimizer() -> bool:
@@ -26,7 +26,7 @@ class Leader:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._leading: weakref.ref[Optimizer] | None = None
-        self._idle = 0
+        self._idle: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def meets(self, optimizer: Optimizer) -> bool:
@@ -39,14 +39,18 @@ class Leader:
         """Whether this optimizer is the one that makes the steps."""
         return self._leading is not None and self._leading() is optimizer
 
+    def led(self) -> None:
+        """Hear that the one that makes the steps has made some, of which it was not told."""
+        self._idle.clear()
+
     def follow(self, optimizer: Optimizer) -> None:
         """Take note of an optimizer's step."""
         leading = self._leading() if self._leading is not None else None
         if leading is optimizer or self.clock.optimizer is None:
-            self._idle = 0
+            self._idle.clear()
         elif self._leading is None:
             self._leading = weakref.ref(optimizer) if self.clock.optimizer[0] == id(optimizer) else None
         else:
-            self._idle += 1
-            if leading is None or self._idle > _PATIENCE:
+            idle = self._idle[optimizer] = self._idle.get(optimizer, 0) + 1
+            if leading is None or idle > _PATIENCE:
                 self.clock.optimizer, self._leading = None, None

@@ -4,14 +4,16 @@
 In a step that is only looked at, a module's output is remembered: a large one by a weak reference, which keeps nothing
 alive that autograd does not. When the root's forward ends, what the root returned is looked at. As long as that
 is finite nothing else is read. If it is not, all that is still there is looked at, which is nearly everything as
-long as backward has not begun; the first that is not finite is where it was born. In a step of norms, and on
-a device where looking would wait, one call takes the norms of all small values when the forward ends, and large ones
-are measured as they pass.
+long as backward has not begun and nothing worked in place; the first that is not finite is where it was born. In a
+step of norms, and on a device where looking would wait, one call takes the norms of all small values when the forward
+ends, and large ones are measured as they pass. A forward that is traced, or transformed by `torch.func`, or whose
+operations a mode counts is let alone.
 """
 
 from __future__ import annotations
 
-import math
+import cmath
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.flow import version_of
+from kedge.flow import untransformed, version_of
 from kedge.hooks import compiled
 from kedge.hooks.modules import Before, Own, conceal
 from kedge.hooks.roots import KEEPS_FINITE, Gauge, Root
@@ -42,8 +44,8 @@ class Lookout:
         paced: The root's own calls are the steps, and what measures them in full steps stays up.
         spoiled: Something was found not to be finite in this step.
         asleep: Nothing is held at this time: the pass is no training.
-        held: The values of the forward under way, in order: a site's seat, then a tensor and its version, or a
-            reference and -1.
+        held: The values of the forward under way whose norms will be taken: a site's seat, a tensor, its version.
+        remembered: Those that are only to be searched: a site's seat, a tensor or a reference to one, its version.
         looks: How often a hook was called.
         seconds: What measuring took.
     """
@@ -53,8 +55,9 @@ class Lookout:
         self.shelf = Shelf()
         self.shelf.up = False
         self.deep = self.paced = self.spoiled = False
-        self.asleep = True
-        self.held: list[tuple[Any, Any, int]] = []
+        self.asleep, self.failed = True, False
+        self.held: list[tuple[Any, Tensor, int]] = []
+        self.remembered: list[tuple[Any, Any, int]] = []
         self.looks = 0
         self.seconds = 0.0
         self._searches = _SEARCHES
@@ -84,27 +87,36 @@ class Lookout:
     def close(self) -> None:
         """Take everything down for good."""
         self.shelf.take_down()
-        self.held.clear()
+        self.forget()
         while self._undo:
             self._undo.pop()()
+
+    def forget(self) -> None:
+        """Let go of all values, and take in none before the next forward begins."""
+        self.asleep = True
+        self.held.clear()
+        self.remembered.clear()
 
     def hold(self, seat: Any, value: Tensor) -> None:
         """Keep what is needed of a value until the forward ends."""
         self.looks += 1
-        if not self.deep and value.is_cpu:
-            self.held.append((seat, value if value.numel() <= SMALL else weakref.ref(value), -1))
-        elif 1 < value.numel() <= SMALL:
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        value = untransformed(value) if transformed else value
+        size = value.numel()
+        if value.is_cpu and (transformed or not self.deep):
+            kept = value if size <= SMALL else weakref.ref(value)
+            self.remembered.append((seat, kept, version_of(value)))
+        elif 1 < size <= SMALL:
             self.held.append((seat, value, version_of(value)))
-        else:
+        elif not transformed:
             start = time.perf_counter()
             self.meter.observe(seat, value.detach(), self.clock.step)
             self.seconds += time.perf_counter() - start
 
     def began(self) -> None:
         """Begin a forward of a root."""
-        self.asleep = compiled.in_backward() or (self.trains() and not torch.is_grad_enabled())
-        if not self.asleep:
-            self.held.clear()
+        self.forget()
+        self.asleep = self.failed or _is_apart() or (self.trains() and not torch.is_grad_enabled())
 
     def ended(self, output: Any) -> None:
         """End a forward of a root: measure what was held."""
@@ -112,23 +124,30 @@ class Lookout:
             return
         self.asleep = True
         start = time.perf_counter()
-        small = [(seat, value) for seat, value, version in self.held if version >= 0 and version_of(value) == version]
+        small = [(seat, value) for seat, value, version in self.held if version_of(value) == version]
         bad = self.meter.add_values(self.clock.step, small) if small else False
         bad = bad or (self.paced and self.meter.spoiled())
         bad = bad or not all(is_finite(value) for _, value in leaves.find(output) if value.is_cpu)
         if bad:
             self._search()
         self.spoiled |= bad
-        self.held.clear()
+        self.forget()
         self.seconds += time.perf_counter() - start
 
+    def give_up(self, error: Exception) -> None:
+        """Look at nothing more: it is the user's program that runs around this."""
+        self.forget()
+        if not self.failed:
+            self.failed = True
+            sys.stderr.write(f"[kedge] looking failed and is off from here on: {type(error).__name__}: {error}\n")
+
     def _search(self) -> None:
-        """Look at everything that was only remembered and is still there."""
+        """Look at everything that was only remembered and is still there as it was."""
         if self._searches > 0:
             self._searches -= 1
-            remembered = [(seat, value) for seat, value, version in self.held if version < 0]
-            found = [(seat, value if isinstance(value, Tensor) else value()) for seat, value in remembered]
-            self.meter.add_values(self.clock.step, [(seat, value) for seat, value in found if value is not None])
+            found = [(s, k if isinstance(k, Tensor) else k(), version) for s, k, version in self.remembered]
+            there = [(seat, value) for seat, value, v in found if value is not None and version_of(value) == v]
+            self.meter.add_values(self.clock.step, there)
 
 
 class Began(Own):
@@ -139,7 +158,8 @@ class Began(Own):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         """Be a forward-pre hook."""
-        self.lookout.began()
+        if not torch.compiler.is_compiling():
+            self.lookout.began()
 
 
 class Ended(Own):
@@ -150,7 +170,12 @@ class Ended(Own):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Be a forward hook."""
-        self.lookout.ended(output)
+        if torch.compiler.is_compiling():
+            return
+        try:
+            self.lookout.ended(output)
+        except Exception as error:  # noqa: BLE001 - see there
+            self.lookout.give_up(error)
 
 
 class LookAfter(Own):
@@ -161,14 +186,19 @@ class LookAfter(Own):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Be a forward hook."""
+        if torch.compiler.is_compiling():
+            return
         lookout = self.lookout
         if lookout.asleep or (self.head and lookout.paced):
             return
-        if type(output) is Tensor:
-            lookout.hold(self.seat, output)
-            return
-        for _, value in leaves.find(output):
-            lookout.hold(self.seat, value)
+        try:
+            if type(output) is Tensor:
+                lookout.hold(self.seat, output)
+                return
+            for _, value in leaves.find(output):
+                lookout.hold(self.seat, value)
+        except Exception as error:  # noqa: BLE001 - see there
+            lookout.give_up(error)
 
 
 class LookBefore(Own):
@@ -179,10 +209,13 @@ class LookBefore(Own):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         """Be a forward-pre hook."""
-        if self.lookout.asleep or (self.head and self.lookout.paced):
+        if torch.compiler.is_compiling() or self.lookout.asleep or (self.head and self.lookout.paced):
             return
-        for _, value in self.names.find(args, kwargs or {}):
-            self.lookout.hold(self.seat, value)
+        try:
+            for _, value in self.names.find(args, kwargs or {}):
+                self.lookout.hold(self.seat, value)
+        except Exception as error:  # noqa: BLE001 - see there
+            self.lookout.give_up(error)
 
 
 def _by_path(seats: Iterable[Any], root: Root, paths: Mapping[str, nn.Module]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -205,6 +238,16 @@ def _by_path(seats: Iterable[Any], root: Root, paths: Mapping[str, nn.Module]) -
 
 def is_finite(value: Tensor) -> bool:
     """Look whether every element of a value on the host is finite; whole numbers are."""
-    if not (value.is_floating_point() or value.is_complex()):
+    numbers = value.is_floating_point() or value.is_complex()
+    if not numbers or value.layout is not torch.strided or value.is_nested:
         return True
-    return math.isfinite(value.detach().sum().item())
+    value = value.detach()
+    if value.itemsize == 1:  # PyTorch does not add these up
+        value = value.float()
+    return cmath.isfinite((value.sum(dtype=torch.float32) if value.itemsize == 2 else value.sum()).item())
+
+
+def _is_apart() -> bool:
+    """Whether this forward is not one of the program's own numbers: see Note [Looking]."""
+    counted = torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return counted or torch._C._is_tracing() or compiled.in_backward()

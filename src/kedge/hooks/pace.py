@@ -106,7 +106,7 @@ class Pace:
         self._earn(self.budget * max(lasted - spent, 0.0) - (spent if level is Level.OFF else 0.0))
         self.level, self.wake = self._affordable(step + 1), 0.0
         if self.level is Level.OFF:
-            self.wake = now + min(-self._purses[each] / share for each, share in _SHARES.items()) / self.budget
+            self.wake = now + self._idle(step + 1, self.budget)
         return self.level
 
     def charge(self, device: float) -> None:
@@ -162,6 +162,16 @@ class Pace:
         elif purse > self.cost(Level.FULL) / 2:
             self._spacing = max(self._spacing // 2, 1)
         return purse >= 0
+
+
+    def _idle(self, step: int, budget: float) -> float:
+        """Give the seconds until there is enough for a look, for norms, or for a full step that is due."""
+        waits = [-self._purses[each] / (share * budget) for each, share in _SHARES.items() if self._purses[each] < 0]
+        if self._purses[Level.FULL] >= 0 and self._bare:
+            distance = self.every * self._spacing
+            waits.append((distance - step % distance) * median(self._bare))
+        # To ask costs something itself: no sooner than half of what the cheapest look costs has come in.
+        return max(min(waits, default=0.0), self.cost(Level.LOOK) / (2 * budget))
 
 
 def unit() -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 
 from kedge.flow import Event, Schedule
 from kedge.hooks.checkpoints import Segment, Segments, top_hooks
@@ -85,6 +86,16 @@ class Clock:
         self.awaited = 0
         self.looked = False
         self._backwards: dict[int, int] = {}
+        self._ending = -1
+
+    def optimized(self) -> None:
+        """Count the step of an optimizer; one that steps within a backward, as gradients arrive, ends it with that."""
+        task = _graph_task()
+        if task == -1:
+            self.end_step()
+        elif task != self._ending:
+            self._ending = task
+            Variable._execution_engine.queue_callback(self.end_step)
 
     def end_step(self) -> None:
         """Count one step, telling those who listen which one ended."""

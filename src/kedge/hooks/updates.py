@@ -103,7 +103,7 @@ class Updates:
         by_root: dict[int, Held] = {}
         for param in _params(optimizer):
             placed = self.place(param)
-            if placed is not None:
+            if placed is not None and (param.is_floating_point() or param.is_complex()) and param.itemsize > 1:
                 site, root = placed
                 if root.index not in by_root:
                     by_root[root.index] = Held(Site(root.prefix, "grad.norm"))

@@ -334,8 +334,10 @@ class Watch:
         if leads and time.perf_counter() < self.pace.wake:
             self._passed += 1
             return
-        self.session.clock.step += self._passed
-        self._passed = 0
+        if self._passed:
+            self.session.clock.step += self._passed
+            self._passed = 0
+            self._leader.led()
         if self.pace.level is not Level.OFF or not leads:
             self._measure_update(optimizer)
         for count in self.session.clock.counters or ():

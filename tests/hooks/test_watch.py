@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,36 @@ def test_what_is_saved_for_backward_is_told_once() -> None:
     assert kept["conv"] == images().nbytes
     assert kept["act"] == 5 * 4 * 4 * 4 * 4
     assert bill["bytes"] == sum(kept.values())
+
+
+def test_what_several_passes_of_a_step_save_is_added_up() -> None:
+    """Each module saves as much in the second micro-batch as in the first, and nothing is without a place."""
+
+    def program(passes: int) -> Callable[[], None]:
+        def run() -> None:
+            model = Conv()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(passes):
+                model(images()).square().mean().backward()
+            optimizer.step()
+
+        return run
+
+    bills = [next(e for e in watch(program(n)).events if e["kind"] == "saved") for n in (1, 2)]
+    one, two = ({m["path"]: m["bytes"] for m in bill["modules"]} for bill in bills)
+    assert two == {path: 2 * size for path, size in one.items()}
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_what_is_compiled_is_not_surveyed(compiled: Any) -> None:
+    """A survey's hooks come down after a step, and compiled code would be compiled again for that."""
+
+    def program() -> None:
+        model = nn.Sequential(Conv(), nn.Linear(3, 1))
+        model[0].compile(backend="eager")
+        train(model, 3)
+
+    assert [e for e in watch(program).events if e["kind"] == "saved"] == []
 
 
 def test_outputs_gradients_and_activity_are_those_of_the_program() -> None:

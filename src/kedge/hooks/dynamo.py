@@ -29,6 +29,13 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model._orig_mod if dynamo is not None and isinstance(model, dynamo.OptimizedModule) else model
 
 
+def compiles(module: nn.Module) -> bool:
+    """Tell whether a call of this very module is compiled."""
+    dynamo = sys.modules.get("torch._dynamo")
+    wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    return wrapped or getattr(module, "_compiled_call_impl", None) is not None
+
+
 def has_compiled() -> bool:
     """Tell whether there is compiled code in this process."""
     frames = sys.modules.get("torch._dynamo.convert_frame")

@@ -163,7 +163,6 @@ class Pace:
             self._spacing = max(self._spacing // 2, 1)
         return purse >= 0
 
-
     def _idle(self, step: int, budget: float) -> float:
         """Give the seconds until there is enough for a look, for norms, or for a full step that is due."""
         waits = [-self._purses[each] / (share * budget) for each, share in _SHARES.items() if self._purses[each] < 0]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from kedge.hooks import dynamo
 from kedge.hooks.modules import Own
 from kedge.hooks.roots import Root
 from kedge.hooks.saved import SavedBill
@@ -43,13 +44,20 @@ class Survey:
             sys.stderr.write(f"[kedge] what modules save is not recorded: {type(error).__name__}: {error}\n")
 
     def add(self, module: nn.Module, root: Root) -> None:
-        """Survey a root whose call is under way, too late for a hook of its own before it."""
+        """Survey a root whose call is under way, too late for a hook of its own before it.
+
+        What is compiled is left out: it would compile again when the hooks come down.
+        """
+        if any(map(dynamo.compiles, module.modules())):
+            return
         bill = self._bill = self._bill or SavedBill()
         self.see(root.label(""), module)
         bill.begin(root.label(""))
         for name, inner in module.named_modules():
-            if name in root.types and inner is not module:
-                self._handles.append(inner.register_forward_pre_hook(Arrive(self, bill, root.label(name))))
+            if name not in root.types:
+                continue
+            self._handles.append(inner.register_forward_pre_hook(Arrive(self, bill, root.label(name))))
+            if inner is not module:
                 self._handles.append(
                     inner.register_forward_hook(Depart(self, bill, root.label(name)), always_call=True)
                 )

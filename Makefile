@@ -9,6 +9,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # The tests' networks are so small that a second thread costs more than it brings, and nothing is to be downloaded.
 QUIET := HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
+# Many tests start programs and wait for them, so there are more processes than cores on a small machine.
+WORKERS ?= 3
+
 .DEFAULT_GOAL := help
 .PHONY: help setup test check lint types contract demo bench clean
 MAKEFLAGS += --no-print-directory
@@ -27,8 +30,8 @@ $(SETUP): pyproject.toml constraints.txt
 	@touch $@
 
 test: setup  ## run the tests
-	@echo "tests: pytest, with the examples of README.md and docs/"
-	@$(QUIET) $(BIN)/python -m pytest
+	@echo "tests: pytest, with the examples of README.md and docs/, in $(WORKERS) processes"
+	@$(QUIET) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 check: lint types contract test  ## all that must pass: lint, types, import contract, tests
 

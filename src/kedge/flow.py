@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from kedge.sites.site import Site
 
@@ -106,21 +104,3 @@ def version_of(value: Tensor) -> int:
         return value._version
     except RuntimeError:  # inference tensors have no counter
         return -1
-
-
-def own_part(value: Tensor) -> Tensor:
-    """Return what this process holds of a tensor that is spread over several, such as a DTensor; another as it is.
-
-    To look at the whole would make the processes talk to each other, at a moment that is not the same for all.
-    """
-    if type(value) is Tensor or type(value) is Parameter:
-        return value
-    part = getattr(value, "_local_tensor", None)
-    return part if isinstance(part, Tensor) else value
-
-
-def untransformed(value: Tensor) -> Tensor:
-    """Return what is inside of the wrappers of `torch.func`: under ``vmap`` the values of all samples."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):
-        value = torch._C._functorch.get_unwrapped(value)
-    return value

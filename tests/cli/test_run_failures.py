@@ -194,7 +194,7 @@ def test_a_folder_that_is_read_only_is_refused_at_once(server: Server, tmp_path:
     """Where nothing can be written, the command ends before the program starts."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+    for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(folder.stat().st_mode | 0o555)
 
     done = server.run(TRAINED, tmp_path, [*RUN, "-o", "closed/it.kedge", "prog.py"], user=NOBODY)

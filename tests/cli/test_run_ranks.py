@@ -325,6 +325,8 @@ def test_a_rank_that_departs_is_told(torchrun: Launcher) -> None:
         "it.kedge",
         "--every",
         "2",
+        "--budget",
+        "none",
         torchrun.write("import torch; torch.manual_seed(0)\n" + dedent(source)),
         "0",
         "0",

@@ -21,6 +21,12 @@ MANIFEST = {"kedge": "0.1.0", "command": ["train.py"], "torch": "2.13.0", "devic
 Write = Callable[..., str]
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the terminal room for the long names of temporary folders."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 @pytest.fixture
 def written(tmp_path: Path) -> Write:
     """Write a run to disk, and give its path."""

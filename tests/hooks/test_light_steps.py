@@ -205,7 +205,11 @@ def test_nothing_is_kept_alive_between_steps(paced: Callable[..., None]) -> None
     """When a forward has ended, no value of it is held."""
     paced(Level.LOOK, Level.NORM)
     held: list[int] = []
-    watched(lambda watch: train(Wide(), 5, each=lambda: held.append(len(watch.lookout.held))))
+    watched(
+        lambda watch: train(
+            Wide(), 5, each=lambda: held.append(len(watch.lookout.now.held + watch.lookout.now.remembered))
+        )
+    )
     assert held == [0] * 5
 
 

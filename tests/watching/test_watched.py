@@ -87,8 +87,9 @@ def test_a_watched_training_is_the_same_to_the_last_bit(watch):
     assert_same_bits(*ended)
 
 
-def test_the_recording_says_what_was_watched(watch):
+def test_the_recording_says_what_was_watched(watch, monkeypatch):
     """The manifest names the program and the order, the end how it ended."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--fast"])
     with watch(sites="2", every=5, budget=0.5) as run:
         model = net()
         train(model)
@@ -295,7 +296,7 @@ def test_a_program_may_change_its_folder(watch, tmp_path, monkeypatch):
 def test_a_hook_that_fails_does_not_end_the_training(watch, monkeypatch, capsys):
     """It is said once, and Kedge steps aside."""
     with watch() as run:
-        monkeypatch.setattr(run._watch, "_prefix", lambda *_: 1 / 0)
+        monkeypatch.setattr(run._watch, "_hook", lambda *_: 1 / 0)
         train(net())
 
     assert capsys.readouterr().err.count("watching failed and is off from here on: ZeroDivisionError") == 1

@@ -19,7 +19,8 @@ from kedge.actions.saturation import Saturation, saturation
 from kedge.actions.statistics import Seat, Seen, Statistics, nth
 from kedge.actions.table import FIELDS, Bulk, DeviceTable, Measured, Parts, Step, to_host
 from kedge.errors import NotRecorded, SeveralRecorded
-from kedge.flow import Act, Event, Sink, own_part, untransformed, version_of
+from kedge.flow import Act, Event, Sink, version_of
+from kedge.sites.leaves import own_part, untransformed
 from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate

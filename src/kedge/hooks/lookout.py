@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import cmath
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.flow import untransformed, version_of
+from kedge.flow import version_of
 from kedge.hooks import compiled
 from kedge.hooks.modules import Before, Own, conceal
 from kedge.hooks.roots import KEEPS_FINITE, Gauge, Root
@@ -32,8 +33,32 @@ from kedge.sites import leaves
 
 SMALL = 1 << 14
 """How many elements a value may have to be held itself until the forward ends: 64 KiB of float32."""
+_NAMES = "_forward_pre_hooks_with_kwargs"
 _SEARCHES = 32
 """How often a root that returned something not finite is searched through: one may return infinities in every step."""
+
+
+class Forward(threading.local):
+    """What is known of the forward of a root that is under way in this thread.
+
+    Attributes:
+        root: Which module that is; 0 for none. Another root that is called in it belongs to it.
+        asleep: Nothing is held: there is none, or it is no training.
+        held: The values whose norms will be taken, in order: a site's seat, a tensor, its version.
+        remembered: Those that are only to be searched: a site's seat, a tensor or a reference to one, its version.
+    """
+
+    def __init__(self) -> None:
+        self.root = 0
+        self.asleep = True
+        self.held: list[tuple[Any, Tensor, int]] = []
+        self.remembered: list[tuple[Any, Any, int]] = []
+
+    def forget(self) -> None:
+        """Let go of all values, and take in none before the next forward begins."""
+        self.root, self.asleep = 0, True
+        self.held.clear()
+        self.remembered.clear()
 
 
 class Lookout:
@@ -43,9 +68,7 @@ class Lookout:
         deep: Measure the norms of large values too.
         paced: The root's own calls are the steps, and what measures them in full steps stays up.
         spoiled: Something was found not to be finite in this step.
-        asleep: Nothing is held at this time: the pass is no training.
-        held: The values of the forward under way whose norms will be taken: a site's seat, a tensor, its version.
-        remembered: Those that are only to be searched: a site's seat, a tensor or a reference to one, its version.
+        now: The forward under way.
         looks: How often a hook was called.
         seconds: What measuring took.
     """
@@ -55,9 +78,8 @@ class Lookout:
         self.shelf = Shelf()
         self.shelf.up = False
         self.deep = self.paced = self.spoiled = False
-        self.asleep, self.failed = True, False
-        self.held: list[tuple[Any, Tensor, int]] = []
-        self.remembered: list[tuple[Any, Any, int]] = []
+        self.failed = False
+        self.now = Forward()
         self.looks = 0
         self.seconds = 0.0
         self._searches = _SEARCHES
@@ -73,70 +95,72 @@ class Lookout:
         """
         paths = {root.label(name): m for name, m in module.named_modules() if name in root.types}
         outs, ins = _by_path(self.meter.seats.values(), root, paths)
-        self.shelf.add(module, "_forward_pre_hooks", Began(self))
+        self.shelf.add(module, "_forward_pre_hooks", Began(self), _NAMES)
         for path, inner in paths.items():
             if path in ins and id(inner) in befores:
                 before = LookBefore(self, ins[path], befores[id(inner)], head=inner is module)
-                self.shelf.add(inner, "_forward_pre_hooks", before)
+                self.shelf.add(inner, "_forward_pre_hooks", before, _NAMES)
             if path in outs:
                 self.shelf.add(inner, "_forward_hooks", LookAfter(self, outs[path], head=inner is module))
                 self._undo.append(conceal(inner))
-        self.shelf.add(module, "_forward_hooks", Ended(self))
+        self.shelf.add(module, "_forward_hooks", Ended(self), "_forward_hooks_always_called")
         self._undo.append(conceal(module))
 
     def close(self) -> None:
         """Take everything down for good."""
         self.shelf.take_down()
-        self.forget()
+        self.now.forget()
         while self._undo:
             self._undo.pop()()
-
-    def forget(self) -> None:
-        """Let go of all values, and take in none before the next forward begins."""
-        self.asleep = True
-        self.held.clear()
-        self.remembered.clear()
 
     def hold(self, seat: Any, value: Tensor) -> None:
         """Keep what is needed of a value until the forward ends."""
         self.looks += 1
         transformed = torch._C._functorch.peek_interpreter_stack() is not None
-        value = untransformed(value) if transformed else value
+        value = leaves.untransformed(value) if transformed else value
         size = value.numel()
         if value.is_cpu and (transformed or not self.deep):
             kept = value if size <= SMALL else weakref.ref(value)
-            self.remembered.append((seat, kept, version_of(value)))
+            self.now.remembered.append((seat, kept, version_of(value)))
         elif 1 < size <= SMALL:
-            self.held.append((seat, value, version_of(value)))
+            self.now.held.append((seat, value, version_of(value)))
         elif not transformed:
             start = time.perf_counter()
             self.meter.observe(seat, value.detach(), self.clock.step)
             self.seconds += time.perf_counter() - start
 
-    def began(self) -> None:
-        """Begin a forward of a root."""
-        self.forget()
-        self.asleep = self.failed or _is_apart() or (self.trains() and not torch.is_grad_enabled())
+    def began(self, root: int) -> None:
+        """Begin a forward of a root, known by its id, unless one is under way."""
+        now = self.now
+        if now.root in (0, root):
+            now.forget()
+            now.root = root
+            now.asleep = self.failed or _is_apart() or (self.trains() and not torch.is_grad_enabled())
 
-    def ended(self, output: Any) -> None:
+    def ended(self, root: int, output: Any) -> None:
         """End a forward of a root: measure what was held."""
-        if self.asleep:
-            return
-        self.asleep = True
+        if self.now.root == root:
+            try:
+                if not self.now.asleep:
+                    self._measure(output)
+            finally:
+                self.now.forget()
+
+    def _measure(self, output: Any) -> None:
         start = time.perf_counter()
-        small = [(seat, value) for seat, value, version in self.held if version_of(value) == version]
+        self.now.asleep = True
+        small = [(seat, value) for seat, value, version in self.now.held if version_of(value) == version]
         bad = self.meter.add_values(self.clock.step, small) if small else False
         bad = bad or (self.paced and self.meter.spoiled())
         bad = bad or not all(is_finite(value) for _, value in leaves.find(output) if value.is_cpu)
         if bad:
             self._search()
         self.spoiled |= bad
-        self.forget()
         self.seconds += time.perf_counter() - start
 
     def give_up(self, error: Exception) -> None:
         """Look at nothing more: it is the user's program that runs around this."""
-        self.forget()
+        self.now.forget()
         if not self.failed:
             self.failed = True
             sys.stderr.write(f"[kedge] looking failed and is off from here on: {type(error).__name__}: {error}\n")
@@ -145,7 +169,7 @@ class Lookout:
         """Look at everything that was only remembered and is still there as it was."""
         if self._searches > 0:
             self._searches -= 1
-            found = [(s, k if isinstance(k, Tensor) else k(), version) for s, k, version in self.remembered]
+            found = [(s, k if isinstance(k, Tensor) else k(), version) for s, k, version in self.now.remembered]
             there = [(seat, value) for seat, value, v in found if value is not None and version_of(value) == v]
             self.meter.add_values(self.clock.step, there)
 
@@ -159,7 +183,7 @@ class Began(Own):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         """Be a forward-pre hook."""
         if not torch.compiler.is_compiling():
-            self.lookout.began()
+            self.lookout.began(id(module))
 
 
 class Ended(Own):
@@ -173,7 +197,7 @@ class Ended(Own):
         if torch.compiler.is_compiling():
             return
         try:
-            self.lookout.ended(output)
+            self.lookout.ended(id(module), output)
         except Exception as error:  # noqa: BLE001 - see there
             self.lookout.give_up(error)
 
@@ -189,7 +213,7 @@ class LookAfter(Own):
         if torch.compiler.is_compiling():
             return
         lookout = self.lookout
-        if lookout.asleep or (self.head and lookout.paced):
+        if lookout.now.asleep or (self.head and lookout.paced):
             return
         try:
             if type(output) is Tensor:
@@ -209,7 +233,7 @@ class LookBefore(Own):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         """Be a forward-pre hook."""
-        if torch.compiler.is_compiling() or self.lookout.asleep or (self.head and self.lookout.paced):
+        if torch.compiler.is_compiling() or self.lookout.now.asleep or (self.head and self.lookout.paced):
             return
         try:
             for _, value in self.names.find(args, kwargs or {}):

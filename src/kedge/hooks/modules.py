@@ -226,11 +226,12 @@ class Before(Gate):
             found += leaves.find(value, name)
         return found
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Be the forward-pre hook."""
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """Be the forward-pre hook; keyword arguments are lacking if it is taken down in another thread meanwhile."""
         __tracebackhide__ = True
         if not self.live:
             return None
+        kwargs = {} if kwargs is None else kwargs
         if torch.compiler.is_compiling():
             return compiled.before(self, args, kwargs)
         call, recompute = self.passes.count(self)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from torch import Tensor, nn
 
 from kedge.flow import Act, Sink
 from kedge.hooks import dynamo
-from kedge.hooks.schedule import Passes
+from kedge.hooks.attach import Target
+from kedge.hooks.causes import explain
+from kedge.hooks.schedule import Clock, Passes
+from kedge.hooks.session import Session
+from kedge.hooks.tap import Tap
 from kedge.sites.select import Selector
 from kedge.sites.site import Site
 
@@ -93,15 +98,57 @@ class Log(Sink, Protocol):
 
 @dataclass
 class Root:
-    """A root module: what its sites' paths begin with, and what is where in it."""
+    """A root module: what its sites' paths begin with, and what is where in it.
 
-    module: weakref.ref[nn.Module]
+    A program may make a loss anew for every call. Such a root without parameters follows the one before it.
+    """
+
     index: int
     prefix: str
-    parameters: int
     types: dict[str, str]
-    passes: Passes
+    parameters: int = 0
     modules: list[dict[str, Any]] = field(default_factory=list)
+    follows: bool = False
+    target: Target | None = None
+    undo: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def passes(self) -> Passes | None:
+        """Counts its forward passes."""
+        return None if self.target is None else self.target.passes
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its forward is under way in this thread, where its own hooks are up."""
+        return self.target is not None and self.target.passes.here.inside
+
+    def module(self) -> nn.Module | None:
+        """The module, if it is still there."""
+        return None if self.target is None else self.target.model()
+
+    def is_gone(self, types: Mapping[str, str]) -> bool:
+        """Whether a module of these types is the next of its kind."""
+        return not self.parameters and self.types == types and self.module() is None
+
+    @contextmanager
+    def attaching(self, session: Session, module: nn.Module) -> Iterator[Target]:
+        """Hook a module in a block, in place of the one before it."""
+        outer, past = session.cleanup, self.target
+        if past is None:
+            outer.callback(self.undo.close)
+        else:
+            self.undo.close()
+            self.follows = True
+            session.taps = [tap for tap in session.taps if getattr(tap.gate, "passes", None) is not past.passes]
+            session.targets = {key: target for key, target in session.targets.items() if target is not past}
+        session.cleanup = self.undo
+        try:
+            self.target = session.targets[id(module)] = Target(session, module)
+            if past is not None and session.clock.leader is past.passes:
+                session.clock.leader = self.target.passes
+            yield self.target
+        finally:
+            session.cleanup = outer
 
     def label(self, path: str) -> str:
         """The path under which one of its sites is recorded."""
@@ -206,6 +253,27 @@ def entry_of(seat: Any, roots: Sequence[Root], sources: Mapping[str, Any]) -> di
         "from": list(seat.sources), "owner": owner, "node": seat.node,
         "source": None if of_param else sources.get(path),
     }  # fmt: skip
+
+
+def silence_of(tap: Tap) -> dict[str, Any]:
+    """Say why a site never fired, under the path it is recorded with."""
+    action, cause = cast("Prefixed", tap.action), explain(tap)
+    site = replace(tap.site, path=action.root.label(tap.site.path))
+    return {"site": str(site), "fired": 0, "cause": cause.why, "remedy": cause.remedy}
+
+
+def leads_anew(clock: Clock, roots: Sequence[Root]) -> bool:
+    """Whether the steps are the calls of a module that the program makes anew for each."""
+    return clock.optimizer is None and any(r.follows and r.passes is clock.leader for r in roots)
+
+
+def free_prefix(name: str, roots: Sequence[Root]) -> str:
+    """Make a prefix of a class's name that no root has; the first has none."""
+    if not roots:
+        return ""
+    taken = {root.prefix for root in roots}
+    numbered = (f"{name}_{i}" for i in itertools.count(2))
+    return next(p for p in itertools.chain([name], numbered) if p not in taken)
 
 
 def inside(path: str, prefix: str) -> bool:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kedge.flow import own_part
 from kedge.hooks.lookout import is_finite
 from kedge.hooks.pace import Level
 from kedge.hooks.roots import Gauge, Parts, Root
+from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
 from kedge.store.exponents import spacing
 

@@ -9,7 +9,6 @@ those of others begin with their class name.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
@@ -17,7 +16,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,10 +26,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from kedge.flow import own_part
 from kedge.hooks import compiled, dynamo
-from kedge.hooks.attach import Target, has_optimizer
-from kedge.hooks.causes import explain
+from kedge.hooks.attach import has_optimizer
 from kedge.hooks.leader import Leader, any_optimizer
 from kedge.hooks.levels import OFF, Levels, Quiet
 from kedge.hooks.pace import Level, Pace, unit
@@ -43,18 +39,21 @@ from kedge.hooks.roots import (
     Summary,
     channel_dims,
     entry_of,
+    free_prefix,
     inside,
     is_replica,
+    leads_anew,
     saturations,
     selected,
+    silence_of,
     unwrapped,
 )
 from kedge.hooks.schedule import Passes
 from kedge.hooks.session import Session
 from kedge.hooks.source import module_tree
 from kedge.hooks.survey import Survey
-from kedge.hooks.tap import Tap
 from kedge.hooks.updates import Updates
+from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
 from kedge.sites.site import Site, escape
 
@@ -123,7 +122,7 @@ class Watch:
         self._undo.callback(scout.remove)
         self._undo.callback(ahead.remove)
         self._undo.callback(register_optimizer_step_post_hook(self._updated).remove)
-        self._undo.callback(self.lookout.close)
+        self._undo.callback(self.levels.close)
         self.pace.begin(time.perf_counter(), self.cost())
         mine = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _abandon(mine()))
@@ -149,17 +148,8 @@ class Watch:
         with self._timed():
             self.meter.finish()
         silent = [t for t in self.session.taps if t.site.kind in ("out", "param.grad") and not t.fired]
-        sites = [self._silence(tap) for tap in silent]
+        sites = [silence_of(tap) for tap in silent]
         self.log.event({"kind": "ledger", "sampled": len(self.sampled), "sites": sites})
-
-    def _silence(self, tap: Tap) -> dict[str, Any]:
-        """Say why a site never fired, under the path it is recorded with."""
-        param = getattr(tap.gate, "param", None)
-        known = self.params.get(id(param)) if param is not None else None
-        root = next((r for r in self.roots if r.passes is getattr(tap.gate, "passes", None)), None)
-        path = known[1].path if known is not None else root.label(tap.site.path) if root is not None else tap.site.path
-        cause = explain(tap)
-        return {"site": str(replace(tap.site, path=path)), "fired": 0, "cause": cause.why, "remedy": cause.remedy}
 
     @property
     def summary(self) -> Summary:
@@ -194,21 +184,22 @@ class Watch:
 
     def _entered(self, module: nn.Module, args: Any) -> None:
         """See every module call of the program; the first call of a root makes it watched."""
-        known = self._known.get(id(module))
-        if (known is not None and known() is module) or is_replica(module) or compiled.in_backward():
+        if not self.levels.scouts or self._is_known(module) or is_replica(module) or compiled.in_backward():
             return
         self._known[id(module)] = weakref.ref(module)
         if isinstance(module, torch.jit.ScriptModule):
             return  # PyTorch runs no hooks on it
+        inner = unwrapped(module)
+        if inner is not module and self._is_known(inner):
+            return  # it was called before it was wrapped
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
-        if not captured and not any(root.passes.here.inside for root in self.roots):
+        if not captured and not self.lookout.now.root and not any(r.is_running for r in self.roots):
             with self._attaching, self._timed():
-                inner = unwrapped(module)
-                self._watch(inner)
+                root = self._watch(inner)
                 if self.dump is not None:
-                    self.dump.watch(inner, self.roots[-1].label, begun=inner is module)
-                if inner is module:
-                    self.survey.add(module, self.roots[-1])
+                    self.dump.watch(inner, root.label, begun=inner is module)
+                if inner is module and not root.follows:
+                    self.survey.add(module, root)
             self._begin_first(module, args)
 
     def _begin_first(self, module: nn.Module, args: Any) -> None:
@@ -219,7 +210,7 @@ class Watch:
             if id(module) in target.before:
                 target.before[id(module)](module, args, {})
 
-    def _watch(self, module: nn.Module) -> None:
+    def _watch(self, module: nn.Module) -> Root:
         named = dict(module.named_modules())
         fresh = {
             name: m
@@ -227,32 +218,28 @@ class Watch:
             if (m is module or not self._is_known(m)) and not isinstance(m, torch.jit.ScriptModule)
         }
         self._known.update((id(m), weakref.ref(m)) for m in named.values())
-        target = self.session.targets[id(module)] = Target(self.session, module)
-        parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
         types = {n: type(m).__name__ for n, m in fresh.items()}
-        root = Root(weakref.ref(module), len(self.roots), self._prefix(module), parameters, types, target.passes)
-        root.modules = module_tree(module, root.label)
-        if parameters and not any(r.parameters for r in self.roots):
-            self.session.clock.lead(target.passes, lambda: any_optimizer() and has_optimizer(root.module()))
-            self.session.clock.look()
-        self.roots.append(root)
-        self._hook(module, root, fresh)
+        prefix = self.names[module] if module in self.names else free_prefix(type(module).__name__, self.roots)
+        root = next((r for r in self.roots if r.is_gone(types)), None) or Root(len(self.roots), prefix, types)
+        with root.attaching(self.session, module) as target:
+            root.parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
+            root.modules = module_tree(module, root.label)
+            if root.parameters and not any(r.parameters for r in self.roots):
+                self.session.clock.lead(target.passes, lambda: any_optimizer() and has_optimizer(root.module()))
+                self.session.clock.look()
+            if not root.follows:
+                self.roots.append(root)
+            self._hook(module, root, fresh)
         if any(is_lazy(p) for p in module.parameters()):
             self._unfinished.append(root)
         target.held = None  # the program's models live as long as the program wants
         if self.holding is not None:
             self.holding.append(module)
+        return root
 
     def _is_known(self, module: nn.Module) -> bool:
         known = self._known.get(id(module))
         return known is not None and known() is module
-
-    def _prefix(self, module: nn.Module) -> str:
-        if module in self.names or not self.roots:
-            return self.names.get(module, "")
-        name, taken = type(module).__name__, {root.prefix for root in self.roots}
-        numbered = (f"{name}_{i}" for i in itertools.count(2))
-        return next(p for p in itertools.chain([name], numbered) if p not in taken)
 
     def _hook(self, module: nn.Module, root: Root, fresh: Mapping[str, nn.Module]) -> None:
         action = Prefixed(self.meter, root)
@@ -324,12 +311,14 @@ class Watch:
         self.pace.charge(self.meter.device_seconds)
         level = self.pace.ended(step, time.perf_counter(), self.cost())
         with self._timed():
-            self.levels.prepare(level, scouts=self.pace.budget is None)
+            self.levels.prepare(level, scouts=self.pace.budget is None or leads_anew(self.session.clock, self.roots))
             if self.dump is not None:
                 self.dump.step_began(step + 1)
 
     def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Hear that an optimizer has stepped: the one hook that runs in steps that are not looked at."""
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break()
         leads = self._leader.leads(optimizer)
         if leads and time.perf_counter() < self.pace.wake:
             self._passed += 1
@@ -393,6 +382,9 @@ class Watch:
 def _hook_each(session: Session, module: nn.Module, paths: list[str], kind: str, action: Any) -> None:
     if paths:
         session.hook(module, ", ".join(f"{escape(p)}:{kind}" for p in paths), action)
+
+
+dynamo.untraced(Watch._updated)  # an optimizer's step may be compiled
 
 
 def _abandon(watch: Watch | None) -> None:

@@ -13,7 +13,9 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 
@@ -85,3 +87,21 @@ def describe(value: Any) -> str:
     names = [f"[{n}]" for n, _ in find(value)]
     inside = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "no tensor"
     return f"{type(value).__name__} with {inside}"
+
+
+def own_part(value: Tensor) -> Tensor:
+    """Return what this process holds of a tensor that is spread over several, such as a DTensor; another as it is.
+
+    To look at the whole would make the processes talk to each other, at a moment that is not the same for all.
+    """
+    if type(value) is Tensor or type(value) is Parameter:
+        return value
+    part = getattr(value, "_local_tensor", None)
+    return part if isinstance(part, Tensor) else value
+
+
+def untransformed(value: Tensor) -> Tensor:
+    """Return what is inside of the wrappers of `torch.func`: under ``vmap`` the values of all samples."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from faults import Apply, Direct, Lift, Wide, after, every_weight, is_weighted, normal, rate
 from nets import Autoencoder, Fault, Recurrent, Run, Transformer, adam, cnn, mlp, resnet, sgd
 from torch import Tensor, nn
 
@@ -60,68 +61,6 @@ def healthy() -> list[Run]:
     return runs
 
 
-class Apply(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
-def after(place: Callable[[nn.Module], bool], function: Callable[[Tensor], Tensor], nth: int = 0) -> Fault:
-    """Put a function or a module behind the nth module of a kind."""
-
-    def change(model: nn.Module) -> None:
-        name, found = [(n, m) for n, m in model.named_modules() if place(m)][nth]
-        parent = model.get_submodule(name.rpartition(".")[0])
-        setattr(
-            parent,
-            name.rpartition(".")[2],
-            nn.Sequential(found, function if isinstance(function, nn.Module) else Apply(function)),
-        )
-
-    return Fault(model=change)
-
-
-def is_weighted(module: nn.Module) -> bool:
-    """Tell linear maps."""
-    return isinstance(module, nn.Linear | nn.Conv2d)
-
-
-def every_weight(change: Callable[[nn.Module], Any]) -> Fault:
-    """Change every linear map."""
-    return Fault(model=lambda model: [change(m) for m in model.modules() if is_weighted(m)])
-
-
-def normal(std: float) -> Fault:
-    """Draw all weights from a normal distribution, biases zero."""
-
-    def change(module: nn.Module) -> None:
-        nn.init.normal_(module.weight, std=std)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-
-    return every_weight(change)
-
-
-def at(when: int, before_step: Callable[[nn.Module, Any], Any]) -> Fault:
-    """Do something before the optimizer's step, once."""
-    return Fault(before_step=lambda step, model, optimizer: before_step(model, optimizer) if step == when else None)
-
-
-def rate(when: int, factor: float, until: int = 10**9) -> Fault:
-    """Multiply the learning rate from a step on."""
-
-    def change(step: int, model: nn.Module, optimizer: Any) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] *= factor if when <= step < until else 1.0
-
-    return Fault(before_step=change)
-
-
 def _models() -> dict[str, Run]:
     """Give the healthy runs that faults are planted in."""
     return {
@@ -156,18 +95,6 @@ def nan_born() -> list[Run]:
         with_fault("cnn adam", spoiled, says="NaN in a batch"),
         with_fault("mlp sgd", rate(40, 1e6), says="diverges"),
     ]
-
-
-class Lift(nn.Module):
-    """Scale a value until its largest element is near the end of a format."""
-
-    def __init__(self, limit: float) -> None:
-        super().__init__()
-        self.limit = limit
-
-    def forward(self, x: Tensor) -> Tensor:
-        highest = x.detach().abs().max().float()
-        return (x.float() / highest * (self.limit * (0.4 + 0.4 * torch.rand(())))).to(x.dtype)
 
 
 def near_overflow() -> list[Run]:
@@ -391,31 +318,12 @@ def never_called() -> list[Run]:
     ]
 
 
-class Direct(nn.Module):
-    """A network that calls the forward of what it holds, past everybody's hooks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = mlp(2, "relu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner.forward(x)
-
-
 def saved_memory() -> list[Run]:
     """Give one module most of what is saved."""
     return [
         with_fault(name, after(is_weighted, Wide(), 0), steps=4, says="a wide detour")
         for name in ("mlp sgd", "mlp adam", "cnn sgd", "resnet sgd", "transformer adam")
     ]
-
-
-class Wide(nn.Module):
-    """A detour that saves some 80 MiB."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        whole = x.sum() * torch.ones(20 * 2**20, device=x.device)
-        return x + 0 * whole.sigmoid().mean()
 
 
 PLANTS: dict[str, Callable[[], list[Run]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim_module
+
+from kedge.hooks.pace import Level, Pace
 
 MODULE_TABLES = [name for name, table in vars(nn.Module()).items() if "hook" in name and hasattr(table, "items")]
 TENSOR_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -46,3 +49,22 @@ def hook_tables(*things: nn.Module | torch.Tensor) -> dict[str, Any]:
 def tables() -> Callable[..., dict[str, Any]]:
     """The function that lists what is hooked on models and tensors."""
     return hook_tables
+
+
+@pytest.fixture
+def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Give what fixes the level of each step after the first, over and over."""
+
+    def fix(*levels: Level) -> None:
+        order = itertools.cycle(levels)
+        monkeypatch.setattr(Pace, "_affordable", lambda self, step, **_: next(order))
+        ended = Pace.ended
+
+        def awake(self: Pace, step: int, now: float, cost: float) -> Level:
+            level = ended(self, step, now, cost)
+            self.wake = 0.0
+            return level
+
+        monkeypatch.setattr(Pace, "ended", awake)
+
+    return fix

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -13,41 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint
-from watched import Conv, Memory, images, norm, watch
+from watched import Conv, images, norm, watch, watched
 
-from kedge.actions.measure import Meter
 from kedge.hooks.lookout import SMALL
-from kedge.hooks.pace import Level, Pace
+from kedge.hooks.pace import Level
 from kedge.hooks.watch import Watch
 from kedge.rules.registry import check
-
-
-@pytest.fixture
-def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Give what fixes the level of each step after the first, over and over."""
-
-    def fix(*levels: Level) -> None:
-        order = itertools.cycle(levels)
-        monkeypatch.setattr(Pace, "_affordable", lambda self, step, **_: next(order))
-        ended = Pace.ended
-
-        def awake(self: Pace, step: int, now: float, cost: float) -> Level:
-            level = ended(self, step, now, cost)
-            self.wake = 0.0
-            return level
-
-        monkeypatch.setattr(Pace, "ended", awake)
-
-    return fix
-
-
-def watched(program: Callable[[Watch], Any]) -> Memory:
-    """Run a program within a budget; it is given its watch."""
-    log = Memory()
-    log.watch = Watch(Meter(), log, n=10, budget=0.5)
-    with log.watch:
-        program(log.watch)
-    return log
 
 
 def hooks_on(model: nn.Module) -> int:

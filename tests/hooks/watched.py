@@ -55,6 +55,15 @@ def watch(program: Callable[[], Any], *, every: int = 10, sites: str = "**", log
     return log
 
 
+def watched(program: Callable[[Watch], Any]) -> Memory:
+    """Run a program within a budget; it is given its watch."""
+    log = Memory()
+    log.watch = Watch(Meter(), log, n=10, budget=0.5)
+    with log.watch:
+        program(log.watch)
+    return log
+
+
 class Conv(nn.Module):
     """A small convolutional network."""
 

@@ -65,7 +65,7 @@ def test_a_page_of_little_stands(state: str, saved: Callable[..., str], tab: Any
         page.keyboard.press(key)
     shoot(page, shots / f"state-{state.replace(' ', '-')}.png")
 
-    assert page.evaluate(FITS)
+    page.wait_for_function(FITS)
     assert page.locator("#findings").inner_text().strip()
     assert "undefined" not in page.locator("body").inner_text()
     assert "[object" not in page.locator("body").inner_text()
@@ -137,12 +137,12 @@ def test_long_names_do_not_widen_the_page(
     page = tab.open(saved(Recording.open(tmp_path / "net.kedge")))
     page.keyboard.press("j")
     page.keyboard.press("Enter")
-    assert page.evaluate(FITS)
+    page.wait_for_function(FITS)
 
     page.set_viewport_size({"width": 414, "height": 800})
-    assert page.evaluate(FITS)
+    page.wait_for_function(FITS)
     page.keyboard.press("Escape")
-    assert page.evaluate(FITS)
+    page.wait_for_function(FITS)
 
 
 def test_a_large_recording_is_narrow_enough_for_the_page(saved: Callable[..., str], tab: Any) -> None:

@@ -110,8 +110,8 @@ def grad_zero(*, fires: bool) -> Golden:
 
 
 def spike(*, fires: bool) -> Golden:
-    """Let the loss of one unsampled step be like none before, or like the first."""
-    jump = {33: 9.0 if fires else 2.5}
+    """Let the loss of one unsampled step be like none before, or only double."""
+    jump = {33: 9.0 if fires else 0.55}
     losses = [2.0 / (1 + i / 4) + 0.01 * (i % 3) if i not in jump else jump[i] for i in range(50)]
     rows = [
         {"step": i, "site": "Loss:out", "count": 1, "sum": x, "level": 1 + (i % 10 == 0)} for i, x in enumerate(losses)

@@ -139,7 +139,7 @@ def test_a_quicker_one_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.Mo
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", slow)
-    with pytest.raises(RecordingExists, match="there is one already"):
+    with pytest.raises(RecordingExists, match="another process has just made one there"):
         create(path, {"script": "slow.py"}, force=False)
 
     assert Recording.open(path).manifest["script"] == "quick.py"

@@ -31,6 +31,8 @@ if sys.platform != "win32":
 
 LOCK = "writers.lock"
 
+_REPLACED = "cannot write to {}: another process has just replaced it; name another place"
+
 Answer = Literal["held", "refused", "unknown"]
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
@@ -43,11 +45,11 @@ def hold(folder: Path, rank: int) -> FileIO:
         BeingWritten: The folder was replaced meanwhile.
     """
     with told(f"start {folder / LOCK}"):
-        file = FileIO(folder / LOCK, "a+")
+        file = _open(folder)
         _lock(file, alone=False)
         if not _is_still(file, folder):
             file.close()
-            raise BeingWritten(f"cannot write to {folder}: another process has just replaced it; name another place")
+            raise BeingWritten(_REPLACED.format(folder))
         write_all(file, (json.dumps({"rank": rank, "pid": os.getpid(), "host": gethostname()}) + "\n").encode())
     mine = weakref.ref(file)
     os.register_at_fork(after_in_child=lambda: _let_go(mine()))
@@ -69,7 +71,7 @@ def alone(folder: Path) -> Iterator[None]:
     Raises:
         BeingWritten: A process that lives is writing it, or replacing it.
     """
-    with told(f"replace {folder}"), FileIO(folder / LOCK, "a+") as file:
+    with told(f"replace {folder}"), _open(folder) as file:
         answer = _lock(file, alone=True)
         if answer == "refused" or (answer == "unknown" and not _has_ended(folder)) or not _is_still(file, folder):
             raise BeingWritten(_message(folder))
@@ -85,6 +87,13 @@ def check_written(folder: Path) -> None:
     if (folder / LOCK).exists():
         with alone(folder):
             pass
+
+
+def _open(folder: Path) -> FileIO:
+    try:
+        return FileIO(folder / LOCK, "a+")
+    except FileNotFoundError as error:
+        raise BeingWritten(_REPLACED.format(folder)) from error
 
 
 def _lock(file: FileIO, *, alone: bool) -> Answer:
@@ -125,7 +134,10 @@ def _message(folder: Path) -> str:
 
 def _writers(folder: Path) -> Iterator[str]:
     """Name those who said that they write here."""
-    for line in (folder / LOCK).read_text(encoding="utf-8").splitlines():
+    lines: list[str] = []
+    with suppress(FileNotFoundError):  # it may have been replaced meanwhile
+        lines = (folder / LOCK).read_text(encoding="utf-8").splitlines()
+    for line in lines:
         writer = json.loads(line)
         yield f"process {writer['pid']} on {writer['host']}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -65,8 +66,12 @@ def _move(fresh: Path, folder: Path) -> None:
     try:
         with told(f"make the recording {folder}"):
             fresh.rename(folder)
-    except RecordingError:
-        _check_way(folder, force=False)  # another process was quicker
+    except RecordingError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise RecordingExists(
+                f"cannot make the recording {folder}: another process has just made one there; name another place"
+            ) from error
         raise
 
 

@@ -64,6 +64,23 @@ def watched(program: Callable[[Watch], Any]) -> Memory:
     return log
 
 
+def net() -> nn.Sequential:
+    """Make a small network."""
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def descend(model: nn.Module, steps: int, *, between: Callable[[int], Any] = lambda step: None) -> list[Tensor]:
+    """Train; returns the parameters."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    dtype = next(p.dtype for p in model.parameters() if p.requires_grad and not p.is_complex())
+    for step in range(steps):
+        between(step)
+        optimizer.zero_grad()
+        model(torch.randn(5, 4, dtype=dtype)).abs().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
 class Conv(nn.Module):
     """A small convolutional network."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from kedge.hooks.roots import Summary
 from kedge.report.numbers import counted, percent, seconds
 from kedge.report.tally import tally
+from kedge.rules.project import configured_rules
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
@@ -57,7 +58,7 @@ def last_words(name: str, recorder: Recorder, summary: Summary) -> Iterator[str]
 
 def _checked(place: Path) -> str:
     try:
-        findings = check(Recording.open(place))
+        findings = check(Recording.open(place), configured_rules())
     except Exception as error:  # noqa: BLE001 - a rule that fails must not change how the program ends
         return f"the recording could not be checked: {error!r}"
     return in_short(findings)

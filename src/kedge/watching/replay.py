@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kedge.rules.project import configured_rules
 from kedge.rules.registry import check
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.recording import Recording, SiteInfo
@@ -41,7 +42,7 @@ def _hand(recording: Recording, sink: RunSink) -> None:
             sink.stats(int(steps[part[0]]), {name: _taken(values, part) for name, values in columns.items()})
     for event in recording.events:
         sink.event(event)
-    for finding in check(recording):
+    for finding in check(recording, configured_rules()):
         sink.event(entry_of(finding))
 
 

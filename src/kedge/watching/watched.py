@@ -19,6 +19,7 @@ from kedge.hooks import dynamo
 from kedge.hooks.roots import Summary
 from kedge.hooks.schedule import every as schedule_of
 from kedge.hooks.watch import Watch
+from kedge.rules.project import configured_rules
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
 from kedge.sites.select import Selector
@@ -166,7 +167,7 @@ class Watched:
         """
         if self._into is None or self._into.recorder.writer is None:
             return ()
-        return check(Recording.open(self._into.recorder.place), rules)
+        return check(Recording.open(self._into.recorder.place), configured_rules() if rules is None else rules)
 
     @property
     def summary(self) -> Summary | None:

@@ -31,7 +31,9 @@ $(SETUP): pyproject.toml constraints.txt
 
 test: setup  ## run the tests
 	@echo "tests: pytest, with the examples of README.md and docs/, in $(WORKERS) processes"
-	@$(QUIET) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@$(QUIET) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal || { \
+		echo "what failed beside others is tried once more, alone"; \
+		$(QUIET) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 check: lint types contract test  ## all that must pass: lint, types, import contract, tests
 

@@ -16,6 +16,8 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils import _python_dispatch as dispatch
 
+from kedge.hooks import dynamo
+
 torch.set_num_threads(1)
 
 TABLES = {
@@ -44,6 +46,8 @@ def installed() -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     """Begin with the same seed; fail if a global hook, a mode, a saved-tensor hook or a thread stays behind."""
+    if dynamo.has_compiled():  # by a test before this one, whichever that was
+        torch.compiler.reset()
     torch.manual_seed(0)
     before = installed()
     yield

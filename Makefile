@@ -51,21 +51,27 @@ contract: setup  ## check which folder may import which
 	@$(BIN)/lint-imports --no-logo
 
 demo: setup  ## watch a training with a mistake in it, then a healthy one, and see what Kedge says
-	@$(MAKE) watched MODEL=log-of-zero RECORDING=build/demo-mistake.kedge
-	@$(MAKE) watched MODEL=healthy RECORDING=build/demo-healthy.kedge
+	@$(MAKE) watched MODEL=log-of-zero RECORDING=build/demo-mistake.kedge OPTIONS="--force --budget none"
+	@$(MAKE) watched MODEL=healthy RECORDING=build/demo-healthy.kedge OPTIONS=--force
 
 # `kedge run` ends with the script's own exit code: a training that dies must not end the demo.
 .PHONY: watched
 watched:
 	@mkdir -p build
-	@echo; echo "\$$ kedge run -o $(RECORDING) --force examples/digits.py --model $(MODEL)"
-	@$(BIN)/kedge run -o $(RECORDING) --force examples/digits.py --model $(MODEL) || echo "(the script ended with $$?)"
+	@echo; echo "\$$ kedge run -o $(RECORDING) $(OPTIONS) examples/digits.py --model $(MODEL)"
+	@$(BIN)/kedge run -o $(RECORDING) $(OPTIONS) examples/digits.py --model $(MODEL) || echo "(the script ended with $$?)"
 	@echo; echo "\$$ kedge report $(RECORDING)"
 	@$(BIN)/kedge report $(RECORDING)
 
-bench: setup  ## measure what Kedge costs, beside hand-written hooks
-	@echo "benchmark: a few minutes; use a machine that does nothing else"
-	@$(BIN)/python benchmarks/overhead.py
+# The hard case of each; benchmarks/RESULTS.md has what longer runs of the same programs gave.
+bench: setup  ## measure what Kedge costs, in some minutes; more, by hand: benchmarks/{rivals,calibrate,page}.py
+	@echo "benchmarks: some minutes; use a machine that does nothing else"
+	@echo; echo "one step, one event, one short run (benchmarks/overhead.py)"
+	@$(BIN)/python benchmarks/overhead.py --rounds 15
+	@echo; echo "whole runs, beside what people use instead (benchmarks/rivals.py)"
+	@$(BIN)/python benchmarks/rivals.py --models mlp --rounds 3
+	@echo; echo "reading a large recording (benchmarks/reading.py)"
+	@$(BIN)/python benchmarks/reading.py --steps 1000 --times 2
 
 clean:  ## remove what the tasks made, .venv included
 	@echo "removing $(VENV), build, dist and the tools' folders"

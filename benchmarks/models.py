@@ -53,32 +53,90 @@ class ResNet18(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))
 
 
+class Bottleneck(nn.Module):
+    """A 3x3 convolution between two 1x1 ones, with a shortcut; four times as wide outside."""
+
+    def __init__(self, inside: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * width)
+        self.relu = nn.ReLU(inplace=True)
+        plain = stride == 1 and inside == 4 * width
+        self.downsample = (
+            None
+            if plain
+            else nn.Sequential(nn.Conv2d(inside, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, inside, h, w] to [n, 4 * width, h / stride, w / stride]."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        out += shortcut
+        return self.relu(out)
+
+
+class DeepResNet(nn.Module):
+    """ResNet-50 (depths 3, 4, 6, 3: 25.6 million parameters) and its deeper kin, as torchvision builds them."""
+
+    def __init__(self, depths: tuple[int, ...] = (3, 4, 6, 3), classes: int = 1000) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        inside = 64
+        for i, depth in enumerate(depths):
+            width = 64 * 2**i
+            stride = 1 if i == 0 else 2
+            blocks = [Bottleneck(inside if j == 0 else 4 * width, width, stride if j == 0 else 1) for j in range(depth)]
+            setattr(self, f"layer{i + 1}", nn.Sequential(*blocks))
+            inside = 4 * width
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(inside, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images [n, 3, h, w] to logits [n, classes]."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(self.avgpool(x).flatten(1))
+
+
 class Attention(nn.Module):
     """Causal self-attention."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.c_attn = nn.Linear(width, 3 * width)
         self.c_proj = nn.Linear(width, width)
         self.heads = heads
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [n, t, width] to the same shape."""
         n, t, width = x.shape
         q, k, v = (y.view(n, t, self.heads, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=-1))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).reshape(n, t, width))
+        return self.dropout(self.c_proj(y.transpose(1, 2).reshape(n, t, width)))
 
 
 class Layer(nn.Module):
     """A transformer block with the norms in front."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(width)
-        self.attn = Attention(width, heads)
+        self.attn = Attention(width, heads, dropout)
         self.ln_2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        if dropout:
+            self.mlp.append(nn.Dropout(dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [n, t, width] to the same shape."""
@@ -87,15 +145,21 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT-2-like decoder: 12 layers, width 384, 27 million parameters."""
+    """A GPT-2-like decoder: 12 layers, width 384, 27 million parameters, unless told otherwise."""
 
     def __init__(
-        self, layers: int = 12, width: int = 384, heads: int = 6, words: int = 8192, length: int = 128
+        self,
+        layers: int = 12,
+        width: int = 384,
+        heads: int = 6,
+        words: int = 8192,
+        length: int = 128,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.wte = nn.Embedding(words, width)
         self.wpe = nn.Embedding(length, width)
-        self.h = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
+        self.h = nn.Sequential(*(Layer(width, heads, dropout) for _ in range(layers)))
         self.ln_f = nn.LayerNorm(width)
         self.head = nn.Linear(width, words, bias=False)
 

@@ -161,7 +161,11 @@ def train(made: Made, optimizer: torch.optim.Optimizer, steps: int, habit: Habit
 
 
 def prepare(name: str, folder: str) -> None:
-    """Begin what a rival needs before anything is watched."""
+    """Import what a variant needs, and begin what it needs before anything is watched."""
+    if name.startswith("Kedge"):
+        import kedge  # noqa: PLC0415
+
+        _ = kedge.watch  # names are loaded when they are first used
     if name == "wandb.watch":
         import wandb  # noqa: PLC0415
 

@@ -1,6 +1,6 @@
 """Draw `live.svg`, the picture of live.md, from a recording.
 
-kedge run -o demo.kedge examples/digits.py --model log-of-zero --steps 160
+kedge run -o demo.kedge --budget none examples/digits.py --model log-of-zero --steps 160
 python docs/pictures/live.py demo.kedge
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kedge.report.live.app import Live
 from kedge.report.live.board import Board
+from kedge.store.recording import Recording
 
 
 async def screen(path: Path) -> str:
@@ -28,7 +29,8 @@ async def screen(path: Path) -> str:
 
 def main() -> None:
     """Write the picture beside this file."""
-    drawn = asyncio.run(screen(Path(sys.argv[1])))
+    path = Recording.open(sys.argv[1]).path  # an error if it is not there, which the screen would wait for
+    drawn = asyncio.run(screen(path))
     drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)  # no font from the network
     drawn = drawn.replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
     Path(__file__).with_name("live.svg").write_text(drawn, encoding="utf-8")

@@ -10,15 +10,23 @@ if TYPE_CHECKING:
     from kedge.actions.edit import add, clamp, replace, scale, zero
     from kedge.actions.error_if import error_if, nonfinite
     from kedge.actions.measure import measure
+    from kedge.actions.packed import packed
     from kedge.actions.record import record
     from kedge.hooks.audit import audit
     from kedge.hooks.opening import hook, session
     from kedge.hooks.schedule import at, every
+    from kedge.offload.destination import Cpu, Disk, Rebuild
+    from kedge.offload.malloc import tuned_malloc
+    from kedge.offload.opening import offload
+    from kedge.offload.saved import saved
     from kedge.sites.select import select
     from kedge.sites.table import sites
     from kedge.watching.watched import watch
 
 __all__ = [
+    "Cpu",
+    "Disk",
+    "Rebuild",
     "add",
     "at",
     "audit",
@@ -28,12 +36,16 @@ __all__ = [
     "hook",
     "measure",
     "nonfinite",
+    "offload",
+    "packed",
     "record",
     "replace",
+    "saved",
     "scale",
     "select",
     "session",
     "sites",
+    "tuned_malloc",
     "watch",
     "zero",
 ]
@@ -43,12 +55,17 @@ _HOME = {
     "actions.edit": ("add", "clamp", "replace", "scale", "zero"),
     "actions.error_if": ("error_if", "nonfinite"),
     "actions.measure": ("measure",),
+    "actions.packed": ("packed",),
     "actions.record": ("record",),
     "hooks.audit": ("audit",),
     "hooks.opening": ("hook", "session"),
     "hooks.schedule": ("at", "every"),
+    "offload.destination": ("Cpu", "Disk", "Rebuild"),
+    "offload.malloc": ("tuned_malloc",),
+    "offload.opening": ("offload",),  # until the package of this name is there, which can be called as well
+    "offload.saved": ("saved",),
     "sites.select": ("select",),
-    "sites.table": ("sites",),  # until the package of this name is there, which can be called as well
+    "sites.table": ("sites",),  # as above
     "watching.watched": ("watch",),
 }
 

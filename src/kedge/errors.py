@@ -33,12 +33,24 @@ the paragraph in ``docs/messages.md``::
     ├── MissingExtra            a package that this command needs is not installed
     ├── QueryError              a query over a recording cannot be run
     ├── CannotServe             a page cannot be served where it was asked for
-    └── ScriptError             the program to run cannot be started
+    ├── NoSuchCodec             saved tensors cannot be stored this way
+    ├── ScriptError             the program to run cannot be started
+    ├── OffloadError            saved tensors cannot be offloaded as was asked
+    ├── RebuiltWrong            a saved tensor was rebuilt and is not what was saved
+    └── StoreError              saved tensors cannot be written to a place, or read back
+        ├── DiskFull            there is no room for them
+        └── ChecksumMismatch    they came back changed
 
     KedgeWarning
     ├── NeverFiredWarning       sites that did not fire, with causes
     ├── ActionDisabled          an action failed and was switched off (``on_error="warn"``)
-    └── Recompiled              compiled code was thrown away so that hooks take part
+    ├── SavedAside              saved tensors are not looked at in some part of the program
+    ├── NothingGained           a device's saved tensors cannot be moved to the CPU's memory with a gain
+    ├── NotPinned               the CPU's memory could not be locked for fast copies
+    ├── LimitOutOfReach         saved tensors cannot be brought within a limit of memory
+    ├── Recompiled              compiled code was thrown away so that hooks take part
+    ├── OffloadFailed           saved tensors could not be moved and stayed where they were
+    └── DiskIsMemory            the folder for saved tensors is on a file system in memory
 """
 
 from __future__ import annotations
@@ -224,10 +236,46 @@ class CannotServe(KedgeError, OSError):
     slug = "cannot-serve"
 
 
+class NoSuchCodec(KedgeError, ValueError):
+    """There is no codec of this name for saved tensors; the message lists those there are."""
+
+    slug = "no-such-codec"
+
+
 class ScriptError(KedgeError):
     """The program that was to be run cannot be found or read."""
 
     slug = "script-error"
+
+
+class OffloadError(KedgeError, ValueError):
+    """What ``kedge.offload`` was asked for cannot be done; the message says what can."""
+
+    slug = "offload-error"
+
+
+class StoreError(KedgeError, OSError):
+    """Saved tensors cannot be written to a place, or not be read back from it."""
+
+    slug = "store-error"
+
+
+class DiskFull(StoreError):
+    """There is no room on the disk for a saved tensor; the message says how much there is."""
+
+    slug = "disk-full"
+
+
+class ChecksumMismatch(StoreError):
+    """A saved tensor came back from the disk with other bytes than were written."""
+
+    slug = "checksum-mismatch"
+
+
+class RebuiltWrong(KedgeError, RuntimeError):
+    """A saved tensor was rebuilt and is not what was saved: the program changed what it is made of behind autograd's back."""
+
+    slug = "rebuilt-wrong"
 
 
 class KedgeWarning(UserWarning):
@@ -252,3 +300,39 @@ class Recompiled(KedgeWarning):
     """Compiled code was discarded so that the next call is compiled with the hooks in it."""
 
     slug = "recompiled"
+
+
+class SavedAside(KedgeWarning):
+    """Saved tensors are not looked at in some part of the program."""
+
+    slug = "saved-aside"
+
+
+class NothingGained(KedgeWarning):
+    """Moving a device's saved tensors to the CPU's memory would free nothing, so they are kept."""
+
+    slug = "nothing-gained"
+
+
+class NotPinned(KedgeWarning):
+    """Pages of the CPU's memory could not be locked, so copies to and from a device stop the program."""
+
+    slug = "not-pinned"
+
+
+class LimitOutOfReach(KedgeWarning):
+    """Saved tensors cannot be brought within the limit of memory; the message says what can be had."""
+
+    slug = "limit-out-of-reach"
+
+
+class OffloadFailed(KedgeWarning):
+    """A saved tensor could not be moved, so it stayed where it was; gradients are right, memory is not saved."""
+
+    slug = "offload-failed"
+
+
+class DiskIsMemory(KedgeWarning):
+    """Saved tensors were sent to a folder whose file system is in memory, which frees none."""
+
+    slug = "disk-is-memory"

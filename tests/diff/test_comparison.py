@@ -14,6 +14,7 @@ from kedge.errors import CannotCompare
 from kedge.report.difference.comparison import compare
 from kedge.report.difference.measures import coarser, eps
 from kedge.report.difference.ratios import log_ratios
+from kedge.report.difference.verdict import judge
 from kedge.store.recording import Recording
 
 few = settings(max_examples=40, deadline=None, derandomize=True, database=None)
@@ -167,6 +168,20 @@ def test_a_gradient_on_schedule_is_not_compared_with_one_off_schedule() -> None:
         compare(full, light)
     with pytest.raises(CannotCompare):
         compare(full, other)
+
+
+def test_a_full_step_and_a_light_one_are_compared_up_to_rounding() -> None:
+    """The same values, added up in another order, are no difference; more is, and so is one bit in steps of one kind."""
+    full, light = one(4.0, 4.0), one(4.0 * (1 + 2**-20), 4.0, level=LIGHT)
+
+    found = compare(full, light)
+    assert (found.first, found.unlike, found.full) == (None, 2, 0)
+    assert "those of 2 steps that one alone measured in full up to rounding" in judge(found).cause.evidence
+    assert compare(full, one(4.0 * (1 + 2**-20), 4.0)).first is not None
+    assert compare(one(4.0, 4.0, level=LIGHT), light).first is not None
+    apart = compare(full, one(4.0, 4.01, level=LIGHT)).first
+    assert apart is not None
+    assert apart.step == 1
 
 
 def test_updates_of_other_elements_are_not_compared() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,19 @@ def colour(page: Any, row: int, column: int) -> list[int]:
     return page.eval_on_selector("#cells", script, [row, column])
 
 
+def shades(page: Any, row: int, column: int) -> list[tuple[int, ...]]:
+    """Give the colours within a cell of the map, the most frequent first."""
+    script = """(canvas, [row, column]) => {
+        const held = canvas.dataset;
+        const wide = held.plot / held.columns;
+        const dense = devicePixelRatio;
+        const [x, y] = [Number(held.left) + (column + 0.2) * wide, Number(held.top) + (row + 0.2) * held.row];
+        return [...canvas.getContext("2d").getImageData(x * dense, y * dense, 20 * dense, 8 * dense).data];
+    }"""
+    values = page.eval_on_selector("#cells", script, [row, column])
+    return [shade for shade, _ in Counter(zip(*(values[at::4] for at in range(3)), strict=True)).most_common()]
+
+
 def test_the_page_says_why_and_where(shown: Callable[..., Any]) -> None:
     """The headline is the cause; the first parting is named, pinned, and opens the course of its site in both runs."""
     page = shown(story(), story(factor=from_step(2, 2.0, "*:update")))
@@ -107,6 +121,22 @@ def test_the_middle_of_the_scale_is_one(shown: Callable[..., Any]) -> None:
     assert colour(page, 0, 0)[:2] != more[:2]
     assert "÷2.00" in page.inner_text(".legend")
     assert "\u00d72.00" in page.inner_text(".legend")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_equal_and_no_value_are_told_apart(theme: str, shown: Callable[..., Any]) -> None:
+    """A cell without a value is striped; an equal one has a single colour, which is none of the stripes'."""
+    light = frozenset({3})  # a step that tells of no output
+    page = shown(story(light=light), story(light=light, factor=from_step(1, 2.0, "stem:out")))
+    page.select_option("#quantity", "ratio.out")
+    if page.evaluate("document.documentElement.dataset.theme") != theme:
+        page.click("#theme")
+    equal, absent = shades(page, 2, 2), shades(page, 2, 3)
+
+    assert len(equal) == 1
+    assert len(absent) > 1
+    assert all(sum(abs(a - b) for a, b in zip(equal[0], other, strict=True)) > 12 for other in absent[:2])
+    assert "no value" in page.inner_text(".legend")
 
 
 def test_small_differences_are_shown_by_their_size(shown: Callable[..., Any]) -> None:

@@ -25,9 +25,9 @@ FLAGS = (
 LAPTOP = {"width": 1366, "height": 768}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium, without a window."""
+    """Chromium, without a window; one process can drive only one at a time, and other folders' tests have theirs."""
     playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")

@@ -62,7 +62,7 @@ def test_findings_come_first_with_evidence_remedy_and_source(shown: Any) -> None
     sections = shown.eval_on_selector_all("main > section", "all => all.map(one => one.id)")
     finding = shown.locator(".finding").first
 
-    assert sections == ["run", "findings", "heat", "depth", "curves", "modules"]
+    assert sections == ["run", "findings", "heat", "depth", "curves", "saved", "modules"]
     assert "NAN-BORN" in finding.inner_text()
     assert "relu1:out" in finding.inner_text()
     assert "step 6" in finding.inner_text()
@@ -131,7 +131,7 @@ def test_another_statistic_is_drawn(shown: Any) -> None:
 
     shown.select_option("#quantity", label="rms of outputs")
     shown.locator("#relative").check()
-    assert TIMES in shown.locator(".legend").inner_text()
+    assert TIMES in shown.locator("#heat .legend").inner_text()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kedge.sites.select import Selector, Term, parse
-from kedge.sites.site import LATER_KINDS, MODULE_KINDS, PARAM_KINDS, Site, escape
+from kedge.sites.site import MODULE_KINDS, PARAM_KINDS, Site, escape
 
 few = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 names = st.text(
@@ -29,7 +29,7 @@ terms = st.builds(
     types=st.lists(classes, max_size=3).map(tuple),
     call=counts,
     op=st.none() | st.tuples(classes, counts),
-    kind=st.sampled_from((*MODULE_KINDS, *PARAM_KINDS, *LATER_KINDS)),
+    kind=st.sampled_from((*MODULE_KINDS, *PARAM_KINDS)),
     leaf=st.none() | leaves,
     excluded=st.booleans(),
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import math
 import re
-import time
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -18,7 +19,7 @@ from rich.console import Console
 from kedge.errors import NoSuchSite
 from kedge.report.terminal import Extent, console_for, render
 from kedge.rules.rule import Finding
-from kedge.store.recording import Recording, SiteInfo
+from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.table import Table
 
 MANIFEST = {
@@ -388,14 +389,57 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert coloured == [True, False]
 
 
-def test_a_large_recording_is_drawn_in_two_seconds() -> None:
-    """1,000 sites over 1,000 steps are drawn whole while one waits."""
+def test_what_broke_after_the_last_full_step_is_said_to_have() -> None:
+    """A value that is not that of the step which the legend names is told apart from the others."""
+    late = {**row("classifier:out", 115, math.nan), "level": 1}
+    broken = Recording.build(sites(), [*rows(), late], manifest=MANIFEST, events=(END,), roots=ROOTS)
+    legends = [" ".join(report(recording).split()) for recording in (broken, network(90))]
+
+    assert "at step 110, the last one sampled; nan, inf: not finite in a step since. course" in legends[0]
+    assert "at step 110, the last one sampled. course" in legends[1]
+
+
+def test_a_large_recording_is_drawn_with_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 sites each is gathered once, and ten times the steps cost no more calls in Python."""
+    gathered: list[int] = []
+    rows = Table.rows
+
+    def counted(self: Table, site: int) -> Rows:
+        gathered.append(site)
+        return rows(self, site)
+
+    monkeypatch.setattr(Table, "rows", counted)
+    assert len(re.findall(r"▄+", report(_wide(steps=100), extent=Extent(most=None)))) == 500
+    assert len(gathered) == len(set(gathered))
+    few, many = (_calls(partial(report, _wide(steps), extent=Extent(most=None))) for steps in (100, 1000))
+    assert many < 1.1 * few
+
+
+def _calls(work: Callable[[], object]) -> int:
+    """Count the calls of functions, those of C included, that a piece of work makes."""
+    count = 0
+
+    def heard(_frame: object, event: str, _arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(heard)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def _wide(steps: int) -> Recording:
+    """Make a recording of 1,000 sites."""
     kinds = ("out", "out.grad", "param", "update")
     infos = [_info(i, f"h.{i % 250}", kinds[i // 250]) for i in range(1000)]
-    count = 1000 * 1000
+    count = 1000 * steps
     columns: dict[str, Any] = {
-        "step": np.repeat(np.arange(1000), 1000),
-        "site": np.tile(np.arange(1000, dtype=np.int32), 1000),
+        "step": np.repeat(np.arange(steps), 1000),
+        "site": np.tile(np.arange(1000, dtype=np.int32), steps),
         "calls": np.ones(count, np.int32),
         "count": np.full(count, 64),
         "level": np.full(count, 2, np.int8),
@@ -404,13 +448,7 @@ def test_a_large_recording_is_drawn_in_two_seconds() -> None:
     }
     columns |= {name: np.full(count, 0.5) for name in ("sum", "sumsq", "min", "max")}
     columns |= {"nonzero": np.full(count, 64), "nonfinite": np.zeros(count, np.int64)}
-    recording = Recording(Path("big.kedge"), {}, (), tuple(infos), (END,), truncated=False, table=Table(columns))
-
-    start = time.perf_counter()
-    drawn = report(recording, extent=Extent(most=None))
-
-    assert time.perf_counter() - start < 2
-    assert len(re.findall(r"▄+", drawn)) == 500
+    return Recording(Path("big.kedge"), {}, (), tuple(infos), (END,), truncated=False, table=Table(columns))
 
 
 def _info(number: int, path: str, kind: str) -> SiteInfo:

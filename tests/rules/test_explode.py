@@ -271,3 +271,79 @@ def test_a_layer_that_is_there_in_nearly_all_steps_counts():
         (finding,) = GradExplode().check(made.recording())
 
         assert finding.site == site
+
+
+BURST = (40.0, 60.0, 50.0)
+
+
+@pytest.mark.parametrize(("before", "number"), [(24, 0), (25, 1)])
+def test_twenty_samples_before_the_lag_are_a_past(before, number):
+    """A run that has one fewer is too young to be held against itself."""
+    assert len(found([*noisy(before), *BURST, *noisy(10)])) == number
+
+
+@pytest.mark.parametrize(("before", "number"), [(105, 0), (106, 1)])
+def test_the_past_is_a_thousand_steps_long(before, number):
+    """A large first gradient raises the bar for that long and for the lag, and then no more."""
+    assert len(found([100.0, *noisy(before)[1:], *BURST, *noisy(10)])) == number
+
+
+@pytest.mark.parametrize(("at", "number"), [(54, 0), (55, 1)])
+def test_the_last_fifty_steps_are_no_past(at, number):
+    """What is as near as that may be the growth itself."""
+    norms = [*noisy(60), *BURST, *noisy(10)]
+    norms[at] = 100.0
+
+    assert len(found(norms)) == number
+
+
+@pytest.mark.parametrize(("highest", "number"), [(24.9, 0), (25.1, 1)])
+def test_the_bar_is_ten_times_the_past(highest, number):
+    """The largest of the past counts, here 2.5."""
+    norms = [2.5, *[1.0] * 59]
+
+    assert len(found([*norms, *[highest] * 3, *norms])) == number
+
+
+@pytest.mark.parametrize(("update", "number"), [(0.0099, 0), (0.0101, 1)])
+def test_harm_is_a_tenth_of_a_weight(update, number):
+    """In one step, in the median over the weights."""
+    assert len(found([*noisy(60), *BURST, *noisy(10)], update=update)) == number
+
+
+@pytest.mark.parametrize(
+    ("norms", "at"),
+    [
+        ([1.0, 2.0, 1.5, 1e3, 1e6, 1e9], 30),
+        ([1.0, 2.0, 1.5, 1e3, 1e6], None),
+        ([1.0, 2.0, 1.5, 2.0, 50.0, 151.0], 50),
+        ([1.0, 2.0, 1.5, 2.0, 50.0, 149.0], None),
+        ([1.0, 10.0, 1e3, 1e5], 20),
+        ([1.0, 10.0, 1e3], None),
+    ],
+)
+def test_a_young_run_rises_three_times_to_a_hundred_times_its_usual(norms, at):
+    """Both are asked for, up to the last norm that is finite; the usual is the median before the rise."""
+    assert [finding.step for finding in found([*norms, INF, NAN])] == ([] if at is None else [at])
+
+
+@pytest.mark.parametrize(("first", "number"), [(10, 1), (11, 0)])
+def test_a_gradient_counts_that_is_there_nine_times_out_of_ten(first, number):
+    """One that came later may have been thawed."""
+    made = course(noisy(100))
+    made.sites.append({"site": "c.weight:param.grad", "path": "c.weight", "owner": "c", "shape": [4, 4]})
+    made.rows += [size(10 * i, "c.weight:param.grad", 100.0 if i >= 97 else 0.1) for i in range(first, 100)]
+
+    assert len(list(GradExplode().check(made.recording()))) == number
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e8])
+def test_the_unit_of_a_gradient_does_not_matter(scale):
+    """A scaled loss scales all norms: a gradient is large only against its own past."""
+    assert [finding.step for finding in found([norm * scale for norm in (*noisy(60), *BURST)])] == [600]
+    assert found([norm * scale for norm in noisy(80)]) == []
+
+
+def test_gradients_that_were_zero_are_no_past():
+    """A part of a model that begins to train late has nothing to be held against."""
+    assert found([*[0.0] * 60, *BURST]) == []

@@ -252,3 +252,27 @@ def test_only_the_last_hundred_steps_are_the_past():
     course = [50.0] * 30 + norms(150, {120: 30.0})
 
     assert len(of_norm(course)) == 1
+
+
+@pytest.mark.parametrize(("at", "number"), [(119, 0), (120, 1)])
+def test_the_hundredth_step_before_is_the_last_that_counts(at, number):
+    """A norm as large as the jump hides it for a hundred steps, and no longer."""
+    assert len(of_norm(norms(150, {19: 30.0, at: 30.0}))) == number
+
+
+@pytest.mark.parametrize(("at", "number"), [(19, 0), (20, 1)])
+def test_the_first_norms_are_not_judged(at, number):
+    """Twenty are asked for."""
+    assert len(of_norm(norms(60, {at: 300.0}))) == number
+
+
+@pytest.mark.parametrize(("at", "number"), [(115, 0), (116, 1)])
+def test_the_hundredth_jump_of_a_loss_is_the_last_that_counts(at, number):
+    """A loss that jumped in the first steps as well does so with every bad batch, for a hundred steps."""
+    assert len(of_loss(losses(200, {15: 30.0, at: 9.0}))) == number
+
+
+def test_a_course_of_one_number_more_than_is_asked_for_is_judged():
+    """With twenty losses before it, the last one can be a jump."""
+    assert len(of_loss(losses(21, {20: 30.0}))) == 1
+    assert of_loss(losses(20, {19: 30.0})) == []

@@ -296,6 +296,7 @@ class Meter:
                 drawn = frozenset(self.curves) if curves else frozenset()
                 self._pending.append(Step(self.step, self._step_level, self._measured, snapshots, self._bulk, drawn))
                 self._measured, self._bulk = [], []
+            self.step = -1  # what comes, in the same step even, is measured as closely as is asked for then
             while self._pending and (self._pending[0].ready() or len(self._pending) > _BEHIND):
                 self._emit(self._pending.popleft())
 

@@ -38,7 +38,9 @@ class Export:
             way = "name another place with -o" if path.is_dir() else "--force replaces it, -o names another place"
             raise RecordingExists(f"cannot write {path}: it is there already; {way}")
         rows = write_parquet(recording, path)
-        print(f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {path.stat().st_size / 1e6:.1f} MB")
+        size = path.stat().st_size
+        written = f"{size / 1e6:.1f} MB" if size >= 1_000_000 else f"{size / 1e3:.1f} kB"
+        print(f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {written}")
         return 0
 
 

@@ -15,6 +15,8 @@ from kedge.cli.extras import extra
 
 #: How many rows are drawn where nothing else is asked for.
 MOST_ROWS = 100
+#: Letters that a column needs at least; where there is less room, a row is drawn as a list.
+_NARROWEST = 6
 
 
 class Query:
@@ -72,23 +74,31 @@ def _plain(value: Any) -> Any:
 
 
 def _draw(names: Sequence[str], rows: Sequence[Sequence[Any]], most: int | None) -> None:
+    from kedge.report.numbers import counted
+    from kedge.report.terminal import console_for
+
+    console = console_for()
+    if len(names) * _NARROWEST > console.width:
+        for row in rows[:most]:
+            console.print(_table(["", ""], list(zip(names, row, strict=True)), header=False))
+    else:
+        console.print(_table(names, rows[:most]))
+    left = f", the first {most} shown: --all draws every one" if most is not None and len(rows) > most else ""
+    console.print(f"{counted(len(rows), 'row')}{left}")
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[Any]], *, header: bool = True) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    from kedge.report.numbers import counted
-    from kedge.report.terminal import console_for
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD if header else None, pad_edge=False, show_header=header)
     for i, name in enumerate(names):
         figures = all(isinstance(row[i], int | float | None) for row in rows)
-        table.add_column(Text(name), justify="right" if rows and figures else "left", overflow="fold")
-    for row in rows[:most]:
+        table.add_column(Text(name), justify="right" if header and rows and figures else "left", overflow="fold")
+    for row in rows:
         table.add_row(*map(_cell, row))
-    console = console_for()
-    console.print(table)
-    left = f", the first {most} shown: --all draws every one" if most is not None and len(rows) > most else ""
-    console.print(f"{counted(len(rows), 'row')}{left}")
+    return table
 
 
 def _cell(value: Any) -> Any:

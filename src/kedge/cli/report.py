@@ -44,6 +44,11 @@ class Report:
             action="store_true",
             help="instead: how near each output and gradient came to the ends of its number format, and of narrower ones",
         )
+        parser.add_argument(
+            "--saved",
+            action="store_true",
+            help="instead: who holds the memory that autograd saves for backward, by module and by line, and what would free it",
+        )
         parser.add_argument("--html", action="store_true", help="write a page instead, with everything in one file")
         parser.add_argument("-o", dest="output", metavar="FILE.html", help="where to write it (default: RUN.html)")
         parser.add_argument(
@@ -63,6 +68,9 @@ class Report:
         if args.headroom:
             _draw_headroom(recording, args.sites)
             return 0
+        if args.saved:
+            _draw_saved(recording, everything=args.all)
+            return 0
         if args.html:
             recording = shareable(recording, source=not args.no_source)
         findings = check(recording, rules)
@@ -78,6 +86,8 @@ def _check(args: argparse.Namespace) -> None:
         args.parser.error("-o and --no-source are of pages: add --html")
     if args.headroom and (args.html or args.all):
         args.parser.error("--headroom is a table of its own: leave --html and --all out")
+    if args.saved and (args.html or args.headroom or args.sites):
+        args.parser.error("--saved is a table of its own: leave --html, --headroom and --sites out")
     if args.html and (args.sites or args.all):
         args.parser.error("a page has all sites and filters them itself: leave --sites and --all out")
 
@@ -87,6 +97,14 @@ def _draw_headroom(recording: Recording, sites: str | None) -> None:
     from kedge.report.terminal import console_for
 
     render_headroom(recording, console_for(), sites)
+
+
+def _draw_saved(recording: Recording, *, everything: bool) -> None:
+    from kedge.report.saved import render_saved
+    from kedge.report.terminal import console_for
+    from kedge.store.account import MOST_ROWS
+
+    render_saved(recording, console_for(), None if everything else MOST_ROWS)
 
 
 def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace) -> None:

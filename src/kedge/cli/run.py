@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kedge.cli.ending import Ending
 from kedge.cli.program import Program
@@ -59,6 +59,11 @@ class Run:
             action="store_true",
             help="keep the tensors of the first call that makes a NaN or infinity (slower)",
         )
+        parser.add_argument(
+            "--saved",
+            action="store_true",
+            help="write down every tensor that autograd saves in the first step (see: kedge report --saved)",
+        )
         parser.add_argument("-q", "--quiet", action="store_true", help="say nothing but what went wrong")
         parser.add_argument(
             "--verify", action="store_true", help="say whether the program computes the same bits unwatched"
@@ -77,8 +82,15 @@ class Run:
             from kedge.cli.verify import verify
 
             return verify(program, args)
-        order = Order(args.sites or "**", args.every, args.budget, args.dump)
+        order = Order(args.sites or "**", args.every, args.budget, args.dump, _bill if args.saved else None)
         return _run(program, order, Output(name, args.force, args.quiet, args.strict))
+
+
+def _bill(spare: Any) -> Any:
+    """Make what takes the bill of a step; its rules of rebuilding are not loaded for other runs."""
+    from kedge.offload.step import StepBill
+
+    return StepBill(spare)
 
 
 @dataclass(frozen=True)

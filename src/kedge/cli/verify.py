@@ -87,7 +87,7 @@ def verify(program: Program, args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace, folder: str) -> list[str]:
     """Write what was typed for `kedge run` once more; the recording is thrown away if no place was named."""
     given = {name: getattr(args, name, None) for name in ("sites", "every", "budget")}
-    flags = [f"--{name}" for name in ("force", "strict", "dump") if getattr(args, name, False)]
+    flags = [f"--{name}" for name in ("force", "strict", "dump", "saved") if getattr(args, name, False)]
     values = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
     return ["-q", "-o", args.output or str(Path(folder) / "watched.kedge"), *flags, *values]
 

@@ -21,6 +21,7 @@ from kedge.hooks import compiled, dynamo, modules
 from kedge.hooks.autograd import Station, attach_accumulated, attach_node, attach_tensor
 from kedge.hooks.checkpoints import Segments
 from kedge.hooks.modules import After, Before, Begin, End
+from kedge.hooks.saves import Saves
 from kedge.hooks.schedule import Clock, Passes
 from kedge.hooks.tap import Tap
 from kedge.sites.select import Layout, Place, Selector
@@ -46,6 +47,8 @@ class Target:
         self.before: dict[int, Before] = {}
         self.after: dict[int, After] = {}
         self.stations: dict[tuple[int, str], Station] = {}
+        self.saves: Saves | None = None
+        self.compiled = False
         dynamo.hold()
         session.cleanup.callback(dynamo.release)
         modules.attach(session, model, self.begin)
@@ -88,7 +91,7 @@ class Spec(NamedTuple):
 @contextmanager
 def all_or_nothing(session: Session, taps: list[Tap]) -> Iterator[None]:
     """Keep what is attached in the block if all of it is; else leave the session as it was before."""
-    tables = [(t, dict(t.before), dict(t.after), dict(t.stations)) for t in session.targets.values()]
+    tables = [(t, dict(t.before), dict(t.after), dict(t.stations), t.saves) for t in session.targets.values()]
     targets, passes, leader, outer = dict(session.targets), session.main_passes, session.clock.leader, session.cleanup
     session.cleanup = attached = ExitStack()
     try:
@@ -97,8 +100,8 @@ def all_or_nothing(session: Session, taps: list[Tap]) -> Iterator[None]:
         attached.close()
         session._drop(taps)
         session.targets, session.main_passes, session.clock.leader = targets, passes, leader
-        for target, before, after, stations in tables:
-            target.before, target.after, target.stations = before, after, stations
+        for target, before, after, stations, saves in tables:
+            target.before, target.after, target.stations, target.saves = before, after, stations, saves
         raise
     finally:
         session.cleanup = outer
@@ -128,7 +131,7 @@ def split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
 def hook(session: Session, target: Any, selector: Selector | None, spec: Spec) -> None:
     """Attach taps to a target of any kind, adding them to the spec's list as they are made."""
     if isinstance(target, nn.Module):
-        _hook_model(session, dynamo.unwrap(target), selector, spec)
+        _hook_model(session, target, selector, spec)
     elif isinstance(target, (Node, GradientEdge)):
         _hook_node(session, target, selector, spec)
     elif isinstance(target, (Tensor, Mapping)):
@@ -143,7 +146,8 @@ def hook(session: Session, target: Any, selector: Selector | None, spec: Spec) -
         )
 
 
-def _hook_model(session: Session, model: nn.Module, selector: Selector | None, spec: Spec) -> None:
+def _hook_model(session: Session, whole: nn.Module, selector: Selector | None, spec: Spec) -> None:
+    model = dynamo.unwrap(whole)
     if selector is None:
         raise SelectorError(
             'a model needs a selector that says where: hook(model, "layer4", action); everything is "**:out"'
@@ -161,6 +165,7 @@ def _hook_model(session: Session, model: nn.Module, selector: Selector | None, s
         session.main_passes = session.main_passes or known.passes
     elif any(id(p.module) not in known.before and id(p.module) not in known.after for p in places):
         session.refresh()
+    known.compiled = known.compiled or dynamo.compiles(whole)
     for place in places:
         _place(session, known, place, spec)
     _preserve(session, known, spec)
@@ -179,6 +184,9 @@ def _place(session: Session, target: Target, place: Place, spec: Spec) -> None:
     if place.param is not None:
         _place_value(session, target, place.param, site, spec)
         return
+    if site.kind == "saved":
+        _place_saved(session, target, place, spec)
+        return
     gate: Before | After
     if site.kind in Before.kinds or site.kind == "in.share":
         gate = before = _before(session, target, place.module, site.path)
@@ -192,6 +200,17 @@ def _place(session: Session, target: Target, place: Place, spec: Spec) -> None:
         if site.is_gradient and not tap.observes:
             tap.edit = compiled.editing(tap.act, tap.key)
         gate.add(tap)
+
+
+def _place_saved(session: Session, target: Target, place: Place, spec: Spec) -> None:
+    """Look at what autograd saves while a module is the innermost."""
+    model = target.model()
+    if target.saves is None and model is not None:
+        target.saves = Saves(session, target.passes, model, compiled=target.compiled)
+    if target.saves is not None:
+        gate = target.saves.gate(place.site.path, place.module)
+        for tap in spec.make(session, place.site):
+            gate.add(tap)
 
 
 def _place_value(session: Session, target: Target, param: nn.Parameter, site: Site, spec: Spec) -> None:

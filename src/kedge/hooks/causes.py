@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from kedge.sites.site import escape
+
 if TYPE_CHECKING:
     from kedge.hooks.tap import Tap
 
@@ -18,6 +20,10 @@ class Cause(NamedTuple):
 
     why: str
     remedy: str
+
+
+class Natural(Cause):
+    """A cause with which nothing is wrong where many sites were hooked at once."""
 
 
 def explain(tap: Tap) -> Cause:
@@ -44,9 +50,50 @@ def _explain_backward(tap: Tap) -> Cause:
 
 
 def _explain_gate(tap: Tap) -> Cause:
+    if tap.site.kind == "saved":
+        return _explain_saved(tap)
     if not tap.gate.called:
         return _explain_uncalled(tap)
     return _explain_value(tap) or (_explain_gradient(tap) if tap.site.is_gradient else _explain_skipped(tap))
+
+
+def _explain_saved(tap: Tap) -> Cause:
+    gate = tap.gate
+    forward = gate.called - gate.recalled
+    if gate.compiled:
+        return Cause(
+            "it is compiled, and compiled code saves all at once when its graph has run, not module by module",
+            "run the model uncompiled",
+        )
+    if not gate.called:
+        return _explain_uncalled(tap)
+    if gate.forbidden == forward > 0:
+        return Cause(
+            "it ran only in a transform of torch.func, where there can be no saved-tensor hooks",
+            "run it outside of the transform",
+        )
+    if gate.checkpointed or gate.recalled:
+        return Cause(
+            "it ran in a checkpoint, which saves nothing until its recompute",
+            "ask for that with record(recomputes=True), or hook the module around the checkpoint",
+        )
+    if gate.ungraded == forward:
+        return Cause("it ran without grad, so nothing was saved", "call the model with grad enabled")
+    return _explain_unsaved(tap)
+
+
+def _explain_unsaved(tap: Tap) -> Cause:
+    gate, site = tap.gate, tap.site
+    if not gate.leaves:
+        inside = f"{escape(site.path)}.**:saved" if site.path else "**:saved"
+        return Natural(
+            "nothing was saved while it was the innermost module", f'what the modules inside it save is at "{inside}"'
+        )
+    if site.leaf is not None and site.leaf not in gate.leaves:
+        return Cause(
+            f"it never saved a tensor [{site.leaf}]", f"the last of its saves in one call is [{list(gate.leaves)[-1]}]"
+        )
+    return _explain_skipped(tap)
 
 
 def _explain_value(tap: Tap) -> Cause | None:

@@ -55,12 +55,11 @@ def check_edit(value: Tensor, result: Any, action: Any, site: Site, *, in_place:
         )
     if not isinstance(result, Tensor):
         raise EditError(f"it returned a {type(result).__name__}; return None to leave the value, or a tensor")
-    free = getattr(action, "reshape", False) and not site.is_gradient
+    fixed = "a gradient" if site.is_gradient else "what autograd saved" if site.kind == "saved" else None
+    free = getattr(action, "reshape", False) and fixed is None
     if not free and (result.shape, result.dtype, result.device) != (value.shape, value.dtype, value.device):
         advice = (
-            "a gradient must keep all three"
-            if site.is_gradient
-            else "to change them use kedge.replace(..., reshape=True)"
+            "to change them use kedge.replace(..., reshape=True)" if fixed is None else f"{fixed} must keep all three"
         )
         raise EditError(
             f"it returned {describe(result)} on {result.device} in place of {describe(value)} on {value.device}; {advice}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kedge.flow import Event
-from kedge.hooks.causes import Cause, explain
+from kedge.hooks.causes import Cause, Natural, explain
 from kedge.sites.site import Site
 
 if TYPE_CHECKING:
@@ -88,10 +88,14 @@ class Ledger:
         return "\n".join(lines)
 
     def silent(self) -> str:
-        """The sites that never fired, grouped by cause, as a message; empty if all did."""
+        """The sites that never fired, grouped by cause, as a message; empty if all did.
+
+        Those that have nothing to show by their nature are not among them, if others of their kind fired.
+        """
         groups: dict[Cause, list[str]] = {}
+        fired = {e.site.kind for e in self.entries if e.fired}
         for e in self.entries:
-            if e.cause is not None:
+            if e.cause is not None and not (isinstance(e.cause, Natural) and e.site.kind in fired):
                 groups.setdefault(e.cause, []).append(str(e.site))
         if not groups:
             return ""

@@ -16,6 +16,7 @@ import math
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,6 +39,10 @@ _DEPTH = {Level.OFF: OFF, Level.LOOK: LIGHT, Level.NORM: LIGHT, Level.FULL: FULL
 
 class Quiet(Session):
     """A session inside somebody's program: it complains on stderr, where ``-W error`` does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__(on_error="warn")
+        self.fired = deque(maxlen=0)  # nobody reads the timeline, and what is in it would be kept
 
     def complain(self, warning: ActionDisabled) -> None:
         """Say it without raising."""
@@ -115,7 +120,7 @@ class Levels:
     def _leading(self) -> int:
         """The module whose calls are the steps, by its id."""
         leader = self.session.clock.leader
-        return next((key for key, target in self.session.targets.items() if target.passes is leader), 0)
+        return next((key for key, target in list(self.session.targets.items()) if target.passes is leader), 0)
 
     def prepare(self, level: Level, *, scouts: bool) -> None:
         """Put up the hooks that the next step needs, and take down the others.
@@ -143,7 +148,7 @@ class Levels:
             self._gates.take_down(alone=alone)
         _hang(self._heads, up=full or self.lookout.paced)
         if not self._heads.up:  # the end of a call under way would not be seen
-            for target in self.session.targets.values():
+            for target in list(self.session.targets.values()):
                 target.passes.end()
         _hang(self._scouting, up=full or scouts)
         _hang(self._ahead, up=level is not Level.OFF or not single)  # another thread may be going through these

@@ -24,6 +24,7 @@ from kedge.hooks.autograd import Share, edge_of, edges_into, listen, listen_shar
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
 from kedge.hooks.scripted import twin_of
+from kedge.hooks.search import look_through
 from kedge.hooks.tap import Tap
 from kedge.sites import leaves
 from kedge.sites.site import Site
@@ -152,7 +153,7 @@ class After(Gate):
 
     def _structured(self, output: Any, call: int, recompute: bool) -> Any:
         __tracebackhide__ = True
-        found = leaves.find(output)
+        found = look_through(self, leaves.find, output)
         if not found:
             self.empty = self.empty or leaves.describe(output)
             return None
@@ -238,9 +239,9 @@ class Before(Gate):
         self.called += 1
         self.recalled += recompute
         self._parameters(call, recompute)
-        found = self.find(args, kwargs)
+        found = look_through(self, self.find, args, kwargs)
         if not found:
-            self.empty = "its arguments hold no tensor"
+            self.empty = self.empty or "its arguments hold no tensor"
             return None
         new: dict[str, Tensor] = {}
         if self.taps["in"]:

@@ -41,6 +41,8 @@ _LEARNING = 0.25
 """How much of a step's cost goes into the running mean of its kind."""
 _MOST = 3.0
 """How many times what was timed a step can be taken to have cost."""
+_GRANTED = 8
+"""How many full steps that were asked for are made, whether they can be paid or not."""
 _BARE = 15
 """How many stretches of steps that were not looked at are remembered."""
 
@@ -70,6 +72,7 @@ class Pace:
         self._bare: deque[float] = deque(maxlen=_BARE)
         self._spacing = 1
         self._asked = 0
+        self._wishes, self._wished = 0, False
         self._step = 0
         self._mark = (0.0, 0.0)
         self.wake = 0.0
@@ -100,14 +103,22 @@ class Pace:
         elif self.counts[Level.FULL] > 1 or level is not Level.FULL:
             spent = self._pay(level, spent, lasted)
         self.seconds += spent
+        wished, self._wished = self._wished, False
         if self.budget is None:
             self.level = Level.FULL if (step + 1) % self.every == 0 else Level.NORM
             return self.level
         self._earn(self.budget * max(lasted - spent, 0.0) - (spent if level is Level.OFF else 0.0))
-        self.level, self.wake = self._affordable(step + 1), 0.0
+        self.level, self.wake = Level.FULL if wished else self._affordable(step + 1), 0.0
         if self.level is Level.OFF:
             self.wake = now + self._idle(step + 1, self.budget)
         return self.level
+
+    def wish(self) -> bool:
+        """Ask for the next step to be full; within a budget that is granted a few times, and then where it can be paid."""
+        self._wishes += 1
+        if self.budget is not None:
+            self._wished |= self._wishes <= _GRANTED or self._purses[Level.FULL] >= 0
+        return self._wished
 
     def charge(self, device: float) -> None:
         """Charge what watching has taken so far on devices, in seconds; full steps take nearly all of it."""

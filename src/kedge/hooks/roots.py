@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, cast
@@ -24,6 +24,9 @@ from kedge.sites.site import Site
 _EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
 
+
+_ALIKE = 8
+"""How many roots of one structure with parameters are told apart; a program may make one for each step."""
 
 KEEPS_FINITE = frozenset(
     {
@@ -100,7 +103,12 @@ class Log(Sink, Protocol):
 class Root:
     """A root module: what its sites' paths begin with, and what is where in it.
 
-    A program may make a loss anew for every call. Such a root without parameters follows the one before it.
+    A program may make a loss anew for every call. Such a root without parameters follows the one before it, and so does
+    one with parameters of which there have been many.
+
+    Attributes:
+        heard: The sites that fired for a module that another has followed.
+        silent: The sites that did not, of one that is gone.
     """
 
     index: int
@@ -110,6 +118,9 @@ class Root:
     modules: list[dict[str, Any]] = field(default_factory=list)
     follows: bool = False
     target: Target | None = None
+    past: Passes | None = None
+    heard: set[str] = field(default_factory=set)
+    silent: list[dict[str, Any]] = field(default_factory=list)
     undo: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -126,25 +137,36 @@ class Root:
         """The module, if it is still there."""
         return None if self.target is None else self.target.model()
 
-    def is_gone(self, types: Mapping[str, str]) -> bool:
-        """Whether a module of these types is the next of its kind."""
-        return not self.parameters and self.types == types and self.module() is None
+    def release(self, session: Session) -> bool:
+        """Let go of all that was kept for the module if it is gone; returns whether there was something."""
+        gone = self.target
+        if gone is None or gone.model() is not None:
+            return False
+        mine = {id(t): t for t in session.taps if getattr(t.action, "root", None) is self}
+        self.heard.update(str(t.site) for t in mine.values() if t.fired)
+        self.silent = silences([self], mine.values())
+        self.past = gone.passes
+        session.taps = [t for t in session.taps if id(t) not in mine]
+        session.targets = {key: target for key, target in session.targets.items() if target is not gone}
+        self.target = None
+        self.undo.close()
+        return True
 
     @contextmanager
     def attaching(self, session: Session, module: nn.Module) -> Iterator[Target]:
         """Hook a module in a block, in place of the one before it."""
-        outer, past = session.cleanup, self.target
-        if past is None:
+        outer, self.follows = session.cleanup, self.past is not None
+        if not self.follows:
             outer.callback(self.undo.close)
-        else:
-            self.undo.close()
-            self.follows = True
-            session.taps = [tap for tap in session.taps if getattr(tap.gate, "passes", None) is not past.passes]
-            session.targets = {key: target for key, target in session.targets.items() if target is not past}
+        self.silent = []
         session.cleanup = self.undo
         try:
+            counters = session.clock.counters if session.clock.counters is not None else []
+            before = len(counters)
             self.target = session.targets[id(module)] = Target(session, module)
-            if past is not None and session.clock.leader is past.passes:
+            for count in counters[before:]:
+                self.undo.callback(counters.remove, count)
+            if self.follows and session.clock.leader is self.past:
                 session.clock.leader = self.target.passes
             yield self.target
         finally:
@@ -255,11 +277,25 @@ def entry_of(seat: Any, roots: Sequence[Root], sources: Mapping[str, Any]) -> di
     }  # fmt: skip
 
 
+def silences(roots: Iterable[Root], taps: Iterable[Tap]) -> list[dict[str, Any]]:
+    """Say of each site that never fired why not, of those of modules that are gone too."""
+    silent = [t for t in taps if t.site.kind in ("out", "param.grad") and not t.fired]
+    here = [t for t in silent if str(t.site) not in cast("Prefixed", t.action).root.heard]
+    return [*(silence for root in roots for silence in root.silent), *map(silence_of, here)]
+
+
 def silence_of(tap: Tap) -> dict[str, Any]:
     """Say why a site never fired, under the path it is recorded with."""
     action, cause = cast("Prefixed", tap.action), explain(tap)
     site = replace(tap.site, path=action.root.label(tap.site.path))
     return {"site": str(site), "fired": 0, "cause": cause.why, "remedy": cause.remedy}
+
+
+def next_of(roots: Sequence[Root], types: Mapping[str, str]) -> Root | None:
+    """Find the root that a module of these types follows, if it does; those that are gone have been released."""
+    alike = [root for root in roots if root.types == types]
+    gone = [root for root in alike if root.target is None]
+    return next((root for root in gone if not root.parameters or len(alike) >= _ALIKE), None)
 
 
 def leads_anew(clock: Clock, roots: Sequence[Root]) -> bool:

@@ -62,9 +62,9 @@ def call_site(module: nn.Module | None = None) -> Source | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back  # the hook itself
-    while frame is not None and (_is_between(frame.f_code.co_filename) or frame.f_code in passed):
+    while frame is not None and (is_between(frame.f_code.co_filename) or frame.f_code in passed):
         frame = frame.f_back
-    return None if frame is None else _source(frame)
+    return None if frame is None else source_of(frame)
 
 
 def forward_of(module: nn.Module) -> tuple[str, int] | None:
@@ -108,7 +108,8 @@ def module_tree(root: nn.Module, label: Callable[[str], str]) -> list[dict[str, 
     return entries
 
 
-def _source(frame: FrameType) -> Source:
+def source_of(frame: FrameType) -> Source:
+    """Describe the line that a frame is at."""
     code, line = frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno
     # The loader knows the text of its own module, not that of code which was executed in its names.
     names = frame.f_globals if frame.f_globals.get("__file__") == code.co_filename else None
@@ -117,7 +118,7 @@ def _source(frame: FrameType) -> Source:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_between(file: str) -> bool:
+def is_between(file: str) -> bool:
     """Whether a file's code only passes calls on."""
     if file.startswith(_LIBRARY):
         return file[len(_LIBRARY) :].partition(os.sep)[0] not in _INSTALLED or file.startswith((TORCH, OWN))

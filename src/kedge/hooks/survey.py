@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,12 +18,32 @@ from kedge.hooks.saved import SavedBill
 from kedge.hooks.source import call_site
 
 
+class Taker(Protocol):
+    """What writes down every tensor that is saved in a step, where that is asked for.
+
+    Attributes:
+        seconds: What it has taken of the program's time.
+    """
+
+    seconds: float
+
+    def add(self, module: nn.Module, root: Root) -> None:
+        """Follow a root whose call is under way."""
+
+    def close(self, step: int) -> Mapping[str, Any] | None:
+        """Hear that a step is over; returns what the recording says of it, once there is something to say."""
+
+    def stop(self) -> None:
+        """Take everything off."""
+
+
 class Survey:
     """Hooks for the length of one step on the modules of roots that are new in it.
 
     Attributes:
         sources: Where the program calls a module, by the path that it is recorded under.
         failed: Whether it was given up.
+        taker: Set to what takes the bill of the first step in full.
     """
 
     def __init__(self) -> None:
@@ -32,6 +52,13 @@ class Survey:
         self._modules: list[dict[str, Any]] = []
         self._handles: list[RemovableHandle] = []
         self.failed = False
+        self.taker: Taker | None = None
+        self._took = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What taking a bill has taken of the program's time."""
+        return self._took + (self.taker.seconds if self.taker is not None else 0.0)
 
     def spare(self, work: Callable[..., None], *args: Any) -> None:
         """Do what must not end the program: if it fails, that is said once, and nothing more is surveyed."""
@@ -62,6 +89,8 @@ class Survey:
                     inner.register_forward_hook(Depart(self, bill, root.label(name)), always_call=True)
                 )
         self._handles.append(module.register_forward_hook(Return(self, bill, root.label("")), always_call=True))
+        if self.taker is not None:
+            self.spare(self.taker.add, module, root)
 
     def see(self, path: str, module: nn.Module) -> None:
         """Take down where a module is called from, when it is called first."""
@@ -82,8 +111,21 @@ class Survey:
         while self._handles:
             self._handles.pop().remove()
         modules, self._modules, self._bill = self._modules, [], None
+        if (taken := self._taken(step)) is not None:
+            return [taken]
         total = sum(m["bytes"] for m in modules)
         return [{"kind": "saved", "step": step, "bytes": total, "modules": modules}] if modules else []
+
+    def _taken(self, step: int) -> Mapping[str, Any] | None:
+        """Have the bill of the step that is over, if one was taken; there is one in a run."""
+        found: list[Mapping[str, Any] | None] = []
+        if self.taker is not None:
+            taker = self.taker
+            self.spare(lambda: found.append(taker.close(step)))
+            if self.failed or found[0] is not None:
+                taker.stop()
+                self.taker, self._took = None, taker.seconds
+        return found[0] if found else None
 
 
 class Arrive(Own):

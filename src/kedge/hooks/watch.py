@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,8 +28,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from kedge.hooks import compiled, dynamo
-from kedge.hooks.attach import has_optimizer
-from kedge.hooks.leader import Leader, any_optimizer
+from kedge.hooks.known import Known, Places
+from kedge.hooks.leader import Leader
 from kedge.hooks.levels import OFF, Levels, Quiet
 from kedge.hooks.pace import Level, Pace, unit
 from kedge.hooks.roots import (
@@ -40,12 +41,11 @@ from kedge.hooks.roots import (
     channel_dims,
     entry_of,
     free_prefix,
-    inside,
-    is_replica,
     leads_anew,
+    next_of,
     saturations,
     selected,
-    silence_of,
+    silences,
     unwrapped,
 )
 from kedge.hooks.schedule import Passes
@@ -55,7 +55,7 @@ from kedge.hooks.survey import Survey
 from kedge.hooks.updates import Updates
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
-from kedge.sites.site import Site, escape
+from kedge.sites.site import escape
 
 if TYPE_CHECKING:
     from kedge.hooks.dump import Dump
@@ -77,6 +77,7 @@ class Watch:
     Attributes:
         dump: Set to what keeps the call that made the first value that is not finite.
         holding: Set to a list to have it keep the roots alive to the end.
+        failure: What Kedge failed with, and watches no more since; None where all goes well.
         names: What to call modules that may turn out to be roots, by the model that holds them and is not called itself.
     """
 
@@ -84,26 +85,27 @@ class Watch:
         self.log, self.selector, self.pace = log, Selector(sites), Pace(n, budget)
         self.meter = meter
         meter.sink, meter.draws = self, True
-        self.session = Quiet(on_error="warn")
+        self.session = Quiet()
         self.roots: list[Root] = []
-        self.params: dict[int, tuple[weakref.ref[nn.Parameter], Site]] = {}
+        self._places = Places(self.roots)
         self.pid = os.getpid()
         self.sampled: set[int] = set()
         self.spent = 0.0
-        self.failed = False
+        self.failure: Exception | None = None
         self.holding: list[nn.Module] | None = None
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._known: dict[int, weakref.ref[nn.Module]] = {}
+        self._known = Known()
         self._written = (0, 0)
         self._undo = ExitStack()
         self.levels = Levels(self.session, meter, self._trains)
         self.lookout = self.levels.lookout
-        self.updates = Updates(meter, lambda: self.session.clock.step, self._place_of)
+        self.updates = Updates(meter, lambda: self.session.clock.step, self._places.of)
         self._leader = Leader(self.session.clock)
         self.survey = Survey()
         self._notes: list[Mapping[str, Any]] = []
         self.dump: Dump | None = None
         self._end_step, self._measure_update = self._spare(self._step_ended), self._spare(self._after_update)
+        self._waken, self._forget_gone = self._spare(self._awaken), self._spare(self._release_gone)
         self._unit = 0.0
         self._passed = 0
         self._unfinished: list[Root] = []
@@ -146,10 +148,15 @@ class Watch:
 
     def _write_last(self) -> None:
         with self._timed():
+            self._notes += self.survey.close(self.session.clock.step)
             self.meter.finish()
-        silent = [t for t in self.session.taps if t.site.kind in ("out", "param.grad") and not t.fired]
-        sites = [silence_of(tap) for tap in silent]
-        self.log.event({"kind": "ledger", "sampled": len(self.sampled), "sites": sites})
+        silent = silences(self.roots, self.session.taps)
+        self.log.event({"kind": "ledger", "sampled": len(self.sampled), "sites": silent})
+
+    @property
+    def failed(self) -> bool:
+        """Whether Kedge has failed."""
+        return self.failure is not None
 
     @property
     def summary(self) -> Summary:
@@ -164,7 +171,7 @@ class Watch:
     def cost(self) -> float:
         """Seconds that watching took: measuring and writing are timed, what PyTorch takes to call hooks is calibrated."""
         called = _PER_EVENT * self.meter.events + self.lookout.looks + _PER_STEP * self.session.clock.step
-        return self.spent + self.meter.seconds + self.lookout.seconds + called * self._unit
+        return self.spent + self.meter.seconds + self.lookout.seconds + self.survey.seconds + called * self._unit
 
     # -- roots -----------------------------------------------------------------------------------
 
@@ -177,20 +184,21 @@ class Watch:
             try:
                 work(*args)
             except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
-                self.failed, self.meter.level = True, OFF
+                error.add_note(traceback.format_exc())  # the traceback itself would keep what it went through
+                self.failure, self.meter.level = error.with_traceback(None), OFF
                 sys.stderr.write(f"[kedge] watching failed and is off from here on: {type(error).__name__}: {error}\n")
 
         return hook
 
     def _entered(self, module: nn.Module, args: Any) -> None:
         """See every module call of the program; the first call of a root makes it watched."""
-        if not self.levels.scouts or self._is_known(module) or is_replica(module) or compiled.in_backward():
+        if not self.levels.scouts or module in self._known or self._known.is_aside(module) or compiled.in_backward():
             return
-        self._known[id(module)] = weakref.ref(module)
+        self._known.meet([module])
         if isinstance(module, torch.jit.ScriptModule):
             return  # PyTorch runs no hooks on it
         inner = unwrapped(module)
-        if inner is not module and self._is_known(inner):
+        if inner is not module and inner in self._known:
             return  # it was called before it was wrapped
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
         if not captured and not self.lookout.now.root and not any(r.is_running for r in self.roots):
@@ -215,18 +223,18 @@ class Watch:
         fresh = {
             name: m
             for name, m in named.items()
-            if (m is module or not self._is_known(m)) and not isinstance(m, torch.jit.ScriptModule)
+            if (m is module or m not in self._known) and not isinstance(m, torch.jit.ScriptModule)
         }
-        self._known.update((id(m), weakref.ref(m)) for m in named.values())
+        self._known.meet(named.values())
         types = {n: type(m).__name__ for n, m in fresh.items()}
         prefix = self.names[module] if module in self.names else free_prefix(type(module).__name__, self.roots)
-        root = next((r for r in self.roots if r.is_gone(types)), None) or Root(len(self.roots), prefix, types)
+        self._release_gone()
+        root = next_of(self.roots, types) or Root(len(self.roots), prefix, types)
         with root.attaching(self.session, module) as target:
             root.parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
             root.modules = module_tree(module, root.label)
-            if root.parameters and not any(r.parameters for r in self.roots):
-                self.session.clock.lead(target.passes, lambda: any_optimizer() and has_optimizer(root.module()))
-                self.session.clock.look()
+            if root.parameters and not any(r.parameters and r.target for r in self.roots if r is not root):
+                self._leader.lead(target.passes, root.module)
             if not root.follows:
                 self.roots.append(root)
             self._hook(module, root, fresh)
@@ -237,9 +245,11 @@ class Watch:
             self.holding.append(module)
         return root
 
-    def _is_known(self, module: nn.Module) -> bool:
-        known = self._known.get(id(module))
-        return known is not None and known() is module
+    def _release_gone(self) -> None:
+        """Let go of roots that are gone, before others have their place in memory."""
+        gone = [r for r in self.roots if r.release(self.session)]
+        for met in (self._known, self._places) if gone else ():
+            met.forget_gone()
 
     def _hook(self, module: nn.Module, root: Root, fresh: Mapping[str, nn.Module]) -> None:
         action = Prefixed(self.meter, root)
@@ -254,11 +264,10 @@ class Watch:
     def _hook_parameters(self, module: nn.Module, root: Root) -> None:
         fresh = [
             (name, param)
-            for name, param in module.named_parameters()
-            if not is_lazy(param) and self._site_of(param) is None and selected(self.selector, root.label(name), module)
+            for name, param in self._places.unplaced(module)
+            if selected(self.selector, root.label(name), module)
         ]
-        for name, param in fresh:
-            self.params[id(param)] = (weakref.ref(param), Site(root.label(name), "param"))
+        self._places.put(fresh, root)
         # Hooks on a parameter that is spread over several processes do not fire: its gradient is seen at the optimizer.
         chosen = [name for name, param in fresh if param.requires_grad and own_part(param) is param]
         _hook_each(self.session, module, chosen, "param.grad", Prefixed(self.meter, root))
@@ -274,10 +283,6 @@ class Watch:
                 root.modules = module_tree(module, root.label)
                 root.types.update((n, type(m).__name__) for n, m in module.named_modules() if n in root.types)
                 self._hook_parameters(module, root)
-
-    def _site_of(self, param: nn.Parameter) -> Site | None:
-        known = self.params.get(id(param))
-        return known[1] if known is not None and known[0]() is param else None
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -327,10 +332,12 @@ class Watch:
             self.session.clock.step += self._passed
             self._passed = 0
             self._leader.led()
-        if self.pace.level is not Level.OFF or not leads:
+        if self.pace.level is Level.FULL:
             self._measure_update(optimizer)
-        for count in self.session.clock.counters or ():
-            count(optimizer, args, kwargs)
+        wished = self._leader.meets(optimizer) and self._met_new()
+        self._leader.count(optimizer, args, kwargs)
+        if wished and self.pace.level is not Level.FULL and not compiled.in_backward():
+            self._waken()
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.meter.level != OFF:
@@ -340,20 +347,19 @@ class Watch:
                 self.updates.before(optimizer, self.pace.level, spoiled=spoiled)
 
     def _after_update(self, optimizer: Optimizer) -> None:
-        self._leader.follow(optimizer)
-        new = self._leader.meets(optimizer)
         with self._timed():
-            if self.pace.level is Level.FULL:
-                self.updates.after(optimizer)
-            elif new:  # so perhaps there is a new model
-                self.pace.level, self.pace.wake = Level.FULL, 0.0
-                self.levels.prepare(Level.FULL, scouts=True)
+            self.updates.after(optimizer)
 
-    def _place_of(self, param: nn.Parameter) -> tuple[Site, Root] | None:
-        site = self._site_of(param)
-        if site is None:
-            return None
-        return site, max((r for r in self.roots if inside(site.path, r.prefix)), key=lambda r: len(r.prefix))
+    def _met_new(self) -> bool:
+        """Take a new optimizer for a sign of a new model; tell whether to measure the next step in full for it."""
+        self._forget_gone()
+        return self.pace.level is not Level.FULL and self.pace.wish()
+
+    def _awaken(self) -> None:
+        """Measure what is left of the step under way in full."""
+        with self._timed():
+            self.pace.level, self.pace.wake = Level.FULL, 0.0
+            self.levels.prepare(Level.FULL, scouts=True)
 
     # -- writing ---------------------------------------------------------------------------------
 

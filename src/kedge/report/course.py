@@ -27,12 +27,14 @@ class Course:
         broken: Where something was not finite, at that step or before the next sampled one.
         last: The newest value; NaN or infinite where the newest was not finite.
         broken_steps: In how many steps something was not finite, off-schedule steps included.
+        since: Whether something was not finite after the last sampled step.
     """
 
     rms: NDArray[np.float64]
     broken: NDArray[np.bool_]
     last: float | None
     broken_steps: int
+    since: bool = False
 
 
 def course(recording: Recording, site: SiteInfo) -> Course:
@@ -43,7 +45,8 @@ def course(recording: Recording, site: SiteInfo) -> Course:
     if len(rms):
         before = np.searchsorted(recording.steps, rows.step[bad], side="right") - 1
         broken[np.maximum(before, 0)] = True
-    return Course(rms, broken, _last(rms, bad), int(bad.sum()))
+    since = bool(len(rms) and bad.any() and rows.step[bad][-1] > recording.steps[-1])
+    return Course(rms, broken, _last(rms, bad), int(bad.sum()), since)
 
 
 def _last(rms: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:

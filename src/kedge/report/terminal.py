@@ -74,7 +74,7 @@ def render(recording: Recording, findings: Sequence[Finding], console: Console, 
         return
     _render_table(chosen, findings, console, extent)
     console.print()
-    print_paragraph(_legend(recording), console)
+    print_paragraph(_legend(recording, chosen), console)
 
 
 def _render_verdict(recording: Recording, findings: Sequence[Finding], console: Console, extent: Extent) -> None:
@@ -147,10 +147,12 @@ def _with_gaps(shown: Sequence[int], total: int) -> Iterator[tuple[int, int | No
     yield total - after, None
 
 
-def _legend(recording: Recording) -> Text:
+def _legend(recording: Recording, chosen: Sequence[Line]) -> Text:
     first, last = int(recording.steps[0]), int(recording.steps[-1])
+    since = any(followed.since for line in chosen for followed in (line.out, line.gradient) if followed)
     return Text(
-        f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last one sampled. "
+        f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last one sampled"
+        f"{'; nan, inf: not finite in a step since' if since else ''}. "
         f"course: steps {first} to {last}, each line on a logarithmic scale of its own; "
         "✗ something not finite, 0 nothing but zeros. "
         "update: what a step changed, relative to the parameter. zero: share of exact zeros.",

@@ -64,10 +64,10 @@ class SavedMemory:
         return Finding(
             code=self.code,
             severity=self.severity,
-            site=f"{path}:saved",
+            site=f"{path or ''}:saved",
             step=event["step"],
-            message=f"{path}:saved holds {held / MIB:,.0f} MiB of the {total / MIB:,.0f} MiB ({held / total:.0%}) that are saved "
-            f"for backward in step {event['step']}.",
+            message=f"{_named(path)} holds {held / MIB:,.0f} MiB of the {total / MIB:,.0f} MiB ({held / total:.0%}) that are "
+            f"saved for backward in step {event['step']}.",
             evidence={
                 "bytes": held,
                 "tensors": module["tensors"],
@@ -79,3 +79,8 @@ class SavedMemory:
             remedy="Checkpoint it (torch.utils.checkpoint) to compute it again in backward, or keep what it saves elsewhere "
             "(kedge.offload); for attention use scaled_dot_product_attention, which saves no scores.",
         )
+
+
+def _named(path: str | None) -> str:
+    """Name what holds it; without a module it is what the program computes between them, such as a functional loss."""
+    return "What is saved outside of modules" if path is None else f"{path}:saved"

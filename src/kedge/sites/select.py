@@ -17,7 +17,6 @@ from torch import nn
 from kedge.errors import NoSiteMatched, NoSuchKind
 from kedge.sites.language import Term, parse
 from kedge.sites.site import (
-    LATER_KINDS,
     MODULE_KINDS,
     NODE_KINDS,
     PARAM_KINDS,
@@ -157,9 +156,10 @@ class Layout:
 
     def find(self, term: Term) -> list[Place]:
         """Every place a term stands for, in the model's order and each once."""
-        if term.op is not None or term.kind in LATER_KINDS:
-            what = "operations inside a forward" if term.op is not None else '":saved" sites'
-            raise NoSuchKind(f'"{term}" asks for {what}, which this version of Kedge cannot hook yet')
+        if term.op is not None:
+            raise NoSuchKind(
+                f'"{term}" asks for operations inside a forward, which this version of Kedge cannot hook yet'
+            )
         if term.kind in TENSOR_KINDS + NODE_KINDS:
             has = ", ".join(MODULE_KINDS + PARAM_KINDS)
             raise NoSuchKind(f'"{term}": :{term.kind} is of tensors and nodes; a model has {has}')

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-MODULE_KINDS = ("out", "in", "out.grad", "in.grad", "in.share")
+MODULE_KINDS = ("out", "in", "out.grad", "in.grad", "in.share", "saved")
 PARAM_KINDS = ("param", "param.grad", "param.acc")
-LATER_KINDS = ("saved",)
 TENSOR_KINDS = ("grad", "acc")
 NODE_KINDS = ("pre", "post")
-KINDS = MODULE_KINDS + PARAM_KINDS + LATER_KINDS
+KINDS = MODULE_KINDS + PARAM_KINDS
 ALL_KINDS = KINDS + TENSOR_KINDS + NODE_KINDS
 GRADIENT_KINDS = frozenset({"out.grad", "in.grad", "in.share", "param.grad", "param.acc", "grad", "acc", "pre", "post"})
 

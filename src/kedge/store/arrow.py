@@ -1,13 +1,19 @@
-"""The statistics as an Arrow IPC stream: one record batch per written step.
+"""The statistics as an Arrow IPC stream: one record batch per step that was measured in full.
 
 A stream has no footer and nothing in it is ever changed, so a killed writer leaves a file that
 reads up to its last whole batch, and another process can read it while it grows.
+
+# Note [Shared batches]
+A light step has a row or two, of which a batch would take twenty times the room. So the rows of light steps wait
+for each other and share a batch: until a step that was measured in full, or something that is not finite, is written,
+until there are many, or one of them has waited for a second when the next comes.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +26,7 @@ from numpy.typing import NDArray
 from kedge.store.batches import Finder
 from kedge.store.columns import BINARY, COLUMNS, Columns
 from kedge.store.disk import told, write_all
+from kedge.store.rows import LIGHT
 from kedge.store.stretch import Stretch
 from kedge.store.table import Table
 
@@ -31,12 +38,19 @@ _LEAST_ROW = sum(np.dtype(dtype).itemsize for dtype, _ in COLUMNS.values()) + le
 _CONTINUATION = b"\xff\xff\xff\xff"
 _LONGEST_SCHEMA = 1 << 16
 
+_FEW = 8
+"""How many rows of a light step may wait."""
+_MANY = 256
+"""How many rows share a batch."""
+_PATIENCE = 1.0
+"""For how many seconds a row waits."""
+
 
 class StatsWriter:
     """Append the statistics of step after step to a new file.
 
     Each batch goes to the operating system in one unbuffered write, so that it outlives the
-    process and others can see it at once.
+    process and others can see it at once. Those of light steps may wait; see Note [Shared batches].
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -44,6 +58,8 @@ class StatsWriter:
         with told(f"start {self._path}"):
             self._file = io.FileIO(self._path, "x")
         self._size = 0
+        self._waiting: list[tuple[dict[str, NDArray[Any]], dict[str, Sequence[bytes]]]] = []
+        self._since = 0.0
         self._pending = io.BytesIO()
         self._stream = StreamWriter.from_writable(self._pending)
         nothing = {name: np.zeros(0, dtype) for name, (dtype, _) in COLUMNS.items()}
@@ -51,7 +67,7 @@ class StatsWriter:
         self._append()
 
     def write(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Append one batch.
+        """Append the rows of one step.
 
         Args:
             step: The step all rows belong to.
@@ -68,15 +84,33 @@ class StatsWriter:
         binary: dict[str, Sequence[bytes]] = {name: columns.get(name, [b""] * rows) for name in BINARY}
         for name, held in binary.items():
             _require(name, len(held), rows)
-        self._stream.write_array(_batch(numbers, binary, rows))
+        if not _may_wait(numbers):
+            self.flush()
+            self._write(numbers, binary)
+            return
+        self._since = self._since if self._waiting else time.monotonic()
+        self._waiting.append((numbers, binary))
+        if len(self._waiting) >= _MANY // _FEW or time.monotonic() - self._since > _PATIENCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Append the rows that wait, as one batch."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            numbers = {name: np.concatenate([each[name] for each, _ in waiting]) for name in COLUMNS}
+            self._write(numbers, {name: [h for _, each in waiting for h in each[name]] for name in BINARY})
+
+    def _write(self, numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]]) -> None:
+        self._stream.write_array(_batch(numbers, binary, len(numbers["site"])))
         self._append()
 
     def close(self) -> None:
         """End the stream; closing twice does nothing."""
         if self._file.closed:
             return
-        self._stream.close()
         try:
+            self.flush()
+            self._stream.close()
             self._append()
         finally:
             self._file.close()
@@ -97,6 +131,13 @@ class StatsWriter:
             self._file.truncate(self._size)
             self._file.seek(self._size)
             raise
+
+
+def _may_wait(numbers: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether these are a few rows of a light step, with nothing in them that should be known at once."""
+    if not 0 < len(numbers["site"]) <= _FEW or (numbers["level"] != LIGHT).any():
+        return False
+    return bool(np.isfinite(numbers["sumsq"]).all() and (numbers["nonfinite"] <= 0).all())
 
 
 def _column(name: str, columns: Mapping[str, Any], rows: int) -> NDArray[Any]:

@@ -96,7 +96,8 @@ class RecordingWriter:
         self._stats.write(step, columns)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Append one event; its numbers must be finite, as JSON has no others."""
+        """Append one event, after all rows; its numbers must be finite, as JSON has no others."""
+        self._stats.flush()
         line = json.dumps(event, allow_nan=False) + "\n"
         with told(f"write to {self._events.name}"):
             write_all(self._events, line.encode())

@@ -1,10 +1,16 @@
-"""Asking a recording with SQL, through DuckDB, in memory: nothing is written and no lock is taken."""
+"""Asking a recording with SQL, through DuckDB, in memory: nothing is written and no lock is taken.
+
+# Note [No thread at the end]
+pyarrow's own scanner reads ahead in a thread, which may still wait for Python when the interpreter ends:
+the process then aborts behind a good answer. So the batches are made, filtered and handed over by the
+thread that asks.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -116,10 +122,26 @@ class _Stats(ds.Dataset):  # type: ignore[misc]
         filtered = set(re.findall(r"\w+", str(filter))) if filter is not None else set()
         names = [name for name in WIDE if columns is None or name in columns or name in filtered]
         # Counting rows needs none of the columns, but batches cannot be without one.
-        names = names or ["step"]
-        schema = pa.schema([SCHEMA.field(name) for name in names])
-        reader = pa.RecordBatchReader.from_batches(schema, batches(self._recording, names))
-        return ds.Scanner.from_batches(reader, columns=columns, filter=filter)
+        return _Scan(self._recording, names or ["step"], columns, filter)
+
+
+class _Scan:
+    """What DuckDB reads one table from; see Note [No thread at the end]."""
+
+    def __init__(self, recording: Recording, names: Sequence[str], columns: Sequence[str] | None, only: Any) -> None:
+        self._recording, self._names, self._only = recording, names, only
+        self._columns = list(names if columns is None else columns)
+        self._schema = pa.schema([SCHEMA.field(name) for name in self._columns])
+
+    def to_reader(self) -> Any:
+        """Give the rows, batch by batch."""
+        return pa.RecordBatchReader.from_batches(self._schema, self._batches())
+
+    def _batches(self) -> Iterator[Any]:
+        for batch in batches(self._recording, self._names):
+            table = pa.Table.from_batches([batch])
+            table = table if self._only is None else table.filter(self._only)
+            yield from table.select(self._columns).to_batches()
 
 
 def _site(site: SiteInfo) -> dict[str, Any]:

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kedge.errors import RecordingError
 from kedge.hooks.roots import Summary
 from kedge.report.numbers import counted, percent, seconds
 from kedge.report.tally import tally
 from kedge.rules.project import configured_rules
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding
+from kedge.store.documents import read_manifest, read_ranks
 from kedge.store.recording import Recording
 from kedge.watching.recorder import Recorder
 
@@ -49,11 +51,24 @@ def last_words(name: str, recorder: Recorder, summary: Summary) -> Iterator[str]
         return
     cost = percent(summary.watching / summary.seconds) if summary.seconds else "nothing"
     yield (
-        f"{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, {summary.sampled:,} sampled; "
+        f"{_whose(recorder.place)}{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, "
+        f"{summary.sampled:,} sampled; "
         f"watching took {cost} of {seconds(summary.seconds)}"
     )
     yield _checked(recorder.place)
     yield f"see more with: kedge report {name}"
+
+
+def _whose(place: Path) -> str:
+    """Say that these are one rank's figures, and how many have recorded, if there are several."""
+    try:
+        world, ranks = int(read_manifest(place).get("world") or 1), read_ranks(place)
+    except RecordingError:  # what is wrong with it is said when it is checked
+        return ""
+    if world == 1:
+        return ""
+    told = counted(world, "rank") if len(ranks) == world else f"{len(ranks):,} of {counted(world, 'rank')}"
+    return f"{told} recorded; rank 0: "
 
 
 def _checked(place: Path) -> str:

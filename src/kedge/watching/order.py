@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -22,12 +22,15 @@ class Order:
         every: One step in this many is measured in full.
         budget: The share of the run's time that watching may take; None for any.
         dump: Whether the tensors around the first value that is not finite are kept.
+        saved: Makes what writes down everything that autograd saves in the first step (`kedge.hooks.survey.Taker`),
+            given what spares the program its failures; None: that is not done. It is made when the watch begins.
     """
 
     sites: str = "**"
     every: int = 10
     budget: float | None = 0.03
     dump: bool = False
+    saved: Callable[[Any], Any] | None = None
 
 
 def manifest_of(command: Sequence[str], script: str, order: Order) -> dict[str, Any]:

@@ -29,6 +29,8 @@ def make_watch(log: Log, order: Order, place: Path | None = None) -> Watch:
     watch = Watch(Meter(), log, sites=order.sites, n=order.every, budget=order.budget)
     if order.dump and place is not None:
         watch.dump = Dump(place, log)
+    if order.saved is not None:
+        watch.survey.taker = order.saved(watch.survey.spare)
     return watch
 
 

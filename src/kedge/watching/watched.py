@@ -134,10 +134,11 @@ class Watched:
         atexit.unregister(self._end_with_program)
         unhush()
         self._finish(error)
-        if self._watch is not None and self._watch.failed:
-            self._failures.append("a hook failed; what was told on stderr says where")
+        failure = self._watch.failure if self._watch is not None else None
+        if failure is not None:
+            self._failures.append(f"a hook failed: {type(failure).__name__}: {failure}")
         if self.strict and self._failures and error is None:
-            raise WatchingFailed(f"watching into {self.recording} failed: {'; '.join(self._failures)}")
+            raise WatchingFailed(f"watching into {self.recording} failed: {'; '.join(self._failures)}") from failure
 
     def _finish(self, error: BaseException | None) -> None:
         watch, into = self._watch, self._into

@@ -99,6 +99,11 @@ class Comparison:
         return len(np.intersect1d(self.a.steps, self.b.steps, assume_unique=True))
 
     @cached_property
+    def unlike(self) -> int:
+        """How many of the steps are measured in full in one recording alone."""
+        return int(np.isin(self.steps, np.setxor1d(self.a.steps, self.b.steps, assume_unique=True)).sum())
+
+    @cached_property
     def first(self) -> Parting | None:
         """Where they first part: the first step, and in it the first site in the order of the data."""
         columns = np.flatnonzero(self.parted.any(axis=0))

@@ -6,6 +6,9 @@ other, at most 2. The scale is the larger of the two sizes. For a mean these are
 many numbers around zero is itself hardly more than rounding; for an extreme the larger extremes of either side; for
 all others the values. A share is compared as it is. What is not finite on one side alone is infinitely far apart.
 NaN: not measured on both sides.
+
+A light step's norms and the sums of a full one are added up in other orders, and their last bits differ. So a step that
+is light in one recording and full in the other is compared up to what rounding makes of it.
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ COMPARED: tuple[Compared, ...] = ("rms", "max", "min", "mean", "zero", "nonfinit
 COUNTS = frozenset({"zero", "nonfinite", "count"})
 
 
+#: How far apart the same values are at most, measured in a light step and in a full one.
+MEASURED_OTHERWISE = 2.0**-16
+
+
 class Chosen:
     """The rows of one site in the steps that are compared."""
 
@@ -38,6 +45,11 @@ class Chosen:
         """Where something was not finite."""
         return np.asarray(~self._rows.clean & (self._rows.count > 0))[self._where]
 
+    @property
+    def level(self) -> Ints:
+        """How closely each step was measured."""
+        return np.asarray(self._rows.level[self._where])
+
     def __getitem__(self, statistic: Statistic) -> Floats:
         """Give a statistic, NaN where it was not measured."""
         return self._rows.statistic(statistic)[self._where]
@@ -47,6 +59,7 @@ def apart(a: Chosen, b: Chosen) -> Iterator[tuple[Compared, Floats]]:
     """Give for each statistic how far two sites are apart in each step; see Note [Apart]."""
     broken, other = a.broken, b.broken
     both, one = broken & other, broken != other
+    otherwise = a.level != b.level
     sizes = {"mean": _larger(a["rms"], b["rms"])}
     sizes["min"] = sizes["max"] = _larger(a["absmax"], b["absmax"])
     for name in COMPARED:
@@ -56,6 +69,8 @@ def apart(a: Chosen, b: Chosen) -> Iterator[tuple[Compared, Floats]]:
             far[both & ~(np.isfinite(x) & np.isfinite(y))] = 0.0
         if one.any():
             far[one] = np.inf if name == "nonfinite" else np.nan
+        if otherwise.any():
+            far[otherwise & (far < MEASURED_OTHERWISE)] = 0.0
         yield name, far
 
 

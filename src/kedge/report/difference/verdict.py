@@ -89,7 +89,9 @@ def _same(comparison: Comparison) -> Cause:
         furthest = float(np.nanmax(comparison.apart))
         found = f"{values} in {steps} are at most {furthest:.2g} apart, and {comparison.tolerance:g} is tolerated"
         return Cause("same", "no difference beyond the tolerance", found)
-    return Cause("same", "no difference", f"{values} in {steps} are equal to the last bit")
+    rounded = f", those of {counted(comparison.unlike, 'step')} that one alone measured in full up to rounding"
+    rounded *= comparison.unlike > 0
+    return Cause("same", "no difference", f"{values} in {steps} are equal to the last bit{rounded}")
 
 
 def _unknown(facts: Facts) -> Cause:

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from kedge.report.page.about import about
+from kedge.report.page.account import account_section
 from kedge.report.page.bins import Bins
 from kedge.report.page.columns import packed
 from kedge.report.page.curves import curves
 from kedge.report.page.figures import figure, plain
 from kedge.report.page.modules import modules_of
+from kedge.report.page.ranks import ranks_of
 from kedge.report.page.sheets import sheets_of, shown_steps
 from kedge.rules.registry import explain
 from kedge.rules.rule import Finding, Rule
@@ -52,6 +54,8 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
     entries = sheets_of(recording, bins).entries()
     for name, entry in entries.items():
         tables[name] = entry.pop("data")
+    ranks, own = ranks_of(recording, bins)
+    tables |= own
     codes = {finding.code for finding in findings}
     described = {
         "run": about(recording),
@@ -64,8 +68,10 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
         "sites": [_site(site) for site in recording.sites],
         "columns": {"count": len(bins), "single": bins.single, "steps": len(bins.steps)},
         "sheets": entries,
+        "ranks": ranks,
         "curves": list(curves(recording)),
         "modules": modules_of(recording),
+        "account": account_section(recording),
         "formats": [asdict(FORMATS[name]) for name in SHOWN_FORMATS],
     }
     return Document(described, tables)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from kedge.store.account import newest
 from kedge.store.recording import Recording, SiteInfo
 
 PARAMETER_KINDS = ("param", "param.grad", "update")
@@ -77,4 +78,4 @@ def _note_saved(made: dict[str, dict[str, Any]], recording: Recording) -> None:
 
 def saved_event(recording: Recording) -> Mapping[str, Any] | None:
     """Give the newest account of what autograd saved."""
-    return next((event for event in reversed(recording.events) if event.get("kind") == "saved"), None)
+    return newest(recording.events)

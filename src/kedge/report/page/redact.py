@@ -46,6 +46,9 @@ def _module(entry: Entry) -> Entry:
 
 
 def _event(event: Entry) -> Entry:
+    if event.get("kind") == "saved" and "lines" in event:
+        items = [{key: value for key, value in item.items() if key != "line"} for item in event.get("items", ())]
+        return {**event, "lines": [], "items": items}
     if event.get("kind") != "end" or not event.get("error"):
         return event
     return {**event, "error": str(event["error"]).partition(":")[0]}

@@ -62,9 +62,14 @@ class Sheets:
     states: NDArray[np.uint8]
     by_name: Mapping[str, Sheet]
 
-    def entries(self) -> dict[str, dict[str, Any]]:
-        """Describe all sheets for the page."""
-        brief = sum(sheet.values.size for sheet in self.by_name.values()) > MANY
+    @property
+    def size(self) -> int:
+        """How many numbers all sheets hold."""
+        return sum(sheet.values.size for sheet in self.by_name.values())
+
+    def entries(self, *, brief: bool = False) -> dict[str, dict[str, Any]]:
+        """Describe all sheets for the page; many of them, or ``brief``, have two or three digits."""
+        brief = brief or self.size > MANY
         made = {name: sheet.entry(name, brief=brief) for name, sheet in self.by_name.items()}
         made["state"] = {"rows": None, "form": "n1", "data": packed(self.states, "n1")}
         return made

@@ -1,5 +1,5 @@
 // Colour scales. Both can be told apart without seeing hue: viridis grows lighter all along, the scale of change has its
-// middle in the background's colour and ends in a cold and a warm one of different lightness.
+// middle in a grey near the background's and ends in a cold and a warm colour of different lightness.
 
 // Every 16th colour of matplotlib's viridis (CC0).
 const VIRIDIS = [
@@ -7,8 +7,8 @@ const VIRIDIS = [
   "54c568", "7ad151", "a5db36", "d2e21b", "fde725",
 ];
 const COLD_TO_WARM = {
-  light: ["08519c", "3182bd", "85b7dd", "f1f1ef", "f2b277", "d9730d", "7f3b08"],
-  dark: ["9ecbff", "4f9fe6", "2b5f93", "26292e", "8f5415", "de8a2e", "ffc98a"],
+  light: ["08519c", "3182bd", "85b7dd", "e9e9e6", "f2b277", "d9730d", "7f3b08"],
+  dark: ["9ecbff", "4f9fe6", "2b5f93", "2e333a", "8f5415", "de8a2e", "ffc98a"],
 };
 
 const LEVELS = 256;

@@ -13,6 +13,26 @@ const MOST_ROW = 18;
 const TALLEST = 500;
 const WIDEST = 64;
 const LABEL_HEIGHT = 11;
+const STRIPE = 5;
+
+// What has no value is striped, as in the legend: no colour of a scale can be mistaken for it.
+function striped(context) {
+  const dense = window.devicePixelRatio || 1;
+  const tile = document.createElement("canvas");
+  const brush = sized(tile, STRIPE, STRIPE);
+  brush.fillStyle = colour("panel");
+  brush.fillRect(0, 0, STRIPE, STRIPE);
+  brush.strokeStyle = colour("absent");
+  brush.lineWidth = 1.5;
+  for (const at of [-STRIPE, 0, STRIPE]) {
+    brush.moveTo(at - 1, STRIPE + 1);
+    brush.lineTo(at + STRIPE + 1, -1);
+  }
+  brush.stroke();
+  const pattern = context.createPattern(tile, "repeat");
+  pattern.setTransform(new DOMMatrix().scale(1 / dense));
+  return pattern;
+}
 
 export class HeatMap {
   constructor(host, filter) {
@@ -110,7 +130,7 @@ export class HeatMap {
     const { cells } = this;
     if (!cells.sites.length || !cells.width) return;
     context.imageSmoothingEnabled = false;
-    context.fillStyle = colour("absent");
+    context.fillStyle = striped(context);
     context.fillRect(this.left, this.top, this.plot, cells.sites.length * this.row);
     context.drawImage(this.picture, this.left, this.top, this.plot, cells.sites.length * this.row);
     const wide = this.plot / cells.width;

@@ -2,13 +2,14 @@
 
 import { byId, fill } from "./elements.js";
 import { filterOf } from "./globs.js";
-import { Recording } from "./recording.js";
 import { change, listen, recall, state } from "./state.js";
+import { listenToRank, offerRanks, ranked } from "./ranks.js";
 import { showHead } from "./head.js";
 import { Findings } from "./findings.js";
 import { HeatMap } from "./heatmap.js";
 import { Depth } from "./depth.js";
 import { Curves } from "./curves.js";
+import { Saved } from "./saved.js";
 import { Tree } from "./tree.js";
 import { Panel } from "./panel.js";
 import { listenToKeys, toggleTheme } from "./keys.js";
@@ -17,13 +18,14 @@ const TYPING_PAUSE = 120;
 
 function carried() {
   const described = JSON.parse(byId("document").textContent);
-  return new Recording(described, (name) => byId(`table-${name}`).textContent);
+  return ranked(described, (name) => byId(`table-${name}`).textContent);
 }
 
 function start() {
   recall();
   document.documentElement.dataset.theme = state.theme;
-  let recording = carried();
+  let choose = carried();
+  let recording = choose();
   const filter = () => filterOf(state.filter, recording.paths);
   const parts = {
     findings: new Findings(byId("findings-list")),
@@ -31,22 +33,27 @@ function start() {
     panel: new Panel(byId("panel-body")),
     depth: new Depth(byId("depth-body"), filter),
     curves: new Curves(byId("curves-body")),
+    saved: new Saved(byId("saved-body"), filter),
     tree: new Tree(byId("modules-body"), filter),
   };
   const show = () => {
+    recording = choose();
     showHead(recording);
+    offerRanks(recording);
     for (const part of Object.values(parts)) part.show(recording);
     tellFilter(filter());
   };
   show();
   connectFilter(filter);
+  listenToRank();
+  listen((changed) => changed.has("rank") && keepingPlace(show));
   byId("theme").addEventListener("click", toggleTheme);
   byId("help-open").addEventListener("click", () => byId("help").showModal());
   listenToKeys({ recording: () => recording, panel: parts.panel });
   document.documentElement.dataset.ready = "yes";
   if (document.documentElement.dataset.source === "live") {
     follow((news) => {
-      recording = new Recording(news.document, (name) => news.tables[name]);
+      choose = ranked(news.document, (name) => news.tables[name]);
       keepingPlace(show);
     });
   }

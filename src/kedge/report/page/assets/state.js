@@ -9,10 +9,12 @@ const chosen = {
   kind: null, // what the depth picture shows
   format: "float16",
   filter: "",
+  rank: null, // the rank that is shown by itself, as text; null: all together
   finding: null, // number of the finding in focus
   theme: null,
 };
 const listeners = [];
+const KEPT = ["site", "quantity", "filter", "rank"];
 
 export const state = new Proxy(chosen, {
   set() {
@@ -34,8 +36,8 @@ export function change(patch) {
 
 function remember(changed) {
   if (changed.includes("theme")) store("kedge.theme", chosen.theme);
-  if (changed.some((key) => ["site", "quantity", "filter"].includes(key))) {
-    const named = ["site", "quantity", "filter"].filter((key) => chosen[key]);
+  if (changed.some((key) => KEPT.includes(key))) {
+    const named = KEPT.filter((key) => chosen[key]);
     const text = new URLSearchParams(named.map((key) => [key, chosen[key]])).toString();
     history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
   }
@@ -60,7 +62,7 @@ function stored(key) {
 
 export function recall() {
   const address = new URLSearchParams(location.hash.slice(1));
-  for (const key of ["site", "quantity", "filter"]) if (address.get(key)) chosen[key] = address.get(key);
+  for (const key of KEPT) if (address.get(key)) chosen[key] = address.get(key);
   const theme = stored("kedge.theme");
   chosen.theme = theme === "light" || theme === "dark" ? theme : preferred();
 }

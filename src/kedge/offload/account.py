@@ -1,0 +1,288 @@
+"""What became of saved tensors: counted by module while it happens, printable as a table."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+_MB = 1e6
+_COUNTS = ("small", "again", "unique", "stored", "freed", "reads", "repeated", "failed")
+_GROUPS = ("kept", "rebuilt", "moved")
+
+
+class Count:
+    """How many, and how many bytes."""
+
+    __slots__ = ("bytes", "number")
+
+    def __init__(self) -> None:
+        self.number = self.bytes = 0
+
+    def __repr__(self) -> str:
+        """As read."""
+        return f"{self.number} of {self.bytes} bytes"
+
+    def add(self, nbytes: int) -> None:
+        """Count one more."""
+        self.number += 1
+        self.bytes += nbytes
+
+    def join(self, other: Count) -> None:
+        """Count what another has counted."""
+        self.number += other.number
+        self.bytes += other.bytes
+
+
+class Tally:
+    """What was saved and what became of it.
+
+    Attributes:
+        small: What is kept by reference because it is small.
+        kept: What is kept by reference, by why: ``"parameter"``, ``"buffer"``, ``"input"``, ``"excluded"`` by the
+            selector, ``"unknown"`` (sparse tensors and subclasses), ``"no rule"`` that rebuilds it and no store,
+            ``"here"`` (it is where the store would move it), ``"planned"``, ``"failed"``.
+        rebuilt: What is rebuilt instead of kept, by rule.
+        moved: What was moved, by where to; ``"memory"`` is what a codec made smaller in its place.
+        again: What was decided on already, for a tensor on the same storage.
+        unique: The distinct storages of all that is not small; parameters, buffers and inputs are among them.
+        extra: The bytes kept in memory so that others can be rebuilt.
+        stored: What was put away for `moved`: fewer bytes, with a codec.
+        freed: The entries that no handle needs any more.
+        reads: What was brought back.
+        repeated: What of that had been brought back before.
+        failed: What could not be moved.
+        putting: The seconds for which forward was held up by putting away.
+        stalled: The seconds for which backward waited for what it brought back.
+    """
+
+    def __init__(self) -> None:
+        self.small, self.again, self.unique, self.stored = Count(), Count(), Count(), Count()
+        self.freed, self.reads, self.repeated, self.failed = Count(), Count(), Count(), Count()
+        self.kept: defaultdict[str, Count] = defaultdict(Count)
+        self.rebuilt: defaultdict[str, Count] = defaultdict(Count)
+        self.moved: defaultdict[str, Count] = defaultdict(Count)
+        self.extra = 0
+        self.putting = self.stalled = 0.0
+
+    @property
+    def packs(self) -> int:
+        """How many tensors autograd saved."""
+        return sum(count.number for count in self._all())
+
+    @property
+    def naive(self) -> int:
+        """Their bytes, each counted as often as it was saved."""
+        return sum(count.bytes for count in self._all())
+
+    def sum(self, group: str) -> Count:
+        """Sum `kept`, `rebuilt` or `moved` up; what is small is kept."""
+        total = Count()
+        for count in list(getattr(self, group).values()):
+            total.join(count)
+        if group == "kept":
+            total.join(self.small)
+        return total
+
+    def join(self, other: Tally) -> None:
+        """Count what another has counted."""
+        for name in _COUNTS:
+            getattr(self, name).join(getattr(other, name))
+        for name in _GROUPS:
+            mine = getattr(self, name)
+            for what, count in list(getattr(other, name).items()):
+                mine[what].join(count)
+        self.extra += other.extra
+        self.putting += other.putting
+        self.stalled += other.stalled
+
+    def _all(self) -> Iterator[Count]:
+        yield from (self.small, self.again)
+        for group in _GROUPS:
+            yield from list(getattr(self, group).values())
+
+
+class Row:
+    """One module in the account: the step under way, and all before it.
+
+    Attributes:
+        path: The module; None for what is saved outside of all modules.
+        step: The step under way.
+        small: Its small tensors, which have to be counted fast.
+        asked: For how many of its tensors in this step there was a choice.
+    """
+
+    __slots__ = ("_account", "_lock", "asked", "before", "path", "small", "step")
+
+    def __init__(self, account: Account, path: str | None) -> None:
+        self._account, self.path = account, path
+        # Of the kind that its holder can take again: the last handle of an entry may go at any moment.
+        self._lock = account.lock
+        self.asked = 0
+        self.step, self.before = Tally(), Tally()
+        self.small = self.step.small
+
+    def turn(self) -> None:
+        """Begin a step."""
+        over, self.step = self.step, Tally()
+        self.small = self.step.small
+        self.before.join(over)
+        self.asked = 0
+
+    def ask(self) -> int:
+        """Number a tensor for which there is a choice."""
+        self.asked += 1
+        return self.asked - 1
+
+    def saw(self, storage: torch.UntypedStorage, number: int) -> None:
+        """Count a storage, if it is the first time in this step."""
+        with self._lock:
+            seen = self._account.seen
+            if number not in seen:
+                seen[number] = StorageWeakRef(storage)  # which keeps the number from being given to another one
+                self.step.unique.add(storage.nbytes())
+
+    def keep(self, why: str, nbytes: int) -> None:
+        """Count a tensor that is kept by reference."""
+        with self._lock:
+            self.step.kept[why].add(nbytes)
+
+    def again(self, nbytes: int) -> None:
+        """Count a tensor for which there is an entry."""
+        with self._lock:
+            self.step.again.add(nbytes)
+
+    def rebuild(self, rule: str, nbytes: int, extra: int) -> None:
+        """Count a tensor that will be rebuilt."""
+        with self._lock:
+            self.step.rebuilt[rule].add(nbytes)
+            self.step.extra += extra
+
+    def move(self, where: str, nbytes: int, stored: int, seconds: float) -> None:
+        """Count a tensor that was moved or encoded, and how long that took."""
+        with self._lock:
+            self.step.moved[where].add(nbytes)
+            self.step.stored.add(stored)
+            self.step.putting += seconds
+
+    def fail(self, nbytes: int) -> None:
+        """Count a tensor that could not be moved."""
+        with self._lock:
+            self.step.failed.add(nbytes)
+
+    def brought(self, nbytes: int, seconds: float, *, again: bool) -> None:
+        """Count bytes that were brought back, and how long that took with all that it needed."""
+        with self._lock:
+            self.step.reads.add(nbytes)
+            self.step.stalled += seconds
+            if again:
+                self.step.repeated.add(nbytes)
+
+    def gone(self, nbytes: int) -> None:
+        """Count an entry whose last handle is gone."""
+        with self._lock:
+            self.step.freed.add(nbytes)
+
+
+class Account:
+    """What became of what autograd saved; prints as a table.
+
+    Attributes:
+        rows: By module, in the order in which they first saved something.
+        steps: How many forward passes with their backward passes are over.
+        dropped: Rules that were found wrong here and are not used, with why.
+        plan: What a planner has decided on, and what it foretells; None if there is none.
+        seen: The storages of the step under way.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[str | None, Row] = {}
+        self.lock = threading.RLock()
+        self.steps = 0
+        self.dropped: dict[str, str] = {}
+        self.plan: object | None = None
+        self.seen: dict[int, StorageWeakRef] = {}
+
+    def row(self, path: str | None) -> Row:
+        """Return a module's row."""
+        with self.lock:
+            return self.rows.setdefault(path, Row(self, path))
+
+    def turn(self) -> None:
+        """Begin a step."""
+        with self.lock:
+            self.steps += 1
+            self.seen = {}
+            for row in self.rows.values():
+                row.turn()
+
+    def module(self, path: str | None) -> Tally:
+        """Return what one module saved, in all steps."""
+        total = Tally()
+        if path in self.rows:
+            total.join(self.rows[path].before)
+            total.join(self.rows[path].step)
+        return total
+
+    @property
+    def step(self) -> Tally:
+        """What was saved in the step under way, or the last one if no other has begun."""
+        total = Tally()
+        for row in list(self.rows.values()):
+            total.join(row.step)
+        return total
+
+    @property
+    def total(self) -> Tally:
+        """What was saved in all steps."""
+        total = Tally()
+        for path in list(self.rows):
+            total.join(self.module(path))
+        return total
+
+    def __str__(self) -> str:
+        """One line a module, the sum, and what it came to; of all steps together."""
+        shown = {_name(path): self.module(path) for path in list(self.rows)}
+        width = max(map(len, [*shown, "module"]))
+        lines = [f"{'module':{width}}  tensors     saved  distinct      kept   rebuilt     moved     (MB)"]
+        lines += [f"{name:{width}}  {_figures(tally)}" for name, tally in shown.items()]
+        lines += [f"{'all':{width}}  {_figures(self.total)}", "", *self._remarks()]
+        return "\n".join(lines)
+
+    def _remarks(self) -> Iterator[str]:
+        total = self.total
+        yield f"{self.steps + 1} steps; {_list('kept', total.kept, total.small)}"
+        if total.rebuilt:
+            yield f"{_list('rebuilt', total.rebuilt)}; {total.extra / _MB:.1f} MB kept for it"
+        if total.moved:
+            yield f"{_list('moved', total.moved)}; {total.stored.bytes / _MB:.1f} MB put away in {total.putting * 1e3:.0f} ms"
+        yield (
+            f"brought back {total.reads.bytes / _MB:.1f} MB in {total.stalled * 1e3:.0f} ms, "
+            f"{total.repeated.bytes / _MB:.1f} MB of it more than once; freed {total.freed.bytes / _MB:.1f} MB"
+        )
+        if total.failed.number:
+            yield f"{total.failed.number} tensors of {total.failed.bytes / _MB:.1f} MB could not be moved and were kept"
+        if self.plan is not None:
+            yield str(self.plan)
+        for rule, why in self.dropped.items():
+            yield f"rule {rule} is not used: {why}"
+
+
+def _name(path: str | None) -> str:
+    if path is None:
+        return "(outside)"
+    return path or "(the model itself)"
+
+
+def _figures(tally: Tally) -> str:
+    sums = (tally.naive, tally.unique.bytes, *(tally.sum(group).bytes for group in _GROUPS))
+    return f"{tally.packs:7}" + "".join(f"{size / _MB:10.1f}" for size in sums)
+
+
+def _list(what: str, counts: dict[str, Count], small: Count | None = None) -> str:
+    named = dict(counts) | ({"small": small} if small is not None else {})
+    parts = (f"{name} {count.bytes / _MB:.1f} MB" for name, count in named.items() if count.number)
+    return f"{what}: {', '.join(parts) or 'nothing'}"

@@ -1,0 +1,21 @@
+"""Fewer bits for saved tensors, where the user asked for a loss: 16 bits, or 8 with a scale a block."""
+
+from kedge.errors import NoSuchCodec
+from kedge.offload.codecs.blocks import Fp8, Int8
+from kedge.offload.codecs.cast import Bf16
+from kedge.offload.codecs.codec import Codec
+
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (Bf16(), Fp8(), Int8())}
+
+__all__ = ["CODECS", "Codec", "codec_of"]
+
+
+def codec_of(name: str) -> Codec:
+    """Give the codec of this name.
+
+    Raises:
+        NoSuchCodec: There is none.
+    """
+    if name not in CODECS:
+        raise NoSuchCodec(f"codec={name!r}: there is {', '.join(map(repr, CODECS))}, or None for no loss at all")
+    return CODECS[name]

@@ -1,0 +1,198 @@
+"""Eight bits an element, and a scale for every 256 of them.
+
+# Note [What is not finite]
+A block's scale is positive. If a block holds a NaN or an infinity, no peak can be taken of it: its finite elements
+use one code fewer, the freed codes stand for what is not finite, and the sign of the scale says that it is so. Nothing
+has to be read from the device to decide it, so nothing waits; on a CPU, where reading waits for nothing, the
+whole of it is skipped when there is no such block.
+
+# Note [The scale's last bit]
+A scale is rounded down by one unit in its last place, so that the largest code times the scale is never beyond the
+block's peak: else the largest number of a dtype would come back as an infinity. It is never below the smallest normal
+number, so that dividing by it stays finite; a block whose peak is smaller still comes back within that number's half.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.offload.codecs.layout import Layout, flatten, restore
+
+BLOCK = 256
+_AT_ONCE = {"cpu": 1 << 10, "cuda": 1 << 16}
+"""Blocks encoded at once: what fits into a processor's memories, or fills a GPU; and what bounds the room it takes."""
+
+
+class Blockwise:
+    """The frame of both: cuts into blocks, scales, and puts scales and codes into one row of bytes.
+
+    Attributes:
+        code: The dtype of a code.
+        top: The largest code.
+        top_beside: The largest code of a finite element where a block holds what is not finite.
+    """
+
+    name: str
+    exact: bool = False
+    code: torch.dtype
+    top: float
+    top_beside: float
+
+    def encode(self, value: Tensor) -> tuple[Tensor, Any] | None:
+        """Give scales and codes; None unless it is of floats of at least 16 bits, and a block of them."""
+        if not value.is_floating_point() or value.element_size() < 2 or value.numel() < BLOCK:
+            return None
+        found = flatten(value.detach())
+        if found is None:
+            return None
+        flat, layout = found
+        work = torch.float64 if flat.dtype is torch.float64 else torch.float32
+        count = -(-len(flat) // BLOCK)
+        kept = torch.empty(count * work.itemsize + len(flat), dtype=torch.uint8, device=flat.device)
+        scales, codes = _parts(kept, count, work, self.code)
+        for first, last, whole in _pieces(len(flat), flat.device.type):
+            piece = flat[first:last].to(work)
+            self._scale(
+                piece.view(-1, BLOCK) if whole else piece.view(1, -1),
+                scales[first // BLOCK : -(-last // BLOCK)],
+                codes[first:last],
+            )
+        return kept, (layout, work)
+
+    def decode(self, kept: Tensor, extra: Any) -> Tensor:
+        """Multiply codes with their scales."""
+        layout, work = extra
+        size = _elements(layout)
+        scales, codes = _parts(kept, -(-size // BLOCK), work, self.code)
+        flat = torch.empty(size, dtype=layout.dtype, device=kept.device)
+        for first, last, whole in _pieces(size, kept.device.type):
+            row = BLOCK if whole else last - first
+            values = self._widen(codes[first:last].view(-1, row), work)
+            flat[first:last].view(-1, row).copy_(self._unscale(values, scales[first // BLOCK : -(-last // BLOCK)]))
+        return restore(flat, layout)
+
+    def _scale(self, blocks: Tensor, scales: Tensor, codes: Tensor) -> None:
+        room = blocks.abs()
+        peak = room.amax(1)
+        finite = peak.isfinite()
+        if blocks.device.type == "cpu" and bool(finite.all()):
+            scale = _scale_of(peak / self.top)
+            scales.copy_(scale)
+            codes.copy_(self._round(torch.div(blocks, scale.unsqueeze(1), out=room)).view(-1))
+            return
+        # The rest is for blocks that are not finite, or may be; see Note [What is not finite].
+        tame = blocks.nan_to_num(0, 0, 0)
+        top = torch.where(finite, self.top, self.top_beside).to(peak.dtype)
+        scale = _scale_of(torch.abs(tame, out=room).amax(1) / top)
+        scales.copy_(torch.where(finite, scale, -scale))
+        coded = self._round(tame / scale.unsqueeze(1))
+        coded = torch.where(blocks.isinf(), blocks.sign() * self.top, coded)
+        codes.copy_(self._mark(coded, blocks.isnan()).view(-1))
+
+    def _unscale(self, values: Tensor, scales: Tensor) -> Tensor:
+        beside = scales < 0
+        if values.device.type == "cpu" and not bool(beside.any()):
+            return values.mul_(scales.unsqueeze(1))
+        result = values * scales.abs().unsqueeze(1)
+        beside = beside.unsqueeze(1)
+        result = torch.where(beside & (values.abs() == self.top), values.sign() * float("inf"), result)
+        return torch.where(beside & self._marked(values), float("nan"), result)
+
+    def _widen(self, codes: Tensor, work: torch.dtype) -> Tensor:
+        return codes.to(work)
+
+    def _round(self, scaled: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _mark(self, coded: Tensor, nans: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _marked(self, values: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Int8(Blockwise):
+    """Round to 255 even steps: the error is at most 1/254 of the largest magnitude in the block of 256.
+
+    NaN and infinities come back as they are; beside one, the error is at most 1/252 of the largest finite magnitude.
+    """
+
+    name = "int8"
+    code = torch.int8
+    top = 127.0
+    top_beside = 126.0
+
+    def _round(self, scaled: Tensor) -> Tensor:
+        return scaled.round_()
+
+    def _mark(self, coded: Tensor, nans: Tensor) -> Tensor:
+        return coded.masked_fill_(nans, -128.0)
+
+    def _marked(self, values: Tensor) -> Tensor:
+        return values == -128.0
+
+
+class Fp8(Blockwise):
+    """Round to float8 (4 bits of exponent, 3 of mantissa): the error is at most 1/16 of each value.
+
+    Values below 1/28672 of the largest in the block of 256 have an error of at most 1/458752 of it instead.
+    NaN and infinities come back as they are.
+    """
+
+    name = "fp8"
+    code = torch.float8_e4m3fn
+    top = 448.0
+    top_beside = 416.0
+
+    def _widen(self, codes: Tensor, work: torch.dtype) -> Tensor:
+        # On a CPU, PyTorch's own cast takes three times as long as looking each code up.
+        if codes.device.type == "cpu" and work is torch.float32:
+            return _values().take(codes.view(torch.uint8).long())
+        return codes.to(work)
+
+    def _round(self, scaled: Tensor) -> Tensor:
+        return scaled  # the copy into the codes rounds
+
+    def _mark(self, coded: Tensor, nans: Tensor) -> Tensor:
+        return coded.masked_fill_(nans, float("nan"))
+
+    def _marked(self, values: Tensor) -> Tensor:
+        return values.isnan()
+
+
+@cache
+def _values() -> Tensor:
+    """What each code of float8 stands for."""
+    with torch.inference_mode(mode=False):
+        return torch.arange(256, dtype=torch.uint8).view(Fp8.code).float()
+
+
+def _elements(layout: Layout) -> int:
+    size = 1
+    for n in layout.stored:
+        size *= n
+    return size
+
+
+def _parts(kept: Tensor, count: int, work: torch.dtype, code: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Give the scales and the codes in a row of bytes; the scales come first, so that they are aligned."""
+    split = count * work.itemsize
+    return kept[:split].view(work), kept[split:].view(code)
+
+
+def _pieces(size: int, kind: str) -> list[tuple[int, int, bool]]:
+    """Cut elements into pieces of whole blocks, and what is left over into one that is less than a block."""
+    step = _AT_ONCE.get(kind, _AT_ONCE["cuda"]) * BLOCK
+    whole = size // BLOCK * BLOCK
+    pieces = [(first, min(first + step, whole), True) for first in range(0, whole, step)]
+    return pieces if whole == size else [*pieces, (whole, size, False)]
+
+
+def _scale_of(ratio: Tensor) -> Tensor:
+    """Round a scale down; see Note [The scale's last bit]."""
+    known = torch.finfo(ratio.dtype)
+    return (ratio * (1 - known.eps)).clamp_(min=known.tiny)

@@ -1,0 +1,76 @@
+"""Where a tensor's elements lie: they are encoded in the order of memory, so that no stride is lost."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Layout(NamedTuple):
+    """What it takes to put flat elements back where they lay.
+
+    Attributes:
+        size: The shape.
+        stride: The strides; 0 where a dimension is expanded.
+        dtype: The dtype.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape, with 1 for each expanded dimension: what has to be stored."""
+        return tuple(1 if step == 0 else n for n, step in zip(self.size, self.stride, strict=True))
+
+    def order(self) -> tuple[list[int], list[int]]:
+        """The dimensions of more than one stored element, from the largest stride to the smallest; and the others."""
+        stored = self.stored
+        several = [d for d, n in enumerate(stored) if n > 1]
+        return sorted(several, key=lambda d: -self.stride[d]), [d for d, n in enumerate(stored) if n <= 1]
+
+
+def flatten(value: Tensor) -> tuple[Tensor, Layout] | None:
+    """Give a tensor's elements in the order in which they lie in memory, each once.
+
+    Nothing is copied if they lie without gaps.
+
+    Returns:
+        None if some share their memory in a way that strides of 0 do not describe.
+    """
+    layout = Layout(tuple(value.shape), value.stride(), value.dtype)
+    order, rest = layout.order()
+    reach = 1
+    for d in reversed(order):
+        if layout.stride[d] < reach:
+            return None
+        reach += layout.stride[d] * (layout.size[d] - 1)
+    return value.as_strided(layout.stored, layout.stride).permute(order + rest).reshape(-1), layout
+
+
+def restore(flat: Tensor, layout: Layout) -> Tensor:
+    """Put elements back where they lay, in their dtype; into `flat` itself if it has that dtype and there are no gaps."""
+    stored = layout.stored
+    order, rest = layout.order()
+    flat = flat.to(layout.dtype)
+    if _is_dense(stored, layout.stride, order):
+        return flat.as_strided(layout.size, layout.stride)
+    # Room for all that lies between the first element and the last.
+    room = 1 + sum((n - 1) * step for n, step in zip(stored, layout.stride, strict=True))
+    whole = flat.new_zeros(room)
+    ordered = [stored[d] for d in order + rest]
+    whole.as_strided(stored, layout.stride).permute(order + rest).copy_(flat.view(ordered))
+    return whole.as_strided(layout.size, layout.stride)
+
+
+def _is_dense(size: tuple[int, ...], stride: tuple[int, ...], order: list[int]) -> bool:
+    """Tell whether elements lie without gaps; `order` goes from the largest stride to the smallest."""
+    expected = 1
+    for d in reversed(order):
+        if stride[d] != expected:
+            return False
+        expected *= size[d]
+    return True

@@ -1,0 +1,72 @@
+"""Where to: what `kedge.offload` is told to do with saved tensors."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from kedge.errors import OffloadError
+
+
+def _check_flag(owner: object, name: str, *, optional: bool = False) -> None:
+    value = getattr(owner, name)
+    if not (isinstance(value, bool) or (optional and value is None)):
+        kinds = "True, False or None" if optional else "True or False"
+        raise OffloadError(f"{type(owner).__name__}({name}={value!r}): {name} is {kinds}")
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """Nothing leaves the device: what can be computed again exactly from other saved tensors is not kept."""
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """Saved tensors of an accelerator go to the memory of the host.
+
+    Attributes:
+        rebuild: Whether what can be rebuilt exactly is rebuilt instead of moved.
+        pin: Whether the host's memory is page-locked, which lets copies run beside the computation.
+    """
+
+    rebuild: bool = True
+    pin: bool = True
+
+    def __post_init__(self) -> None:
+        _check_flag(self, "rebuild")
+        _check_flag(self, "pin")
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Saved tensors go to one file without a name, which is gone however the process ends.
+
+    Attributes:
+        path: A folder that exists; None takes the one for temporary files.
+        rebuild: Whether what can be rebuilt exactly is rebuilt instead of moved.
+        uncached: Whether the file goes past the memory that the system keeps of files; None: under memory pressure.
+        checksum: Whether what is read back is compared with a checksum of what was written.
+    """
+
+    path: str | os.PathLike[str] | None = None
+    rebuild: bool = True
+    uncached: bool | None = None
+    checksum: bool = False
+
+    def __post_init__(self) -> None:
+        _check_flag(self, "rebuild")
+        _check_flag(self, "checksum")
+        _check_flag(self, "uncached", optional=True)
+        if self.path is None:
+            return
+        if not isinstance(self.path, (str, os.PathLike)):
+            raise OffloadError(f"Disk({self.path!r}): the path is that of a folder, or None")
+        if not Path(self.path).is_dir():
+            raise OffloadError(
+                f"Disk({os.fspath(self.path)!r}): there is no such folder; create it first, or leave it out"
+            )
+
+
+Destination: TypeAlias = Rebuild | Cpu | Disk

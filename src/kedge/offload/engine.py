@@ -1,0 +1,238 @@
+"""Decides over each tensor that autograd saves: kept by reference, or an entry of its own, or one that there is.
+
+# Note [Steps]
+A step begins when the model is called; or before, when something is saved after something was read back. A model
+that is called several times before one backward pass makes as many steps.
+
+# Note [Proof]
+At each place, which is the how manieth tensor of a module in a step, a rule's first result is compared with the truth.
+What a rule assumes may hold at one place and not at another: a program can change what lies between under
+``no_grad``, where the graph does not show it. Later results are compared by what their bytes come to, when they are
+rebuilt (`kedge.offload.digest`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import OffloadFailed
+from kedge.hooks.kept import Kept
+from kedge.hooks.lane import packed_of
+from kedge.hooks.saving import Place
+from kedge.hooks.telling import warn
+from kedge.offload.account import Account, Row
+from kedge.offload.entry import Entries, Entry, Source, Window
+from kedge.offload.extent import is_alone, own_key
+from kedge.offload.handle import Handle, Part, Referred
+from kedge.offload.owned import Owned
+from kedge.offload.policy import Choice, HandleOf, Policy
+from kedge.offload.proof import disproof
+from kedge.offload.rebuild.recipe import Recipe
+from kedge.offload.sources import Rebuilt, encode, move
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+_ROOM = 64 << 20
+"""The bytes of what was brought back that are held for a moment more."""
+_REMEMBERED = 1 << 16
+"""How many storages are remembered of one step."""
+_FULL = (OSError, MemoryError, torch.OutOfMemoryError)
+_REBUILDS = (Choice.ALL, Choice.REBUILD)
+_MOVES = (Choice.ALL, Choice.MOVE, Choice.COMPRESS)
+
+
+class _Passing:
+    """Gives handles where parameters do not last; see Note [Parameters that do not last] in `rebuild.growth`."""
+
+    lasting = False
+
+    def __init__(self, handle_of: HandleOf) -> None:
+        self._handle_of = handle_of
+
+    def __call__(self, saved: Any) -> Handle | None:
+        return self._handle_of(saved)
+
+
+class Engine:
+    """The keeper behind `kedge.offload`.
+
+    Attributes:
+        policy: What it works by.
+        account: What became of what was saved.
+    """
+
+    def __init__(self, policy: Policy, model: nn.Module) -> None:
+        self.account = Account()
+        self.policy, self._least = policy, policy.least
+        self._owned = Owned(model)
+        self._entries = Entries(Window(_ROOM))
+        self._stay: set[int] = set()  # storages of this step that stay, so that each is decided on once
+        self._proven: set[Any] = set()
+        self._dropped: set[Any] = set()
+        self._warned = False
+        self._read = self._called = False
+
+    def begin(self, inputs: Any) -> None:
+        """Hear that the model is called; see Note [Steps]."""
+        self._owned.look(inputs)
+        if self._called:
+            self._turn()
+        self._called = True
+
+    def pack(self, value: Tensor, place: Place) -> Any:
+        """Return what stands for a tensor; None leaves it where it is."""
+        if self._read and not place.recompute:
+            self._turn()
+        row: Row = place.spot.gate or self._row(place)
+        try:
+            nbytes = value.nbytes
+        except RuntimeError:  # of a sparse tensor
+            row.keep("unknown", 0)
+            return None
+        if nbytes < self._least:
+            small = row.small
+            small.number += 1
+            small.bytes += nbytes
+            return None
+        why = self._why(value, place)
+        if why is None:
+            return self._pack(value, place, row)
+        row.keep(why, nbytes)
+        return None
+
+    def unpack(self, packed: Part) -> Tensor:
+        """Return a tensor that `pack` took."""
+        self._read = True
+        return packed.read()
+
+    def handle_of(self, saved: Any) -> Handle | None:
+        """Return the handle that stands for what a node saved, if its bytes are still those that were saved."""
+        data = packed_of(saved.data)
+        handle = Referred(data) if type(data) is Kept else data
+        return handle if isinstance(handle, Handle) and handle.intact() else None
+
+    def _why(self, value: Tensor, place: Place) -> str | None:
+        """Return why nothing can be done with a tensor; None if something can."""
+        if not place.selected:
+            return "excluded"
+        plain = type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
+        return None if plain and not value.is_inference() and not value._is_zerotensor() else "unknown"
+
+    def _pack(self, value: Tensor, place: Place, row: Row) -> Part | None:
+        storage = value.untyped_storage()
+        number = storage._cdata
+        row.saw(storage, number)
+        if (reason := self._owned.why(value, number)) is not None:
+            row.keep(reason, value.nbytes)
+            return None
+        entry = self._entries.find(number, value)
+        if entry is None and value.nbytes < storage.nbytes():
+            entry = self._entries.find(own_key(value, number), value)
+        if entry is None and number in self._stay:
+            row.again(value.nbytes)
+            return None
+        if entry is None:
+            return self._take(value, place, row, number)
+        row.again(value.nbytes)
+        return Part(entry, value)
+
+    def _take(self, value: Tensor, place: Place, row: Row, number: int) -> Part | None:
+        """Make an entry for a tensor, or keep it."""
+        planner = self.policy.planner
+        alone = is_alone(value)
+        index = row.ask()
+        choice = planner.choose(place.path, index, value.nbytes if alone else value.untyped_storage().nbytes())
+        begun = time.perf_counter()
+        source, what, alone = self._source(value, row, choice, alone=alone)
+        planner.took(place.path, index, what, time.perf_counter() - begun)
+        if source is None:
+            why = what.removeprefix("kept ")
+            row.keep(why, value.nbytes)
+            if not alone:
+                self._stay.add(number)
+            self._forget()
+            return None
+        return Part(Entry(self._entries, source, value, own_key(value, number) if alone else number, row), value)
+
+    def _source(self, value: Tensor, row: Row, choice: Choice, *, alone: bool) -> tuple[Source | None, str, bool]:
+        """Return what a tensor can be brought back from, what was done, and whether it is for this tensor alone."""
+        recipe = self._recipe(value, row) if choice in _REBUILDS else None
+        if recipe is not None:
+            row.rebuild(recipe.rule, value.nbytes, recipe.nbytes)
+            return Rebuilt(recipe), f"rebuilt {recipe.rule}", False
+        try:
+            source = self._put(value, row, choice, alone=alone)
+        except _FULL as failure:
+            row.fail(value.nbytes)
+            self._warn(failure)
+            return None, "kept failed", alone
+        if isinstance(source, str):
+            return None, f"kept {source}", alone
+        return source, "moved", alone
+
+    def _put(self, value: Tensor, row: Row, choice: Choice, *, alone: bool) -> Source | str:
+        """Encode or move a tensor; or say why it is kept."""
+        policy, begun = self.policy, time.perf_counter()
+        if choice not in _MOVES:
+            return "planned" if choice is Choice.KEEP else "no rule"
+        store = policy.store if policy.store is not None and policy.store.takes(value.device) else None
+        if policy.codec is not None and choice is not Choice.MOVE:
+            coded = encode(store, policy.codec, value, alone=alone)
+            if coded is not None:
+                row.move("memory" if store is None else store.name, value.nbytes, coded[1], time.perf_counter() - begun)
+                return coded[0]
+        if store is None:
+            return "no rule" if policy.store is None else "here"
+        moved = move(store, value, alone=alone)
+        row.move(store.name, value.nbytes, moved.nbytes, time.perf_counter() - begun)
+        return moved
+
+    def _recipe(self, value: Tensor, row: Row) -> Recipe | None:
+        """Find how a tensor is rebuilt; see Note [Proof]."""
+        find = self.policy.find
+        if find is None or value.is_conj() or value.is_neg():
+            return None
+        recipe = find(value, self.handle_of if self._owned.lasting else _Passing(self.handle_of))
+        if recipe is None:
+            return None
+        key = recipe.rule, value.dtype, value.device.type, all(handle.exact for handle in recipe.inputs)
+        if key in self._dropped:
+            return None
+        site = key, row.path, row.asked
+        if site not in self._proven:
+            if (wrong := disproof(recipe, value)) is not None:
+                self._dropped.add(key)
+                self.account.dropped[recipe.rule] = f"{value.dtype} on {value.device.type}, in {row.path!r}: {wrong}"
+                return None
+            self._proven.add(site)
+        return recipe
+
+    def _warn(self, failure: BaseException) -> None:
+        if not self._warned:
+            self._warned = True
+            warn(
+                OffloadFailed(
+                    f"a saved tensor could not be moved and stays in memory ({type(failure).__name__}: {failure}); gradients "
+                    "are right, but this memory is not saved. The account counts each such tensor; this is said once."
+                )
+            )
+
+    def _forget(self) -> None:
+        """Bound what is remembered of a step, for programs in which none is seen to begin."""
+        if len(self.account.seen) > _REMEMBERED:
+            self._stay, self.account.seen = set(), {}
+
+    def _row(self, place: Place) -> Row:
+        row = place.spot.gate = self.account.row(place.path)
+        return row
+
+    def _turn(self) -> None:
+        """Begin a step, unless a backward pass is under way."""
+        if torch._C._current_graph_task_id() == -1:
+            self._read = self._called = False
+            self._stay = set()
+            self.account.turn()
+            self.policy.planner.turn(self.account)

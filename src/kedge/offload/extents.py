@@ -1,0 +1,70 @@
+"""Which ranges of a file are free: best fit, and neighbours joined."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+
+class Extents:
+    """The free ranges of a file that only grows.
+
+    A training step asks for the same sizes again and again, so the smallest range that is large enough is most often
+    one of exactly that size, and the file stops growing after the first step.
+
+    Attributes:
+        size: Where the file ends.
+        used: How many of its bytes are taken.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.used = 0
+        self._sizes: list[tuple[int, int]] = []  # (size, start), sorted
+        self._starts: dict[int, int] = {}  # start -> size
+        self._ends: dict[int, int] = {}  # end -> start
+
+    def take(self, size: int) -> int | None:
+        """Take a range and return where it begins; None if no free range is large enough."""
+        place = bisect_left(self._sizes, (size, 0))
+        if place == len(self._sizes):
+            return None
+        found, start = self._sizes[place]
+        self._remove(start)
+        if found > size:
+            self._insert(start + size, found - size)
+        self.used += size
+        return start
+
+    def give(self, start: int, size: int) -> None:
+        """Give a range back that was taken."""
+        self.used -= size
+        self._join(start, size)
+
+    def grow(self, size: int) -> None:
+        """Add bytes at the end."""
+        self._join(self.size, size)
+        self.size += size
+
+    def missing(self, size: int) -> int:
+        """Return how many bytes the file has to grow by, so that its end has room for a range of this size."""
+        start = self._ends.get(self.size, self.size)
+        return max(0, size - (self.size - start))
+
+    def _join(self, start: int, size: int) -> None:
+        if (before := self._ends.get(start)) is not None:
+            size += self._remove(before)
+            start = before
+        if start + size in self._starts:
+            size += self._remove(start + size)
+        self._insert(start, size)
+
+    def _insert(self, start: int, size: int) -> None:
+        insort(self._sizes, (size, start))
+        self._starts[start] = size
+        self._ends[start + size] = start
+
+    def _remove(self, start: int) -> int:
+        size = self._starts.pop(start)
+        del self._ends[start + size]
+        del self._sizes[bisect_left(self._sizes, (size, start))]
+        return size

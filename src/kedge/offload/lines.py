@@ -1,0 +1,31 @@
+"""Which line of the program is running when autograd saves a tensor."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+from kedge.hooks.source import Source, is_between, source_of
+
+
+class Lines:
+    """Finds the line, and reads each one once.
+
+    It is that of the first frame which is neither PyTorch's, nor Kedge's, nor Python's own library's.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, int | None], Source] = {}
+
+    def here(self) -> Source | None:
+        """Return the line that runs now; None where a thread runs no line of the program, as in backward."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and is_between(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return None
+        code = frame.f_code  # hashing it would take longer than all else
+        place = code.co_filename, code.co_qualname, frame.f_lineno
+        if place not in self._known:
+            self._known[place] = source_of(frame)
+        return self._known[place]

@@ -1,0 +1,123 @@
+"""The C library's allocator, told to give freed memory back.
+
+# Note [glibc's growing threshold]
+glibc takes a block of the mmap threshold or more from the system, and gives it back when it is freed; smaller
+ones come from a heap that shrinks only at its end. The threshold begins at 128 KB. Each time a block above it is
+freed it grows to that block's size, up to 32 MB, so that a training step soon has most of its tensors in the heap, where
+holes that saved tensors leave are of no use to anyone else. `mallopt` pins it, and from then on it does not grow.
+
+The thresholds can be set and not be read, and setting one ends the growing for the rest of the process. So "restored"
+means: the values that the environment asked for, else those at which growing ends, 32 MB and twice that for the trim
+threshold. That is where a program that has freed a block of nearly 32 MB stood before. One that never did had a lower
+threshold, and has more blocks in the heap afterwards than it would have had.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kedge.offload.mapped import LIBC
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # <malloc.h>
+_PINNED = (4 << 20, 8 << 20)  # mmap and trim threshold
+_GROWN = (32 << 20, 64 << 20)  # where growing ends on a 64-bit machine
+_in_force: list[tuple[int, int]] = []  # what each open block has set
+
+
+@dataclass
+class Tuned:
+    """What `tuned_malloc` did.
+
+    Attributes:
+        done: Whether anything was changed.
+        why_not: What stood against it; empty if nothing did.
+        threshold: From how many bytes on a block is given back to the system as soon as it is freed.
+        trim: So much free memory stays at the end of the heap.
+        restored: What the two were set to at the end of the block; None before it.
+    """
+
+    done: bool
+    why_not: str = ""
+    threshold: int | None = None
+    trim: int | None = None
+    restored: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        if not self.done:
+            return f"the allocator is as it was: {self.why_not}"
+        said = f"blocks of {self.threshold:,} bytes and more go back to the system when they are freed"
+        if self.restored is None:
+            return said
+        return f"{said}; since the block ended, those of {self.restored[0]:,} bytes and more do"
+
+
+@contextmanager
+def tuned_malloc() -> Iterator[Tuned]:
+    """Let freed memory go back to the system while the block runs.
+
+    On a CPU most of what offloading frees stays with glibc's allocator otherwise. It costs page faults: a few per
+    cent of a step. Only glibc has this to be told; elsewhere nothing is done, and the value says so.
+
+    At the end the thresholds are set to what ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_`` or
+    ``GLIBC_TUNABLES`` asked for, else to 32 MB and 64 MB, where glibc's own adjustment ends. The adjustment itself
+    stays off for the rest of the process: glibc can neither be asked for the values nor be made to adjust them again.
+
+    Yields:
+        What was done; print it.
+    """
+    if reason := _why_not():
+        yield Tuned(done=False, why_not=reason)
+        return
+    before = _in_force[-1] if _in_force else _asked_for()
+    _set(_PINNED)
+    _in_force.append(_PINNED)
+    said = Tuned(done=True, threshold=_PINNED[0], trim=_PINNED[1])
+    try:
+        yield said
+    finally:
+        _in_force.pop()
+        _set(before)
+        said.restored = before
+
+
+def _set(values: tuple[int, int]) -> None:
+    threshold, trim = values
+    LIBC.mallopt(_MMAP_THRESHOLD, threshold)
+    LIBC.mallopt(_TRIM_THRESHOLD, trim)
+    LIBC.malloc_trim(0)  # what is free in the heap already
+
+
+def _why_not() -> str:
+    if "CS_GNU_LIBC_VERSION" not in getattr(os, "confstr_names", ()) or not hasattr(LIBC, "mallopt"):
+        return "the C library is not glibc"
+    try:
+        version = os.confstr("CS_GNU_LIBC_VERSION")
+    except (OSError, ValueError):
+        version = None
+    if not version or not version.startswith("glibc"):
+        return "the C library is not glibc"
+    own = ctypes.CDLL("libc.so.6").malloc
+    if ctypes.cast(own, ctypes.c_void_p).value != ctypes.cast(LIBC.malloc, ctypes.c_void_p).value:
+        return "another allocator has taken glibc's place (LD_PRELOAD)"
+    return ""
+
+
+def _asked_for() -> tuple[int, int]:
+    """Return what the environment sets, and where it sets nothing, where glibc's own adjustment ends."""
+    tunables = dict(part.partition("=")[::2] for part in os.environ.get("GLIBC_TUNABLES", "").split(":"))
+    asked = []
+    for name, grown in zip(("mmap_threshold", "trim_threshold"), _GROWN, strict=True):
+        text = tunables.get(f"glibc.malloc.{name}") or os.environ.get(f"MALLOC_{name.upper()}_", "")
+        asked.append(_number(text, grown))
+    return asked[0], asked[1]
+
+
+def _number(text: str, otherwise: int) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        return otherwise

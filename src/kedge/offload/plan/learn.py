@@ -1,0 +1,182 @@
+"""The planner that learns: a step to warm up, a step to take notes of, and then a plan.
+
+# Note [Phases]
+In the first step rules are verified, memory grows and kernels are chosen, so its times are no times. Notes are taken of the
+second. In both, all that can be done is done, so that they stay within a limit of memory if that can be
+had. From the third step on the plan holds. A tensor that it does not know, or that is larger than it was planned for, is treated
+as in the first step, and notes are taken anew of the step that follows; one that is smaller is treated as
+planned. So a program whose batches differ in length soon has a plan for the longest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+from kedge.errors import LimitOutOfReach
+from kedge.hooks.telling import warn
+from kedge.offload.account import Account
+from kedge.offload.plan.clock import Clock, HostClock, clock_of
+from kedge.offload.plan.link import measured
+from kedge.offload.plan.notes import Desk, Note, TimedCodec, TimedStore, timed_find
+from kedge.offload.plan.plan import Plan, size
+from kedge.offload.plan.solve import solve
+from kedge.offload.plan.tables import Candidate, Key, Limit, Link, Table
+from kedge.offload.policy import Choice, Policy
+from kedge.offload.store import Store
+
+
+class Learner:
+    """Chooses within a limit; see Note [Phases].
+
+    Args:
+        limit: What to stay within.
+
+    Attributes:
+        plan: What holds now; None while it learns.
+    """
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self.plan: Plan | None = None
+        self._desk = Desk(HostClock())
+        self._store: Store | None = None
+        self._link: Link | None = None
+        self._warm = False
+        self._stale = False
+        self._told = False
+        self._met: Counter[tuple[str | None, int]] = Counter()
+        self._notes: list[Note] = []
+        self._started: Any = None
+
+    def equip(self, policy: Policy) -> Policy:
+        """Give the policy whose parts take notes."""
+        desk = self._desk
+        self._store = policy.store
+        return Policy(
+            least=policy.least,
+            find=None if policy.find is None else timed_find(policy.find, desk),
+            store=None if policy.store is None else TimedStore(policy.store, desk),
+            codec=None if policy.codec is None else TimedCodec(policy.codec, desk),
+            planner=self,
+        )
+
+    def choose(self, path: str | None, index: int, nbytes: int) -> Choice:
+        """Choose as planned, or all while there is no plan."""
+        nth = self._met[path, index]
+        self._met[path, index] = nth + 1
+        key = Key(path, index, nth)
+        if self.plan is None:
+            if self._started is not None:
+                note = Note(key, nbytes, self._desk.clock.mark())
+                self._notes.append(note)
+                self._desk.current = note
+            return Choice.ALL
+        choice, known = self.plan.choices.get(key, (Choice.ALL, 0))
+        if nbytes > known:
+            self._stale = True
+            return Choice.ALL
+        return choice
+
+    def took(self, path: str | None, index: int, what: str, seconds: float) -> None:  # noqa: ARG002 - a Planner
+        """Note what was done."""
+        note, self._desk.current = self._desk.current, None
+        if note is not None:
+            note.what = what
+            note.took = note.took[0], self._desk.clock.mark()
+        elif self.plan is not None and what.startswith("kept") and what != "kept planned":
+            self._stale = True  # it was planned to be rebuilt or moved, and cannot be any more
+
+    def turn(self, account: Account) -> None:
+        """End a step: plan, or learn, or go on."""
+        self._met.clear()
+        if self._started is not None:
+            self._plan()
+        elif not self._warm:
+            self._warm = True
+            self._learn()
+        elif self._stale:
+            self._learn()
+        account.plan = self.plan
+
+    def _learn(self) -> None:
+        self.plan, self._stale, self._notes = None, False, []
+        self._desk.clock = clock_of(self._desk.device)
+        self._started = self._desk.clock.mark()
+
+    def _plan(self) -> None:
+        clock, ended = self._desk.clock, self._desk.clock.mark()
+        if self._store is not None and self._link is None and self._store.takes(self._desk.device):
+            self._link = measured(self._store, self._desk.device)
+        table = Course(clock, self._started, ended, self._notes).table(self._link)
+        self._started, self._notes = None, []
+        self.plan = solve(table, self.limit)
+        if not self.plan.feasible and not self._told:
+            self._told = True
+            self._tell(self.plan)
+
+    def _tell(self, plan: Plan) -> None:
+        warn(
+            LimitOutOfReach(
+                f"{self.limit} was asked for, and with all done that can be, {size(plan.peak)} of saved tensors stay in"
+                f" memory (of {size(plan.table.nbytes)}); all is done. More can be had with a destination"
+                " (to=kedge.Disk() or kedge.Cpu()), a codec, a smaller min_bytes, a wider `where`, or a smaller batch"
+            )
+        )
+
+
+class Course:
+    """A step that notes were taken of, in the program's own time; see Note [Own time].
+
+    Args:
+        clock: What marked the moments.
+        started: When the step began.
+        ended: When it was over.
+        notes: What is known of its saved tensors.
+    """
+
+    def __init__(self, clock: Clock, started: Any, ended: Any, notes: list[Note]) -> None:
+        self._clock, self._started, self._notes = clock, started, notes
+        spans = sorted((self._at(first), self._at(last)) for first, last in self._spans())
+        self._begun = [first for first, _ in spans]
+        self._own = [0.0, *accumulate(max(last - first, 0.0) for first, last in spans)]
+        self.seconds = max(self._at(ended) - self._own[-1], 0.0)
+
+    def table(self, link: Link | None) -> Table:
+        """Give the step as a planner sees it."""
+        return Table(tuple(self._candidate(note) for note in self._notes), self.seconds, link)
+
+    def _candidate(self, note: Note) -> Candidate:
+        rebuilt, coded = note.what.startswith("rebuilt"), note.coded
+        asked = [first for first, _ in note.ran] if rebuilt else [first for first, _ in note.asked]
+        return Candidate(
+            key=note.key,
+            nbytes=note.nbytes,
+            saved=self._own_time(note.took[0]),
+            asked=min(map(self._own_time, asked), default=self.seconds),
+            rebuild=self._sum(note.ran) if rebuilt else None,
+            extra=note.extra if rebuilt else 0,
+            coded=coded,
+            coding=self._sum(note.coding),
+            movable=rebuilt or note.what.startswith("moved"),
+        )
+
+    def _spans(self) -> Iterator[tuple[Any, Any]]:
+        for note in self._notes:
+            yield note.took
+            # What was decoded lies after what was got for it; each has its own span.
+            yield from {*note.asked, *note.ran, *note.coding[1:]}
+
+    def _sum(self, spans: list[tuple[Any, Any]]) -> float:
+        return sum(self._clock.between(first, last) for first, last in spans)
+
+    def _at(self, moment: Any) -> float:
+        return self._clock.between(self._started, moment)
+
+    def _own_time(self, moment: Any) -> float:
+        """The program's own seconds from the step's beginning until a moment."""
+        at = self._at(moment)
+        return at - self._own[bisect_right(self._begun, at - 1e-9)]

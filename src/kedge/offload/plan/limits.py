@@ -1,0 +1,55 @@
+"""The limits as a user gives them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from kedge.errors import OffloadError
+from kedge.offload.plan.learn import Learner
+from kedge.offload.plan.tables import Limit
+from kedge.offload.policy import All, Planner
+
+_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def planner_for(max_memory: str | int | None, max_slowdown: float | None) -> Planner:
+    """Return what chooses within a limit.
+
+    Raises:
+        OffloadError: Both limits are given, or one is none.
+    """
+    if max_memory is not None and max_slowdown is not None:
+        raise OffloadError(
+            f"max_memory={max_memory!r} and max_slowdown={max_slowdown!r} exclude each other: the one asks for no more work"
+            " than is needed to stay within the memory, the other for as little memory as can be had in the time; give one"
+        )
+    if max_memory is not None:
+        return Learner(Limit(memory=bytes_of(max_memory)))
+    if max_slowdown is not None:
+        return Learner(Limit(slowdown=_ratio(max_slowdown)))
+    return All()
+
+
+def bytes_of(given: str | int) -> int:
+    """Read a number of bytes, such as ``"2 GB"``.
+
+    Raises:
+        OffloadError: It is none.
+    """
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    found = _SIZE.fullmatch(given) if isinstance(given, str) else None
+    unit = _UNITS.get(found[2].lower() or "b") if found is not None else None
+    if found is None or unit is None:
+        raise OffloadError(f'max_memory={given!r}: it is a number of bytes, or a text such as "2 GB", "512 MiB"')
+    return round(float(found[1]) * unit)
+
+
+def _ratio(given: float) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 1 <= given < math.inf:
+        raise OffloadError(
+            f"max_slowdown={given!r}: it is how many times as long a step may take, 1 or more; 1.05 is 5 % longer"
+        )
+    return float(given)

@@ -1,0 +1,49 @@
+"""How fast bytes go to a store and come back, measured by sending some."""
+
+from __future__ import annotations
+
+import mmap
+import time
+
+import torch
+
+from kedge.offload.cpu import CpuStore
+from kedge.offload.plan.tables import Link
+from kedge.offload.store import Store
+
+_NBYTES = 64 << 20
+_ROUNDS = 2
+"""The first round also pays for memory or a file that grows."""
+
+
+def measured(store: Store, device: torch.device) -> Link:
+    """Send 64 MB and get them back, twice, and give the faster rates.
+
+    Args:
+        store: Where to.
+        device: Where from.
+    """
+    data = torch.zeros(_NBYTES, dtype=torch.uint8, device=device)
+    rates = [_round(store, data) for _ in range(_ROUNDS)]
+    write, read = (max(column) for column in zip(*rates, strict=True))
+    beside = isinstance(store, CpuStore)
+    return Link(store.name, write, read, overlaps=beside, window=store.window if isinstance(store, CpuStore) else 0)
+
+
+def _round(store: Store, data: torch.Tensor) -> tuple[float, float]:
+    begun = _now(data.device)
+    slot = store.put(data)
+    put = _now(data.device)
+    back = slot.get()
+    if data.device.type == "cpu":
+        back[:: mmap.PAGESIZE].amax()  # what is mapped comes when it is looked at
+    got = _now(data.device)
+    slot.free()
+    return back.numel() / (put - begun), back.numel() / (got - put)
+
+
+def _now(device: torch.device) -> float:
+    """The time, when the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,108 @@
+"""A plan as a value: what is done with each saved tensor, and what that is foretold to come to. Prints as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from kedge.offload.plan.predict import Outcome
+from kedge.offload.plan.tables import Key, Limit, Link, Table, Way
+from kedge.offload.policy import Choice
+
+_ORDER = (Choice.KEEP, Choice.REBUILD, Choice.MOVE, Choice.COMPRESS)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice for each saved tensor of a step.
+
+    Attributes:
+        table: The step that it is for.
+        limit: What it was to stay within.
+        ways: What is done with each candidate of the table, in its order.
+        outcome: What that comes to.
+        peak: The most bytes that saved tensors take, with those on their way.
+        hidden: The bytes that the link could move each way without a second of it showing.
+        everything: The seconds that would show if all were moved.
+    """
+
+    table: Table
+    limit: Limit
+    ways: tuple[Way, ...]
+    outcome: Outcome
+    peak: int
+    hidden: int
+    everything: float
+
+    @cached_property
+    def choices(self) -> dict[Key, tuple[Choice, int]]:
+        """What is done with each saved tensor, and the bytes for which it was planned."""
+        pairs = zip(self.table.candidates, self.ways, strict=True)
+        return {each.key: (way.choice, each.nbytes) for each, way in pairs}
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long as with all kept a step takes, at least."""
+        return 1 + self.outcome.exposed / self.table.step if self.table.step else 1.0
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it stays within its limit; one of time it always can, by keeping all."""
+        return self.limit.memory is None or self.peak <= self.limit.memory
+
+    def bytes_of(self, choice: Choice) -> tuple[int, int]:
+        """How many tensors something is done with, and their bytes."""
+        pairs = zip(self.table.candidates, self.ways, strict=True)
+        sizes = [each.nbytes for each, way in pairs if way.choice is choice]
+        return len(sizes), sum(sizes)
+
+    def __str__(self) -> str:
+        """What is done with how much, and what it comes to."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        table = self.table
+        yield f"plan for {self.limit}: {len(table.candidates)} saved tensors of {size(table.nbytes)}"
+        for choice in _ORDER:
+            number, nbytes = self.bytes_of(choice)
+            if number:
+                yield f"  {choice.value:9}{number:6}  {size(nbytes):>9}{self._remark(choice)}"
+        yield (
+            f"  predicted: {size(self.peak)} at the peak instead of {size(table.nbytes)},"
+            f" a step of {self.slowdown:.2f} x {table.step * 1e3:.0f} ms at least"
+        )
+        if table.link is not None:
+            yield from self._floor(table.link)
+        if not self.feasible:
+            yield f"  {size(self.peak)} is the least that can be had: all is done that can be"
+
+    def _remark(self, choice: Choice) -> str:
+        ways = [way for way in self.ways if way.choice is choice]
+        kept, seconds = sum(way.kept for way in ways), sum(way.seconds for way in ways)
+        parts = []
+        if choice is not Choice.KEEP and kept:
+            parts.append(f"{size(kept)} of it stay")
+        if choice is not Choice.KEEP and seconds:
+            parts.append(f"{seconds * 1e3:.1f} ms")
+        return f"  ({', '.join(parts)})" if parts else ""
+
+    def _floor(self, link: Link) -> Iterator[str]:
+        rates = f"  {link.name}: {size(link.write)}/s out, {size(link.read)}/s back"
+        if not link.overlaps:
+            yield f"{rates}; a step waits for each move"
+        else:
+            yield f"{rates}, beside the computation, which hides {size(self.hidden)} each way in a step"
+        all_moved = 1 + self.everything / self.table.step if self.table.step else 1.0
+        if all_moved > 1.005:
+            yield (
+                f"  to move all {size(self.table.nbytes)} would take {all_moved:.2f} x at least: no order of moves hides"
+                " it; fewer bytes do (rebuild, a codec, checkpoints)"
+            )
+        else:
+            yield f"  to move all {size(self.table.nbytes)} could hide"
+
+
+def size(nbytes: float) -> str:
+    """Bytes as people write them."""
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

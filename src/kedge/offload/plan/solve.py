@@ -1,0 +1,168 @@
+"""The plan: which saved tensors to keep, and what to do with the others.
+
+# Note [Greedy]
+All are kept at first. Then, one by one, the tensor is taken that frees the most bytes for each second that shows: first those
+that are free of charge, in the order in which they are saved, because the first saved is needed last. The sequence does not
+depend on the limit of memory, so a smaller limit only goes further along it. Under a limit of time what
+does not fit is passed over. The last saved are needed first, so nothing hides a move of theirs, and they are kept the longest.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from kedge.offload.plan.plan import Plan
+from kedge.offload.plan.predict import Forecast, Outcome
+from kedge.offload.plan.tables import Candidate, Limit, Table, Way
+from kedge.offload.policy import Choice
+
+_NOTHING = 1e-9
+"""Seconds that do not count, so that rounding decides nothing."""
+_RANKS = (Choice.REBUILD, Choice.MOVE, Choice.COMPRESS)
+"""Nothing goes over the link if it need not, and nothing loses bits if it need not."""
+
+
+def solve(table: Table, limit: Limit) -> Plan:
+    """Choose for each saved tensor.
+
+    Args:
+        table: The step.
+        limit: What the choices have to stay within.
+
+    Returns:
+        The plan. If not even doing everything stays within a limit of memory, everything is done.
+    """
+    forecast = Forecast(table)
+    search = _Search(table, forecast)
+    if limit.memory is not None:
+        for _ in search.steps(None):
+            if forecast.peak(search.outcome) <= limit.memory:
+                break
+    else:
+        assert limit.slowdown is not None  # noqa: S101 - one of the two is given
+        for _ in search.steps((limit.slowdown - 1) * table.step):
+            pass
+    return Plan(
+        table=table,
+        limit=limit,
+        ways=tuple(search.ways),
+        outcome=(outcome := forecast.of(search.ways)),
+        peak=forecast.peak(outcome),
+        hidden=_hidden(table),
+        everything=forecast.of(_all_moved(table)).exposed,
+    )
+
+
+def _all_moved(table: Table) -> list[Way]:
+    return [
+        next((way for way in each.ways(table.link) if way.choice is Choice.MOVE), Way(Choice.KEEP, each.nbytes))
+        for each in table.candidates
+    ]
+
+
+def _hidden(table: Table) -> int:
+    """The bytes that can move without a second of it showing."""
+    if table.link is None or not table.link.overlaps:
+        return 0
+    search = _Search(table, Forecast(table), only=Choice.MOVE)
+    for _ in search.steps(0.0):
+        pass
+    return search.outcome.moved
+
+
+class _Step(NamedTuple):
+    """A change of one choice; the least is the best.
+
+    Attributes:
+        price: Seconds that show for each byte that is freed.
+        saved: When the tensor is saved.
+        which: Which tensor.
+        rank: What is done rather than what, other things being equal.
+        way: What to do with it.
+        age: How many changes had been made when the price was found.
+    """
+
+    price: float
+    saved: float
+    which: int
+    rank: int
+    way: Way
+    age: int
+
+
+class _Search:
+    """Goes along the sequence of changes; see Note [Greedy].
+
+    Attributes:
+        ways: What is chosen so far.
+        outcome: What that comes to.
+    """
+
+    def __init__(self, table: Table, forecast: Forecast, only: Choice | None = None) -> None:
+        self._table, self._forecast = table, forecast
+        self._only = only
+        self.ways = [Way(Choice.KEEP, each.nbytes) for each in table.candidates]
+        self.outcome: Outcome = forecast.of(self.ways)
+        self._moved = np.zeros(len(self.ways))
+        self._seconds = 0.0
+        self._additive = table.link is None or not table.link.overlaps
+
+    def steps(self, most: float | None) -> Iterator[None]:
+        """Make change after change; yields before each, and at the end.
+
+        Args:
+            most: The seconds that may show; None for no limit.
+        """
+        heap = [self._priced(i, way, 0) for i, each in enumerate(self._table.candidates) for way in self._ways(each)]
+        heapq.heapify(heap)
+        age = 0
+        while heap:
+            best = heapq.heappop(heap)
+            if best.way.kept >= self.ways[best.which].kept:
+                continue
+            if best.age < age and not self._additive:
+                # Other changes have been made since; look again, and see whether it is still the best.
+                best = self._priced(best.which, best.way, age)
+                if heap and best > heap[0]:
+                    heapq.heappush(heap, best)
+                    continue
+            if most is not None and self._with(best).exposed > most + _NOTHING:
+                continue
+            yield
+            self._make(best)
+            age += 1
+        yield
+
+    def _ways(self, each: Candidate) -> Iterator[Way]:
+        for way in each.ways(self._table.link):
+            if self._only is None or way.choice is self._only:
+                yield way
+
+    def _make(self, step: _Step) -> None:
+        self.outcome = self._with(step)
+        self._seconds += step.way.seconds - self.ways[step.which].seconds
+        self._moved[step.which] = step.way.moved
+        self.ways[step.which] = step.way
+
+    def _with(self, step: _Step) -> Outcome:
+        """Foretell what a change would come to, from what all before it came to."""
+        before, after = self.ways[step.which], step.way
+        self._moved[step.which] = after.moved
+        waits = self._forecast.waits(self._moved)
+        self._moved[step.which] = before.moved
+        return Outcome(
+            self.outcome.kept + after.kept - before.kept,
+            self.outcome.moved + after.moved - before.moved,
+            self._seconds + after.seconds - before.seconds + waits,
+        )
+
+    def _priced(self, index: int, way: Way, age: int) -> _Step:
+        candidate = self._table.candidates[index]
+        step = _Step(0.0, candidate.saved, index, _RANKS.index(way.choice), way, age)
+        shows = self._with(step).exposed - self.outcome.exposed
+        price = 0.0 if abs(shows) < _NOTHING else shows / (self.ways[index].kept - way.kept)
+        return step._replace(price=float(f"{price:.6g}"))

@@ -1,0 +1,90 @@
+"""Whether memory is short: for this process, in its control groups, or on the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_STALLED = 10.0  # per cent of the last ten seconds in which some task waited for memory
+_SHARE = 0.5  # of the memory that files can have, for ours
+
+
+class Pressure:
+    """Reads what Linux says of memory; where it says nothing, there is no pressure.
+
+    Args:
+        proc: Where the process file system is.
+        groups: Where control groups are mounted, of version 1, 2 or both.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> None:
+        self._proc = proc
+        self._levels = [folder for folder in _levels(proc, groups) if (folder / "memory.stat").exists()]
+
+    def tight(self, held: int) -> bool:
+        """Tell whether a file of so many bytes would take memory from the program.
+
+        It would if tasks wait for memory already, or if it is more than half of what is left when the
+        program has its own. Files' pages are no loss as such: the system drops them when it needs
+        them, but those not yet on the disk it has to write first, and the program waits.
+        """
+        room = self.room()
+        return (room is not None and held > room * _SHARE) or self.stalled()
+
+    def room(self) -> int | None:
+        """Return how much memory there is for files' pages, those that are there included."""
+        rooms = [room for room in map(_room, self._levels) if room is not None]
+        available = _numbers(self._proc / "meminfo").get("MemAvailable:")
+        if available is not None:
+            rooms.append(available * 1024)
+        return min(rooms, default=None)
+
+    def stalled(self) -> bool:
+        """Tell whether tasks have been waiting for memory."""
+        files = [self._proc / "pressure" / "memory", *(folder / "memory.pressure" for folder in self._levels)]
+        return any(_waiting(file) >= _STALLED for file in files)
+
+
+def _levels(proc: Path, groups: Path) -> Iterator[Path]:
+    """Yield the folder of each control group that bounds this process's memory, innermost first."""
+    for line in _read(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = groups / "memory" if controllers else groups
+        inner = root / path.lstrip("/")
+        # In a container the path is that on the host, and the mount begins at the container's own group.
+        inner = inner if inner.is_dir() else root
+        yield inner
+        yield from (level for level in inner.parents if level.is_relative_to(root))
+
+
+def _room(group: Path) -> int | None:
+    for most, now, files, shared in (
+        ("memory.max", "memory.current", "file", "shmem"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem"),
+    ):
+        limit, usage = _read(group / most).strip(), _read(group / now).strip()
+        if limit.isdigit() and usage.isdigit():
+            stat = _numbers(group / "memory.stat")
+            return max(0, int(limit) - int(usage) + stat.get(files, 0) - stat.get(shared, 0))
+    return None
+
+
+def _waiting(file: Path) -> float:
+    for line in _read(file).splitlines():
+        if line.startswith("some "):
+            return float(line.split("avg10=")[1].split()[0])
+    return 0.0
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    rows = (line.split() for line in _read(file).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:  # not there, not ours to read, or PSI switched off: the system says nothing
+        return ""

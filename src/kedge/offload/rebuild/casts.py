@@ -1,0 +1,32 @@
+"""Copies in another number format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kedge.offload.rebuild.growth import Apply, Growth
+from kedge.offload.rebuild.recipe import Cost, Term
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """A copy in another format, of a parameter (autocast makes one of each weight) or of what can be rebuilt."""
+
+    name: ClassVar[str] = "cast"
+    nodes: ClassVar[tuple[str, ...]] = ("ToCopyBackward0",)
+    cost: ClassVar[Cost] = "copy"
+    result: ClassVar[str | None] = None
+
+    def term(self, node: Any, growth: Growth) -> Term | None:
+        """Cast what is behind; the node does not know into what, so it has to be the outermost."""
+        whole = growth.whole
+        source = None if whole is None else growth.behind(node.next_functions[0])
+        return None if whole is None or source is None else Apply(_cast, (source,), (whole.dtype,))
+
+
+def _cast(source: Tensor, dtype: torch.dtype) -> Tensor:
+    return source.to(dtype, copy=True)

@@ -1,0 +1,111 @@
+"""Layer normalisation: from the saved input, with an epsilon that the node does not tell.
+
+# Note [The epsilon]
+What it is follows from the saved statistics, as inverse deviation = 1 / sqrt(variance + epsilon): the
+usual ones are tried on the row that varies least, and the one found must give all the statistics bit by
+bit. It is remembered with the weight, and each rebuilding compares the statistics again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from kedge.offload.rebuild.growth import Apply, Growth
+from kedge.offload.rebuild.recipe import Cost, Term
+
+_USUAL = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)
+_EXACT = frozenset({torch.float32, torch.float64})
+_known: WeakKeyDictionary[torch.UntypedStorage, float] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Layer normalisation."""
+
+    name: ClassVar[str] = "layer_norm"
+    nodes: ClassVar[tuple[str, ...]] = ("NativeLayerNormBackward0",)
+    cost: ClassVar[Cost] = "norm"
+    result: ClassVar[str | None] = None
+
+    def term(self, node: Any, growth: Growth) -> Term | None:
+        """Normalise the input again."""
+        source, spread = growth.saved(node, "_raw_saved_input", 0), growth.saved(node, "_raw_saved_result2")
+        weight, bias = _optional(node, growth, "_raw_saved_weight", 1), _optional(node, growth, "_raw_saved_bias", 2)
+        if source is None or spread is None or weight is None or bias is None:
+            return None
+        shape = list(node._saved_normalized_shape)
+        epsilon = _epsilon(node, growth, shape)
+        return None if epsilon is None else Apply(_by_layer, (source, spread, weight, bias), (shape, epsilon))
+
+
+def _optional(node: Any, growth: Growth, field: str, edge: int) -> Term | None:
+    return _nothing if getattr(node, field).data is None else growth.saved(node, field, edge)
+
+
+def _nothing(_: Sequence[Tensor]) -> Any:
+    return None
+
+
+def _epsilon(node: Any, growth: Growth, shape: list[int]) -> float | None:
+    """See Note [The epsilon]."""
+    weight = growth.handle(node, "_raw_saved_weight")
+    key = None if weight is None else _alone(weight.read())
+    if key is not None and key in _known:
+        return _known[key]
+    source, spread = growth.handle(node, "_raw_saved_input"), growth.handle(node, "_raw_saved_result2")
+    assert source is not None  # noqa: S101 - `term` has looked
+    assert spread is not None  # noqa: S101 - `term` has looked
+    with torch.no_grad(), torch.autocast(source.device.type, enabled=False):
+        found = _solve(source.read(), spread.read(), shape)
+    if key is not None and found is not None:
+        _known[key] = found
+    return found
+
+
+def _alone(weight: Tensor) -> torch.UntypedStorage | None:
+    """Return a weight's storage, unless other layers have theirs in it too."""
+    storage = weight.untyped_storage()
+    return storage if storage.nbytes() == weight.nbytes else None
+
+
+def _solve(source: Tensor, spread: Tensor, shape: list[int]) -> float | None:
+    if spread.dtype not in _EXACT:
+        return None
+    place = torch.unravel_index(spread.argmax(), spread.shape)[: source.dim() - len(shape)]
+    row, wanted = source[place], spread[place]
+    for epsilon in _candidates(row, wanted):
+        if _same_bits(torch.native_layer_norm(row, shape, None, None, epsilon)[2], wanted):
+            made = torch.native_layer_norm(source, shape, None, None, epsilon)[2]
+            if _same_bits(made, spread):
+                return epsilon
+    return None
+
+
+def _candidates(row: Tensor, wanted: Tensor) -> Iterator[float]:
+    yield from _USUAL
+    left = (wanted.double() ** -2 - row.double().var(correction=0)).mean().item()
+    if 0 < left < 1:
+        yield from dict.fromkeys((float(f"{left:.0e}"), float(f"{left:.1e}"), float(f"{left:.2e}")))
+
+
+def _same_bits(left: Tensor, right: Tensor) -> bool:
+    integer = torch.int32 if left.dtype == torch.float32 else torch.int64
+    return left.dtype == right.dtype and torch.equal(left.contiguous().view(integer), right.contiguous().view(integer))
+
+
+def _by_layer(
+    source: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int], epsilon: float
+) -> Tensor:
+    made, _, found = torch.native_layer_norm(source, shape, weight, bias, epsilon)
+    if source.device.type != "cpu" or _same_bits(found, spread):
+        return made
+    other = _solve(source, spread, shape)  # the same weight was used with two epsilons
+    if other is None:
+        raise RuntimeError("a normalised tensor cannot be rebuilt: its input has other statistics than were saved")
+    return torch.native_layer_norm(source, shape, weight, bias, other)[0]

@@ -1,0 +1,137 @@
+"""Copies of what is there in another order, or several times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kedge.offload.rebuild.growth import Apply, Growth, signed
+from kedge.offload.rebuild.recipe import Cost, Term
+
+Step = Callable[[Tensor], Tensor]
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of what was transposed, reshaped or expanded, as `contiguous` and `reshape` make."""
+
+    name: ClassVar[str] = "copy"
+    nodes: ClassVar[tuple[str, ...]] = ("CloneBackward0", "UnsafeViewBackward0")
+    cost: ClassVar[Cost] = "copy"
+    result: ClassVar[str | None] = None
+
+    def term(self, node: Any, growth: Growth) -> Term | None:
+        """Take the same steps from what was copied; they are known from the end, so it has to be the outermost."""
+        whole = growth.whole
+        if whole is None:
+            return None
+        edge, steps = _steps(node, tuple(whole.size()))
+        if edge is None:
+            return None
+        source = growth.behind(edge)
+        if source is not None:
+            return Apply(partial(_replay, tuple(steps)), (source,))
+        return _once(whole, node, growth)
+
+
+def _steps(node: Any, size: Sizes) -> tuple[Any, list[Step]]:
+    """Go back from a copy; return the edge where the way ends, and the steps from there in their order."""
+    steps: list[Step] = []
+    if type(node).__name__ == "UnsafeViewBackward0":
+        steps.append(partial(_reshape, size))
+        size, node = tuple(node._saved_self_sym_sizes), node.next_functions[0][0]
+        if type(node).__name__ != "CloneBackward0":
+            return None, []
+    edge = node.next_functions[0]
+    while (back := _BACK.get(type(edge[0]).__name__)) is not None:
+        step, size = back(edge[0], size)
+        steps.append(step)
+        edge = edge[0].next_functions[0]
+    return edge, steps[::-1]
+
+
+def _replay(steps: Sequence[Step], source: Tensor) -> Tensor:
+    """Take steps, and copy: what is returned shares no memory with what is kept."""
+    for step in steps:
+        source = step(source)
+    return source.clone(memory_format=torch.contiguous_format)
+
+
+def _reshape(size: Sizes, source: Tensor) -> Tensor:
+    return source.reshape(size)
+
+
+def _swap(first: int, second: int, source: Tensor) -> Tensor:
+    return source.transpose(first, second)
+
+
+def _permute(dims: Sizes, source: Tensor) -> Tensor:
+    return source.permute(dims)
+
+
+def _expand(size: Sizes, source: Tensor) -> Tensor:
+    return source.expand(size)
+
+
+def _reshaped(node: Any, size: Sizes) -> tuple[Step, Sizes]:
+    return partial(_reshape, size), tuple(node._saved_self_sym_sizes)
+
+
+def _expanded(node: Any, size: Sizes) -> tuple[Step, Sizes]:
+    return partial(_expand, size), tuple(node._saved_self_sym_sizes)
+
+
+def _swapped(node: Any, size: Sizes) -> tuple[Step, Sizes]:
+    first, second = signed(node._saved_dim0) % len(size), signed(node._saved_dim1) % len(size)
+    before = list(size)
+    before[first], before[second] = before[second], before[first]
+    return partial(_swap, first, second), tuple(before)
+
+
+def _flipped(_: Any, size: Sizes) -> tuple[Step, Sizes]:
+    return Tensor.t, size[::-1]
+
+
+def _permuted(node: Any, size: Sizes) -> tuple[Step, Sizes]:
+    dims = tuple(signed(dim) % len(size) for dim in node._saved_dims)
+    before = [0] * len(size)
+    for place, dim in enumerate(dims):
+        before[dim] = size[place]
+    return partial(_permute, dims), tuple(before)
+
+
+_BACK: dict[str, Callable[[Any, Sizes], tuple[Step, Sizes]]] = {
+    "ViewBackward0": _reshaped,
+    "UnsafeViewBackward0": _reshaped,
+    "ExpandBackward0": _expanded,
+    "TransposeBackward0": _swapped,
+    "PermuteBackward0": _permuted,
+    "TBackward0": _flipped,
+}
+
+
+def _once(whole: Tensor, node: Any, growth: Growth) -> Term | None:
+    """Store once what was expanded and then copied, as the keys that several heads of attention share."""
+    size = tuple(whole.size())
+    if type(node).__name__ == "UnsafeViewBackward0":
+        size, node = tuple(node._saved_self_sym_sizes), node.next_functions[0][0]
+    expand = node.next_functions[0][0]
+    if type(expand).__name__ != "ExpandBackward0":
+        return None
+    before = tuple(expand._saved_self_sym_sizes)
+    part = whole.detach().reshape(size)
+    lead = len(size) - len(before)
+    for dim, once in enumerate(before):
+        part = part.narrow(lead + dim, 0, once)
+    growth.extra = part[(0,) * lead].clone(memory_format=torch.contiguous_format)
+    return Apply(partial(_replay, (partial(_expand, size), partial(_reshape, tuple(whole.size())))), (_last,))
+
+
+def _last(inputs: Sequence[Tensor]) -> Tensor:
+    return inputs[-1]

@@ -1,0 +1,95 @@
+"""Normalised tensors: from the input and the statistics that their node saves.
+
+# Note [The transformation alone]
+In training, batch normalisation first takes a mean and an inverse deviation of each channel, which it saves,
+and then makes of an input x: x * a + (bias - mean * a), where a is deviation * weight. Asked to normalise by
+given statistics it does only the latter, but takes a variance, from which the same deviation cannot always be
+had. So it is given a variance of 1, and a for the weight: the same kernel then computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kedge.offload.rebuild.growth import Apply, Growth
+from kedge.offload.rebuild.recipe import Cost, Term
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNorm:
+    """Batch normalisation, and with it instance normalisation."""
+
+    name: ClassVar[str] = "batch_norm"
+    nodes: ClassVar[tuple[str, ...]] = ("NativeBatchNormBackward0",)
+    cost: ClassVar[Cost] = "norm"
+    result: ClassVar[str | None] = None
+
+    def term(self, node: Any, growth: Growth) -> Term | None:
+        """Normalise the input by the same statistics."""
+        training = node._saved_training
+        mean, spread = ("result1", "result2") if training else ("running_mean", "running_var")
+        fields = ["_raw_saved_input", f"_raw_saved_{mean}", f"_raw_saved_{spread}"]
+        terms = [growth.saved(node, field, 0 if field == "_raw_saved_input" else None) for field in fields]
+        affine = _affine(node, growth)
+        if affine is None or None in terms:
+            return None
+        return Apply(_by_batch if training else _by_running, (*terms, *affine), (node._saved_eps,))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNorm:
+    """Group normalisation."""
+
+    name: ClassVar[str] = "group_norm"
+    nodes: ClassVar[tuple[str, ...]] = ("NativeGroupNormBackward0",)
+    cost: ClassVar[Cost] = "norm"
+    result: ClassVar[str | None] = None
+
+    def term(self, node: Any, growth: Growth) -> Term | None:
+        """Normalise the input again."""
+        source, affine = growth.saved(node, "_raw_saved_input", 0), _affine(node, growth)
+        if source is None or affine is None:
+            return None
+        sizes = (node._saved_N, node._saved_C, node._saved_HxW, node._saved_group, node._saved_eps)
+        return Apply(_by_group, (source, *affine), sizes)
+
+
+NORMS = (BatchNorm(), GroupNorm())
+
+
+def _affine(node: Any, growth: Growth) -> tuple[Term, Term] | None:
+    """Give weight and bias; the bias is not saved, but stands at the end of an edge while it is trained."""
+    bias = node.next_functions[2]
+    if node._raw_saved_weight.data is None:
+        return (_nothing, _nothing) if bias[0] is None else None
+    weight, shift = growth.saved(node, "_raw_saved_weight", 1), growth.small(bias)
+    return None if weight is None or shift is None else (weight, shift)
+
+
+def _nothing(_: Sequence[Tensor]) -> Any:
+    return None
+
+
+def _by_batch(
+    source: Tensor, mean: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """See Note [The transformation alone]."""
+    if source.device.type != "cpu" or spread.dtype not in {torch.float32, torch.float64}:
+        return torch.native_batch_norm(source, weight, bias, None, None, True, 0.0, eps)[0]
+    factor = spread if weight is None else spread * weight
+    return torch.native_batch_norm(source, factor, bias, mean, torch.ones_like(spread), False, 0.0, 0.0)[0]
+
+
+def _by_running(
+    source: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    return torch.native_batch_norm(source, weight, bias, mean, variance, False, 0.0, eps)[0]
+
+
+def _by_group(source: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> Tensor:
+    return torch.native_group_norm(source, weight, bias, *sizes)[0]

@@ -1,0 +1,138 @@
+"""Activations: from the input that their node saves, or from what their input is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kedge.offload.rebuild.growth import Apply, Growth, signed
+from kedge.offload.rebuild.recipe import Cost, Term
+
+_aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class FromInput:
+    """An elementwise operation whose node saves its input.
+
+    Attributes:
+        name: What the account calls it.
+        node: The type name of its node.
+        function: The operation, which takes the input and then the numbers.
+        numbers: What the node calls the operation's numbers.
+    """
+
+    name: str
+    node: str
+    function: Callable[..., Tensor]
+    numbers: tuple[str, ...] = ()
+
+    cost: ClassVar[Cost] = "elementwise"
+    result: ClassVar[str | None] = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The type names of the nodes that it knows."""
+        return (self.node,)
+
+    def term(self, node: Any, growth: Growth) -> Term | None:
+        """Apply the operation to the input."""
+        source = growth.saved(node, "_raw_saved_self", 0)
+        numbers = [signed(getattr(node, name)) for name in self.numbers]
+        return None if source is None else Apply(self.function, (source,), numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class FromBehind:
+    """An elementwise operation whose node saves its own output: it is made again from what made the input.
+
+    Attributes:
+        name: What the account calls it.
+        node: The type name of its node.
+        function: The operation.
+        inside: The same in place, for an input that is itself made again and needed by nobody else.
+    """
+
+    name: str
+    node: str
+    function: Callable[..., Tensor]
+    inside: Callable[..., Tensor]
+
+    cost: ClassVar[Cost] = "elementwise"
+    result: ClassVar[str | None] = "_raw_saved_result"
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The type names of the nodes that it knows."""
+        return (self.node,)
+
+    def term(self, node: Any, growth: Growth) -> Term | None:
+        """Apply the operation to what its input is made of."""
+        source = growth.behind(node.next_functions[0])
+        if source is None:
+            return None
+        return Apply(self.inside if isinstance(source, Apply) else self.function, (source,))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An operation whose node saves its own output, which cannot be made again, but others from it.
+
+    Attributes:
+        node: The type name of its node.
+        result: Under which name it is saved.
+    """
+
+    node: str
+    result: str | None = "_raw_saved_result"
+
+    name: ClassVar[str] = "kept"
+    cost: ClassVar[Cost] = "elementwise"
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The type names of the nodes that it knows."""
+        return (self.node,)
+
+    def term(self, node: Any, growth: Growth) -> Term | None:  # noqa: ARG002 - what a rule is asked with
+        """Give nothing."""
+        return None
+
+
+def _gelu(source: Tensor, approximate: str) -> Tensor:
+    return torch.nn.functional.gelu(source, approximate=approximate)
+
+
+ACTIVATIONS = (
+    FromInput("gelu", "GeluBackward0", _gelu, ("_saved_approximate",)),
+    FromInput("silu", "SiluBackward0", _aten.silu),
+    FromInput("leaky_relu", "LeakyReluBackward0", _aten.leaky_relu, ("_saved_negative_slope",)),
+    FromInput("elu", "EluBackward0", _aten.elu, ("_saved_alpha", "_saved_scale", "_saved_input_scale")),
+    FromInput("celu", "CeluBackward0", _aten.celu, ("_saved_alpha",)),
+    FromInput("softplus", "SoftplusBackward0", _aten.softplus, ("_saved_beta", "_saved_threshold")),
+    FromInput("hardswish", "HardswishBackward0", _aten.hardswish),
+    FromInput("hardsigmoid", "HardsigmoidBackward0", _aten.hardsigmoid),
+    FromInput("hardtanh", "HardtanhBackward0", _aten.hardtanh, ("_saved_min_val", "_saved_max_val")),
+    FromInput("mish", "MishBackward0", _aten.mish),
+    FromInput("logsigmoid", "LogSigmoidBackward0", _aten.log_sigmoid),
+    FromInput("softshrink", "SoftshrinkBackward0", _aten.softshrink, ("_saved_lambd",)),
+    FromInput("glu", "GluBackward0", _aten.glu, ("_saved_dim",)),
+    FromInput("pow", "PowBackward0", _aten.pow, ("_saved_exponent",)),
+    FromInput("sin", "SinBackward0", torch.sin),
+    FromInput("cos", "CosBackward0", torch.cos),
+    FromInput("abs", "AbsBackward0", torch.abs),
+    FromInput("log", "LogBackward0", torch.log),
+    FromBehind("relu", "ReluBackward0", torch.relu, torch.relu_),
+    FromBehind("sigmoid", "SigmoidBackward0", torch.sigmoid, torch.sigmoid_),
+    FromBehind("tanh", "TanhBackward0", torch.tanh, torch.tanh_),
+)
+
+_ATTENTION = ("FlashAttentionForCpu", "FlashAttention", "EfficientAttention", "CudnnAttention")
+RESULTS = (
+    *(Kept(f"{name}Backward0") for name in ("Softmax", "LogSoftmax", "Exp", "Sqrt", "Rsqrt", "Reciprocal")),
+    *(Kept(f"ScaledDotProduct{name}Backward0", "_raw_saved_output") for name in _ATTENTION),
+)

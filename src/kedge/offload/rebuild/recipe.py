@@ -1,0 +1,109 @@
+"""How a tensor that is not kept is made again, bit for bit.
+
+# Note [The same bits]
+The same kernel on the same bytes gives the same bits only under the circumstances of then. Autocast
+is switched off: what a node saved it saved after autocast had cast it. The number of threads is put
+back: threads divide a tensor among them, and where one's part ends, the last elements of a vectorised
+kernel take another path, whose exponential may differ in the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from kedge.offload.handle import Handle
+
+Term = Callable[[Sequence[Tensor]], Tensor]
+"""An expression over the tensors that a recipe's inputs give."""
+
+Cost = Literal["copy", "elementwise", "norm"]
+
+
+class Recipe(Protocol):
+    """How a saved tensor is made again from what is kept anyhow.
+
+    Attributes:
+        rule: By which rule.
+        inputs: The handles whose tensors `run` takes.
+        extra: What has to be stored for it and is only for it; whoever moves it puts it back before `run`.
+        nbytes: The bytes that have to be stored for it, those of `extra` among them.
+        cost: What `run` costs: as much as copying the tensor, as an elementwise operation, as a normalisation.
+    """
+
+    rule: str
+    inputs: tuple[Handle, ...]
+    extra: Tensor | None
+    nbytes: int
+    cost: Cost
+
+    def run(self, *inputs: Tensor) -> Tensor:
+        """Return the tensor, of the same strides, in a storage of its own that is the same byte for byte."""
+
+
+class Layout:
+    """Shape and strides of a tensor and of the one whose whole storage it shares."""
+
+    __slots__ = ("_dtype", "_nbytes", "_offset", "_own", "_size", "_stride", "_whole_size", "_whole_stride", "device")
+
+    def __init__(self, value: Tensor, whole: Tensor) -> None:
+        self._own = value is whole
+        self._size, self._stride, self._offset = value.size(), value.stride(), value.storage_offset()
+        self._whole_size, self._whole_stride = whole.size(), whole.stride()
+        self._dtype, self._nbytes, self.device = whole.dtype, whole.untyped_storage().nbytes(), whole.device
+
+    def fit(self, made: Tensor) -> Tensor:
+        """Give what was made the strides of then, and the place in its storage."""
+        if made.dtype != self._dtype or made.size() != self._whole_size:
+            raise RuntimeError(
+                f"rebuilt {made.dtype} {tuple(made.size())}, saved {self._dtype} {tuple(self._whole_size)}"
+            )
+        if made.stride() != self._whole_stride or made.untyped_storage().nbytes() != self._nbytes:
+            blank = torch.empty_strided(self._whole_size, self._whole_stride, dtype=self._dtype, device=self.device)
+            made = blank.copy_(made)
+        return made if self._own else made.as_strided(self._size, self._stride, self._offset)
+
+
+class Replay:
+    """A recipe that runs a term."""
+
+    __slots__ = ("_layout", "_term", "_threads", "cost", "extra", "inputs", "nbytes", "rule")
+
+    def __init__(
+        self,
+        rule: str,
+        cost: Cost,
+        term: Term,
+        layout: Layout,
+        inputs: tuple[Handle, ...],
+        extra: Tensor | None,
+        nbytes: int,
+    ) -> None:
+        self.rule, self.cost, self.inputs, self.extra, self.nbytes = rule, cost, inputs, extra, nbytes
+        self._term, self._layout = term, layout
+        self._threads = torch.get_num_threads()
+
+    def run(self, *inputs: Tensor) -> Tensor:
+        """Return the tensor, of the same strides, in a storage of its own that is the same byte for byte."""
+        given = inputs if self.extra is None else (*inputs, self.extra)
+        with torch.no_grad(), _circumstances(self._layout.device.type, self._threads):
+            return self._layout.fit(self._term(given))
+
+
+@contextmanager
+def _circumstances(kind: str, threads: int) -> Iterator[None]:
+    """See Note [The same bits]."""
+    now = torch.get_num_threads()
+    if now == threads and not torch.is_autocast_enabled(kind):
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        with torch.autocast(kind, enabled=False):
+            yield
+    finally:
+        torch.set_num_threads(now)

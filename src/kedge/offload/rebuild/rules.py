@@ -1,0 +1,72 @@
+"""All rules, and the question that they answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from kedge.offload.rebuild.arithmetic import ARITHMETIC
+from kedge.offload.rebuild.casts import Cast
+from kedge.offload.rebuild.content import by_content
+from kedge.offload.rebuild.growth import Growth, HandleOf, Rule
+from kedge.offload.rebuild.layer_norm import LayerNorm
+from kedge.offload.rebuild.layouts import Copy
+from kedge.offload.rebuild.norms import NORMS
+from kedge.offload.rebuild.pointwise import ACTIVATIONS, RESULTS
+from kedge.offload.rebuild.recipe import Layout, Recipe, Replay
+
+RULES: tuple[Rule, ...] = (*ACTIVATIONS, *RESULTS, *ARITHMETIC, *NORMS, LayerNorm(), Cast(), Copy())
+
+_BY_NODE: dict[str, Rule] = {node: rule for rule in RULES for node in rule.nodes}
+
+
+def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
+    """Say how a tensor that autograd is about to save can be rebuilt from what it has saved before.
+
+    What is rebuilt is always a whole storage: for a view that of the tensor it is a view of.
+
+    Args:
+        value: The tensor, with its graph.
+        handle_of: Gives our handle in what a node saved; None if it is not kept by us.
+
+    Returns:
+        A recipe that holds neither the tensor nor its graph; None if there is no way.
+    """
+    whole = value if value._base is None else value._base
+    node = whole.grad_fn
+    if node is None:
+        return _by_content(value, whole)
+    rule = _BY_NODE.get(type(node).__name__)
+    if rule is None or whole.output_nr or not _is_dense(whole):
+        return None
+    return _by_rule(rule, node, value, Growth(_BY_NODE, handle_of, whole))
+
+
+def _by_rule(rule: Rule, node: Any, value: Tensor, growth: Growth) -> Recipe | None:
+    whole = growth.whole
+    assert whole is not None  # noqa: S101 - the rule has not been asked yet
+    if rule.result is not None and getattr(node, rule.result).data is not None:
+        return None  # the node has saved its output; this is another version of it
+    term = rule.term(node, growth)
+    changes = 0 if rule.result is None else 1 + growth.replayed
+    if term is None or whole._version > changes or not growth.settle(node):
+        return None
+    extra = growth.extra
+    nbytes = growth.nbytes + (0 if extra is None else extra.nbytes)
+    return Replay(rule.name, rule.cost, term, Layout(value, whole), tuple(growth.inputs), extra, nbytes)
+
+
+def _by_content(value: Tensor, whole: Tensor) -> Recipe | None:
+    if value.requires_grad or whole.requires_grad or not _is_dense(whole):
+        return None
+    found = by_content(whole.detach())
+    if found is None:
+        return None
+    name, extra, term = found
+    return Replay(name, "copy", term, Layout(value, whole), (), extra, extra.nbytes)
+
+
+def _is_dense(whole: Tensor) -> bool:
+    """Whether a tensor is its storage, in some order."""
+    return whole.nbytes == whole.untyped_storage().nbytes() > 0 and not whole.is_conj() and not whole.is_neg()

@@ -1,0 +1,93 @@
+"""A file without a name: it is gone however the process ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import warnings
+from pathlib import Path
+
+from kedge.errors import DiskFull, DiskIsMemory, StoreError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+_told: set[int] = set()  # devices whose users have been told that they are memory
+
+
+def open_scratch(path: str | os.PathLike[str] | None) -> tuple[int, Path]:
+    """Open a new file that has no name, in a folder.
+
+    Returns:
+        Its descriptor, which no started program inherits, and the folder.
+
+    Raises:
+        StoreError: The folder is not there, or files cannot be made in it.
+    """
+    if not hasattr(os, "pwritev"):
+        raise StoreError("saved tensors cannot go to disk on this system: it cannot write at a place of a file")
+    folder = Path(tempfile.gettempdir() if path is None else path)
+    if not folder.is_dir():
+        raise StoreError(f"saved tensors were to go to {folder}, which is not a folder; create it, or name another")
+    try:
+        opened = _open(folder)
+    except OSError as error:
+        raise StoreError(
+            f"saved tensors were to go to {folder}, where no file can be made: {error.strerror};"
+            " name a folder that you may write to"
+        ) from error
+    _tell_of_memory(folder)
+    return opened, folder
+
+
+def _open(folder: Path) -> int:
+    if hasattr(os, "O_TMPFILE"):
+        try:
+            return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in _NO_UNNAMED:
+                raise
+    opened, name = tempfile.mkstemp(prefix="kedge-", dir=folder)
+    Path(name).unlink()
+    return opened
+
+
+def _tell_of_memory(folder: Path) -> None:
+    device = folder.stat().st_dev
+    if device in _told or filesystem(device) not in {"tmpfs", "ramfs"}:
+        return
+    _told.add(device)
+    warnings.warn(
+        f"saved tensors were to leave memory for {folder}, which is a file system in memory, so nothing is freed;"
+        " name a folder on a disk: kedge.Disk(path)",
+        DiskIsMemory,
+        stacklevel=2,
+    )
+
+
+def filesystem(device: int, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:
+    """Return the kind of file system that a device number stands for; None where that cannot be known."""
+    if not mounts.exists():
+        return None
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
+        place, _, kind = line.partition(" - ")
+        if place.split()[2] == number:
+            return kind.split()[0]
+    return None
+
+
+def refused(error: OSError, file: int, folder: Path, asked: int) -> StoreError:
+    """Return the error to raise when a file in a folder does not take so many bytes more."""
+    cause = error.strerror or str(error)
+    if error.errno not in _FULL:
+        return StoreError(
+            f"saved tensors of {asked:,} bytes cannot be written in {folder}: {cause}; name another folder"
+        )
+    disk = os.fstatvfs(file)
+    free = disk.f_bavail * disk.f_frsize
+    why = "a file may not be that large (ulimit -f)" if error.errno == errno.EFBIG else f"{free:,} bytes are free"
+    return DiskFull(
+        f"saved tensors need {asked:,} bytes more in {folder}, where {why}: {cause};"
+        " make room, name another folder (kedge.Disk(path)), or offload fewer modules (where=...)"
+    )

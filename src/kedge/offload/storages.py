@@ -1,0 +1,43 @@
+"""Numbers for storages: the same for all tensors that share one, and never given twice."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from kedge.hooks.parts import parts
+
+
+class Storages:
+    """Numbers storages in the order in which they are met, and keeps none of them alive.
+
+    Attributes:
+        sizes: The bytes of each, by its number.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+
+    def of(self, tensor: Tensor) -> tuple[int, ...]:
+        """Return the numbers of a tensor's storages: one, unless it consists of several; none if it has none."""
+        return tuple(self._number(part.untyped_storage()) for part in parts(tensor))
+
+    def held(self, numbers: tuple[int, ...]) -> int:
+        """Add up the bytes of some storages."""
+        return sum(self.sizes[number] for number in numbers)
+
+    def _number(self, storage: torch.UntypedStorage) -> int:
+        number = self._numbers.get(storage)
+        if number is None:
+            number = self._numbers[storage] = len(self.sizes)
+            self.sizes.append(storage.nbytes())
+        return number
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is an ordinary one, with one storage and strides."""
+    return type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided

@@ -179,8 +179,7 @@ def kedged(*, tuned: bool = False, **options: Any) -> Callable[..., Any]:
 def figures(account: Any) -> Numbers:
     """Read what an offload did in the last step; parameters, buffers and inputs are there anyhow."""
     step = account.step
-    owned = sum(step.kept[why].bytes for why in ("parameter", "buffer", "input") if why in step.kept)
-    kept = step.sum("kept").bytes - owned + step.extra
+    kept = step.sum("kept").bytes - step.anyhow + step.extra
     return {
         "packed": step.naive,
         "kept": kept + step.stored.bytes,

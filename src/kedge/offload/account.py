@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 _MB = 1e6
+_MOST = 24
+"""How many modules are printed."""
 _COUNTS = ("small", "again", "unique", "stored", "freed", "reads", "repeated", "failed")
 _GROUPS = ("kept", "rebuilt", "moved")
+_OWNED = ("parameter", "buffer", "input")
+_SAID = {"memory": "encoded in memory", "here": "there already", "unknown": "unknown kind"}
 
 
 class Count:
@@ -77,6 +81,11 @@ class Tally:
     def naive(self) -> int:
         """Their bytes, each counted as often as it was saved."""
         return sum(count.bytes for count in self._all())
+
+    @property
+    def anyhow(self) -> int:
+        """The bytes of that which are parameters', buffers' and inputs': there in any case."""
+        return sum(self.kept[why].bytes for why in _OWNED if why in self.kept)
 
     def sum(self, group: str) -> Count:
         """Sum `kept`, `rebuilt` or `moved` up; what is small is kept."""
@@ -244,27 +253,35 @@ class Account:
         return total
 
     def __str__(self) -> str:
-        """One line a module, the sum, and what it came to; of all steps together."""
-        shown = {_name(path): self.module(path) for path in list(self.rows)}
-        width = max(map(len, [*shown, "module"]))
-        lines = [f"{'module':{width}}  tensors     saved  distinct      kept   rebuilt     moved     (MB)"]
-        lines += [f"{name:{width}}  {_figures(tally)}" for name, tally in shown.items()]
-        lines += [f"{'all':{width}}  {_figures(self.total)}", "", *self._remarks()]
+        """One line a module, the sum, and what it came to: what a step had on average."""
+        steps = self.steps + 1
+        tallies = {_name(path): self.module(path) for path in list(self.rows)}
+        largest = sorted(tallies, key=lambda name: tallies[name].anyhow - tallies[name].naive)[:_MOST]
+        shown = [name for name in tallies if name in largest]
+        width = max(map(len, [*shown, "module", "(999 more)"]))
+        lines = [f"{'module':{width}}  tensors     saved    anyhow      kept   rebuilt     moved  (MB a step)"]
+        lines += [f"{name:{width}}  {_figures([tallies[name]], steps)}" for name in shown]
+        if rest := [tally for name, tally in tallies.items() if name not in shown]:
+            lines.append(f"{f'({len(rest)} more)':{width}}  {_figures(rest, steps)}")
+        lines += [f"{'all':{width}}  {_figures(tallies.values(), steps)}", "", *self._remarks(steps)]
         return "\n".join(lines)
 
-    def _remarks(self) -> Iterator[str]:
-        total = self.total
-        yield f"{self.steps + 1} steps; {_list('kept', total.kept, total.small)}"
+    def _remarks(self, steps: int) -> Iterator[str]:
+        total, mb = self.total, _MB * steps
+        yield f"{steps} step{'s' * (steps > 1)}; {_list('kept', total.kept | {'small': total.small}, mb)}"
         if total.rebuilt:
-            yield f"{_list('rebuilt', total.rebuilt)}; {total.extra / _MB:.1f} MB kept for it"
+            yield f"{_list('rebuilt', total.rebuilt, mb)}; {total.extra / mb:.1f} MB kept for it"
         if total.moved:
-            yield f"{_list('moved', total.moved)}; {total.stored.bytes / _MB:.1f} MB put away in {total.putting * 1e3:.0f} ms"
-        yield (
-            f"brought back {total.reads.bytes / _MB:.1f} MB in {total.stalled * 1e3:.0f} ms, "
-            f"{total.repeated.bytes / _MB:.1f} MB of it more than once; freed {total.freed.bytes / _MB:.1f} MB"
-        )
+            spent = total.putting * 1e3 / steps
+            yield f"{_list('moved', total.moved, mb)}; {total.stored.bytes / mb:.1f} MB put away in {spent:.0f} ms"
+        if total.reads.number:
+            yield (
+                f"brought back {total.reads.bytes / mb:.1f} MB in {total.stalled * 1e3 / steps:.0f} ms, "
+                f"{total.repeated.bytes / mb:.1f} MB of it more than once; freed {total.freed.bytes / mb:.1f} MB"
+            )
         if total.failed.number:
-            yield f"{total.failed.number} tensors of {total.failed.bytes / _MB:.1f} MB could not be moved and were kept"
+            failed = f"{total.failed.number} tensors of {total.failed.bytes / _MB:.1f} MB"
+            yield f"{failed}, of all steps, could not be moved and were kept"
         if self.plan is not None:
             yield str(self.plan)
         for rule, why in self.dropped.items():
@@ -277,12 +294,16 @@ def _name(path: str | None) -> str:
     return path or "(the model itself)"
 
 
-def _figures(tally: Tally) -> str:
-    sums = (tally.naive, tally.unique.bytes, *(tally.sum(group).bytes for group in _GROUPS))
-    return f"{tally.packs:7}" + "".join(f"{size / _MB:10.1f}" for size in sums)
+def _figures(tallies: Iterable[Tally], steps: int) -> str:
+    tally = Tally()
+    for each in tallies:
+        tally.join(each)
+    kept, rebuilt, moved = (tally.sum(group).bytes for group in _GROUPS)
+    sums = (tally.naive, tally.anyhow, kept - tally.anyhow, rebuilt, moved)
+    return f"{tally.packs / steps:7.0f}" + "".join(f"{size / _MB / steps:10.1f}" for size in sums)
 
 
-def _list(what: str, counts: dict[str, Count], small: Count | None = None) -> str:
-    named = dict(counts) | ({"small": small} if small is not None else {})
-    parts = (f"{name} {count.bytes / _MB:.1f} MB" for name, count in named.items() if count.number)
+def _list(what: str, counts: dict[str, Count], mb: float) -> str:
+    most = sorted(counts.items(), key=lambda pair: -pair[1].bytes)
+    parts = (f"{_SAID.get(name, name)} {count.bytes / mb:.1f} MB" for name, count in most if count.number)
     return f"{what}: {', '.join(parts) or 'nothing'}"

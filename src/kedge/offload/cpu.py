@@ -17,7 +17,6 @@ import errno
 import os
 import sys
 import threading
-import warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from kedge.errors import NothingGained
 from kedge.flow import version_of
+from kedge.hooks.telling import warn
 from kedge.offload.pinned import Arena, Range
 from kedge.offload.pressure import Pressure
 from kedge.offload.streams import Cuda, Device
@@ -358,9 +358,9 @@ def _check(slot: CpuSlot) -> None:
 
 
 def _tell(reason: str) -> None:
-    warnings.warn(
-        f"to=kedge.Cpu() moves nothing: {reason}; they are kept, and what can be rebuilt exactly is rebuilt."
-        " kedge.Disk() moves them to a file, kedge.Rebuild() asks for no more than this",
-        NothingGained,
-        stacklevel=2,
+    warn(
+        NothingGained(
+            f"to=kedge.Cpu() moves nothing: {reason}; they are kept, and what can be rebuilt exactly is rebuilt."
+            " kedge.Disk() moves them to a file, kedge.Rebuild() asks for no more than this"
+        )
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import mmap
 import sys
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NotPinned
+from kedge.hooks.telling import warn
 from kedge.offload.extents import Extents
 from kedge.offload.streams import Device
 
@@ -170,9 +170,9 @@ def _paged(nbytes: int) -> int:
 
 
 def _tell(failed: str, size: int) -> None:
-    warnings.warn(
-        f"{size:,} bytes of the CPU's memory could not be locked ({failed}): copies to and from it stop the program;"
-        " kedge.Cpu(pin=False) asks for none, a limit in the container or `ulimit -l` may be the cause",
-        NotPinned,
-        stacklevel=2,
+    warn(
+        NotPinned(
+            f"{size:,} bytes of the CPU's memory could not be locked ({failed}): copies to and from it stop the program;"
+            " kedge.Cpu(pin=False) asks for none, a limit in the container or `ulimit -l` may be the cause"
+        )
     )

@@ -17,7 +17,8 @@ def disproof(recipe: Recipe, value: Tensor) -> str | None:
         with torch.no_grad():
             made = recipe.run(*(handle.read() for handle in recipe.inputs))
     except Exception as failure:  # noqa: BLE001 - a rule that fails is not used; the program goes on without it
-        return f"it raised {type(failure).__name__}: {failure}"
+        first = str(failure).partition("\n")[0]
+        return f"it raised {type(failure).__name__}: {first}"
     if made.dtype != value.dtype or made.shape != value.shape:
         return f"it made {made.dtype} {list(made.shape)} of what is {value.dtype} {list(value.shape)}"
     if made.stride() != value.stride() or made.storage_offset() != value.storage_offset():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-import warnings
 from pathlib import Path
 
 from kedge.errors import DiskFull, DiskIsMemory, StoreError
+from kedge.hooks.telling import warn
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
@@ -57,11 +57,11 @@ def _tell_of_memory(folder: Path) -> None:
     if device in _told or filesystem(device) not in {"tmpfs", "ramfs"}:
         return
     _told.add(device)
-    warnings.warn(
-        f"saved tensors were to leave memory for {folder}, which is a file system in memory, so nothing is freed;"
-        " name a folder on a disk: kedge.Disk(path)",
-        DiskIsMemory,
-        stacklevel=2,
+    warn(
+        DiskIsMemory(
+            f"saved tensors were to leave memory for {folder}, which is a file system in memory, so nothing is freed;"
+            " name a folder on a disk: kedge.Disk(path)"
+        )
     )
 
 

@@ -285,7 +285,7 @@ def measure(name: str, model: str, args: argparse.Namespace, limit: Limit | None
 
 def compare(model: str, args: argparse.Namespace) -> None:
     """Print the table of one model."""
-    names = [name for name in CASES if any(word in name for word in args.cases.split(","))]
+    names = [name for name in CASES if not args.cases or name in args.cases.split(";")]
     runs: dict[str, list[dict[str, Any] | None]] = {name: [] for name in names}
     with Limit(args.limit) if args.limit else contextlib.nullcontext() as limit:
         for _ in range(args.rounds):
@@ -323,7 +323,7 @@ def main() -> None:
     """Run the models that are asked for, or be one run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="resnet50,resnet152,gpt,llama")
-    parser.add_argument("--cases", default="", help="parts of the names of cases; all")
+    parser.add_argument("--cases", default="", help="names of cases, with ; between them; all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--threads", type=int, default=os.cpu_count())

@@ -204,12 +204,10 @@ def test_other_errors_of_a_store_come_out_of_forward(net):
     assert all(map(torch.equal, grads_of(net), grads_of(net)))
 
 
-def lying(how):
-    """Find, for what GELU makes, a recipe that is wrong."""
+def lying(how, run=None):
+    """Find, for what GELU makes, a recipe that is wrong, or one that runs as it is told."""
 
-    def run(x):
-        if how == "raises":
-            raise ValueError("no")
+    def wrong(x):
         made = F.gelu(x)
         return {
             "values": made + 1e-6,
@@ -221,12 +219,35 @@ def lying(how):
         if value.grad_fn is None or value.grad_fn.name() != "GeluBackward0":
             return None
         handle = handle_of(value.grad_fn._raw_saved_self)
-        return SimpleNamespace(rule="lie", inputs=(handle,), extra=None, nbytes=0, run=run)
+        return SimpleNamespace(rule="lie", inputs=(handle,), extra=None, nbytes=0, run=run or wrong)
 
     return found
 
 
-@pytest.mark.parametrize("how", ["values", "raises", "dtype", "strides"])
+def test_a_rule_that_fails_is_left_out_there_alone():
+    """One that raises is not used at that place any more; one for which there was no memory is tried again in the next step."""
+    for failure, rebuilt in (
+        (ValueError("no"), 3),
+        (MemoryError("full"), 5),
+        (RuntimeError("x can't allocate memory: y"), 5),
+    ):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(20, 40), nn.GELU(), nn.Linear(40, 40), nn.GELU(), nn.Linear(40, 40))
+        plain = grads_of(model, 3)
+        raising = [failure]
+
+        def run(x, raising=raising):
+            if raising:
+                raise raising.pop()
+            return F.gelu(x)
+
+        with engaged(model, find=lying("", run)) as engine:
+            assert all(map(torch.equal, plain, grads_of(model, 3)))
+        assert engine.account.total.rebuilt["lie"].number == rebuilt
+        assert "in '2' alone: it raised" in str(engine.account)
+
+
+@pytest.mark.parametrize("how", ["values", "dtype", "strides"])
 def test_a_rule_that_is_wrong_is_dropped(how):
     """Each rule is compared with the truth where it is first used; one that fails is not used, and the account says why."""
     torch.manual_seed(0)
@@ -390,7 +411,7 @@ def test_the_account_adds_up(net):
     ("options", "said"),
     [
         ({"to": "disk"}, r"to='disk': it is kedge.Rebuild\(\), kedge.Cpu\(\) or kedge.Disk\(\)"),
-        ({"min_bytes": -1}, "min_bytes=-1: it is a number of bytes"),
+        ({"min_bytes": -1}, "min_bytes=-1: it is a number of bytes, or a text"),
         ({"min_bytes": 1e6}, "min_bytes=1000000.0: it is a number of bytes"),
         ({"max_memory": "2 GB", "max_slowdown": 1.05}, "exclude each other"),
         ({"where": 3}, "where=3: it is a selector"),

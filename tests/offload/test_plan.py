@@ -256,14 +256,14 @@ def test_a_large_step_is_planned_at_once():
 )
 def test_bytes_are_read_as_people_write_them(given_, nbytes):
     """Decimal and binary units, upper case or lower, and bare numbers."""
-    assert bytes_of(given_) == nbytes
+    assert bytes_of("max_memory", given_) == nbytes
 
 
 @pytest.mark.parametrize("given_", ["", "GB", "2 apples", "-1", -1, True, 1.5, None])
 def test_what_is_no_number_of_bytes_is_an_error(given_):
     """The message shows what was given, and what can be."""
     with pytest.raises(OffloadError, match="max_memory=.*it is a number of bytes"):
-        bytes_of(given_)
+        bytes_of("max_memory", given_)
 
 
 @pytest.mark.parametrize("given_", [0.9, 0, -1, math.nan, math.inf, "1.05", True])

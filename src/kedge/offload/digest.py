@@ -21,7 +21,8 @@ from kedge.offload.memory import plain, run, words
 _WORDS = 512
 _BLOCK = 8 * _WORDS
 
-_KNOWN = frozenset({"cpu", "cuda"})
+KNOWN = frozenset({"cpu", "cuda"})
+"""The devices on which what was rebuilt can be compared; on others nothing is rebuilt."""
 _CHANGED = "kedge.offload: saved bytes are not what they were: something was changed where autograd does not see it"
 
 Digest = tuple[Tensor, Tensor]
@@ -29,7 +30,7 @@ Digest = tuple[Tensor, Tensor]
 
 def digest(value: Tensor, *, alone: bool) -> Digest | None:
     """Sum up the bytes of a tensor's storage, or those of the tensor alone; None on devices where it is not known how."""
-    if value.device.type not in _KNOWN:
+    if value.device.type not in KNOWN:
         return None
     if not alone:
         return _sums(words(value))

@@ -25,6 +25,7 @@ from kedge.hooks.lane import packed_of
 from kedge.hooks.saving import Place
 from kedge.hooks.telling import warn
 from kedge.offload.account import Account, Row
+from kedge.offload.digest import KNOWN
 from kedge.offload.entry import Entries, Entry, Source, Window
 from kedge.offload.extent import is_alone, own_key
 from kedge.offload.handle import Handle, Part, Referred
@@ -193,19 +194,23 @@ class Engine:
     def _recipe(self, value: Tensor, row: Row) -> Recipe | None:
         """Find how a tensor is rebuilt; see Note [Proof]."""
         find = self.policy.find
-        if find is None or value.is_conj() or value.is_neg():
+        if find is None or value.is_conj() or value.is_neg() or value.device.type not in KNOWN:
             return None
         recipe = find(value, self.handle_of if self._owned.lasting else _Passing(self.handle_of))
         if recipe is None:
             return None
-        key = recipe.rule, value.dtype, value.device.type, all(handle.exact for handle in recipe.inputs)
-        if key in self._dropped:
-            return None
+        exact = all(handle.exact for handle in recipe.inputs)
+        key = recipe.rule, value.dtype, value.device.type, exact
         site = key, row.path, row.asked
+        if key in self._dropped or site in self._dropped:
+            return None
         if site not in self._proven:
             if (wrong := disproof(recipe, value)) is not None:
-                self._dropped.add(key)
-                self.account.dropped[recipe.rule] = f"{value.dtype} on {value.device.type}, in {row.path!r}: {wrong}"
+                if not wrong.passing:
+                    self._dropped.add(key if wrong.false else site)
+                where = f"{value.dtype} on {value.device.type}, in {row.path!r}" + ("" if wrong.false else " alone")
+                of = "" if exact else ", of what a codec has rounded"
+                self.account.dropped[recipe.rule] = f"{where}{of}: {wrong.why}"
                 return None
             self._proven.add(site)
         return recipe

@@ -21,7 +21,7 @@ from kedge.offload.cpu import CpuStore
 from kedge.offload.destination import Cpu, Destination, Disk, Rebuild
 from kedge.offload.disk import DiskStore
 from kedge.offload.engine import Engine
-from kedge.offload.plan import planner_for
+from kedge.offload.plan.limits import bytes_of, planner_for
 from kedge.offload.policy import Policy
 from kedge.offload.rebuild import find
 from kedge.offload.store import Store
@@ -106,7 +106,7 @@ def offload(
     where: str = EVERYTHING,
     *,
     to: Destination = _REBUILD,
-    min_bytes: int = 65536,
+    min_bytes: str | int = 65536,
     codec: str | None = None,
     max_memory: str | int | None = None,
     max_slowdown: float | None = None,
@@ -127,7 +127,7 @@ def offload(
         where: A selector of modules: only what is saved while one of them is the innermost one. ``"**"``: all that
             is saved on this thread while the block lasts, and on others while they call the model.
         to: `kedge.Rebuild`, `kedge.Cpu` or `kedge.Disk`.
-        min_bytes: What is smaller stays where it is.
+        min_bytes: What is smaller stays where it is; bytes, or a text such as ``"64 KiB"``.
         codec: ``"bf16"``, ``"fp8"`` or ``"int8"`` store it in fewer bits; the gradients are then close, not equal.
         max_memory: How much saved tensors may take, ``"2 GB"`` or bytes: no more than needed is done.
         max_slowdown: How much longer a step may take, such as 1.05: as much as fits is done.
@@ -141,10 +141,8 @@ def offload(
         raise OffloadError(f"kedge.offload takes a torch.nn.Module, this is a {type(model).__name__}")
     if not isinstance(to, (Rebuild, Cpu, Disk)):
         raise OffloadError(f"to={to!r}: it is kedge.Rebuild(), kedge.Cpu() or kedge.Disk()")
-    if isinstance(min_bytes, bool) or not isinstance(min_bytes, int) or min_bytes < 0:
-        raise OffloadError(f"min_bytes={min_bytes!r}: it is a number of bytes, 0 or more")
     policy = Policy(
-        least=min_bytes,
+        least=bytes_of("min_bytes", min_bytes),
         find=find if isinstance(to, Rebuild) or to.rebuild else None,
         codec=None if codec is None else codec_of(codec),
         planner=planner_for(max_memory, max_slowdown),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -11,22 +13,41 @@ from kedge.offload.rebuild.recipe import Recipe
 _NEAR = 0.25
 
 
-def disproof(recipe: Recipe, value: Tensor) -> str | None:
+_FULL = "can't allocate memory"
+"""What PyTorch's allocator of host memory says, in a plain RuntimeError."""
+
+
+class Disproof(NamedTuple):
+    """What is wrong with a recipe.
+
+    Attributes:
+        why: In words.
+        false: Whether its rule makes other values, and so is not to be believed anywhere; otherwise it could not be tried here.
+        passing: Whether it may well be tried again: there was no memory for it.
+    """
+
+    why: str
+    false: bool = True
+    passing: bool = False
+
+
+def disproof(recipe: Recipe, value: Tensor) -> Disproof | None:
     """Return what is wrong with what a recipe makes of its inputs now; None if nothing is."""
     try:
         with torch.no_grad():
             made = recipe.run(*(handle.read() for handle in recipe.inputs))
     except Exception as failure:  # noqa: BLE001 - a rule that fails is not used; the program goes on without it
         first = str(failure).partition("\n")[0]
-        return f"it raised {type(failure).__name__}: {first}"
+        full = isinstance(failure, MemoryError | torch.OutOfMemoryError) or _FULL in str(failure)
+        return Disproof(f"it raised {type(failure).__name__}: {first}", false=False, passing=full)
     if made.dtype != value.dtype or made.shape != value.shape:
-        return f"it made {made.dtype} {list(made.shape)} of what is {value.dtype} {list(value.shape)}"
+        return Disproof(f"it made {made.dtype} {list(made.shape)} of what is {value.dtype} {list(value.shape)}")
     if made.stride() != value.stride() or made.storage_offset() != value.storage_offset():
-        return f"it made strides {made.stride()} of what are {value.stride()}"
+        return Disproof(f"it made strides {made.stride()} of what are {value.stride()}")
     if not all(handle.exact for handle in recipe.inputs):
-        return None if _is_near(made, value.detach()) else "it made values far from those it stands for"
+        return None if _is_near(made, value.detach()) else Disproof("it made values far from those it stands for")
     # As bytes a NaN is equal to itself, and -0.0 is not 0.0.
-    return None if torch.equal(words(made), words(value)) else "it made other values"
+    return None if torch.equal(words(made), words(value)) else Disproof("it made other values")
 
 
 def _is_near(made: Tensor, value: Tensor) -> bool:

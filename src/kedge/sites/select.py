@@ -211,5 +211,6 @@ class Layout:
             names = sorted({type(m).__name__ for m in self.modules.values()})
             return f"its modules are of types {', '.join(names)}"
         plain = re.sub(r"[*?\\]", "", ".".join(term.path)).strip(".")
+        known = [name for name in known if name] or known  # the root has no path to speak of
         near = difflib.get_close_matches(plain, known, 3, 0.3) or known[:3]
         return "the nearest paths are " + (", ".join(f'"{n}"' for n in near) or "none: it is empty")

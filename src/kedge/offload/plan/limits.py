@@ -26,14 +26,14 @@ def planner_for(max_memory: str | int | None, max_slowdown: float | None) -> Pla
             " than is needed to stay within the memory, the other for as little memory as can be had in the time; give one"
         )
     if max_memory is not None:
-        return Learner(Limit(memory=bytes_of(max_memory)))
+        return Learner(Limit(memory=bytes_of("max_memory", max_memory)))
     if max_slowdown is not None:
         return Learner(Limit(slowdown=_ratio(max_slowdown)))
     return All()
 
 
-def bytes_of(given: str | int) -> int:
-    """Read a number of bytes, such as ``"2 GB"``.
+def bytes_of(name: str, given: str | int) -> int:
+    """Read a number of bytes, such as ``"2 GB"``, for the argument of this name.
 
     Raises:
         OffloadError: It is none.
@@ -43,7 +43,7 @@ def bytes_of(given: str | int) -> int:
     found = _SIZE.fullmatch(given) if isinstance(given, str) else None
     unit = _UNITS.get(found[2].lower() or "b") if found is not None else None
     if found is None or unit is None:
-        raise OffloadError(f'max_memory={given!r}: it is a number of bytes, or a text such as "2 GB", "512 MiB"')
+        raise OffloadError(f'{name}={given!r}: it is a number of bytes, or a text such as "2 GB", "512 MiB"')
     return round(float(found[1]) * unit)
 
 

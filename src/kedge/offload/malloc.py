@@ -59,8 +59,10 @@ class Tuned:
 def tuned_malloc() -> Iterator[Tuned]:
     """Let freed memory go back to the system while the block runs.
 
-    On a CPU most of what offloading frees stays with glibc's allocator otherwise. It costs page faults: a few per
-    cent of a step. Only glibc has this to be told; elsewhere nothing is done, and the value says so.
+    On a CPU most of what offloading frees stays with glibc's allocator otherwise. It costs page faults: a quarter of
+    a step and more (`benchmarks/RESULTS.md`), less where the process was started with huge pages for them,
+    ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1``. Only glibc has this to be told; elsewhere nothing is done, and the
+    value says so.
 
     At the end the thresholds are set to what ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_`` or
     ``GLIBC_TUNABLES`` asked for, else to 32 MB and 64 MB, where glibc's own adjustment ends. The adjustment itself

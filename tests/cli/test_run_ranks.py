@@ -315,8 +315,15 @@ def test_an_attempt_after_a_failure_leaves_the_first_ones_recording(torchrun: La
 
 def test_a_rank_that_departs_is_told(torchrun: Launcher) -> None:
     """Parameters that one rank changes by itself are found in the end, and `kedge check` exits with 1."""
-    source = ALONE.replace(
-        "    loss =", "    if step == 5 and os.environ['RANK'] == '1': model.weight.data.mul_(1.01)\n        loss ="
+    source = (
+        ALONE.replace(
+            "    loss =", "    if step == 5 and os.environ['RANK'] == '1': model.weight.data.mul_(1.01)\n        loss ="
+        )
+        + """
+    open(f"done-{os.environ['RANK']}", "w").close()
+    while not all(os.path.exists(f"done-{rank}") for rank in range(3)):
+        time.sleep(0.02)  # nothing else holds these ranks together, and rank 0 tells what there is when it ends
+"""
     )
     done = ranks(
         torchrun,

@@ -78,7 +78,7 @@ def keyword(value: Tensor, *, factor: float) -> None:
             "model",
             ("c", kedge.zero()),
             NoSiteMatched,
-            '"c" matches nothing in this model; the nearest paths are "", "a", "b"',
+            '"c" matches nothing in this model; the nearest paths are "a", "b"',
         ),
         (
             "model",

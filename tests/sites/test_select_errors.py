@@ -109,7 +109,11 @@ class Net(nn.Module):
             NoSiteMatched,
             '"**{Conv2d}" matches nothing in this model; its modules are of types Linear, ModuleList, Net, ReLU',
         ),
-        ("qqq", NoSiteMatched, '"qqq" matches nothing in this model; the nearest paths are "", "layer1", "layer2"'),
+        (
+            "qqq",
+            NoSiteMatched,
+            '"qqq" matches nothing in this model; the nearest paths are "layer1", "layer2", "blocks.0"',
+        ),
         (
             "layer1, !layr2",
             NoSiteMatched,

@@ -44,13 +44,15 @@ def narrow(whole: Tensor) -> tuple[Tensor, How] | None:
             short, (least, most) = rest, ends
         else:
             steps = ()
+    else:
+        steps = ()
     codes = short.sub_(least)
     span = most - least
     if _FORMATS[0][1] <= span < _FORMATS[1][1]:
         codes, table = _numbered(codes, span + 1)
         span = span if table is None else len(table) - 1
     dtype = next(dtype for dtype, count in _FORMATS if span < count)
-    return codes.to(dtype), How(least, steps if any(steps) else (), table)
+    return codes.to(dtype), How(least, steps, table)
 
 
 def expand(how: How, codes: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ class Export:
         """Write the file."""
         with extra("export", "pyarrow"):
             from kedge.store.parquet import write_parquet
+        from kedge.store.account import sized
         from kedge.store.recording import Recording
 
         recording = Recording.open(args.recording)
@@ -38,9 +39,7 @@ class Export:
             way = "name another place with -o" if path.is_dir() else "--force replaces it, -o names another place"
             raise RecordingExists(f"cannot write {path}: it is there already; {way}")
         rows = write_parquet(recording, path)
-        size = path.stat().st_size
-        written = f"{size / 1e6:.1f} MB" if size >= 1_000_000 else f"{size / 1e3:.1f} kB"
-        print(f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {written}")
+        print(f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {sized(path.stat().st_size)}")
         return 0
 
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -345,4 +346,4 @@ def count_steps(clock: Clock, model: nn.Module) -> Callable[[], None]:
     if clock.counters is None:
         return register_optimizer_step_post_hook(stepped).remove
     clock.counters.append(stepped)
-    return lambda: None
+    return partial(clock.counters.remove, stepped)

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-_SavedTensor: Any = getattr(torch._C._autograd, "SavedTensor", ())
+from kedge.hooks.nodes import RAW, SavedTensor, fields
+
 _weak = weakref.ref
-_RAW = "_raw_saved_"
 _HINT = (
     " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
     "torch.autograd.set_detect_anomaly(True, check_nan=False)."
@@ -84,13 +84,13 @@ def _behind(kept: Kept) -> tuple[str, int] | None:
 def _saved(kept: Kept) -> Tensor | None:
     """Find it, with its graph, in the node that is being run."""
     node = torch._C._current_autograd_node()
-    for name in dir(type(node)) if node is not None else ():
-        raw = getattr(node, name) if name.startswith(_RAW) else None
-        if isinstance(raw, _SavedTensor) and holds(raw.data, kept):
-            found: Tensor = getattr(node, name.removeprefix("_raw"))
+    for name in fields(type(node)) if node is not None else ():
+        raw = getattr(node, RAW + name)
+        if isinstance(raw, SavedTensor) and holds(raw.data, kept):
+            found: Tensor = getattr(node, f"_saved_{name}")
             return found
         for each in raw if isinstance(raw, tuple) else ():
-            if isinstance(each, _SavedTensor) and holds(each.data, kept):
+            if isinstance(each, SavedTensor) and holds(each.data, kept):
                 return _unpacked(each)
     return None
 

@@ -161,11 +161,7 @@ class Root:
         self.silent = []
         session.cleanup = self.undo
         try:
-            counters = session.clock.counters if session.clock.counters is not None else []
-            before = len(counters)
             self.target = session.targets[id(module)] = Target(session, module)
-            for count in counters[before:]:
-                self.undo.callback(counters.remove, count)
             if self.follows and session.clock.leader is self.past:
                 session.clock.leader = self.target.passes
             yield self.target

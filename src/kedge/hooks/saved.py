@@ -6,11 +6,6 @@ module's call begins and the one at which it ends tell which nodes of the graph 
 belongs to the innermost call around it. So the graph can be read when the forward pass is over. A
 saved-tensor hook would see the same while it happens, but it breaks transforms of `torch.func`,
 switches off checks for in-place changes, and replaces the hooks of the program.
-
-# Note [Reading without unpacking]
-A node gives what it saved in two ways. ``_saved_self`` unpacks it, by the hooks under which it was
-packed: under activation checkpointing that would run the block again. ``_raw_saved_self`` is the
-`SavedTensor` itself, whose ``data`` is the tensor, or what the program's own hook packed it into.
 """
 
 from __future__ import annotations
@@ -29,11 +24,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from kedge.hooks.checkpoints import frame_of, top_hooks
 from kedge.hooks.dynamo import untraced
+from kedge.hooks.nodes import SavedTensor, behind, saved_by
 from kedge.hooks.parts import owned, storages
 from kedge.sites import leaves
 
-_SavedTensor: Any = getattr(torch._C._autograd, "SavedTensor", ())
-_RAW = "_raw_saved_"
 _NUMBERS = (torch.float64, torch.int64, torch.complex128, torch.bool)
 
 
@@ -60,7 +54,6 @@ class SavedBill:
         self._since = _get_sequence_nr()
         self._callers: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
         self._frames: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._fields: dict[type[Node], list[str]] = {}
         self._counted: dict[int, StorageWeakRef] = {}
         self._modules: dict[str | None, list[int]] = {}
 
@@ -135,21 +128,13 @@ class SavedBill:
 
     def _kept(self, node: Node) -> Iterator[Any]:
         """Yield what a node holds for its backward; nothing if that has run and freed it."""
-        kind = type(node)
-        if kind not in self._fields:
-            self._fields[kind] = [name for name in dir(kind) if name.startswith(_RAW)]
-        for name in self._fields[kind]:
-            try:
-                value = getattr(node, name)
-            except RuntimeError:
-                continue
-            yield from value if isinstance(value, tuple) else (value,)
+        yield from (saved for _, saved in saved_by(node))
         yield from getattr(node, "__dict__", {}).values()
 
     def _unfolded(self, kept: Any, path: str | None) -> Iterator[tuple[str | None, Tensor]]:
         """Yield the tensors in what is held, without unpacking it; see Note [Reading without unpacking]."""
         value = kept
-        if isinstance(kept, _SavedTensor):
+        if isinstance(kept, SavedTensor):
             value, frame = kept.data, frame_of(kept.unpack_hook)
             if frame is not None and frame not in self._frames:  # it keeps the arguments to run its block again
                 self._frames.add(frame)
@@ -160,17 +145,8 @@ class SavedBill:
 
     def _nodes(self, outputs: Any) -> list[tuple[int, Node]]:
         """Return the nodes behind the outputs that are not counted yet, in the order of execution."""
-        stack = [tensor.grad_fn for _, tensor in leaves.find(outputs) if tensor.grad_fn is not None]
-        seen, found = set(stack), []
-        while stack:
-            node = stack.pop()
-            number = node._sequence_nr()
-            if number < self._since:
-                continue  # what it depends on was made before it
-            found.append((number, node))
-            new = {behind for behind, _ in node.next_functions if behind is not None} - seen
-            seen |= new
-            stack += new
+        made_by = (tensor.grad_fn for _, tensor in leaves.find(outputs))
+        found = [(node._sequence_nr(), node) for node in behind(made_by, self._since)]
         return sorted(found, key=lambda pair: pair[0])
 
 

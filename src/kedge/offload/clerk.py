@@ -12,12 +12,12 @@ from torch.autograd.graph import Node
 
 from kedge.hooks.kept import Kept
 from kedge.hooks.lane import packed_of
+from kedge.hooks.nodes import behind, saved_by
 from kedge.hooks.source import Source
 from kedge.hooks.spans import Span
 from kedge.offload.handle import Referred
 from kedge.offload.item import Item, Origin
 from kedge.offload.lines import Lines
-from kedge.offload.nodes import behind, held_by
 from kedge.offload.storages import Storages, is_plain
 from kedge.offload.timeline import Timeline
 
@@ -139,8 +139,8 @@ class Clerk:
 
     def meet(self, node: Node) -> None:
         """Note for which tensors a node is the one that needs them."""
-        for field, data in held_by(node):
-            packed = packed_of(data)
+        for field, saved in saved_by(node):
+            packed = packed_of(saved.data)
             if isinstance(packed, Held) and packed.clerk is self:
                 draft = self.drafts[packed.number]
                 draft.node, draft.field = node.name(), field

@@ -33,14 +33,36 @@ class Held:
         """They go with the last reference."""
 
 
-class Moved:
-    """The bytes are in a slot: those of a whole storage, or of one tensor of which `layout` tells where they lay."""
+class InSlot:
+    """The bytes, or what a codec made of them, are in a slot."""
 
-    __slots__ = ("_layout", "_slot", "nbytes")
+    __slots__ = ("_slot",)
     computed = False
 
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+
+    def intact(self) -> bool:
+        """They are."""
+        return True
+
+    def wanted(self) -> None:
+        """Tell the slot."""
+        self._slot.wanted()
+
+    def free(self) -> None:
+        """Free the slot."""
+        self._slot.free()
+
+
+class Moved(InSlot):
+    """The bytes are in a slot: those of a whole storage, or of one tensor of which `layout` tells where they lay."""
+
+    __slots__ = ("_layout", "nbytes")
+
     def __init__(self, slot: Slot, layout: Layout | None) -> None:
-        self._slot, self._layout, self.nbytes = slot, layout, slot.nbytes
+        super().__init__(slot)
+        self._layout, self.nbytes = layout, slot.nbytes
 
     def bring(self) -> Tensor:
         """Get them."""
@@ -52,27 +74,15 @@ class Moved:
         """They are to the last bit."""
         return True
 
-    def intact(self) -> bool:
-        """They are."""
-        return True
 
-    def wanted(self) -> None:
-        """Tell the slot."""
-        self._slot.wanted()
-
-    def free(self) -> None:
-        """Free the slot."""
-        self._slot.free()
-
-
-class Coded:
+class Coded(InSlot):
     """The bytes were encoded, and put into a slot."""
 
-    __slots__ = ("_codec", "_extra", "_slot")
-    computed = False
+    __slots__ = ("_codec", "_extra")
 
     def __init__(self, slot: Slot, codec: Codec, extra: Any) -> None:
-        self._slot, self._codec, self._extra = slot, codec, extra
+        super().__init__(slot)
+        self._codec, self._extra = codec, extra
 
     def bring(self) -> Tensor:
         """Get and decode them."""
@@ -82,18 +92,6 @@ class Coded:
     def exact(self) -> bool:
         """Whether they come back to the last bit."""
         return self._codec.exact
-
-    def intact(self) -> bool:
-        """They are."""
-        return True
-
-    def wanted(self) -> None:
-        """Tell the slot."""
-        self._slot.wanted()
-
-    def free(self) -> None:
-        """Free the slot."""
-        self._slot.free()
 
 
 class Rebuilt:

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.growth import Apply, Growth
+from kedge.offload.rebuild.growth import Apply, Growth, OfOneNode
 from kedge.offload.rebuild.recipe import Cost, Term
 
 
 @dataclass(frozen=True, slots=True)
-class OfTwo:
+class OfTwo(OfOneNode):
     """A product or a quotient; its node saves a side if the other one needs a gradient.
 
     Attributes:
@@ -30,11 +30,6 @@ class OfTwo:
 
     cost: ClassVar[Cost] = "elementwise"
     result: ClassVar[str | None] = None
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The type names of the nodes that it knows."""
-        return (self.node,)
 
     def term(self, node: Any, growth: Growth) -> Term | None:
         """Combine both sides."""

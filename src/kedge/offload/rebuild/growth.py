@@ -66,6 +66,22 @@ class Rule(Protocol):
         """Say how the node's first output is made, or None if that cannot be said."""
 
 
+class OfOneNode:
+    """A rule that knows one kind of node.
+
+    Attributes:
+        node: Its type name.
+    """
+
+    __slots__ = ()
+    node: str
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The type names of the nodes that it knows."""
+        return (self.node,)
+
+
 class Growth:
     """What a rule finds the parts of its term with.
 

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.growth import Apply, Growth, signed
+from kedge.offload.rebuild.growth import Apply, Growth, OfOneNode, signed
 from kedge.offload.rebuild.recipe import Cost, Term
 
 _aten: Any = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class FromInput:
+class FromInput(OfOneNode):
     """An elementwise operation whose node saves its input.
 
     Attributes:
@@ -34,11 +34,6 @@ class FromInput:
     cost: ClassVar[Cost] = "elementwise"
     result: ClassVar[str | None] = None
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The type names of the nodes that it knows."""
-        return (self.node,)
-
     def term(self, node: Any, growth: Growth) -> Term | None:
         """Apply the operation to the input."""
         source = growth.saved(node, "_raw_saved_self", 0)
@@ -47,7 +42,7 @@ class FromInput:
 
 
 @dataclass(frozen=True, slots=True)
-class FromBehind:
+class FromBehind(OfOneNode):
     """An elementwise operation whose node saves its own output: it is made again from what made the input.
 
     Attributes:
@@ -65,11 +60,6 @@ class FromBehind:
     cost: ClassVar[Cost] = "elementwise"
     result: ClassVar[str | None] = "_raw_saved_result"
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The type names of the nodes that it knows."""
-        return (self.node,)
-
     def term(self, node: Any, growth: Growth) -> Term | None:
         """Apply the operation to what its input is made of."""
         source = growth.behind(node.next_functions[0])
@@ -79,7 +69,7 @@ class FromBehind:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(OfOneNode):
     """An operation whose node saves its own output, which cannot be made again, but others from it.
 
     Attributes:
@@ -92,11 +82,6 @@ class Kept:
 
     name: ClassVar[str] = "kept"
     cost: ClassVar[Cost] = "elementwise"
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The type names of the nodes that it knows."""
-        return (self.node,)
 
     def term(self, node: Any, growth: Growth) -> Term | None:  # noqa: ARG002 - what a rule is asked with
         """Give nothing."""

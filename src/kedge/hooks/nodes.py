@@ -1,0 +1,56 @@
+"""What autograd nodes hold, and what lies behind them.
+
+# Note [Reading without unpacking]
+A node gives what it saved in two ways. ``_saved_self`` unpacks it, by the hooks under which it was
+packed: under activation checkpointing that would run the block again. ``_raw_saved_self`` is the
+`SavedTensor` itself, whose ``data`` is the tensor, or what the program's own hook packed it into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+SavedTensor: Any = getattr(torch._C._autograd, "SavedTensor", ())
+RAW = "_raw_saved_"
+
+
+@cache
+def fields(kind: type[Node]) -> tuple[str, ...]:
+    """Return what nodes of a kind call that which they save: the ``self`` of ``_raw_saved_self``."""
+    return tuple(name.removeprefix(RAW) for name in dir(kind) if name.startswith(RAW))
+
+
+def saved_by(node: Node) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the `SavedTensor` of everything that a node saved; nothing once that is freed."""
+    for name in fields(type(node)):
+        try:
+            saved = getattr(node, RAW + name)
+        except RuntimeError:  # its backward has run, and has freed what it saved
+            continue
+        for each in saved if isinstance(saved, tuple) else (saved,):
+            if isinstance(each, SavedTensor):
+                yield name, each
+
+
+def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
+    """Yield each node of a graph once, from the nodes that made its results.
+
+    Args:
+        roots: Those nodes; None is passed over.
+        since: The number, in the order of execution, from which nodes are wanted; earlier ones depend on no later one.
+    """
+    stack = [node for node in roots if node is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node._sequence_nr() < since:
+            continue
+        yield node
+        new = {before for before, _ in node.next_functions if before is not None} - seen
+        seen |= new
+        stack += new

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from kedge.actions.record import record
     from kedge.hooks.audit import audit
     from kedge.hooks.opening import hook, session
+    from kedge.hooks.operations import operations
     from kedge.hooks.schedule import at, every
     from kedge.offload.destination import Cpu, Disk, Rebuild
     from kedge.offload.malloc import tuned_malloc
     from kedge.offload.opening import offload
     from kedge.offload.saved import saved
+    from kedge.recipes.features import extract
     from kedge.sites.select import select
     from kedge.sites.table import sites
     from kedge.watching.watched import watch
@@ -33,10 +35,12 @@ __all__ = [
     "clamp",
     "error_if",
     "every",
+    "extract",
     "hook",
     "measure",
     "nonfinite",
     "offload",
+    "operations",
     "packed",
     "record",
     "replace",
@@ -59,11 +63,13 @@ _HOME = {
     "actions.record": ("record",),
     "hooks.audit": ("audit",),
     "hooks.opening": ("hook", "session"),
+    "hooks.operations": ("operations",),
     "hooks.schedule": ("at", "every"),
     "offload.destination": ("Cpu", "Disk", "Rebuild"),
     "offload.malloc": ("tuned_malloc",),
     "offload.opening": ("offload",),  # until the package of this name is there, which can be called as well
     "offload.saved": ("saved",),
+    "recipes.features": ("extract",),
     "sites.select": ("select",),
     "sites.table": ("sites",),  # as above
     "watching.watched": ("watch",),

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import gc
+import sys
+from types import SimpleNamespace
 
 import torch
 from torch.autograd import _get_sequence_nr
+from torch.nn import functional
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils import checkpoint
+
+from kedge.hooks.checkpoints import owner_around
+from kedge.hooks.ops import MODULE_CALLS
 
 
 def test_a_backward_pass_has_a_number():
@@ -132,3 +139,64 @@ def test_hooks_stand_in_tables_from_which_they_can_be_taken():
     for table, hooks in kept:
         table.update(hooks)
     assert run() == ["out", "grad"]
+
+
+def test_one_frame_calls_a_modules_hooks_and_its_forward():
+    """The frame from which a forward-pre hook is called is the one from which the forward is called."""
+    frames = {}
+    module = torch.nn.Identity()
+    module.forward = lambda x: frames.setdefault("forward", sys._getframe(1)) and x
+    module.register_forward_pre_hook(lambda *_: frames.setdefault("hook", sys._getframe(1)) and None)
+    module(torch.ones(1))
+
+    assert frames["hook"] is frames["forward"]
+    assert id(frames["hook"].f_code) in MODULE_CALLS
+
+
+def test_a_checkpoint_keeps_the_function_that_it_will_run_again():
+    """What stands in a checkpoint's frame or context while its forward runs is what its recompute calls."""
+    for reentrant in (False, True):
+        ran = []
+
+        def block(x, reentrant=reentrant, ran=ran):
+            here = SimpleNamespace(graded=True)
+            owner, kind = owner_around(here) if not ran else (None, reentrant)
+            assert kind is reentrant
+            if owner is not None:
+                name = "run_function" if reentrant else "recompute_fn"
+                run = getattr(owner, name)
+                setattr(owner, name, lambda *args: (ran.append("again"), run(*args))[1])
+            ran.append("block")
+            return x.sin().cos()
+
+        checkpoint.checkpoint(block, torch.ones(2, requires_grad=True), use_reentrant=reentrant).sum().backward()
+        assert ran == ["block", "again", "block"]
+    assert issubclass(checkpoint._StopRecomputationError, Exception)
+
+
+def test_modes_stand_on_a_stack_of_their_thread():
+    """A function mode is pushed, sees what is called, and is popped as the object that it is."""
+    mode = BaseTorchFunctionMode()
+    torch._C._push_on_torch_function_stack(mode)
+
+    assert torch._C._len_torch_function_stack() == 1
+    assert torch._C._pop_torch_function_stack() is mode
+
+
+def test_dynamo_lists_the_code_it_has_compiled(compiled):
+    """A function's compiled code can be counted."""
+
+    def double(x):
+        return x * 2
+
+    listed = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
+    assert not listed(double.__code__)
+    compiled(double, backend="eager")(torch.ones(2))
+    assert len(listed(double.__code__)) == 1
+
+
+def test_attention_asks_for_modes_by_a_name_of_its_module():
+    """Attention's function and forward ask for function modes under the names that Kedge gives another answer to."""
+    names = functional.multi_head_attention_forward.__code__.co_names
+    assert {"has_torch_function", "handle_torch_function"} <= {*names}
+    assert {"torch", "F", "_native_multi_head_attention"} <= {*torch.nn.MultiheadAttention.forward.__code__.co_names}

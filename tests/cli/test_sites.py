@@ -57,3 +57,34 @@ def test_a_program_without_a_model_is_told(kedge: Kedge, script: Script) -> None
 
     assert (done.stdout, done.returncode) == ("", 1)
     assert done.stderr == "hello\n[kedge] there is nothing to list: the program called no module\n"
+
+
+OPS = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(2, 1)
+        def forward(self, x):
+            y = torch.relu(self.fc(x * 2))
+            return y + torch.relu(-y)
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(10**9):
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_operations_are_listed_if_asked_for(kedge: Kedge, script: Script) -> None:
+    """``--ops`` adds the operations of the first forward, with the lines that make them."""
+    done = kedge("sites", "--ops", script(OPS))
+
+    assert (done.stderr, done.returncode) == ("", 0)
+    table = done.stdout.partition("operation ")[2].splitlines()[1:]
+    assert [line.split()[0] for line in table] == ["/mul", "fc/linear", "/relu#0", "/neg", "/relu#1", "/add"]
+    assert table[0].endswith("y = torch.relu(self.fc(x * 2))")
+    assert "[1, 2] [1, 2] [1]  [1, 1]" in table[1]

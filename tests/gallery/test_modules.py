@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import kedge
-from kedge.errors import InPlaceEdit, NeverFired, NoSuchKind, SeveralRecorded
+from kedge.errors import InPlaceEdit, NeverFired, SeveralRecorded
 from kedge.testing import assert_hooks_restored, assert_same_bits, assert_unhooked
 
 LAYERS = ("fc1", "relu", "fc2")
@@ -458,10 +458,15 @@ def test_a_module_created_later_is_not_hooked_by_itself() -> None:
         assert s.timeline().sites[2:] == ["a:out", "b:out", ":out"]
 
 
-def test_an_operation_inside_a_forward_is_refused_by_a_clear_error() -> None:
-    """M11: the site of F.relu itself has its place in the language; asking for it says that it cannot be hooked."""
-    with pytest.raises(NoSuchKind, match=r'"/relu:out" asks for operations inside a forward'):
-        kedge.hook(Functional(), "/relu:out", kedge.record())
+def test_an_operation_inside_a_forward_is_a_site() -> None:
+    """M11: F.relu itself can be seen: its input is what the convolution returned, its output that without what is below 0."""
+    model, x = Functional(), torch.randn(1, 3, 8, 8)
+    with kedge.hook(model, "/relu:out, /relu:in, conv", kedge.record()) as acts:
+        model(x)
+
+    assert torch.equal(acts["/relu:in[0]"], acts["conv"])
+    assert torch.equal(acts["/relu"], acts["conv"].relu())
+    assert_unhooked(model)
 
 
 def test_gradients_at_modules_do_not_change_any_bit() -> None:

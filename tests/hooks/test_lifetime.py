@@ -456,13 +456,13 @@ def test_two_hundred_training_passes_keep_a_flat_number_of_objects() -> None:
     model, counts = Net(), []
     with kedge.session() as s:
         s.hook(model, "**:out, **:out.grad, **:in.grad, **:in.share, **:param.grad", kedge.record())
-        s._prune_at = 50
+        s.mounts._prune_at = 50
         for i in range(200):
             model(randn()).sum().backward()
             model.zero_grad()
             if i in (99, 199):
                 gc.collect()
-                counts.append((sum(issubclass(type(o), Tensor) for o in gc.get_objects()), len(s._kept)))
+                counts.append((sum(issubclass(type(o), Tensor) for o in gc.get_objects()), len(s.mounts._passing)))
 
     (tensors, kept), (tensors_later, kept_later) = counts
     assert tensors_later <= tensors

@@ -21,7 +21,7 @@ from watched import Memory, descend, net, watch, watched
 from kedge.actions.measure import Meter
 from kedge.hooks import leader
 from kedge.hooks import watch as watching
-from kedge.hooks.modules import Own
+from kedge.hooks.veil import Own
 from kedge.hooks.pace import Level, Pace
 from kedge.hooks.roots import Root
 from kedge.hooks.watch import Watch

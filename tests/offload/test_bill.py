@@ -318,4 +318,4 @@ def test_it_is_printed_as_tables() -> None:
     assert next(line for line in text if line.startswith("module")).split()[-1] == "checkpoint"
     assert next(line for line in text if line.startswith("a<b")).split()[1:4] == ["1", "160", "kB"]
     assert any('return self.get_submodule("a<b")(x).tanh()' in line for line in text)
-    assert "<td>a&lt;b</td>" in bill._repr_html_()
+    assert ">a&lt;b</td>" in bill._repr_html_()

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kedge.offload import malloc
-from kedge.offload.malloc import tuned_malloc
+from kedge.offload.malloc import Trimmer, tuned_malloc
 
 GLIBC = pytest.mark.skipif(bool(malloc._why_not()), reason="needs glibc's allocator")
 
@@ -100,3 +100,74 @@ def test_an_error_in_the_block_restores_too(monkeypatch):
 
     assert values == [malloc._PINNED, said.restored]
     assert str(said).endswith("since the block ended, those of 33,554,432 bytes and more do")
+
+
+RESIDENT = """
+import torch
+from torch import nn
+import kedge
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(256, 256)
+
+    def forward(self, x):
+        return x + nn.functional.gelu(self.inner(x))
+
+def resident(what):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
+
+torch.set_num_threads(1)
+model = nn.Sequential(*[Block() for _ in range(40)])
+x = torch.randn(8192, 256)  # 8 MB, as each value in it
+model(x[:64]).sum().backward()
+before = resident("VmRSS")
+with kedge.offload(model, to=kedge.Disk()):
+    for _ in range(3):
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+        model(x).sum().backward()
+        model.zero_grad()
+print(round(resident("VmHWM") - before))
+"""
+
+
+@GLIBC
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's count of resident memory")
+def test_freed_memory_goes_back_within_the_step():
+    """A network that saves some 800 MB takes a fraction of that in its third step, with the allocator as it comes."""
+    idle = RESIDENT.replace(
+        "with kedge", "from kedge.offload import malloc\nmalloc._PARTS = 1e-9\nmalloc._FIRST = 1 << 60\nwith kedge"
+    )
+    peak, kept = int(run(RESIDENT)), int(run(idle))
+
+    assert peak < 0.7 * kept, f"{peak} MB with, {kept} MB without giving memory back"
+
+
+@GLIBC
+def test_giving_back_pauses_where_the_threshold_is_pinned(monkeypatch):
+    """In a `tuned_malloc` block there is nothing in the heap to give back; outside there is."""
+    monkeypatch.setattr(malloc, "_FIRST", 100)
+    monkeypatch.setattr(malloc, "_set", lambda values: None)
+    trimmer = Trimmer()
+    with tuned_malloc():
+        trimmer.freed(200)
+    inside = trimmer.trims
+    trimmer.freed(200)
+
+    assert (inside, trimmer.trims) == (0, 1)
+
+
+@GLIBC
+def test_a_step_is_cut_into_parts(monkeypatch):
+    """After a step of 800 bytes memory is given back at each 100 of the next; a small step never comes to the least."""
+    monkeypatch.setattr(malloc, "_LEAST", 100)
+    trimmer = Trimmer()
+    trimmer.freed(800)
+    trimmer.turn()
+    for _ in range(16):
+        trimmer.freed(50)
+
+    assert trimmer.trims == 8

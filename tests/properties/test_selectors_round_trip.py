@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kedge.sites.select import Selector, Term, parse
-from kedge.sites.site import MODULE_KINDS, PARAM_KINDS, Site, escape
+from kedge.sites.site import MODULE_KINDS, OP_KINDS, PARAM_KINDS, Site, escape
 
 few = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 names = st.text(
@@ -23,12 +23,15 @@ paths = st.lists(wild, min_size=1, max_size=4).map(tuple)
 classes = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
 leaves = st.from_regex(r"[a-z0-9_]{1,4}(\.[a-z0-9_]{1,4}){0,2}", fullmatch=True)
 counts = st.none() | st.integers(0, 99)
+ops = st.tuples(classes, counts)
+Flow = tuple[str, tuple[str, int | None] | None]
+flows = st.tuples(st.sampled_from(MODULE_KINDS), st.none()) | st.tuples(st.sampled_from(OP_KINDS), ops)
 terms = st.builds(
     Term,
     path=paths,
     types=st.lists(classes, max_size=3).map(tuple),
     call=counts,
-    op=st.none() | st.tuples(classes, counts),
+    op=st.none() | ops,
     kind=st.sampled_from((*MODULE_KINDS, *PARAM_KINDS)),
     leaf=st.none() | leaves,
     excluded=st.booleans(),
@@ -63,14 +66,15 @@ def test_any_text_is_read_or_pointed_at(text: str) -> None:
 
 
 @few
-@given(st.lists(names | spaced, min_size=1, max_size=3), st.sampled_from(MODULE_KINDS), counts, st.none() | leaves)
-def test_every_site_selects_itself(path: list[str], kind: str, call: int | None, leaf: str | None) -> None:
-    """The text of a site, whatever its module is called, selects this site and no other."""
+@given(st.lists(names | spaced, min_size=1, max_size=3), flows, counts, st.none() | leaves)
+def test_every_site_selects_itself(path: list[str], flow: Flow, call: int | None, leaf: str | None) -> None:
+    """The text of a site, whatever its module is called, selects this site and no other; so does that of an operation."""
     assume(not any(hasattr(nn.Sequential(), name) for name in path))  # torch refuses such a name
     model: nn.Module = nn.ReLU()
     for name in reversed(path):
         model = nn.Sequential(OrderedDict([(name, model), (name + "x", nn.ReLU())]))
-    site = Site(".".join(path), kind, leaf, call)
+    kind, op = flow
+    site = Site(".".join(path), kind, leaf, call, op)
 
     assert list(Selector(str(site)).on(model)) == [site]
 

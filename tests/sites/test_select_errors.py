@@ -158,9 +158,9 @@ class Net(nn.Module):
             '"none:in" is a ModuleList, which holds modules and is never called itself; hook what it holds: it is empty',
         ),
         (
-            "layer1/relu:out",
+            "blocks.0/relu:saved",
             NoSuchKind,
-            '"layer1/relu:out" asks for operations inside a forward, which this version of Kedge cannot hook yet',
+            '"blocks.0/relu:saved": an operation has no :saved; it has :out, :in, :out.grad, :in.grad',
         ),
     ],
 )

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from kedge.actions import reduce
-from kedge.actions.naming import kind_meant, single
+from kedge.actions.naming import each_operation, kind_meant, single
 from kedge.actions.saturation import Saturation, saturation
-from kedge.actions.statistics import Seat, Seen, Statistics, nth
+from kedge.actions.statistics import Seat, Seen, Statistics, course, table_of
 from kedge.actions.table import FIELDS, Bulk, DeviceTable, Measured, Parts, Step, to_host
 from kedge.errors import NotRecorded, SeveralRecorded
 from kedge.flow import Act, Event, Sink, version_of
@@ -66,8 +66,16 @@ class Meter:
         """As one would write it."""
         return f"measure({self.what!r})"
 
+    def _repr_html_(self) -> str:
+        """The statistics of each site in its newest step, for a notebook."""
+        self.finish()
+        return table_of([s for seat in list(self.seats.values()) for s in course(seat.site, self._rows(seat.id))[-1:]])
+
     def bind(self, site: Site) -> Act:
-        """Return what measures the values of one site."""
+        """Return what measures the values of one site; of operations, each by itself."""
+        return self._bind(site) if site.op is None else each_operation(site, self._bind)
+
+    def _bind(self, site: Site) -> Act:
         seat: Seat | None = None
         forward = not site.is_gradient
 
@@ -131,10 +139,9 @@ class Meter:
             return known
         dim = self._channel_dim(site, value)
         node = value.grad_fn.name() if value.grad_fn is not None else None
-        seat = Seat(
-            site, len(self.seats), () if value.is_nested else tuple(value.shape), str(value.dtype).removeprefix("torch."),
-            None if dim is None else value.shape[dim], (), node,
-        )  # fmt: skip
+        dtype = str(value.dtype).removeprefix("torch.")
+        shape, channels = () if value.is_nested else tuple(value.shape), None if dim is None else value.shape[dim]
+        seat = Seat(site, len(self.seats), shape, dtype, channels, (), node)
         self.seats[site] = seat
         return seat
 
@@ -356,12 +363,11 @@ class Meter:
         if len(found) > 1:
             names = ", ".join(f'"{seat.site}"' for seat in found)
             raise SeveralRecorded(f'"{name}" stands for {len(found)} measured sites; read one of {names}')
-        rows = [self._rows(seat.id) for seat in found]
-        return [Statistics(found[0].site, int(step), nth(r, i)) for r in rows for i, step in enumerate(r.step)]
+        return course(found[0].site, self._rows(found[0].id)) if found else []
 
     def _named(self, name: str) -> list[Seat]:
         term = single(name)
-        seats = [s for s in self.seats.values() if s.site.path == term.literal]
+        seats = [s for s in self.seats.values() if term.names(s.site)]
         kind = kind_meant(term, {s.site.kind for s in seats})
         seats = [s for s in seats if s.site.kind == kind and term.leaf in (None, s.site.leaf)]
         return [s for s in seats if term.call in (None, s.site.call)]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kedge.actions.naming import kind_meant, single
+from kedge.actions.naming import kind_meant, meant, single
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
 from kedge.flow import Act, Event, Record, version_of
 from kedge.sites.site import Site
@@ -90,7 +90,7 @@ class Recorder:
         self.copy, self.keep, self.recomputes = copy, keep, recomputes
         self.shelves: dict[Site, Shelf] = {}
         self._by_storage: dict[int, list[weakref.ref[Kept]]] = {}
-        self._prune_at = _PRUNE
+        self._remembered, self._prune_at = 0, _PRUNE
         self._overwrites = False
 
     def __repr__(self) -> str:
@@ -119,9 +119,12 @@ class Recorder:
     def _remember(self, kept: Kept) -> None:
         """Note whose memory this is, weakly: a value that is kept no longer must not live on."""
         self._by_storage.setdefault(kept.value.untyped_storage()._cdata, []).append(weakref.ref(kept))
-        if len(self._by_storage) > self._prune_at:
-            self._by_storage = {k: refs for k, refs in self._by_storage.items() if any(r() for r in refs)}
-            self._prune_at = 2 * len(self._by_storage) + _PRUNE
+        self._remembered += 1
+        if self._remembered > self._prune_at:
+            alive = {k: [ref for ref in refs if ref() is not None] for k, refs in self._by_storage.items()}
+            self._by_storage = {k: refs for k, refs in alive.items() if refs}
+            self._remembered = sum(map(len, self._by_storage.values()))
+            self._prune_at = 2 * self._remembered + _PRUNE
 
     def watch_overwrites(self) -> None:
         """Learn that modules of the model work in place, and remember whose memory is whose."""
@@ -156,16 +159,16 @@ class Recorder:
 
     def _find(self, name: str, of: Callable[[Shelf], list[Kept]]) -> list[Kept]:
         term = single(name)
-        shelves = [s for s in self.shelves.values() if term.literal == s.site.path]
+        shelves = [s for s in self.shelves.values() if meant(term, s.site)]
         kind = kind_meant(term, {s.site.kind for s in shelves})
         kept = [k for s in shelves if s.site.kind == kind for k in of(s)]
-        kept = [k for k in kept if term.leaf is None or k.event.site.leaf == term.leaf]
+        kept = [k for k in kept if term.names(k.event.site) and term.leaf in (None, k.event.site.leaf)]
         return [k for k in kept if term.call is None or k.event.call == term.call]
 
 
 def name_of(event: Event) -> str:
     """The name under which one recorded value is read."""
-    return str(event.site.at(call=event.call))
+    return str(event.site.at(call=None if event.site.op and not event.call else event.call))
 
 
 def _several(name: str, found: list[Kept]) -> str:

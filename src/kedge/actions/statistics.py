@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from kedge.actions.table import Measured
 from kedge.flow import version_of
+from kedge.sites import html
 from kedge.sites.site import Site
 from kedge.store.rows import STATISTICS, Rows
 
@@ -77,8 +79,32 @@ class Statistics:
 
     def __str__(self) -> str:
         """One line."""
-        shown = "  ".join(f"{n} {getattr(self, n):.4g}" for n in ("mean", "std", "rms", "min", "max", "zero"))
+        shown = "  ".join(f"{n} {getattr(self, n):.4g}" for n in _COLUMNS)
         return f"{self.site}  step {self.step}  count {self.count}  {shown}  nonfinite {self.nonfinite:g}"
+
+    def _repr_html_(self) -> str:
+        """The line as a table for a notebook."""
+        return table_of([self])
+
+
+_COLUMNS = ("mean", "std", "rms", "min", "max", "zero")
+
+
+def table_of(found: Sequence[Statistics]) -> str:
+    """Lay statistics of several sites out for a notebook, a row a site."""
+    rows = [
+        (s.site, s.step, f"{s.count:,}", *(f"{getattr(s, name):.4g}" for name in _COLUMNS), f"{s.nonfinite:g}")
+        for s in found
+    ]
+    columns = ("site", "step", "count", *_COLUMNS, "not finite")
+    return html.table(
+        columns, rows, align="m" + "r" * (len(columns) - 1), note="" if rows else "nothing is measured yet"
+    )
+
+
+def course(site: Site, rows: Rows) -> list[Statistics]:
+    """Return the statistics of a site, one a step."""
+    return [Statistics(site, int(step), nth(rows, i)) for i, step in enumerate(rows.step)]
 
 
 def nth(rows: Rows, i: int) -> Rows:

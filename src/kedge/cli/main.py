@@ -16,6 +16,7 @@ from kedge.cli.diff import Diff
 from kedge.cli.ending import SIGINT_STATUS, Ending
 from kedge.cli.explain import Explain
 from kedge.cli.export import Export
+from kedge.cli.extract import Extract
 from kedge.cli.live import Live
 from kedge.cli.query import Query
 from kedge.cli.report import Report
@@ -35,6 +36,7 @@ COMMANDS: tuple[Command, ...] = (
     Live(),
     Export(),
     Query(),
+    Extract(),
 )
 
 CANNOT = 2

@@ -15,6 +15,7 @@ from kedge.watching.messenger import messenger
 from kedge.watching.order import Order
 
 if TYPE_CHECKING:
+    from kedge.hooks.operations import Listing
     from kedge.hooks.watch import Watch
 
 
@@ -27,20 +28,23 @@ class Sites:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Say what can be typed after the command."""
+        ops = "list the operations inside each forward too, with their shapes and source lines"
+        parser.add_argument("--ops", action="store_true", help=ops)
         add_program(parser)
 
     def run(self, args: argparse.Namespace) -> int | Ending:
         """Run the first step and print the list."""
         program = program_of(args)
         program.check()
-        watching = Watching(FirstStep(), Order(every=1), messenger(), holding=True)
+        held: list[Any] = Held() if args.ops else []
+        watching = Watching(FirstStep(), Order(every=1), messenger(), holding=held)
         watching.begin()
         with redirect_stdout(sys.stderr):
             ending = program.run()
         if watching.watch is None or not watching.watch.roots:
             messenger()("there is nothing to list: the program called no module")
             return ending if ending.status else 1
-        print("\n\n".join(_tables(watching.watch)))
+        print("\n\n".join(_tables(watching.watch, held)))
         return 0 if isinstance(ending.error, FirstStepTaken) else ending
 
 
@@ -62,7 +66,23 @@ class FirstStep:
         """Take no notes."""
 
 
-def _tables(watch: Watch) -> Iterator[str]:
+class Held(list[Any]):
+    """The models that a program calls, each with the list of the operations that its forwards make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: dict[int, Listing] = {}
+
+    def append(self, model: Any) -> None:
+        """Take a model whose first call has begun."""
+        from kedge.hooks.operations import Listing
+
+        super().append(model)
+        listing = self.operations[id(model)] = Listing()
+        listing.add(model, begun=True)
+
+
+def _tables(watch: Watch, held: list[Any]) -> Iterator[str]:
     from kedge.report.numbers import counted
     from kedge.sites.table import sites
 
@@ -71,3 +91,7 @@ def _tables(watch: Watch) -> Iterator[str]:
         if model is not None:
             prefix = f", recorded as {root.prefix}.*" if root.prefix else ""
             yield f"{root.types['']} ({counted(root.parameters, 'parameter')}{prefix})\n\n{sites(model)}"
+            if isinstance(held, Held) and id(model) in held.operations:
+                listing = held.operations[id(model)]
+                listing.session.end(quiet=True)
+                yield str(listing.operations())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kedge.cli.imports import AfterImport
 from kedge.watching.hush import hush
@@ -24,7 +24,7 @@ class Watching:
         log: Where records go.
         order: What is to be watched, and how often.
         complain: Tells the user.
-        holding: Keep the models alive, to look at them when the program has ended.
+        holding: Takes the models, to look at them when the program has ended.
         strict: Let what fails here end the program after all.
 
     Attributes:
@@ -32,7 +32,13 @@ class Watching:
     """
 
     def __init__(
-        self, log: Log, order: Order, complain: Callable[[str], None], *, holding: bool = False, strict: bool = False
+        self,
+        log: Log,
+        order: Order,
+        complain: Callable[[str], None],
+        *,
+        holding: list[Any] | None = None,
+        strict: bool = False,
     ) -> None:
         self.log, self.order, self.complain, self.strict = log, order, complain, strict
         self.place: Path | None = None
@@ -77,7 +83,7 @@ class Watching:
             from kedge.watching.start import make_watch
 
             self.watch = make_watch(self.log, self.order, self.place)
-            self.watch.holding = [] if self.holding else None
+            self.watch.holding = self.holding
             self.watch.__enter__()
         except Exception as error:  # noqa: BLE001 - this runs inside the program's own import of torch
             self._fail(f"cannot watch: {error!r}", "the program goes on unwatched")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,8 +21,10 @@ from kedge.hooks import compiled, dynamo, modules
 from kedge.hooks.autograd import Station, attach_accumulated, attach_node, attach_tensor
 from kedge.hooks.checkpoints import Segments
 from kedge.hooks.modules import After, Before, Begin, End
+from kedge.hooks.mounts import Mount
+from kedge.hooks.opdoors import Doors
 from kedge.hooks.saves import Saves
-from kedge.hooks.schedule import Clock, Passes
+from kedge.hooks.schedule import Passes
 from kedge.hooks.tap import Tap
 from kedge.sites.select import Layout, Place, Selector
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
@@ -49,12 +50,12 @@ class Target:
         self.after: dict[int, After] = {}
         self.stations: dict[tuple[int, str], Station] = {}
         self.saves: Saves | None = None
+        self.ops: Doors | None = None
         self.compiled = False
-        dynamo.hold()
-        session.cleanup.callback(dynamo.release)
+        session.mount(dynamo.Hold())
         modules.attach(session, model, self.begin)
         modules.attach(session, model, End(self.begin))
-        session.cleanup.callback(count_steps(session.clock, model))
+        count_steps(session, model)
 
     def first_name(self, name: str) -> str | None:
         """The first of the names of what is registered under this one, if anything is."""
@@ -65,6 +66,23 @@ class Target:
         if name in layout.modules:
             return layout.first[id(layout.modules[name])]
         return layout.first_param[id(layout.params[name])] if name in layout.params else None
+
+    def standing(self) -> dict[str, Any]:
+        """What stands so far, to go back to it."""
+        tables = {name: dict(getattr(self, name)) for name in ("before", "after", "stations")}
+        return tables | {"saves": self.saves, "ops": self.ops, "doors": dict(self.ops.doors) if self.ops else {}}
+
+    def restore(self, standing: dict[str, Any]) -> None:
+        """Go back to what stood."""
+        doors = standing.pop("doors")
+        self.__dict__.update(standing)
+        if self.ops is not None:
+            self.ops.doors = doors
+
+    def knows(self, place: Place) -> bool:
+        """Whether the place's module is hooked on a side already, so that code was compiled with hooks on it."""
+        hooked = id(place.module) in self.before or id(place.module) in self.after
+        return hooked or (self.ops is not None and id(place.module) in self.ops.doors)
 
     def release(self) -> None:
         """Let the model go when the session has ended."""
@@ -92,7 +110,7 @@ class Spec(NamedTuple):
 @contextmanager
 def all_or_nothing(session: Session, taps: list[Tap]) -> Iterator[None]:
     """Keep what is attached in the block if all of it is; else leave the session as it was before."""
-    tables = [(t, dict(t.before), dict(t.after), dict(t.stations), t.saves) for t in session.targets.values()]
+    tables = [(t, t.standing()) for t in session.targets.values()]
     targets, passes, leader, outer = dict(session.targets), session.main_passes, session.clock.leader, session.cleanup
     session.cleanup = attached = ExitStack()
     try:
@@ -101,8 +119,8 @@ def all_or_nothing(session: Session, taps: list[Tap]) -> Iterator[None]:
         attached.close()
         session._drop(taps)
         session.targets, session.main_passes, session.clock.leader = targets, passes, leader
-        for target, before, after, stations, saves in tables:
-            target.before, target.after, target.stations, target.saves = before, after, stations, saves
+        for target, standing in tables:
+            target.restore(standing)
         raise
     finally:
         session.cleanup = outer
@@ -164,7 +182,7 @@ def _hook_model(session: Session, whole: nn.Module, selector: Selector | None, s
         session.refresh()
         known = session.targets[id(model)] = Target(session, model)
         session.main_passes = session.main_passes or known.passes
-    elif any(id(p.module) not in known.before and id(p.module) not in known.after for p in places):
+    elif not all(known.knows(p) for p in places):
         session.refresh()
     known.compiled = known.compiled or dynamo.compiles(whole)
     for place in places:
@@ -188,6 +206,9 @@ def _place(session: Session, target: Target, place: Place, spec: Spec) -> None:
     if site.kind == "saved":
         _place_saved(session, target, place, spec)
         return
+    if site.op is not None:
+        _place_op(session, target, place, spec)
+        return
     gate: Before | After
     if site.kind in Before.kinds or site.kind == "in.share":
         gate = before = _before(session, target, place.module, site.path)
@@ -210,6 +231,17 @@ def _place_saved(session: Session, target: Target, place: Place, spec: Spec) -> 
         target.saves = Saves(session, target.passes, model, compiled=target.compiled)
     if target.saves is not None:
         gate = target.saves.gate(place.site.path, place.module)
+        for tap in spec.make(session, place.site):
+            gate.add(tap)
+
+
+def _place_op(session: Session, target: Target, place: Place, spec: Spec) -> None:
+    """Stand at the operations inside a module's own forward."""
+    model = target.model()
+    if target.ops is None and model is not None:
+        target.ops = Doors(session, target.passes, model)
+    if target.ops is not None:
+        gate = target.ops.gate(place)
         for tap in spec.make(session, place.site):
             gate.add(tap)
 
@@ -257,7 +289,7 @@ def _place_param(session: Session, target: Target, place: Place, spec: Spec) -> 
         station.param = place.param
         if place.param.requires_grad:
             station.handle = _PARAM_KINDS[place.site.kind](station, place.param)
-            session.cleanup.callback(station.handle.remove)
+            session.mount(Mount(station.handle))
     _add(session, station, place.site, spec)
 
 
@@ -275,7 +307,10 @@ def _preserve(session: Session, target: Target, spec: Spec) -> None:
     working_in_place = [(n, m) for n, m in target.held.named_modules() if getattr(m, "inplace", False) is True]
     for name, module in working_in_place:
         _before(session, target, module, name).watch_overwrites(keeping)
-    if working_in_place:
+    doors = [door for door in target.ops.doors.values() if door.gates] if target.ops is not None else []
+    for door in doors:
+        door.watch_overwrites(keeping)
+    if working_in_place or doors:
         for action in keeping:
             action.watch_overwrites()
 
@@ -311,7 +346,7 @@ def _hook_tensor(session: Session, name: str, tensor: Tensor, selector: Selector
                 f'{tensor.grad_fn.name() if tensor.grad_fn else "an operation"} and accumulates nothing; use "{name}:grad"'
             )
         station = Station(session, name, kind)
-        session.cleanup.callback(_TENSOR_KINDS[kind](station, tensor).remove)
+        session.mount(Mount(_TENSOR_KINDS[kind](station, tensor)))
         _add(session, station, Site(name, kind), spec)
 
 
@@ -320,7 +355,7 @@ def _hook_node(session: Session, target: Any, selector: Selector | None, spec: S
     name = re.sub(r"^torch::autograd::", "", node.name())
     for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
         station = Station(session, name, kind)
-        session.cleanup.callback(attach_node(station, node).remove)
+        session.mount(Mount(attach_node(station, node)))
         _add(session, station, Site(name, kind, leaf or (number if kind == "pre" else None)), spec)
 
 
@@ -331,11 +366,11 @@ def has_optimizer(model: nn.Module | None) -> bool:
     return bool(held) and any(id(p) in held for o in optimizers for group in o.param_groups for p in group["params"])
 
 
-def count_steps(clock: Clock, model: nn.Module) -> Callable[[], None]:
-    """Let a clock count the steps of the optimizer that holds this model's parameters; returns the undo."""
-    held, whose = {id(p) for p in model.parameters()}, id(model)
+def count_steps(session: Session, model: nn.Module) -> None:
+    """Let a session count the steps of the optimizer that holds this model's parameters."""
+    held, whose, clock = {id(p) for p in model.parameters()}, id(model), session.clock
     if not held:
-        return lambda: None
+        return
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if clock.optimizer is None and any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
@@ -344,6 +379,7 @@ def count_steps(clock: Clock, model: nn.Module) -> Callable[[], None]:
             clock.optimized()
 
     if clock.counters is None:
-        return register_optimizer_step_post_hook(stepped).remove
-    clock.counters.append(stepped)
-    return partial(clock.counters.remove, stepped)
+        session.mount(Mount(register_optimizer_step_post_hook(stepped)))
+    else:
+        clock.counters.append(stepped)
+        session.cleanup.callback(clock.counters.remove, stepped)

@@ -6,13 +6,11 @@ and attributes.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +20,6 @@ from torch.nn.utils import parametrize
 from torch.optim import optimizer as optimizers
 
 from kedge.hooks import dynamo
-from kedge.hooks.autograd import Station
 from kedge.hooks.effects import (
     BACKWARD,
     FORWARD,
@@ -32,12 +29,12 @@ from kedge.hooks.effects import (
     Found,
     Standing,
     Trial,
-    computed_by,
     effects,
     function_in,
     standings,
 )
-from kedge.hooks.modules import Before, Begin, End, Gate
+from kedge.hooks.whose import library_of, name_of, serves, source_of
+from kedge.sites import html
 
 EVERY_MODULE, EVERY_OPTIMIZER = "every module", "every optimizer"
 KINDS = (
@@ -69,18 +66,6 @@ _OPTIMIZER_TABLES = {
     "_global_optimizer_post_hooks": "optimizer-step",
 }
 _TENSOR_TABLES = {"_backward_hooks": "tensor", "_post_accumulate_grad_hooks": "post-accumulate"}
-_OWNERS = {
-    "kedge.": "kedge",
-    "torch.nn.utils.weight_norm": "torch weight_norm",
-    "torch.nn.utils.spectral_norm": "torch spectral_norm",
-    "torch.nn.utils.prune": "torch pruning",
-    "torch.nn.utils.parametriz": "torch parametrization",
-    "torch.distributed.fsdp": "torch FSDP",
-    "torch.distributed._composable": "torch FSDP",
-    "torch.nn.parallel": "torch DDP",
-    "torch.ao.": "torch quantization",
-    "torch.": "torch",
-}
 _TENSORS = ("Parameter", "buffer", "parametrized")
 _SHOWN = 3
 _WIDTH = 118
@@ -154,6 +139,16 @@ class Audit:
         if not self.entries:
             return "no hook is on this model"
         return "\n".join([_headline(self), "", *_places(self.entries), "", *_sentences(self.entries)])
+
+    def _repr_html_(self) -> str:
+        """The hooks and what they do, for a notebook."""
+        if not self.entries:
+            return html.paragraph(str(self))
+        hooks = [(e.path or "the model", e.type, e.order, e.kind, e.name, e.owner, ", ".join(e.notes)) for e in self]
+        columns = ("place", "type", "order", "kind", "name", "owner", "notes")
+        done = [(effect.on, _subject(on), effect.what) for effect, on in _said(self.entries)]
+        effects_ = html.table(("to", "hooks", "what they do"), done, align="l") if done else ""
+        return html.table(columns, hooks, title=_headline(self), align="mmrlm") + effects_
 
 
 def audit(model: nn.Module) -> Audit:
@@ -242,55 +237,12 @@ def _on_everything(standing: Standing) -> Iterator[Found]:
 
 def _entry(found: Found, trial: Trial) -> HookEntry:
     function = function_in(found.hook)
-    source, owner = _source(function), _library(function)
+    source, owner = source_of(function), library_of(function)
     found = replace(found, ours=owner == "kedge")
-    notes = found.flags + (_serves(found.hook) if found.ours else ())
-    name = found.hook if found.kind == "compiled" else _name(found.hook)
+    notes = found.flags + (serves(found.hook) if found.ours else ())
+    name = found.hook if found.kind == "compiled" else name_of(found.hook)
     owner = "torch" if found.kind == "compiled" else owner or source or "built in"
     return HookEntry(found.kind, found.path, found.type, found.order, name, owner, source, notes, effects(found, trial))
-
-
-def _name(hook: Any) -> str:
-    if isinstance(hook, functools.partial):
-        return f"partial({_name(hook.func)})"
-    function = function_in(hook)
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    computed = computed_by(function)
-    return name.rpartition("<locals>.")[2].strip("<>") + (f" of {computed}" if computed else "")
-
-
-def _source(function: Any) -> str:
-    if isinstance(function, nn.Module):
-        function = type(function).forward
-    elif not hasattr(function, "__code__") and callable(function):
-        function = type(function).__call__
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return ""
-    file, here = Path(code.co_filename), Path.cwd()
-    return f"{file.relative_to(here) if file.is_relative_to(here) else file}:{code.co_firstlineno}"
-
-
-def _library(function: Any) -> str:
-    """The library that a function comes from; empty for somebody's own."""
-    module = str(getattr(function, "__module__", ""))
-    known = next((name for prefix, name in _OWNERS.items() if f"{module}.".startswith(prefix)), "")
-    installed = {"site-packages", "dist-packages"} & set(Path(_source(function)).parts)
-    return known or (module.partition(".")[0] if installed else "")
-
-
-def _serves(hook: Any) -> tuple[str, ...]:
-    """The sites and actions behind a hook of Kedge's."""
-    if isinstance(hook, (Begin, End)):
-        return ("counts forward passes",)
-    cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
-    holders = [hook, getattr(hook, "__self__", None), *cells]
-    gates = [taps for h in holders if isinstance(h, Gate) for taps in h.taps.values()]
-    stations = [h.taps for h in holders if isinstance(h, Station)]
-    taps = [f"{replace(tap.site, path='')} {tap.label}" for tap in itertools.chain(*gates, *stations)]
-    if isinstance(hook, Before) and hook.preserving:
-        taps.append("copies records before they are overwritten")
-    return tuple(taps)
 
 
 def _headline(audit: Audit) -> str:
@@ -323,14 +275,20 @@ def _where(places: list[tuple[str, str]], what: str) -> str:
 
 def _sentences(entries: Iterable[HookEntry]) -> Iterator[str]:
     """What the hooks do, each sentence once, with the hooks it is true of."""
+    said = _said(entries)
+    yield "what they do (! may hurt)" if any(effect.harms for effect, _ in said) else "what they do"
+    for effect, hooks in said:
+        line = f"{'!' * effect.harms:1} {effect.on:10} {_subject(hooks)}: {effect.what}"
+        yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * 13)
+
+
+def _said(entries: Iterable[HookEntry]) -> list[tuple[Effect, list[HookEntry]]]:
+    """Each effect with the hooks that have it, what may hurt first."""
     said: dict[Effect, list[HookEntry]] = {}
     for e in entries:
         for effect in e.effects:
             said.setdefault(effect, []).append(e)
-    yield "what they do (! may hurt)" if any(e.harms for e in said) else "what they do"
-    for effect, hooks in sorted(said.items(), key=lambda item: not item[0].harms):
-        line = f"{'!' * effect.harms:1} {effect.on:10} {_subject(hooks)}: {effect.what}"
-        yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * 13)
+    return sorted(said.items(), key=lambda item: not item[0].harms)
 
 
 def _subject(hooks: list[HookEntry]) -> str:

@@ -181,7 +181,7 @@ def listen(tensor: Tensor, gate: Gate, origin: Event) -> Pulse | None:
         listener.shape = tensor.shape
     elif aliased and type(tensor) is Tensor:
         listener.pulse = Pulse(tensor)
-    gate.session.keep((tensor if base is None else base).register_hook(listener))
+    gate.session.mounts.keep((tensor if base is None else base).register_hook(listener))
     return listener.pulse
 
 
@@ -272,7 +272,7 @@ class Share:
 def listen_share(share: Share, found: list[tuple[Node, list[int]]]) -> None:
     """Put the node hooks of a share in place; they go with the session or with the graph."""
     for node, positions in found:
-        share.gate.session.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
+        share.gate.session.mounts.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
 
 
 def edge_of(tensor: Tensor) -> Any:

@@ -5,25 +5,16 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from kedge.hooks.opcauses import explain_op
+from kedge.hooks.why import Cause, Natural
 from kedge.sites.site import escape
 
 if TYPE_CHECKING:
     from kedge.hooks.tap import Tap
-
-
-class Cause(NamedTuple):
-    """Why a site did not fire, and what to do."""
-
-    why: str
-    remedy: str
-
-
-class Natural(Cause):
-    """A cause with which nothing is wrong where many sites were hooked at once."""
 
 
 def explain(tap: Tap) -> Cause:
@@ -52,8 +43,11 @@ def _explain_backward(tap: Tap) -> Cause:
 def _explain_gate(tap: Tap) -> Cause:
     if tap.site.kind == "saved":
         return _explain_saved(tap)
+    if tap.site.op is not None and (cause := explain_op(tap)) is not None:
+        return cause
     if not tap.gate.called:
-        return _explain_uncalled(tap)
+        cause = _explain_uncalled(tap)
+        return Natural(*cause) if getattr(tap.gate, "many", False) else cause
     return _explain_value(tap) or (_explain_gradient(tap) if tap.site.is_gradient else _explain_skipped(tap))
 
 

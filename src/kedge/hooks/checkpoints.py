@@ -22,6 +22,8 @@ from torch.utils import checkpoint
 _PRUNE = 256
 top_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore: None)
 _Frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
+Stopped: Any = getattr(checkpoint, "_StopRecomputationError", ())
+"""What ends a recompute as soon as it has made again all that is needed, from within whatever is being computed."""
 
 
 class Segment:
@@ -51,14 +53,8 @@ class Segments:
 
     def forward(self, here: Any) -> Segment | None:
         """The block that a forward is in, if it is in one."""
-        hooks = top_hooks(True)
-        if hooks is not None:
-            owner = frame_of(hooks[0])
-        elif here.graded and not torch.is_grad_enabled():
-            owner = _owner("forward", "ctx")
-        else:
-            return None
-        return None if owner is None else self._of(owner, here, reentrant=hooks is None)
+        owner, reentrant = owner_around(here)
+        return None if owner is None else self._of(owner, here, reentrant=reentrant)
 
     def recompute(self) -> Segment | None:
         """The block that is being recomputed, if it was seen in a forward."""
@@ -75,6 +71,14 @@ class Segments:
         segment = Segment(here, reentrant=reentrant)
         self._known[id(owner)] = weakref.ref(owner), segment
         return segment
+
+
+def owner_around(here: Any) -> tuple[Any, bool]:
+    """Return the object of the checkpoint that a forward is in, None if in none, and whether that one is reentrant."""
+    hooks = top_hooks(True)
+    if hooks is not None:
+        return frame_of(hooks[0]), False
+    return (_owner("forward", "ctx"), True) if here.graded and not torch.is_grad_enabled() else (None, False)
 
 
 def frame_of(hook: Any) -> Any:

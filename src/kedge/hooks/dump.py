@@ -34,11 +34,11 @@ from kedge.hooks.calls import Call, Holders, Open, held, random_state
 from kedge.hooks.compiled import in_backward
 from kedge.hooks.dynamo import has_compiled, untraced
 from kedge.hooks.looks import Bad, Look, Looks, bad
-from kedge.hooks.modules import Own, conceal
 from kedge.hooks.parcel import Parcel, TooLarge
 from kedge.hooks.roots import is_replica
 from kedge.hooks.schedule import rank
 from kedge.hooks.suspects import Search, Suspect
+from kedge.hooks.veil import Own, conceal
 from kedge.sites import leaves
 
 LIMIT = 1 << 30

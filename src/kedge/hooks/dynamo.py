@@ -36,10 +36,24 @@ def compiles(module: nn.Module) -> bool:
     return wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def has_code(function: Any) -> bool:
+    """Tell whether there is compiled code of a function or method, or a compiled one in its place."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    entries = getattr(_frames, "_debug_get_cache_entry_list", None)  # private to PyTorch
+    compiled = code is not None and entries is not None and has_compiled() and bool(entries(code))
+    return compiled or hasattr(function, "_torchdynamo_orig_callable")
+
+
 def has_compiled() -> bool:
     """Tell whether there is compiled code in this process."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     return frames is not None and bool(getattr(frames, "FRAME_COUNTER", True))
+
+
+def frames() -> int:
+    """Count what was compiled in this process since the last reset, again for each time it was compiled again."""
+    converted: Any = sys.modules.get("torch._dynamo.convert_frame")
+    return 0 if converted is None else sum(getattr(converted, "FRAME_COMPILE_COUNTER", {0: 1}).values())
 
 
 def hold() -> None:
@@ -64,6 +78,30 @@ def release() -> None:
     if not _holders and _before:
         config: Any = sys.modules["torch._dynamo.config"]
         config.skip_nnmodule_hook_guards = _before.pop()
+
+
+class Hold:
+    """Has Dynamo look for hooks as long as it stands."""
+
+    def __init__(self) -> None:
+        self._on = False
+        self.back()
+
+    def back(self) -> None:
+        """Begin to need it."""
+        if not self._on:
+            hold()
+            self._on = True
+
+    def out(self) -> None:
+        """Need it no longer, for now."""
+        if self._on:
+            self._on = False
+            release()
+
+    def remove(self) -> None:
+        """Need it no longer."""
+        self.out()
 
 
 def refresh() -> None:

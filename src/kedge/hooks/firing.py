@@ -15,8 +15,9 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from kedge.errors import ActionDisabled, ActionError
+from kedge.errors import ActionDisabled, ActionError, StopForward
 from kedge.flow import Event, version_of
+from kedge.hooks.checkpoints import Stopped
 from kedge.hooks.contract import check_edit
 from kedge.hooks.tap import Tap
 from kedge.sites.leaves import describe
@@ -44,11 +45,15 @@ def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
         in_place = version_of(value) != version
         if result is not None or in_place:
             check_edit(value, result, tap.action, event.site, in_place=in_place)
+    except Stopped:
+        raise
+    except StopForward:
+        tap.count(event)
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a user's action raises gets its place put in front
         _failed(tap, value, event, error)
         return value
-    tap.fired += 1
-    tap.session.fired.append((tap, event))
+    tap.count(event)
     if result is None:
         return value
     tap.edited = True

@@ -80,10 +80,10 @@ def canonical(hooked: Hooked, name: str) -> str:
             (first for first in (t.first_name(path) for t in hooked.session.targets.values()) if first in paths), path
         )
     leaf = term.leaf
-    if leaf is not None and term.kind in ("in", "in.grad", "in.share"):
+    if leaf is not None and term.op is None and term.kind in ("in", "in.grad", "in.share"):
         gates = (tap.gate.canonical for tap in hooked.taps if tap.site.path == path and hasattr(tap.gate, "canonical"))
         leaf = next((rename(leaf) for rename in gates), leaf)
     if path is None or (path, leaf) == (term.literal, term.leaf):
         return name
-    site = str(Site(path, term.kind or "", leaf, term.call))
+    site = str(Site(path, term.kind or "", leaf, term.call, term.op))
     return site if term.kind else site.removesuffix(":")

@@ -11,7 +11,7 @@ from torch import nn
 
 from kedge.hooks import dynamo
 from kedge.hooks.dynamo import untraced
-from kedge.hooks.modules import Own, conceal
+from kedge.hooks.veil import Own, conceal
 
 
 class Arguments(Own):

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kedge.flow import Event
-from kedge.hooks.causes import Cause, Natural, explain
+from kedge.hooks.causes import explain
+from kedge.hooks.why import Cause, Natural
+from kedge.sites import html
+from kedge.sites.language import parse
 from kedge.sites.site import Site
 
 if TYPE_CHECKING:
@@ -87,15 +90,21 @@ class Ledger:
             lines.append(f"{e.site!s:{width}}  {what}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        """The table for a notebook; sites that never fired have their cause and what to do."""
+        causes = [f"never: {e.cause.why}; {e.cause.remedy}" if e.cause else "" for e in self.entries]
+        rows = [(e.site, f"{e.fired:,}", why) for e, why in zip(self.entries, causes, strict=True)]
+        return html.table(("site", "fired", "cause"), rows, align="mrl") if rows else html.paragraph(str(self))
+
     def silent(self) -> str:
         """The sites that never fired, grouped by cause, as a message; empty if all did.
 
         Those that have nothing to show by their nature are not among them, if others of their kind fired.
         """
         groups: dict[Cause, list[str]] = {}
-        fired = {e.site.kind for e in self.entries if e.fired}
+        fired = {(e.site.kind, e.site.op) for e in self.entries if e.fired}
         for e in self.entries:
-            if e.cause is not None and not (isinstance(e.cause, Natural) and e.site.kind in fired):
+            if e.cause is not None and not (isinstance(e.cause, Natural) and (e.site.kind, e.site.op) in fired):
                 groups.setdefault(e.cause, []).append(str(e.site))
         if not groups:
             return ""
@@ -108,8 +117,9 @@ class Ledger:
 
     def why(self, name: str) -> str:
         """Say why nothing was recorded under a name, as far as the ledger knows."""
-        path = name.partition(":")[0].partition("#")[0]
-        causes = [str(e) for e in self.entries if e.cause is not None and e.site.path == path]
+        term = parse(name)[0]
+        here = [e for e in self.entries if e.site.path == term.literal and (e.site.op is None) == (term.op is None)]
+        causes = [str(e) for e in here if e.cause is not None]
         if causes:
             return "; ".join(causes)
         return f"the sites hooked here are {', '.join(str(e.site) for e in self.entries[:_SHOWN]) or 'none'}"
@@ -138,7 +148,18 @@ class Timeline:
         """One line a firing: which pass or backward, which call, which site, which action."""
         lines = []
         for event, label in self.entries:
-            when = f"backward {event.backward}" if event.backward >= 0 else f"pass {event.pass_}"
             again = "  recompute" if event.recompute else ""
-            lines.append(f"step {event.step}  {when:12}  call {event.call}  {event.site}  {label}{again}")
+            lines.append(f"step {event.step}  {_when(event):12}  call {event.call}  {event.site}  {label}{again}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The firings for a notebook."""
+        rows = [
+            (e.step, _when(e) + (", recompute" if e.recompute else ""), e.call, e.site, label)
+            for e, label in self.entries
+        ]
+        return html.table(("step", "when", "call", "site", "action"), rows, align="rlrmm")
+
+
+def _when(event: Event) -> str:
+    return f"backward {event.backward}" if event.backward >= 0 else f"pass {event.pass_}"

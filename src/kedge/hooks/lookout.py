@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from kedge.flow import version_of
 from kedge.hooks import compiled
-from kedge.hooks.modules import Before, Own, conceal
+from kedge.hooks.modules import Before
 from kedge.hooks.roots import KEEPS_FINITE, Gauge, Root
 from kedge.hooks.schedule import Clock
 from kedge.hooks.shelf import Shelf
+from kedge.hooks.veil import Own, conceal
 from kedge.sites import leaves
 
 SMALL = 1 << 14

@@ -8,10 +8,8 @@ backward hooks change bits (Note [No full backward hooks]).
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,34 +21,16 @@ from kedge.hooks.aliases import Pulse
 from kedge.hooks.autograd import Share, edge_of, edges_into, listen, listen_share
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
-from kedge.hooks.scripted import twin_of
+from kedge.hooks.mounts import Mount
 from kedge.hooks.search import look_through
 from kedge.hooks.tap import Tap
+from kedge.hooks.veil import Own, Veil
 from kedge.sites import leaves
 from kedge.sites.site import Site
 
 if TYPE_CHECKING:
     from kedge.hooks.schedule import Passes
     from kedge.hooks.session import Session
-
-HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
-_CONCEALING = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
-FLAG_TABLES = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
-
-
-class Own:
-    """A hook of Kedge's on a module, which copies and pickles of the module do not have."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        """A copied model is not hooked: what stands in the copy's tables does nothing."""
-        return _nothing
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A pickled model is not hooked either, and loads without Kedge."""
-        return getattr, (contextlib.nullcontext(), "__exit__")
-
-
-_nothing = contextlib.nullcontext().__exit__
 
 
 class Gate(Own):
@@ -309,86 +289,16 @@ class End(Own):
             self.begin.passes.end()
 
 
-class Concealed:
-    """Pickles, copies and scripts a hooked module as if it were not hooked.
-
-    The first two protocols ask the instance for ``__reduce_ex__``; this stands there while hooks do.
-    `torch.jit.script` would compile the hooks, and asks for ``__prepare_scriptable__`` before.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = weakref.ref(module)
-        self.users = 0
-
-    def copy(self, memo: dict[int, Any]) -> Any:
-        """Be ``__deepcopy__``, for classes that have their own."""
-        module: Any = self.module()
-        twin = type(module).__deepcopy__(module, memo)
-        if isinstance(twin, nn.Module):
-            twin.__dict__ = unhooked(twin.__dict__)
-        return twin
-
-    def __call__(self, protocol: Any) -> Any:
-        """Be ``__reduce_ex__``."""
-        module: Any = self.module()
-        kind: Any = type(module)
-        reduced = list(kind.__reduce_ex__(module, protocol))
-        if len(reduced) > 2 and isinstance(reduced[2], dict):
-            reduced[2] = unhooked(reduced[2])
-        return tuple(reduced)
-
-    def script(self) -> Any:
-        """Be ``__prepare_scriptable__``."""
-        module: Any = self.module()
-        twin, own = twin_of(module, unhooked), getattr(type(module), "__prepare_scriptable__", None)
-        return twin if own is None else own(twin)
-
-
-def unhooked(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a module's ``__dict__`` without anything that Kedge put there."""
-    clean = dict(state)
-    for name in _CONCEALING:
-        clean.pop(name, None)
-    ours = set()
-    for table in HOOK_TABLES:
-        if table in clean:
-            ours |= {i for i, hook in clean[table].items() if hook is _nothing or isinstance(hook, Own)}
-            clean[table] = type(clean[table])((i, h) for i, h in clean[table].items() if i not in ours)
-    for table in FLAG_TABLES:
-        if table in clean:
-            clean[table] = type(clean[table])((i, flag) for i, flag in clean[table].items() if i not in ours)
-    return clean
-
-
-def attach(session: Session, module: nn.Module, hook: Before | After | Begin | End) -> None:
+def attach(session: Session, module: nn.Module, hook: Any) -> None:
     """Register a module hook that goes with the session, and conceal it."""
-    if isinstance(hook, Before):
+    if isinstance(hook, Before) or getattr(hook, "early", False):
         handle = module.register_forward_pre_hook(hook, with_kwargs=True)
     elif isinstance(hook, Begin):
         handle = module.register_forward_pre_hook(hook)
     else:
         handle = module.register_forward_hook(hook, always_call=True)  # so that a call that raises is counted
-    session.cleanup.callback(handle.remove)
-    session.cleanup.callback(conceal(module))
-
-
-def conceal(module: nn.Module) -> Callable[[], None]:
-    """Have a module copied and pickled without what is `Own`; returns the undo."""
-    concealed = module.__dict__.setdefault("__reduce_ex__", Concealed(module))
-    concealed.users += 1
-    if hasattr(type(module), "__deepcopy__"):
-        module.__dict__["__deepcopy__"] = concealed.copy
-    module.__dict__["__prepare_scriptable__"] = concealed.script
-    owner = weakref.ref(module)
-
-    def reveal() -> None:
-        concealed.users -= 1
-        module = owner()
-        if module is not None and not concealed.users:
-            for name in _CONCEALING:
-                module.__dict__.pop(name, None)
-
-    return reveal
+    session.mount(Mount(handle))
+    session.mount(Veil(module))
 
 
 untraced(Before.__call__, After.__call__, Begin.__call__, End.__call__)

@@ -13,10 +13,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import Node
 
 SavedTensor: Any = getattr(torch._C._autograd, "SavedTensor", ())
 RAW = "_raw_saved_"
+_NUMBERS = (torch.float64, torch.int64, torch.complex128, torch.bool)
 
 
 @cache
@@ -35,6 +37,11 @@ def saved_by(node: Node) -> Iterator[tuple[str, Any]]:
         for each in saved if isinstance(saved, tuple) else (saved,):
             if isinstance(each, SavedTensor):
                 yield name, each
+
+
+def is_number(tensor: Tensor) -> bool:
+    """Whether it is what PyTorch makes of a Python number, as of the 2 in ``x * 2``."""
+    return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in _NUMBERS
 
 
 def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:

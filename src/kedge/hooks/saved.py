@@ -24,11 +24,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from kedge.hooks.checkpoints import frame_of, top_hooks
 from kedge.hooks.dynamo import untraced
-from kedge.hooks.nodes import SavedTensor, behind, saved_by
+from kedge.hooks.nodes import SavedTensor, behind, is_number, saved_by
 from kedge.hooks.parts import owned, storages
 from kedge.sites import leaves
-
-_NUMBERS = (torch.float64, torch.int64, torch.complex128, torch.bool)
 
 
 class SavedBill:
@@ -141,18 +139,13 @@ class SavedBill:
                 for each in getattr(frame, "saved_args", ()):
                     yield from self._unfolded(each, self._callers.get(frame, path))
         each_of = value if isinstance(value, (list, tuple)) else (value,)
-        yield from ((path, tensor) for tensor in each_of if isinstance(tensor, Tensor) and not _is_number(tensor))
+        yield from ((path, tensor) for tensor in each_of if isinstance(tensor, Tensor) and not is_number(tensor))
 
     def _nodes(self, outputs: Any) -> list[tuple[int, Node]]:
         """Return the nodes behind the outputs that are not counted yet, in the order of execution."""
         made_by = (tensor.grad_fn for _, tensor in leaves.find(outputs))
         found = [(node._sequence_nr(), node) for node in behind(made_by, self._since)]
         return sorted(found, key=lambda pair: pair[0])
-
-
-def _is_number(tensor: Tensor) -> bool:
-    """Whether it is what PyTorch makes of a Python number, as of the 2 in ``x * 2``."""
-    return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in _NUMBERS
 
 
 untraced(SavedBill.begin, SavedBill.end, SavedBill.account)

@@ -157,6 +157,7 @@ class Saves:
         self.kept = keep(session.cleanup, model, self, outside=False, ambient=False, compiled=compiled)
         self.kept.count = self._count
         self.kept.asleep = True
+        session.mounts.add(self.kept)
 
     def gate(self, path: str, module: nn.Module) -> SavedGate:
         """Return the gate of a module, made when it is first asked for."""

@@ -37,8 +37,9 @@ from kedge.hooks import aside, dynamo
 from kedge.hooks.checkpoints import top_hooks
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.lane import disabled, is_checkpoint, lane
-from kedge.hooks.modules import Own, conceal
+from kedge.hooks.mounts import Mount, Mounts
 from kedge.hooks.telling import warn
+from kedge.hooks.veil import Own, Veil
 from kedge.sites.select import Layout, runs
 
 _CALL = nn.Module._call_impl.__code__
@@ -269,6 +270,7 @@ class Keep:
         self.threads = _Threads()
         self.ended = self.asleep = False
         self.spots: dict[str, Spot] = {}
+        self.mounts = Mounts()
         self._lives: weakref.WeakSet[OnThread] = weakref.WeakSet()
         self._said: set[str] = set()
         root = dynamo.unwrap(model)
@@ -312,6 +314,20 @@ class Keep:
             here.clear()
         self._undo.close()
 
+    def out(self) -> None:
+        """Take every hook away for a while, and what is in force on this thread."""
+        self.mounts.out()
+        if (here := self.threads.live) is not None:
+            here.clear()
+
+    def back(self) -> None:
+        """Put the hooks back."""
+        self.mounts.back()
+
+    def remove(self) -> None:
+        """Take the keeper off."""
+        self.end()
+
     def spot(self, path: str, module: nn.Module) -> Spot:
         """Return where a module stands under this keeper; one that came to the model since is taken in."""
         if path not in self.spots:
@@ -328,9 +344,10 @@ class Keep:
     def _attach(self, module: nn.Module, spot: Spot) -> None:
         self.spots[spot.path or ""] = spot
         spot.enter = Enter(self, spot)
-        self._undo.callback(module.register_forward_pre_hook(spot.enter).remove)
-        self._undo.callback(module.register_forward_hook(Leave(self, spot), always_call=True).remove)
-        self._undo.callback(conceal(module))
+        enter = Mount(module.register_forward_pre_hook(spot.enter))
+        leave = Mount(module.register_forward_hook(Leave(self, spot), always_call=True))
+        for standing in (enter, leave, Veil(module)):
+            self._undo.callback(self.mounts.add(standing))
 
 
 def keep(

@@ -6,22 +6,17 @@ import itertools
 from collections import deque
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from kedge.errors import ActionDisabled, NeverFired, NeverFiredWarning, SessionEnded
 from kedge.flow import Event, Schedule
 from kedge.hooks import attach, dynamo
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
+from kedge.hooks.mounts import Mounts, Standing
 from kedge.hooks.schedule import Clock, Passes, rank
 from kedge.hooks.tap import Tap
 from kedge.hooks.telling import warn
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
-_TIMELINE = 2_000
-_PRUNE = 1_000
 
 
 class Session:
@@ -38,14 +33,13 @@ class Session:
         self.strict, self.on_error = strict, on_error
         self.clock = Clock(rank())
         self.taps: list[Tap] = []
-        self.fired: deque[tuple[Tap, Event]] = deque(maxlen=_TIMELINE)
+        self.fired: deque[tuple[Tap, Event]] = deque(maxlen=2_000)
         self.cleanup = ExitStack()
         self.targets: dict[int, attach.Target] = {}
         self.main_passes: Passes | None = None
         self.numbers = itertools.count()
         self.ended = False
-        self._kept: list[RemovableHandle] = []
-        self._prune_at = _PRUNE
+        self.mounts = Mounts()
         self.clock.on_step.append(self._retime)
 
     def hook(self, target: Any, *what: Any, when: Schedule | None = None) -> Hooked:
@@ -65,20 +59,34 @@ class Session:
             ActionArity: If an action cannot be called with (value) or (value, event).
             SessionEnded: If the session is over.
         """
-        if self.ended:
-            raise SessionEnded("this session has ended and its hooks are gone; open a new one")
+        self._check_open()
         selector, actions = attach.split(what)
         taps: list[Tap] = []
-        with attach.all_or_nothing(self, taps):
+        with self.mounts.standing(), attach.all_or_nothing(self, taps):
             attach.hook(self, target, selector, attach.Spec(actions, when, taps))
         return Hooked(self, taps, actions)
 
-    def keep(self, handle: RemovableHandle) -> None:
-        """Take over a handle of a tensor or node that lives as long as a graph."""
-        self._kept.append(handle)
-        if len(self._kept) >= self._prune_at:
-            self._kept = [h for h in self._kept if h.hooks_dict_ref() is not None]
-            self._prune_at = 2 * len(self._kept) + _PRUNE
+    def _check_open(self) -> None:
+        if self.ended:
+            raise SessionEnded("this session has ended and its hooks are gone; open a new one")
+
+    def mount(self, what: Standing) -> None:
+        """Take over what stands somewhere until the session ends."""
+        self.cleanup.callback(self.mounts.add(what))
+
+    def pause(self) -> None:
+        """Take every hook out of PyTorch's tables, those of gradients under way too; records and counts stay."""
+        self.mounts.out()
+
+    def resume(self, *, eager: bool = False) -> None:
+        """Put every hook back in its place, unless the session is over.
+
+        Args:
+            eager: Whether the models are going to be called uncompiled, so that code compiled meanwhile can stay.
+        """
+        self._check_open()
+        if self.mounts.back() and not eager:
+            self.refresh()
 
     def refresh(self) -> None:
         """Have code that was compiled without the hooks compile again."""
@@ -121,9 +129,7 @@ class Session:
         self.ended = True
         for tap in self.taps:
             tap.on = False
-        for handle in self._kept:
-            handle.remove()
-        self._kept.clear()
+        self.mounts.clear()
         self.cleanup.close()
         for target in self.targets.values():
             target.release()
@@ -138,8 +144,9 @@ class Session:
 
     def _retime(self, ended: int) -> None:
         """Switch taps on and off for the next step; most schedules do not change from one to the next."""
-        due = {when: when(self.clock.step) for when in {tap.when for tap in self.taps if tap.when is not None}}
-        changed = [tap for tap in self.taps if tap.when is not None and tap.on is not due[tap.when]]
+        scheduled = [(tap, tap.when) for tap in self.taps if tap.when is not None]
+        due = {when: when(self.clock.step) for when in {when for _, when in scheduled}}
+        changed = [tap for tap, when in scheduled if tap.on is not due[when]]
         for tap in changed:
             tap.on = not tap.on
         for gate in {id(tap.gate): tap.gate for tap in changed}.values():

@@ -19,8 +19,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from kedge.hooks.autograd import Station
-from kedge.hooks.modules import FLAG_TABLES, HOOK_TABLES, Begin, End, Gate
+from kedge.hooks.modules import Begin, End, Gate
 from kedge.hooks.schedule import Clock
+from kedge.hooks.veil import FLAG_TABLES, HOOK_TABLES
 
 
 class Shelf:

@@ -10,6 +10,7 @@ local variables are not asked for: Python would keep them alive with the frame.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import linecache
@@ -30,6 +31,7 @@ OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _INSTALLED = ("site-packages", "dist-packages")
 _LONGEST = 200
+_PASSING = frozenset(f"{TORCH}{name}" for name in ("overrides.py", "_tensor.py", f"nn{os.sep}functional.py"))
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,20 @@ def source_of(frame: FrameType) -> Source:
     names = frame.f_globals if frame.f_globals.get("__file__") == code.co_filename else None
     text = linecache.getline(code.co_filename, line, names).strip()
     return Source(_place(code.co_filename), line, code.co_qualname, text[:_LONGEST] or None)
+
+
+def is_dropped(frame: FrameType | None) -> bool:
+    """Whether what a call returns is not used, as in a line that is nothing but the call.
+
+    Args:
+        frame: Where the call is; PyTorch's functions that pass it on are passed over.
+    """
+    while frame is not None and frame.f_code.co_filename in _PASSING:
+        frame = frame.f_back
+    if frame is None:
+        return False
+    at = frame.f_lasti
+    return next((i.opname == "POP_TOP" for i in dis.get_instructions(frame.f_code) if i.offset > at), False)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.hooks.dynamo import untraced
-from kedge.hooks.modules import Own
+from kedge.hooks.veil import Own
 from kedge.sites import leaves
 
 Span = tuple[str | None, int]
@@ -59,6 +59,11 @@ class Spans:
         """The path and the call of the module that runs; the call is counted within one call of the outermost."""
         open_calls = getattr(self._here, "open", None)
         return open_calls[-1] if open_calls else OUTSIDE
+
+    @property
+    def under_way(self) -> tuple[Span, ...]:
+        """The calls that are under way in this thread, the outermost first."""
+        return tuple(getattr(self._here, "open", ()))
 
     def add(self, model: nn.Module, paths: Iterable[str], label: Callable[[str], str]) -> None:
         """Follow some modules of a model from their next call on.

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from kedge.hooks import dynamo
-from kedge.hooks.modules import Own
 from kedge.hooks.roots import Root
 from kedge.hooks.saved import SavedBill
 from kedge.hooks.source import call_site
+from kedge.hooks.veil import Own
 
 
 class Taker(Protocol):

@@ -46,6 +46,11 @@ class Tap:
         self.key = -1
         self.on = when is None or when(session.clock.step)
 
+    def count(self, event: Event) -> None:
+        """Note that the action ran."""
+        self.fired += 1
+        self.session.fired.append((self, event))
+
     def means(self, event: Event) -> bool:
         """Whether an event is of the leaf and the call that were asked for."""
         site = self.site

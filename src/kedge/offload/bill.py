@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kedge.offload.clerk import Clerk, Origins
 from kedge.offload.item import Item
 from kedge.offload.timeline import course
+from kedge.sites import html
 from kedge.store.account import WORDS, Account, Course, LineSums, Section, Sums, sections
 
 MOST_ITEMS, MOST_LINES = 20, 50
@@ -219,10 +219,6 @@ def _aligned(section: Section) -> Iterator[str]:
 
 def _table(section: Section) -> str:
     """Lay a table out as HTML."""
-
-    def row(cells: Iterable[str], tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-    body = "".join(row(cells, "td") for cells in section.rows)
-    note = f"<p>{html.escape(section.note.strip())}</p>" if section.note else ""
-    return f"<table><thead>{row(section.columns, 'th')}</thead><tbody>{body}</tbody></table>{note}"
+    figures = len(section.columns) - 1 - (section.columns[-1] == WORDS)
+    align = ("m" + "r" * figures).ljust(len(section.columns), "m")
+    return html.table(section.columns, section.rows, title=section.title, note=section.note.strip(), align=align)

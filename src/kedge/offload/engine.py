@@ -29,6 +29,7 @@ from kedge.offload.digest import KNOWN
 from kedge.offload.entry import Entries, Entry, Source, Window
 from kedge.offload.extent import is_alone, own_key
 from kedge.offload.handle import Handle, Part, Referred
+from kedge.offload.malloc import Trimmer
 from kedge.offload.owned import Owned
 from kedge.offload.policy import Choice, HandleOf, Policy
 from kedge.offload.proof import disproof
@@ -75,6 +76,7 @@ class Engine:
         self._dropped: set[Any] = set()
         self._warned = False
         self._read = self._called = False
+        self._trimmer = Trimmer()
 
     def begin(self, inputs: Any) -> None:
         """Hear that the model is called; see Note [Steps]."""
@@ -107,7 +109,9 @@ class Engine:
     def unpack(self, packed: Part) -> Tensor:
         """Return a tensor that `pack` took."""
         self._read = True
-        return packed.read()
+        value = packed.read()
+        self._freed(value)
+        return value
 
     def handle_of(self, saved: Any) -> Handle | None:
         """Return the handle that stands for what a node saved, if its bytes are still those that were saved."""
@@ -156,6 +160,7 @@ class Engine:
                 self._stay.add(number)
             self._forget()
             return None
+        self._freed(value)
         return Part(Entry(self._entries, source, value, own_key(value, number) if alone else number, row), value)
 
     def _source(self, value: Tensor, row: Row, choice: Choice, *, alone: bool) -> tuple[Source | None, str, bool]:
@@ -225,6 +230,10 @@ class Engine:
                 )
             )
 
+    def _freed(self, value: Tensor) -> None:
+        if value.is_cpu:
+            self._trimmer.freed(value.nbytes)
+
     def _forget(self) -> None:
         """Bound what is remembered of a step, for programs in which none is seen to begin."""
         if len(self.account.seen) > _REMEMBERED:
@@ -241,3 +250,4 @@ class Engine:
             self._stay = set()
             self.account.turn()
             self.policy.planner.turn(self.account)
+            self._trimmer.turn()

@@ -1,5 +1,11 @@
 """The C library's allocator, told to give freed memory back.
 
+# Note [Giving back]
+Memory that offloading has freed stays with glibc: between blocks in use there are holes, of use to the program alone.
+`malloc_trim` gives their pages back to the system, and leaves nothing changed behind it; what is needed again
+costs page faults. So it is done some eight times a step, after each eighth of the bytes that a step puts away and brings
+back: that has most of the effect (`benchmarks/RESULTS.md`), and costs little of a step.
+
 # Note [glibc's growing threshold]
 glibc takes a block of the mmap threshold or more from the system, and gives it back when it is freed; smaller
 ones come from a heap that shrinks only at its end. The threshold begins at 128 KB. Each time a block above it is
@@ -26,6 +32,36 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # <malloc.h>
 _PINNED = (4 << 20, 8 << 20)  # mmap and trim threshold
 _GROWN = (32 << 20, 64 << 20)  # where growing ends on a 64-bit machine
 _in_force: list[tuple[int, int]] = []  # what each open block has set
+_PARTS = 8
+_FIRST, _LEAST = 256 << 20, 64 << 20  # before a step has been seen; and for steps that free little
+
+
+class Trimmer:
+    """Gives freed memory back now and then; see Note [Giving back].
+
+    Attributes:
+        trims: How often it did.
+    """
+
+    def __init__(self) -> None:
+        self._every, self._since, self._step = _FIRST, 0, 0
+        self._can = not _why_not()
+        self.trims = 0
+
+    def freed(self, nbytes: int) -> None:
+        """Count what was put away, or was brought back and will be gone soon."""
+        self._since += nbytes
+        if self._since >= self._every:
+            self._step += self._since
+            self._since = 0
+            if self._can and not _in_force:  # with the threshold pinned there is nothing in the heap
+                LIBC.malloc_trim(0)
+                self.trims += 1
+
+    def turn(self) -> None:
+        """Hear that a step is over."""
+        whole, self._step, self._since = self._step + self._since, 0, 0
+        self._every = max(whole // _PARTS, _LEAST)
 
 
 @dataclass

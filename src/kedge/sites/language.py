@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kedge.errors import SelectorError
-from kedge.sites.site import ALL_KINDS, KINDS
+from kedge.sites.site import ALL_KINDS, KINDS, Site, op_text
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,7 @@ class Term:
         text = "!" * self.excluded + ".".join(self.path)
         text += "{" + ",".join(self.types) + "}" if self.types else ""
         text += "" if self.call is None else f"#{self.call}"
-        if self.op:
-            text += f"/{self.op[0]}" + ("" if self.op[1] is None else f"#{self.op[1]}")
+        text += op_text(self.op)
         text += f":{self.kind}" if self.kind or not text else ""
         return text + (f"[{self.leaf}]" if self.leaf is not None else "")
 
@@ -59,6 +59,23 @@ class Term:
         if self.types or re.search(r"(?<!\\)(\\\\)*[*?\[]", ".".join(self.path)):
             return None
         return re.sub(r"\\(.)", r"\1", ".".join(self.path))
+
+    def names(self, site: Site) -> bool:
+        """Tell whether this is a name of a site, read literally: of its module, and of its operation if it has one."""
+        if self.literal != site.path or (self.op is None) != (site.op is None):
+            return False
+        return self.op is None or site.op is None or (self.op[0] == site.op[0] and self.op[1] in (None, site.op[1]))
+
+
+@functools.lru_cache(maxsize=1024)
+def op_pattern(name: str) -> re.Pattern[str]:
+    """The pattern of an operation's name as a regular expression."""
+    return re.compile(_segment_regex(name), re.DOTALL)
+
+
+def means_op(pattern: tuple[str, int | None], op: tuple[str, int | None]) -> bool:
+    """Tell whether a pattern of operations stands for one, or for all of a name if its index is None."""
+    return pattern[1] in (None, op[1]) and op_pattern(pattern[0]).fullmatch(op[0]) is not None
 
 
 def _path_regex(segments: tuple[str, ...]) -> str:

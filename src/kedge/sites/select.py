@@ -9,16 +9,18 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from torch import nn
 
 from kedge.errors import NoSiteMatched, NoSuchKind
-from kedge.sites.language import Term, parse
+from kedge.sites import html
+from kedge.sites.language import Term, means_op, parse
 from kedge.sites.site import (
     MODULE_KINDS,
     NODE_KINDS,
+    OP_KINDS,
     PARAM_KINDS,
     TENSOR_KINDS,
     Site,
@@ -34,11 +36,15 @@ class Place:
         site: The site, under the first name of its module or parameter.
         module: The module; for a parameter the one that owns it.
         param: The parameter of a parameter's site.
+        without: Operations that the site does not stand for, although its pattern would.
+        many: Whether the module is one of those that a pattern stands for, so that it may well have no such operation.
     """
 
     site: Site
     module: nn.Module
     param: nn.Parameter | None = None
+    without: tuple[tuple[str, int | None], ...] = ()
+    many: bool = False
 
 
 class Selector:
@@ -75,10 +81,9 @@ class Selector:
         for term in self.terms:
             found = layout.find(term)
             if term.excluded:
-                gone = {_key(p.site, term) for p in found}
-                places = {s: p for s, p in places.items() if _key(s, term) not in gone}
+                places = _excluding(places, term, {_key(p.site, term) for p in found})
             else:
-                places |= {p.site: p for p in found}
+                places |= {p.site: p for p in _once(found, places)}
         if not places:
             raise NoSiteMatched(f'"{self}" leaves no site: its exclusions take everything away that it selects')
         return Selection(self, tuple(places.values()))
@@ -87,6 +92,33 @@ class Selector:
 def _key(site: Site, excluding: Term) -> tuple[str, str | None, int | None]:
     """What an excluding term compares: kind and call only if it names them."""
     return site.path, site.kind if excluding.kind else None, None if excluding.call is None else site.call
+
+
+def _excluding(places: dict[Site, Place], term: Term, gone: set[Any]) -> dict[Site, Place]:
+    """Take away what an excluding term means; of a pattern of operations, those it means.
+
+    A term without an operation means the operations too if it names no kind: ``!layer1`` is all of layer1.
+    """
+    kept = {}
+    for site, place in places.items():
+        hit = _key(site, term) in gone
+        if site.op is None or term.op is None:
+            if not hit or (term.kind is not None if site.op else term.op is not None):
+                kept[site] = place
+        elif not hit:
+            kept[site] = place
+        elif not means_op(term.op, site.op):
+            kept[site] = replace(place, without=(*place.without, term.op))
+    return kept
+
+
+def _once(found: list[Place], known: dict[Site, Place]) -> Iterator[Place]:
+    """Leave out the operations that a selector has named before: an operation fires once for each action."""
+    for place in found:
+        site = place.site
+        before = [o.op for o in known if o.op is not None and site.op and replace(o, op=site.op) == site]
+        if site.op is None or not any(means_op(op, site.op) for op in before):
+            yield replace(place, without=tuple(before)) if before else place
 
 
 def select(text: str) -> Selector:
@@ -117,6 +149,11 @@ class Selection:
         width = max(len(str(s)) for s in self)
         lines = [f"{p.site!s:{width}}  {type(p.module).__name__}" for p in self.places]
         return "\n".join([f'"{self.selector}" stands for {len(self)} sites:', *lines])
+
+    def _repr_html_(self) -> str:
+        """The sites for a notebook."""
+        rows = [(place.site, type(place.module).__name__) for place in self.places]
+        return html.table(("site", "type"), rows, title=f'"{self.selector}" stands for {len(self)} sites', align="mm")
 
 
 _T = TypeVar("_T")
@@ -156,10 +193,9 @@ class Layout:
 
     def find(self, term: Term) -> list[Place]:
         """Every place a term stands for, in the model's order and each once."""
-        if term.op is not None:
-            raise NoSuchKind(
-                f'"{term}" asks for operations inside a forward, which this version of Kedge cannot hook yet'
-            )
+        if term.op is not None and term.kind not in (None, *OP_KINDS):
+            has = ", ".join(f":{kind}" for kind in OP_KINDS)
+            raise NoSuchKind(f'"{term}": an operation has no :{term.kind}; it has {has}')
         if term.kind in TENSOR_KINDS + NODE_KINDS:
             has = ", ".join(MODULE_KINDS + PARAM_KINDS)
             raise NoSuchKind(f'"{term}": :{term.kind} is of tensors and nodes; a model has {has}')
@@ -177,7 +213,8 @@ class Layout:
         if any(not runs(m) for m in hits.values()):
             raise self._never_called(term)
         kind = term.kind or "out"
-        return [Place(Site(self.first[i], kind, term.leaf, term.call), m) for i, m in hits.items()]
+        many = term.literal is None
+        return [Place(Site(self.first[i], kind, term.leaf, term.call, term.op), m, many=many) for i, m in hits.items()]
 
     def _params(self, term: Term) -> list[Place]:
         candidates = _candidates(self.params, term)

@@ -9,6 +9,7 @@ MODULE_KINDS = ("out", "in", "out.grad", "in.grad", "in.share", "saved")
 PARAM_KINDS = ("param", "param.grad", "param.acc")
 TENSOR_KINDS = ("grad", "acc")
 NODE_KINDS = ("pre", "post")
+OP_KINDS = ("out", "in", "out.grad", "in.grad")
 KINDS = MODULE_KINDS + PARAM_KINDS
 ALL_KINDS = KINDS + TENSOR_KINDS + NODE_KINDS
 GRADIENT_KINDS = frozenset({"out.grad", "in.grad", "in.share", "param.grad", "param.acc", "grad", "acc", "pre", "post"})
@@ -21,6 +22,11 @@ def escape(path: str) -> str:
     return _SPECIAL.sub(r"\\\1", path)
 
 
+def op_text(op: tuple[str, int | None] | None) -> str:
+    """Write an operation as it follows a module's path: ``/relu#1``; empty for none."""
+    return "" if op is None else f"/{op[0]}" + ("" if op[1] is None else f"#{op[1]}")
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """One place where values flow.
@@ -30,18 +36,21 @@ class Site:
         kind: What flows there, one of `KINDS`, `TENSOR_KINDS` or `NODE_KINDS`.
         leaf: Which leaf of a structured value ("0", "logits", "cache.1"); None for all.
         call: Which call of the module within one forward; None for all.
+        op: An operation inside the module's own forward: its name, and which of that name within the
+            call, None for all; None for the module itself.
     """
 
     path: str
     kind: str = "out"
     leaf: str | None = None
     call: int | None = None
+    op: tuple[str, int | None] | None = None
 
     def __str__(self) -> str:
         """The site in the site language."""
         call = "" if self.call is None else f"#{self.call}"
         leaf = "" if not self.leaf else f"[{self.leaf}]"
-        return f"{escape(self.path)}{call}:{self.kind}{leaf}"
+        return f"{escape(self.path)}{call}{op_text(self.op)}:{self.kind}{leaf}"
 
     @property
     def is_gradient(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from kedge.sites import html
 from kedge.sites.select import Layout, runs
 from kedge.sites.site import MODULE_KINDS, PARAM_KINDS
 
@@ -60,6 +61,11 @@ class Sites:
         lines += [(row.path or '""', _type(row), _kinds(row)) for row in self.rows]
         widths = [max(len(line[i]) for line in lines) for i in (0, 1)]
         return "\n".join(f"{p:{widths[0]}}  {t:{widths[1]}}  {k}".rstrip() for p, t, k in lines)
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+        rows = [(row.path or '""', _type(row), _kinds(row)) for row in self.rows]
+        return html.table(("path", "type", "sites"), rows, align="mmm")
 
 
 def _type(row: Row) -> str:

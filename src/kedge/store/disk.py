@@ -34,7 +34,7 @@ def told(what: str) -> Iterator[None]:
         raise RecordingError(f"cannot {what}: {cause}; {advice}") from error
 
 
-def write_all(file: io.FileIO, content: bytes) -> None:
+def write_all(file: io.FileIO, content: bytes | memoryview) -> None:
     """Write to an unbuffered file, which may take a part at a time.
 
     A file that somebody has removed would take everything in and keep nothing, so that is an error.

@@ -1,0 +1,171 @@
+"""Out of PyTorch's tables and back: what a session has put somewhere, and how it is paused.
+
+# Note [Back in its place]
+PyTorch runs the hooks of a table in the table's order. One that comes back stands behind those that stood
+before it when it was taken out, and before all others: those stood behind it, or came while it was away.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch.utils.hooks import RemovableHandle
+
+from kedge.hooks.dynamo import frames
+
+_PRUNE = 1_000
+
+
+class Standing(Protocol):
+    """Something that stands somewhere while a session lasts."""
+
+    def out(self) -> None:
+        """Take it away, if it is there."""
+
+    def back(self) -> None:
+        """Put it where it was, if it was taken away."""
+
+    def remove(self) -> None:
+        """Take it away for good."""
+
+
+class Mount:
+    """One hook in its table."""
+
+    __slots__ = ("_ahead", "_flags", "_hook", "handle")
+
+    def __init__(self, handle: RemovableHandle) -> None:
+        self.handle = handle
+        self._hook: Any = None
+        self._ahead: tuple[int, ...] = ()
+        self._flags: tuple[MutableMapping[int, bool], ...] | None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether its table is no more."""
+        return self.handle.hooks_dict_ref() is None
+
+    def out(self) -> None:
+        """Take the hook out of its table; the order of the steps is such that an interrupted one can be repeated."""
+        handle = self.handle
+        table, key = handle.hooks_dict_ref(), handle.id
+        if table is None or key not in table:
+            return
+        if self._flags is None:
+            flags = (ref() for ref in handle.extra_dict_ref)
+            self._flags = tuple(f for f in flags if f is not None and key in f)
+        self._ahead = _before(table, key) if len(table) > 1 else ()
+        self._hook = table[key]
+        del table[key]
+        for flag in self._flags:
+            flag.pop(key, None)
+
+    def back(self) -> None:
+        """Put the hook back; see Note [Back in its place]."""
+        hook, table, key = self._hook, self.handle.hooks_dict_ref(), self.handle.id
+        if hook is None or table is None:
+            return
+        for flag in self._flags or ():
+            flag[key] = True
+        behind = _behind(table, self._ahead) if table else ()
+        table[key] = hook
+        for other in behind:
+            table[other] = table.pop(other)
+        self._hook = None
+
+    def remove(self) -> None:
+        """Take the hook away for good."""
+        self._hook = None
+        self.handle.remove()
+
+
+def _before(table: MutableMapping[int, Any], key: int) -> tuple[int, ...]:
+    keys = list(table)
+    return tuple(keys[: keys.index(key)])
+
+
+def _behind(table: MutableMapping[int, Any], ahead: tuple[int, ...]) -> list[int]:
+    keys = list(table)
+    last = max((i for i, key in enumerate(keys) if key in ahead), default=-1)
+    return keys[last + 1 :]
+
+
+class Mounts:
+    """Everything that one session has put somewhere, in the order in which it did.
+
+    Attributes:
+        paused: Whether all of it is out.
+    """
+
+    def __init__(self) -> None:
+        self.paused = False
+        self._standing: dict[int, Standing] = {}
+        self._passing: deque[Mount] = deque()
+        self._prune_at = _PRUNE
+        self._compiled = -1
+        self._lock = threading.Lock()
+
+    def add(self, what: Standing) -> Callable[[], None]:
+        """Take something over; returns the undo."""
+        self._standing[id(what)] = what
+
+        def undo() -> None:
+            self._standing.pop(id(what), None)
+            what.remove()
+
+        return undo
+
+    def keep(self, handle: RemovableHandle) -> None:
+        """Take over the hook of a tensor or node that lives as long as a graph."""
+        mount = Mount(handle)
+        with self._lock:  # forwards of several threads
+            while self._passing and self._passing[0].gone:  # graphs mostly go in the order in which they came
+                self._passing.popleft()
+            self._passing.append(mount)
+            if len(self._passing) >= self._prune_at:
+                self._passing = deque(m for m in self._passing if not m.gone)
+                self._prune_at = 2 * len(self._passing) + _PRUNE
+        if self.paused:  # a forward on another thread has gone on meanwhile
+            mount.out()
+
+    def out(self) -> None:
+        """Take everything away, the last first; what is out already stays out."""
+        if not self.paused:
+            self._compiled = frames()
+        self.paused = True
+        for mount in list(self._passing)[::-1]:
+            mount.out()
+        for standing in reversed(list(self._standing.values())):
+            standing.out()
+
+    def back(self) -> bool:
+        """Put everything back, the first first; returns whether code was compiled meanwhile, which knows nothing of it."""
+        if not self.paused:
+            return False
+        for standing in list(self._standing.values()):
+            standing.back()
+        for mount in list(self._passing):
+            mount.back()
+        self.paused = False
+        return self._compiled not in (now := frames(), -1) and now > 0
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Have everything in its place in the block, so that what is attached there comes behind it."""
+        paused = self.paused
+        self.back()
+        try:
+            yield
+        finally:
+            if paused:
+                self.out()
+
+    def clear(self) -> None:
+        """Remove what lives as long as a graph; the rest has undos of its own."""
+        for mount in self._passing:
+            mount.remove()
+        self._passing.clear()

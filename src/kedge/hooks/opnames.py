@@ -1,0 +1,72 @@
+"""What an operation is called, and which calls are operations.
+
+# Note [Names of operations]
+An operation is called as the function that a forward calls: ``relu`` for `F.relu`, `torch.relu` and
+``x.relu()`` alike. Operators lose their underscores and the ``r`` of the reflected ones (``1 - x`` is a
+``sub``), those that work in place end in one (``x += y`` is ``add_``), ``x[i] = v`` is ``setitem``. A
+property that is a tensor, such as ``x.T``, has its own name. What gives no tensor (``x.size()``,
+``x.shape``, ``x.item()``) is no operation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from kedge.sites import leaves
+
+PROPERTIES = frozenset({"T", "H", "mT", "mH", "real", "imag", "data", "grad"})
+"""Properties of tensors that are tensors."""
+
+_ARITHMETIC = ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "matmul", "divmod")
+_BITWISE = ("and", "or", "xor", "lshift", "rshift")
+_REFLECTED = {f"r{name}": name for name in (*_ARITHMETIC, *_BITWISE)}
+_IN_PLACE = {f"i{name}": f"{name}_" for name in (*_ARITHMETIC, *_BITWISE)} | {"setitem": "setitem"}
+
+_WITHOUT_TENSOR = frozenset({
+    "size", "dim", "numel", "nelement", "ndimension", "stride", "storage_offset", "element_size", "len", "bool",
+    "int", "float_", "index", "complex_", "hash", "repr", "str", "format", "dir", "contains", "deepcopy",
+    "reduce_ex", "set", "item", "tolist", "numpy", "array", "data_ptr", "storage", "untyped_storage", "get_device",
+    "has_names", "iter", "is_floating_point", "is_complex", "is_signed", "is_contiguous", "is_same_size",
+    "is_set_to", "is_nonzero", "is_shared", "is_pinned", "is_coalesced", "is_inference", "is_neg", "is_conj",
+    "is_distributed", "allclose", "equal", "result_type", "can_cast", "register_hook",
+    "register_post_accumulate_grad_hook", "retain_grad", "backward", "dim_order", "dlpack", "dlpack_device",
+    "sparse_dim", "dense_dim", "q_scale", "qscheme", "delattr", "_is_view", "share_memory_", "requires_grad_",
+    "module_load", "cuda_array_interface", "array_priority",
+})  # fmt: skip
+"""Functions whose result holds no new tensor, under the names that `clean` gives them."""
+
+
+def name_of(func: Any) -> str:
+    """The name of the operation that a function is; empty for what is none; see Note [Names of operations]."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        of = getattr(func.__self__, "__name__", "")
+        return of if of in PROPERTIES else ""
+    return clean(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def clean(name: str) -> str:
+    """Make the name of an operation of a function's name; empty for what is known to give no tensor."""
+    if name.startswith("__") and name.endswith("__"):
+        inner = name[2:-2]
+        if inner in ("float", "complex"):  # float(x) gives a number, x.float() a tensor
+            return ""
+        name = _IN_PLACE.get(inner) or _REFLECTED.get(inner, inner)
+    name = name.partition(".")[0]  # an overload of an operator: "relu.default"
+    return "" if name in _WITHOUT_TENSOR else name
+
+
+def overwrites(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """Return the tensors that a call is about to change in place, by their names among the arguments."""
+    found = []
+    in_place = (name.endswith("_") and not name.endswith("__")) or name == "setitem" or kwargs.get("inplace") is True
+    if in_place and args and isinstance(args[0], Tensor):
+        found.append(("0", args[0]))
+    elif in_place and isinstance(kwargs.get("input"), Tensor):
+        found.append(("input", kwargs["input"]))
+    return found + (leaves.find(kwargs["out"], "out") if kwargs.get("out") is not None else [])

@@ -1,0 +1,127 @@
+"""Hooks of Kedge's do not go with a module that is copied, pickled or scripted."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from kedge.hooks.scripted import twin_of
+
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
+_CONCEALING = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
+FLAG_TABLES = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+
+
+class Own:
+    """A hook of Kedge's on a module, which copies and pickles of the module do not have."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        """A copied model is not hooked: what stands in the copy's tables does nothing."""
+        return _nothing
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled model is not hooked either, and loads without Kedge."""
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+_nothing = contextlib.nullcontext().__exit__
+
+
+class Concealed:
+    """Pickles, copies and scripts a hooked module as if it were not hooked.
+
+    The first two protocols ask the instance for ``__reduce_ex__``; this stands there while hooks do.
+    `torch.jit.script` would compile the hooks, and asks for ``__prepare_scriptable__`` before.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        self.users = 0
+
+    def copy(self, memo: dict[int, Any]) -> Any:
+        """Be ``__deepcopy__``, for classes that have their own."""
+        module: Any = self.module()
+        twin = type(module).__deepcopy__(module, memo)
+        if isinstance(twin, nn.Module):
+            twin.__dict__ = unhooked(twin.__dict__)
+        return twin
+
+    def __call__(self, protocol: Any) -> Any:
+        """Be ``__reduce_ex__``."""
+        module: Any = self.module()
+        kind: Any = type(module)
+        reduced = list(kind.__reduce_ex__(module, protocol))
+        if len(reduced) > 2 and isinstance(reduced[2], dict):
+            reduced[2] = unhooked(reduced[2])
+        return tuple(reduced)
+
+    def script(self) -> Any:
+        """Be ``__prepare_scriptable__``."""
+        module: Any = self.module()
+        twin, own = twin_of(module, unhooked), getattr(type(module), "__prepare_scriptable__", None)
+        return twin if own is None else own(twin)
+
+
+def unhooked(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a module's ``__dict__`` without anything that Kedge put there."""
+    clean = dict(state)
+    for name in _CONCEALING:
+        clean.pop(name, None)
+    ours = set()
+    for table in HOOK_TABLES:
+        if table in clean:
+            ours |= {i for i, hook in clean[table].items() if hook is _nothing or isinstance(hook, Own)}
+            clean[table] = type(clean[table])((i, h) for i, h in clean[table].items() if i not in ours)
+    for table in FLAG_TABLES:
+        if table in clean:
+            clean[table] = type(clean[table])((i, flag) for i, flag in clean[table].items() if i not in ours)
+    return clean
+
+
+def conceal(module: nn.Module) -> Callable[[], None]:
+    """Have a module copied and pickled without what is `Own`; returns the undo."""
+    return Veil(module).remove
+
+
+class Veil:
+    """Conceals a module as long as there is one."""
+
+    __slots__ = ("_concealed", "_copies", "_lies", "_module")
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._lies = weakref.ref(module), False
+        self._concealed = Concealed(module)
+        self._copies = hasattr(type(module), "__deepcopy__")
+        self.back()
+
+    def back(self) -> None:
+        """Conceal the module, together with others that do."""
+        module = self._module()
+        if module is None or self._lies:
+            return
+        own = module.__dict__
+        concealed = self._concealed = own.setdefault("__reduce_ex__", self._concealed)
+        concealed.users += 1
+        self._lies = True
+        own["__prepare_scriptable__"] = concealed.script
+        if self._copies:
+            own["__deepcopy__"] = concealed.copy
+
+    def out(self) -> None:
+        """Conceal it no longer; the last one takes away what does."""
+        if not self._lies:
+            return
+        self._lies = False
+        self._concealed.users -= 1
+        module = self._module()
+        if module is not None and not self._concealed.users:
+            for name in _CONCEALING:
+                module.__dict__.pop(name, None)
+
+    def remove(self) -> None:
+        """Conceal it no longer."""
+        self.out()

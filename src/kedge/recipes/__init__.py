@@ -1,0 +1,57 @@
+"""What most people reach for a hook for, written on Kedge's public surface.
+
+Names are loaded when they are first used, so that one recipe does not wait for the imports of another.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kedge.recipes.attribution.attribution import Attribution, gradient, saliency
+    from kedge.recipes.attribution.gradcam import Tokens, grad_cam
+    from kedge.recipes.attribution.rectifiers import deconvnet, guided_backprop
+    from kedge.recipes.attribution.smoothing import smoothgrad
+    from kedge.recipes.features import Features, extract
+    from kedge.recipes.interventions.ablation import Ablation, Means, ablate, means, resample
+    from kedge.recipes.interventions.patching import Patching, patch
+    from kedge.recipes.interventions.steering import Steering, contrast, steer
+
+_HOME = {
+    "attribution.attribution": ("Attribution", "gradient", "saliency"),
+    "attribution.gradcam": ("Tokens", "grad_cam"),
+    "attribution.rectifiers": ("deconvnet", "guided_backprop"),
+    "attribution.smoothing": ("smoothgrad",),
+    "features": ("Features", "extract"),
+    "interventions.ablation": ("Ablation", "Means", "ablate", "means", "resample"),
+    "interventions.patching": ("Patching", "patch"),
+    "interventions.steering": ("Steering", "contrast", "steer"),
+}
+__all__ = [
+    "Ablation",
+    "Attribution",
+    "Features",
+    "Means",
+    "Patching",
+    "Steering",
+    "Tokens",
+    "ablate",
+    "contrast",
+    "deconvnet",
+    "extract",
+    "grad_cam",
+    "gradient",
+    "guided_backprop",
+    "means",
+    "patch",
+    "resample",
+    "saliency",
+    "smoothgrad",
+    "steer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(f"kedge.recipes.{home}"), name)
+    raise AttributeError(f"module 'kedge.recipes' has no attribute {name!r}")

@@ -1,0 +1,130 @@
+"""Grad-CAM: where in an image a layer's channels speak for a class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Literal, TypeAlias
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kedge.errors import AttributionError
+from kedge.flow import Event
+from kedge.hooks.session import Session
+from kedge.recipes.attribution.attribution import INPUT, Attribution, Method
+from kedge.recipes.attribution.scores import Targets
+from kedge.sites import leaves
+
+Size: TypeAlias = Literal["input"] | Sequence[int] | None
+_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """How the tokens [n, t, d] of a transformer lie on the image; makes them [n, d, *grid].
+
+    Attributes:
+        grid: Rows and columns of patches.
+        skip: How many tokens stand in front of the patches, such as one class token.
+    """
+
+    grid: tuple[int, ...]
+    skip: int = 0
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """Lay tokens out."""
+        count = prod(self.grid)
+        if value.dim() != 3 or value.shape[1] != self.skip + count:
+            raise AttributionError(
+                f"{self} stands for {self.skip} + {count} tokens, but the site gave {leaves.describe(value)}: it needs "
+                "[samples, tokens, width], with a token for each patch after those to skip"
+            )
+        patches = value[:, self.skip :].transpose(1, 2)
+        return patches.reshape(*patches.shape[:2], *self.grid)
+
+
+class _GradCam(Method):
+    noisy = INPUT
+
+    def __init__(self, site: str, layout: Callable[[Tensor], Tensor] | None, size: Size, *, positive: bool) -> None:
+        self.site, self.layout, self.size, self.positive = site, layout, size, positive
+        self.images: dict[str, tuple[int, ...]] = {}
+
+    def begin(self, s: Session, model: nn.Module) -> None:
+        """Learn the size of the input."""
+        if self.size == "input":
+            s.hook(model, INPUT, self._measure)
+
+    def _measure(self, value: Tensor, event: Event) -> None:
+        if value.is_floating_point() and value.dim() > 2:
+            self.images[str(event.site)] = tuple(value.shape[2:])
+
+    def read(self, value: Tensor, gradient: Tensor) -> Tensor:
+        """Weigh each channel by its mean gradient, and keep what speaks for the score."""
+        if self.layout is not None:
+            value, gradient = self.layout(value), self.layout(gradient)
+        if value.dim() < 3 or (self.layout is None and value.dim() == 3 and self._is_image()):
+            raise AttributionError(
+                f'Grad-CAM needs channels that lie on the image, but "{self.site}" gave {leaves.describe(value)}; for tokens '
+                "[samples, tokens, width] say how they lie: layout=Tokens(grid=(14, 14), skip=1)"
+            )
+        weights = gradient.mean(tuple(range(2, gradient.dim())), keepdim=True)
+        cam = (weights * value).sum(1, keepdim=True)
+        cam = cam.relu() if self.positive else cam
+        return self._resized(cam).squeeze(1)
+
+    def _is_image(self) -> bool:
+        return any(len(size) > 1 for size in self.images.values())
+
+    def _resized(self, cam: Tensor) -> Tensor:
+        size = self._wanted() if self.size == "input" else self.size
+        if size is None:
+            return cam
+        mode = _MODES.get(cam.dim() - 2)
+        if mode is None or len(size) != cam.dim() - 2:
+            raise AttributionError(
+                f"a map {list(cam.shape[2:])} cannot be brought to the size {list(size)}; size=None leaves it as it is"
+            )
+        return functional.interpolate(cam, tuple(size), mode=mode, align_corners=False)
+
+    def _wanted(self) -> tuple[int, ...]:
+        sizes = set(self.images.values())
+        if len(sizes) == 1:
+            return next(iter(sizes))
+        found = ", ".join(f"{name} {list(size)}" for name, size in self.images.items()) or "none"
+        raise AttributionError(
+            f"images among the input: {found}; give the size of the map, such as size=(224, 224), or size=None to leave it as "
+            "it is at the site"
+        )
+
+
+def grad_cam(
+    model: nn.Module,
+    site: str,
+    target: Targets = None,
+    *,
+    layout: Callable[[Tensor], Tensor] | None = None,
+    size: Size = "input",
+    positive: bool = True,
+) -> Attribution:
+    """Make what gives a map of where a layer speaks for the score.
+
+    The channels at the site, each weighed by the mean of its gradient over the image, are summed, and what is positive is
+    kept (Selvaraju et al., "Grad-CAM: visual explanations from deep networks via gradient-based localization", 2017).
+
+    Args:
+        model: The model, in the mode in which it is to be asked: usually `eval`.
+        site: A selector that stands for one value of [samples, channels, rows, columns], such as ``"layer4"``.
+        target: What to explain; see `Attribution`.
+        layout: For values of another form, what makes them that: `Tokens` for [samples, tokens, width], or a function such as
+            ``lambda value: value.movedim(-1, 1)`` for channels that stand last.
+        size: Of the map: "input" for the image's, rows and columns, or None for that of the site.
+        positive: Keep only what speaks for the score, not what speaks against it.
+
+    Returns:
+        What is to be called as the model is; it gives [samples, rows, columns].
+    """
+    return Attribution(model, partial(_GradCam, site, layout, size, positive=positive), target, site)

@@ -1,0 +1,206 @@
+"""Gradients that are cut at every ReLU: guided backpropagation and the deconvolutional network.
+
+# Note [Where the ReLUs are]
+A ReLU may be a module, one module used many times, ``F.relu``, ``torch.relu``, ``x.relu()`` or ``relu_``, in a module of
+the model, in one that it keeps in a list, or in none. Autograd knows all of them by one name, so they are looked for in
+the graph between the score and the input, and not in the text of the model: nothing that takes part can be missed. What
+autograd cannot look into - a compiled or scripted part, a reentrant checkpoint - is an error, because ReLUs in there
+would be passed over without a word.
+
+# Note [A ReLU in place on a view]
+What `nn.Linear` makes of tokens is a view, and so is what ``flatten`` makes. An operation that works in place on one has
+no node of its own: autograd puts it into the node `CopySlices` of the whole tensor, which does not tell what is inside. So
+where there is one, the forward runs once more, with a hook on every operation that may be a ReLU. If the view has all of
+the tensor, the gradient can be cut at that node, as element for element it is the ReLU's own; if it has a part, it is
+an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from kedge.errors import NothingCut
+from kedge.flow import Event
+from kedge.hooks.session import Session
+from kedge.recipes.attribution.attribution import INPUT, Attribution, Method
+from kedge.recipes.attribution.graph import REENTRANT, nodes_between, operation_of
+from kedge.recipes.attribution.named import without_call
+from kedge.recipes.attribution.scores import Targets
+
+_NAMES = 8
+NODES = ("ReluBackward0", "HardtanhBackward0")
+OPERATIONS = "**/relu:out, **/relu_:out, **/relu6:out, **/hardtanh:out, **/hardtanh_:out"
+LOOKED_FOR = "ReluBackward0 (nn.ReLU, F.relu, x.relu(), relu_) and HardtanhBackward0 from 0 (nn.ReLU6, F.relu6)"
+OPAQUE = {
+    REENTRANT: "a reentrant checkpoint; use checkpoint(..., use_reentrant=False), or none",
+    "CompiledFunctionBackward": "a compiled part of the model; take what it was compiled from",
+    "DifferentiableGraphBackward": "a scripted part of the model; take what it was scripted from",
+}
+
+
+def rectifies(node: Node) -> bool:
+    """Tell whether a node is a ReLU's, or a ReLU6's."""
+    if operation_of(node) == "HardtanhBackward0":
+        return getattr(node, "_saved_min_val", None) == 0
+    return operation_of(node) == "ReluBackward0"
+
+
+class Slices:
+    """The ReLUs of a forward that worked in place on views; see Note [A ReLU in place on a view].
+
+    Attributes:
+        whole: The nodes of those whose view had all of a tensor.
+        parts: The sites of the others.
+    """
+
+    def __init__(self) -> None:
+        self.whole: set[Node] = set()
+        self.parts: dict[str, None] = {}
+
+    def look(self, model: nn.Module, value: Tensor, event: Event) -> None:
+        """Be the action at an operation that may be a ReLU."""
+        made = value.grad_fn
+        if made is None or operation_of(made) in NODES:
+            return
+        joined = made.next_functions[0][0]
+        ceiling = isinstance(model.get_submodule(event.site.path), nn.ReLU6)
+        known = ceiling or "hardtanh" not in str(event.site)
+        if known and joined is not None and operation_of(joined) == "CopySlices" and _has_all(value):
+            self.whole.add(joined)
+        else:
+            self.parts[without_call(str(event.site)).removesuffix(":out")] = None
+
+
+def _has_all(value: Tensor) -> bool:
+    """Tell whether a tensor shows all of the memory that it shares."""
+    return value.untyped_storage().nbytes() == value.nbytes
+
+
+class _Cut(Method):
+    """Changes the gradient at every rectifier."""
+
+    name = ""
+
+    def __init__(self, slices: Slices | None = None) -> None:
+        self.sites = self.cuts = self.before = 0
+        self.others: Counter[str] = Counter()
+        self.slices = slices
+
+    def closer(self) -> Method:
+        """Make one that knows what was done in place to views; see Note [A ReLU in place on a view]."""
+        return type(self)(Slices())
+
+    def begin(self, s: Session, model: nn.Module) -> None:
+        """Look at the operations, where it is needed."""
+        if self.slices is not None:
+            s.hook(model, OPERATIONS, partial(self.slices.look, model))
+
+    def cut(self, s: Session, scores: list[Tensor], values: list[Tensor]) -> bool:
+        """Hook every node of a rectifier; see Note [Where the ReLUs are]."""
+        for node in nodes_between(scores, values):
+            name = operation_of(node)
+            if name in OPAQUE:
+                raise NothingCut(f"{self.name} cannot see whether there are ReLUs inside {OPAQUE[name]}")
+            if rectifies(node) or (self.slices is not None and node in self.slices.whole):
+                self.sites += 1
+                self.at(s, node)
+            else:
+                self.others[name] += 1
+        if self.others["CopySlices"] and self.slices is None:
+            return False
+        if self.slices is not None and self.slices.parts:
+            raise NothingCut(
+                f"{self.name} cannot cut at {', '.join(self.slices.parts)}: it works in place on a part of a tensor (a view), "
+                "which autograd joins with what made the tensor; take inplace=False there, or clone first"
+            )
+        if not self.sites:
+            raise NothingCut(self._missing())
+        return True
+
+    def at(self, s: Session, node: Node) -> None:
+        """Hook one node."""
+        raise NotImplementedError
+
+    def positive(self, grad: Tensor) -> Tensor:
+        """Be the action that cuts, and counts it."""
+        self.cuts += 1
+        return grad.clamp(min=0)
+
+    def check(self) -> None:
+        """See that the backward came by."""
+        if self.cuts == self.before:
+            raise NothingCut(
+                f"{self.name} cut nothing: the gradient of this score passes none of the {self.sites} ReLUs"
+            )
+        self.before = self.cuts
+
+    def _missing(self) -> str:
+        found = ", ".join(f"{count} {name}" for name, count in self.others.most_common(_NAMES))
+        more = f" and {len(self.others) - _NAMES} other kinds" if len(self.others) > _NAMES else ""
+        return (
+            f"{self.name} cut nothing, so it would be the plain gradient: between the score and the input there is no ReLU. "
+            f"Looked for {LOOKED_FOR}; found {found or 'no operation'}{more}. "
+            "For a model without ReLUs take kedge.recipes.saliency"
+        )
+
+
+class _Guided(_Cut):
+    name = "guided backpropagation"
+
+    def at(self, s: Session, node: Node) -> None:
+        s.hook(node, ":pre", self.positive)
+
+
+class _Deconvolution(_Cut):
+    name = "the deconvolutional network"
+
+    def at(self, s: Session, node: Node) -> None:
+        arrived: list[Tensor] = []
+
+        def arrive(grad: Tensor) -> None:
+            arrived[:] = [self.positive(grad)]
+
+        def leave(grad: Tensor) -> Tensor:
+            return arrived.pop()
+
+        s.hook(node, ":pre", arrive)
+        s.hook(node, ":post", leave)
+
+
+def guided_backprop(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
+    """Make what gives the gradient of the score where it speaks for it at every ReLU on the way.
+
+    At each ReLU the gradient passes where both the ReLU's input and the gradient are positive (Springenberg, Dosovitskiy,
+    Brox and Riedmiller, "Striving for simplicity: the all convolutional net", 2015).
+
+    Args:
+        model: The model, in the mode in which it is to be asked: usually `eval`.
+        target: What to explain; see `Attribution`.
+        wrt: Where; see `saliency`.
+
+    Raises:
+        NothingCut: When it is called and there is no ReLU between the score and the input, or it cannot be known.
+    """
+    return Attribution(model, _Guided, target, wrt)
+
+
+def deconvnet(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
+    """Make what gives the deconvolutional network's projection of the score back to the input.
+
+    At each ReLU the gradient passes where it is positive, whatever the ReLU's input was (Zeiler and Fergus, "Visualizing and
+    understanding convolutional networks", 2014); max-pooling sends it to where the maximum was.
+
+    Args:
+        model: The model, in the mode in which it is to be asked: usually `eval`.
+        target: What to explain; see `Attribution`.
+        wrt: Where; see `saliency`.
+
+    Raises:
+        NothingCut: When it is called and there is no ReLU between the score and the input, or it cannot be known.
+    """
+    return Attribution(model, _Deconvolution, target, wrt)

@@ -1,0 +1,91 @@
+"""The number that is explained: which entry of a model's output, or which function of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kedge.errors import AttributionError
+from kedge.sites import leaves
+
+Target: TypeAlias = int | Tensor | Callable[[Any], Tensor] | None
+"""A class; a class for each sample; a function of the model's output that gives scores; None for the class with the highest."""
+
+Targets: TypeAlias = Target | Sequence[Target]
+"""One target; or a list of several, each of which is explained."""
+
+
+def score(output: Any, target: Target) -> Tensor:
+    """Return the number whose gradient is asked for: the sum of the samples' scores.
+
+    Raises:
+        AttributionError: If it cannot be told from the output, or has no gradient.
+    """
+    found = target(output) if callable(target) and not isinstance(target, Tensor) else _entries(output, target)
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        what = leaves.describe(found) if leaves.find(found) else repr(found)
+        raise AttributionError(f"the target gave {what}; it must give a floating-point tensor: a score for each sample")
+    if not found.requires_grad:
+        raise AttributionError(
+            f"the score, {leaves.describe(found)}, has no gradient: the forward runs under no_grad, detaches, or does not "
+            "use what is differentiated"
+        )
+    return found.sum()
+
+
+def settled(output: Any, target: Target) -> Target:
+    """Return the target as it is now: the class with the highest score becomes a class for each sample."""
+    return _best(_logits(output)) if target is None else target
+
+
+def _entries(output: Any, target: int | Tensor | None) -> Tensor:
+    """The scores of the classes that were asked for."""
+    logits = _logits(output)
+    if logits.dim() == 0 and target is None:
+        return logits
+    classes = _classes(logits, _best(logits) if target is None else target)
+    return logits.gather(-1, classes.unsqueeze(-1))
+
+
+def _logits(output: Any) -> Tensor:
+    """The one tensor of an output that holds scores."""
+    found = [(name, t) for name, t in leaves.find(output) if t.is_floating_point()]
+    if len(found) != 1:
+        raise AttributionError(
+            f"the model gave {leaves.describe(output)}: which of it is to be explained? Give a function of the output as "
+            'target, such as target=lambda output: output["logits"][:, 3]'
+        )
+    logits = found[0][1]
+    if logits.dim() > 2:
+        raise AttributionError(
+            f"the model gave {leaves.describe(logits)}, which has no classes in its second and last dimension; give a "
+            "function of the output as target, such as target=lambda output: output[:, 3].mean((1, 2))"
+        )
+    return logits
+
+
+def _best(logits: Tensor) -> Tensor:
+    if logits.dim() != 2:
+        raise AttributionError(
+            f"the model gave {leaves.describe(logits)}: are these classes, or samples? Give a class as target, or "
+            "target=lambda output: output for samples"
+        )
+    return logits.detach().argmax(-1)
+
+
+def _classes(logits: Tensor, target: int | Tensor) -> Tensor:
+    """The class of each sample, as a tensor of indices."""
+    classes = torch.as_tensor(target, device=logits.device)
+    wanted = logits.shape[:-1]
+    if classes.is_floating_point() or classes.dtype == torch.bool or classes.shape not in (torch.Size(()), wanted):
+        raise AttributionError(
+            f"target {leaves.describe(classes)} for an output {leaves.describe(logits)}: give one class, or an integer for "
+            f"each of the {wanted.numel()} samples; to explain several classes, a list of them"
+        )
+    count = logits.shape[-1]
+    if classes.numel() and not (-count <= int(classes.min()) and int(classes.max()) < count):
+        raise AttributionError(f"target {target}: the model has {count} classes, counted from 0")
+    return (classes % count).expand(wanted).long()

@@ -1,0 +1,57 @@
+"""A model that is asked is afterwards what it was before."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run a model eagerly, and give back the random numbers that it draws and the statistics that it gathers.
+
+    Whatever holds outside - ``no_grad``, inference mode, compiled code - does not hold in the block.
+    """
+    with ExitStack() as stack:
+        for kind, devices in _generators(model).items():
+            stack.enter_context(torch.random.fork_rng(devices, device_type=kind))
+        stack.callback(_give_back, _gathered(model))
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.enable_grad())
+        if "torch._dynamo" in sys.modules:  # importing it takes a second, and without it nothing is compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def _generators(model: nn.Module) -> dict[str, list[int]]:
+    """The devices whose generators a model may draw from, by type; the CPU's is always among them."""
+    devices = {tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())}
+    found: dict[str, list[int]] = {"cuda": []}  # no device: the CPU alone
+    for device in devices:
+        if device.type not in ("cpu", "meta") and device.index is not None:
+            found.setdefault(device.type, []).append(device.index)
+    return found
+
+
+def _gathered(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]:
+    """Copies of the buffers that training may change, such as batch normalization's statistics."""
+    return [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        if module.training
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+
+
+def _give_back(gathered: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]) -> None:
+    with torch.no_grad():
+        for module, name, buffer, before in gathered:
+            if getattr(module, name) is not buffer:
+                setattr(module, name, buffer)
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)

@@ -1,0 +1,120 @@
+"""What flows through an extraction: samples with their places and keys, then their features.
+
+# Note [Place and key]
+A sample's *place* says where in the data it is: its index in a data set, or its number in a stream. It is what a run
+that goes on looks for, and what the order of samples comes from. Its *key* is what the user calls it; without
+`keys=` it is the place. Both are text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Bad(NamedTuple):
+    """A sample without features.
+
+    Attributes:
+        place: Where it is in the data.
+        key: What it is called.
+        why: The error, in one line.
+        details: Where the error comes from, as Python prints it.
+        ends: Whether nothing can come after it, because a stream failed.
+    """
+
+    place: str
+    key: str
+    why: str
+    details: str = ""
+    ends: bool = False
+
+
+class Batch(NamedTuple):
+    """Samples on their way to the model.
+
+    Attributes:
+        places: Where each is in the data; see Note [Place and key].
+        keys: What each is called.
+        data: What the loader made of them; None if there are none.
+        bad: Samples that could not be loaded.
+    """
+
+    places: list[str]
+    keys: list[str]
+    data: Any
+    bad: list[Bad]
+
+
+class Columns(NamedTuple):
+    """The features of a batch, on the CPU and nobody else's.
+
+    Attributes:
+        places: Where each sample is in the data.
+        keys: What each is called.
+        values: For each site ``[samples, ...]``; without samples there may be none.
+        bad: Samples that have no features.
+        copied: The moment at which copies from a device are complete; None if they are.
+    """
+
+    places: list[str]
+    keys: list[str]
+    values: Mapping[str, Tensor]
+    bad: list[Bad]
+    copied: torch.cuda.Event | None = None
+
+    @property
+    def size(self) -> int:
+        """How many bytes the values take."""
+        return sum(value.nbytes for value in self.values.values())
+
+    def wait(self) -> None:
+        """Wait until the values are complete."""
+        if self.copied is not None:
+            self.copied.synchronize()
+
+
+class Places:
+    """Which places were met: a bit for each index of a data set, and a set of whatever else there is.
+
+    Args:
+        length: How many samples the data set has, if that is known.
+    """
+
+    def __init__(self, length: int | None = None) -> None:
+        self._bits = bytearray((length or 0) // 8 + 1)
+        self._length = length or 0
+        self._others: set[str] = set()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, place: str) -> bool:
+        index = self._index(place)
+        return place in self._others if index is None else bool(self._bits[index >> 3] >> (index & 7) & 1)
+
+    def add(self, place: str) -> bool:
+        """Meet a place.
+
+        Returns:
+            Whether it is met for the first time.
+        """
+        if place in self:
+            return False
+        index = self._index(place)
+        if index is None:
+            self._others.add(place)
+        else:
+            self._bits[index >> 3] |= 1 << (index & 7)
+        self._count += 1
+        return True
+
+    def _index(self, place: str) -> int | None:
+        if place.isascii() and place.isdecimal() and len(place) < 16 and (place == "0" or place[0] != "0"):
+            index = int(place)
+            return index if index < self._length else None
+        return None

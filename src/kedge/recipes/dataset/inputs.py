@@ -1,0 +1,83 @@
+"""What a model is called with: taken from a batch, moved to a device, cut down to some samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def called_with(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give the arguments that a batch stands for: a dict's are by name, of a tuple or list the first entry counts."""
+    if isinstance(data, Mapping):
+        return (), dict(data)
+    if isinstance(data, (tuple, list)) and len(data):
+        return called_with(data[0])
+    return (data,), {}
+
+
+def given(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give the arguments that a user's own function made: a tuple's are by position, a dict's by name."""
+    if isinstance(made, Mapping):
+        return (), dict(made)
+    return (made if isinstance(made, tuple) else (made,)), {}
+
+
+def mapped(data: Any, change: Callable[[Any], Any]) -> Any:
+    """Change the tensors and arrays of a batch."""
+    if isinstance(data, (Tensor, np.ndarray)):
+        return change(data)
+    if isinstance(data, Mapping):
+        return {key: mapped(value, change) for key, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(mapped(value, change) for value in data))
+    if isinstance(data, (tuple, list)):
+        return type(data)(mapped(value, change) for value in data)
+    return data
+
+
+def moved(data: Any, device: torch.device | None) -> Any:
+    """Move the tensors of a batch to a device; arrays become tensors."""
+
+    def move(value: Any) -> Any:
+        tensor = torch.as_tensor(value)
+        return tensor if device is None else tensor.to(device, non_blocking=True)
+
+    return mapped(data, move)
+
+
+def narrowed(data: Any, rows: Sequence[int], size: int) -> Any:
+    """Give some samples of a batch: rows of what has one for each sample, and everything else as it is."""
+    if isinstance(data, (Tensor, np.ndarray)):
+        return data[list(rows)] if data.ndim and len(data) == size else data
+    if (
+        isinstance(data, list)
+        and len(data) == size
+        and not any(isinstance(value, (Tensor, np.ndarray)) for value in data)
+    ):
+        return [data[row] for row in rows]
+    if isinstance(data, Mapping):
+        return {key: narrowed(value, rows, size) for key, value in data.items()}
+    if isinstance(data, (tuple, list)):
+        parts = [narrowed(value, rows, size) for value in data]
+        return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
+    return data
+
+
+def size_of(data: Any) -> int | None:
+    """Count the samples of a batch: the rows of its first tensor."""
+    return next((len(value) for value in _arrays(data) if value.ndim), None)
+
+
+def _arrays(data: Any) -> Iterator[Any]:
+    if isinstance(data, (Tensor, np.ndarray)):
+        yield data
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            yield from _arrays(value)
+    elif isinstance(data, (tuple, list)):
+        for value in data:
+            yield from _arrays(value)

@@ -1,0 +1,196 @@
+"""Ablation: what a model does without a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import InterventionError
+from kedge.flow import Event
+from kedge.hooks.handle import Hooked
+from kedge.hooks.opening import hook, session
+from kedge.recipes.attribution.named import name_of, without_call
+from kedge.recipes.attribution.undisturbed import undisturbed
+from kedge.recipes.interventions.inputs import run
+from kedge.recipes.interventions.places import Positions, mask
+from kedge.sites import leaves
+
+_PASSES = 16
+By: TypeAlias = float | Tensor | Callable[..., Tensor]
+
+
+def ablate(model: nn.Module, sites: str, by: By = 0.0, *, positions: Positions = None, dim: int = 1) -> Hooked:
+    """Put something that says nothing in the place of values, until the handle is removed or its block ends.
+
+    Args:
+        model: The model.
+        sites: A selector of what is ablated, such as ``"h.3.attn"``.
+        by: A number; a tensor that broadcasts to the value; `means` over a reference; `resample`; or any other action
+            that returns a tensor.
+        positions: Only these, counted along `dim`; None for all.
+        dim: The dimension of the positions: 1 for tokens and channels.
+
+    Returns:
+        Kedge's handle: a block, or ``.remove()``.
+    """
+    return hook(model, sites, Ablation(by, positions, dim))
+
+
+class Ablation:
+    """The action that `ablate` attaches; `kedge.hook` takes it as well."""
+
+    def __init__(self, by: By, positions: Positions = None, dim: int = 1) -> None:
+        self.by, self.positions, self.dim = by, positions, dim
+
+    def __repr__(self) -> str:
+        """What replaces the value."""
+        by = leaves.describe(self.by) if isinstance(self.by, Tensor) else self.by
+        return f"Ablation({by})" if self.positions is None else f"Ablation({by}, {self.positions})"
+
+    def __call__(self, value: Tensor, event: Event) -> Tensor:
+        """Return the value without what is ablated."""
+        new = self._substitute(value, event)
+        if self.positions is None:
+            return new
+        return torch.where(mask(value, self.positions, self.dim), new, value)
+
+    def _substitute(self, value: Tensor, event: Event) -> Tensor:
+        if isinstance(self.by, Tensor):
+            return _fitting(self.by, value)
+        if isinstance(self.by, (Means, Resample)):
+            return self.by(value, event)
+        return self.by(value) if callable(self.by) else torch.full_like(value, self.by)
+
+
+def _fitting(new: Tensor, value: Tensor) -> Tensor:
+    """Make a tensor of a value's shape, dtype and device; the program may work on it in place."""
+    try:
+        return torch.empty_like(value).copy_(new)
+    except RuntimeError as error:
+        raise InterventionError(
+            f"{leaves.describe(new)} does not broadcast to the value, {leaves.describe(value)}; it has to be averaged over the "
+            "dimensions in which they differ, such as means(..., over=(0, 1)) for samples and positions"
+        ) from error
+
+
+class Means:
+    """Mean values by site, as an action: each site gets its own; made by `means`.
+
+    Attributes:
+        over: The dimensions that were averaged; None for all but the last.
+        sums: For each site the sum in float64, and over how many values.
+    """
+
+    def __init__(self, over: Sequence[int] | None) -> None:
+        self.over = over
+        self.sums: dict[str, tuple[Tensor, int]] = {}
+
+    def take(self, value: Tensor, event: Event) -> None:
+        """Be the action that learns."""
+        if event.recompute or not value.is_floating_point():
+            return
+        name, dims = name_of(event), _dimensions(value, self.over)
+        part = value.detach().sum(dims, keepdim=True, dtype=torch.float64)
+        count = torch.Size(value.shape[d] for d in dims).numel()
+        if name not in self.sums:
+            self.sums[name] = part, count
+            return
+        total, before = self.sums[name]
+        if total.shape != part.shape:
+            raise InterventionError(
+                f"{name} gives means of the shape {list(total.shape)}, then of {list(part.shape)}: average over the dimension "
+                f"that varies as well, as over=(0, 1) does for positions"
+            )
+        self.sums[name] = total + part, before + count
+
+    def __getitem__(self, site: str) -> Tensor:
+        """The mean of one site, in float64, with a 1 for each dimension that was averaged.
+
+        Raises:
+            InterventionError: If there is none.
+        """
+        wanted = (site, f"{site}:out")
+        names = [name for name in self.sums if name in wanted or without_call(name) in wanted]
+        if len(names) != 1:
+            found = ", ".join(names or self.sums) or "none"
+            raise InterventionError(f'"{site}" stands for {len(names)} means; there are {found}')
+        total, count = self.sums[names[0]]
+        return total / count
+
+    def __call__(self, value: Tensor, event: Event) -> Tensor:
+        """Return the mean in a value's place."""
+        return _fitting(self[name_of(event)], value)
+
+    def __repr__(self) -> str:
+        """As a short name in messages."""
+        return f"means of {len(self.sums)} sites"
+
+
+def _dimensions(value: Tensor, over: Sequence[int] | None) -> tuple[int, ...]:
+    if over is None:
+        return tuple(range(value.dim() - 1))
+    if any(not -value.dim() <= d < value.dim() for d in over):
+        raise InterventionError(
+            f"over={tuple(over)}: the value is {leaves.describe(value)}, which has no such dimension"
+        )
+    return tuple(d % value.dim() for d in over)
+
+
+def means(model: nn.Module, sites: str, inputs: Iterable[Any], *, over: int | Sequence[int] | None = 0) -> Means:
+    """Average values over a reference, one batch at a time; `ablate` puts them in place.
+
+    Args:
+        model: The model, in the mode in which it is to be run: usually `eval`.
+        sites: A selector; each value that it stands for gets a mean.
+        inputs: Batches: a tensor, a tuple of arguments, or a dict of keyword arguments each.
+        over: The dimensions to average: 0 for samples; (0, 1) for tokens of sequences of any length; (0, 2, 3) for the
+            pixels of images as well; None for all but the last.
+    """
+    found = Means([over] if isinstance(over, int) else over)
+    with undisturbed(model), torch.no_grad(), session() as s:
+        hooked = s.hook(model, sites, found.take)
+        for given in inputs:
+            run(model, given)
+        ledger = str(hooked.ledger())
+        s.end(quiet=True)
+    if not found.sums:
+        raise InterventionError(f'no floating-point value was seen at "{sites}": {ledger}')
+    return found
+
+
+class Resample:
+    """An action that gives each sample the value of another one; made by `resample`."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.others: dict[tuple[int, str, int], Tensor] = {}
+
+    def __call__(self, value: Tensor, event: Event) -> Tensor:
+        """Return the values of other samples; all sites of one forward take them from the same ones."""
+        n = len(value) if value.dim() else 1
+        if n < 2:
+            raise InterventionError(
+                f"resample takes values from other samples of the batch, and here is one: {leaves.describe(value)}"
+            )
+        now = event.pass_, event.replica, n
+        if now not in self.others:
+            order = torch.randperm(n, generator=self.generator)
+            self.others[now] = torch.empty_like(order).scatter_(0, order, order.roll(1))
+            if len(self.others) > _PASSES:  # a recompute, in a backward, asks for those of its forward again
+                del self.others[next(iter(self.others))]
+        return value[self.others[now].to(value.device)]
+
+    def __repr__(self) -> str:
+        """As a short name in messages."""
+        return "resample()"
+
+
+def resample(seed: int = 0) -> Resample:
+    """Make what replaces each sample's value by that of another sample of its batch, never its own.
+
+    Each forward draws anew, from a generator of its own.
+    """
+    return Resample(seed)

@@ -1,0 +1,179 @@
+"""Activation patching: which site carries what two inputs differ in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import InterventionError
+from kedge.flow import Event
+from kedge.hooks.opening import session
+from kedge.recipes.attribution.named import name_of, shortened
+from kedge.recipes.attribution.undisturbed import undisturbed
+from kedge.recipes.interventions.inputs import run
+from kedge.recipes.interventions.places import mask
+from kedge.sites import leaves
+
+Metric: TypeAlias = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one patch did.
+
+    Attributes:
+        site: Where.
+        position: Which position; None for all at once.
+        metric: What the metric gave with the clean value there.
+        effect: How much of the way from the corrupted to the clean metric that is: 0 nothing, 1 all.
+    """
+
+    site: str
+    position: int | None
+    metric: float
+    effect: float
+
+
+class Patching:
+    """The effects of patches, as a table that prints.
+
+    Attributes:
+        clean: The metric of the clean input.
+        corrupted: The metric of the corrupted input.
+        rows: One a patch, sites in the order of the forward.
+    """
+
+    def __init__(self, clean: float, corrupted: float, rows: tuple[Row, ...]) -> None:
+        self.clean, self.corrupted, self.rows = clean, corrupted, rows
+
+    def __len__(self) -> int:
+        """How many patches."""
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows."""
+        return iter(self.rows)
+
+    def __getitem__(self, site: str) -> Any:
+        """The effect of a site; where positions were patched one by one, a list of theirs."""
+        found = [row for row in self.rows if row.site in (site, f"{site}:out")]
+        if not found:
+            names = ", ".join(dict.fromkeys(row.site for row in self.rows))
+            raise KeyError(f'"{site}" was not patched; there are {names}')
+        return [row.effect for row in found] if found[0].position is not None else found[0].effect
+
+    @property
+    def effects(self) -> Tensor:
+        """The effects by site and position, [sites, positions]; NaN where a site has fewer positions; [sites] without."""
+        sites = list(dict.fromkeys(row.site for row in self.rows))
+        by_site = [[row.effect for row in self.rows if row.site == site] for site in sites]
+        width = max(map(len, by_site))
+        table = torch.tensor([line + [float("nan")] * (width - len(line)) for line in by_site], dtype=torch.float64)
+        return table if self.rows[0].position is not None else table.squeeze(1)
+
+    def __str__(self) -> str:
+        """One line a patch, under the metrics of the two inputs."""
+        names = [row.site if row.position is None else f"{row.site} at {row.position}" for row in self.rows]
+        width = max(map(len, names))
+        lines = [f"metric: clean {self.clean:.6g}, corrupted {self.corrupted:.6g}"]
+        lines += [
+            f"{name:{width}}  {r.metric:12.6g}  {r.effect:8.1%}" for name, r in zip(names, self.rows, strict=True)
+        ]
+        return "\n".join(lines)
+
+
+class _Values:
+    """The action that keeps a copy of each value by its name, in the order of the forward."""
+
+    observes = True
+
+    def __init__(self) -> None:
+        self.found: dict[str, Tensor] = {}
+
+    def __call__(self, value: Tensor, event: Event) -> None:
+        """Keep a value."""
+        if value.is_floating_point():
+            self.found[name_of(event)] = value.detach().clone()
+
+
+class _Patch:
+    """The action that puts a kept value in place, or a position of it."""
+
+    def __init__(self, kept: Tensor, position: int | None, dim: int) -> None:
+        self.kept, self.position, self.dim = kept, position, dim
+
+    def __call__(self, value: Tensor, event: Event) -> Tensor:
+        """Return the value of the clean input."""
+        if value.shape != self.kept.shape:
+            raise InterventionError(
+                f"{event.site} gives {leaves.describe(value)} for the corrupted input and {leaves.describe(self.kept)} for the "
+                "clean one; the two inputs have to be of one shape"
+            )
+        if self.position is None:
+            return self.kept.clone()  # which the program may work on in place
+        return torch.where(mask(value, self.position, self.dim), self.kept, value)
+
+
+def patch(
+    model: nn.Module,
+    clean: Any,
+    corrupted: Any,
+    sites: str,
+    metric: Metric,
+    *,
+    along: int | None = None,
+) -> Patching:
+    """Run the corrupted input again and again, each time with the clean input's value at one site.
+
+    What brings the metric back to that of the clean input carries what the two differ in (Vig et al., 2020; Meng et al.,
+    "Locating and editing factual associations in GPT", 2022). The model runs without gradients, and is left as it was.
+
+    Args:
+        model: The model, in the mode in which it is to be run: usually `eval`.
+        clean: The one input: a tensor, a tuple of arguments, or a dict of keyword arguments.
+        corrupted: The other, of the same shapes.
+        sites: A selector; each value that it stands for, each call of a module, is patched by itself.
+        metric: A function of the model's output that returns one number, such as the difference of two logits.
+        along: Patch each position along this dimension by itself, such as 1 for the tokens of a sequence.
+
+    Returns:
+        The table of effects.
+    """
+    values = _Values()
+    ledger, whole = _run(model, clean, metric, sites, values)
+    if not values.found:
+        raise InterventionError(f'no floating-point value was seen at "{sites}": {ledger}')
+    broken = _run(model, corrupted, metric)[1]
+    rows = []
+    for site, (name, kept) in zip(shortened(values.found), values.found.items(), strict=True):
+        for position in _positions(name, kept, along):
+            reached = _run(model, corrupted, metric, name, _Patch(kept, position, along or 0))[1]
+            effect = (reached - broken) / (whole - broken) if whole != broken else float("nan")
+            rows.append(Row(site, position, reached, effect))
+    return Patching(whole, broken, tuple(rows))
+
+
+def _run(model: nn.Module, given: Any, metric: Metric, *what: Any) -> tuple[str, float]:
+    """Run a model with a hook on it, or with none; return the hook's ledger and the metric."""
+    with undisturbed(model), torch.no_grad(), session() as s:
+        hooked = s.hook(model, *what) if what else None
+        number = metric(run(model, given))
+        ledger = str(hooked.ledger()) if hooked is not None else ""
+        if hooked is not None and not any(entry.fired for entry in hooked.ledger()) and isinstance(what[1], _Patch):
+            raise InterventionError(f"{what[0]} has a value for the clean input, and none for the corrupted: {ledger}")
+        s.end(quiet=True)
+    if isinstance(number, Tensor) and number.numel() != 1:
+        raise InterventionError(f"the metric gave {leaves.describe(number)}; it must give one number")
+    return ledger, float(number)
+
+
+def _positions(name: str, kept: Tensor, along: int | None) -> list[int] | list[None]:
+    if along is None:
+        return [None]
+    if kept.dim() <= along:
+        raise InterventionError(f"{name} gave {leaves.describe(kept)}, which has no dimension {along} to patch along")
+    return list(range(kept.shape[along]))

@@ -1,0 +1,65 @@
+"""Positions: which entries along one dimension of a value are changed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from kedge.errors import InterventionError
+from kedge.sites import leaves
+
+Positions: TypeAlias = int | slice | Sequence[int] | Tensor | None
+"""An index, a slice, several indices, or a mask of true and false; None for all."""
+
+
+def mask(value: Tensor, positions: Positions, dim: int) -> Tensor:
+    """Return true where a value is to be changed, in a shape that broadcasts to the value's.
+
+    A mask of two dimensions says it for each sample; it needs `dim` 1.
+
+    Raises:
+        InterventionError: If the value has no such positions.
+    """
+    if value.dim() <= dim:
+        raise InterventionError(
+            f"positions {positions!r} in dimension {dim}: the value is {leaves.describe(value)}, which has no such dimension"
+        )
+    length = value.shape[dim]
+    if isinstance(positions, (list, tuple)) and positions and all(isinstance(p, bool) for p in positions):
+        positions = torch.tensor(positions)
+    if isinstance(positions, Tensor) and positions.dtype == torch.bool:
+        wanted = (length,) if positions.dim() == 1 else (value.shape[0], length)
+        if tuple(positions.shape) != wanted or (positions.dim() == 2 and dim != 1):
+            raise InterventionError(
+                f"the mask of positions has the shape {list(positions.shape)}, but the value is {leaves.describe(value)}: it "
+                f"takes [{length}], or a row of that for each sample where the positions stand in dimension 1"
+            )
+        chosen = positions.to(value.device)
+        lead = dim if chosen.dim() == 1 else 0
+    else:
+        chosen, lead = _marked(positions, length, value.device), dim
+    return chosen.reshape([1] * lead + list(chosen.shape) + [1] * (value.dim() - dim - 1))
+
+
+def _marked(positions: Positions, length: int, device: torch.device) -> Tensor:
+    """Mark the positions that indices stand for."""
+    marked = torch.zeros(length, dtype=torch.bool, device=device)
+    if positions is None:
+        return ~marked
+    if isinstance(positions, Tensor):
+        positions = positions.reshape(-1).tolist()
+    if isinstance(positions, slice):
+        marked[positions] = True
+        return marked
+    try:
+        indices = [operator.index(i) for i in (positions if isinstance(positions, Sequence) else [positions])]
+    except TypeError as error:
+        raise InterventionError(f"positions {positions!r}: they are counted in whole numbers") from error
+    if not all(-length <= i < length for i in indices):
+        raise InterventionError(f"positions {positions!r}: there are {length} here, counted from 0")
+    marked[indices] = True
+    return marked

@@ -1,0 +1,107 @@
+"""Steering: a direction that is added to what a model thinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import InterventionError
+from kedge.hooks.handle import Hooked
+from kedge.hooks.opening import hook
+from kedge.recipes.interventions.ablation import means
+from kedge.recipes.interventions.places import Positions, mask
+from kedge.sites import leaves
+
+
+class Steering:
+    """The action that `steer` attaches; `kedge.hook` takes it as well.
+
+    Args:
+        direction: What is added: [width], or anything that broadcasts to the value.
+        strength: How many times.
+        norm: The length to which the direction is brought first; None leaves it.
+        keep_norm: Bring each position of the sum back to the length that it had.
+        positions: Only these, counted along `dim`; None for all.
+        dim: The dimension of the positions: 1 for tokens.
+    """
+
+    def __init__(
+        self,
+        direction: Tensor,
+        strength: float = 1.0,
+        *,
+        norm: float | None = None,
+        keep_norm: bool = False,
+        positions: Positions = None,
+        dim: int = 1,
+    ) -> None:
+        self.direction, self.strength = direction.detach(), strength
+        self.keep_norm, self.positions, self.dim = keep_norm, positions, dim
+        if norm is not None:
+            length = self.direction.norm()
+            if not length > 0:
+                raise InterventionError(f"a direction of length {float(length)} cannot be brought to the length {norm}")
+            self.direction = self.direction * (norm / length)
+
+    def __repr__(self) -> str:
+        """As one would write it."""
+        return f"Steering({leaves.describe(self.direction)}, {self.strength})"
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """Return the value with the direction added."""
+        try:
+            moved = value + self.strength * self.direction.to(value)
+        except RuntimeError as error:
+            raise InterventionError(
+                f"a direction {leaves.describe(self.direction)} cannot be added to the value {leaves.describe(value)}; it has "
+                "the width of the value's last dimension, or a shape that broadcasts"
+            ) from error
+        if self.keep_norm:
+            moved = moved * (value.norm(dim=-1, keepdim=True) / moved.norm(dim=-1, keepdim=True))
+        return moved if self.positions is None else torch.where(mask(value, self.positions, self.dim), moved, value)
+
+
+def steer(
+    model: nn.Module,
+    site: str,
+    direction: Tensor,
+    strength: float = 1.0,
+    *,
+    norm: float | None = None,
+    positions: Positions = None,
+) -> Hooked:
+    """Add a direction at a site, until the handle is removed or its block ends.
+
+    Args:
+        model: The model.
+        site: A selector, such as ``"h.6"``.
+        direction: [width], or anything that broadcasts to the value, such as a difference of two `means`; see `contrast`.
+        strength: How many times.
+        norm: The length to which the direction is brought first; None leaves it.
+        positions: Only these tokens (dimension 1); None for all. `Steering` has other dimensions, and can keep the
+            length of what is steered.
+
+    Returns:
+        Kedge's handle: a block, or ``.remove()``.
+    """
+    return hook(model, site, Steering(direction, strength, norm=norm, positions=positions))
+
+
+def contrast(model: nn.Module, site: str, toward: Iterable[Any], away: Iterable[Any]) -> Tensor:
+    """Return the direction from one set of inputs to another: the difference of their mean values over samples and positions.
+
+    Args:
+        model: The model, in the mode in which it is to be run: usually `eval`.
+        site: A selector that stands for one value, [..., width].
+        toward: Batches of what the direction shall lead to; each as for `means`.
+        away: Batches of what it shall lead away from.
+    """
+    ends = [means(model, site, inputs, over=None) for inputs in (toward, away)]
+    for end in ends:
+        if len(end.sums) != 1:
+            raise InterventionError(f'"{site}" stands for {len(end.sums)} values, {", ".join(end.sums)}; say which')
+    positive, negative = (end[next(iter(end.sums))].flatten() for end in ends)
+    return positive - negative

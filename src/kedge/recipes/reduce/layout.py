@@ -1,0 +1,119 @@
+"""How a batch of features becomes rows of channels.
+
+# Note [Positions]
+A value ``[n, c, h, w]`` has ``h * w`` positions for each sample and channel, and each summary means something else
+when every position counts as a sample than when a sample's positions are pooled first. So nothing is guessed: a
+reducer is told, and where it was not told a value with several positions is refused.
+
+A mean over positions is added up in float64 along a fixed tree of halves. Each addition is then one of two given
+numbers, and a sample's mean has the same bits in whatever batch, and on whatever device, it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from kedge.errors import ReducerError
+
+Positions = Literal["samples", "mean", "max", "elements"]
+
+PIECE = 1 << 20
+"""How many elements are worked on at once on a CPU, 8 MiB in float64, which its memory nearby nearly holds."""
+FARTHER = 16
+"""How many times more on other devices, where starting work is what takes the time."""
+_PLAIN = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which dimension holds the channels, and what becomes of the positions; see Note [Positions].
+
+    Attributes:
+        positions: "samples": each position is a sample of its own; "mean" or "max": a sample's positions are pooled
+            first; "elements": each element of a sample is a channel of its own; None: there is one position only.
+        channel: The dimension of the channels in a batch: 1 for images, -1 for tokens.
+    """
+
+    positions: Positions | None
+    channel: int
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if self.positions not in (None, *get_args(Positions)):
+            raise ReducerError(
+                f"positions={self.positions!r}: take one of {', '.join(map(repr, get_args(Positions)))}, "
+                "or None for values that have one position only"
+            )
+        if self.channel == 0:
+            raise ReducerError("channel=0 is the dimension of the samples; take 1 for images, -1 for tokens")
+
+    def pieces(self, values: Tensor) -> Iterator[Tensor]:
+        """Yield the rows of a batch, so many at a time that memory stays small.
+
+        Yields:
+            Tensors ``[rows, channels]``.
+        """
+        values = numbers(values)
+        whole = values.numel() // len(values)
+        if whole == 0:
+            raise ReducerError(f"values of shape {list(values.shape)} hold no elements; there is nothing to sum up")
+        most = PIECE if values.device.type == "cpu" else PIECE * FARTHER
+        for piece in values.split(max(1, most // whole)):
+            yield self.rows(piece)
+
+    def rows(self, values: Tensor) -> Tensor:
+        """Return a batch as ``[rows, channels]``, in float64 where positions were averaged."""
+        if values.dim() == 1:
+            return values[:, None]
+        if self.positions == "elements":
+            return values.flatten(1)
+        if not -values.dim() < self.channel < values.dim():
+            raise ReducerError(f"channel={self.channel}: values of shape {list(values.shape)} have no such dimension")
+        return self._without_positions(values.movedim(self.channel, 1).flatten(2) if values.dim() > 2 else values)
+
+    def _without_positions(self, values: Tensor) -> Tensor:
+        if values.dim() == 2:
+            return values
+        count = values.shape[2]
+        if count == 1:
+            return values[:, :, 0]
+        if self.positions == "samples":
+            return values.transpose(1, 2).reshape(-1, values.shape[1])
+        if self.positions == "mean":
+            return mean_of_positions(values)
+        if self.positions == "max":
+            return values.amax(2)
+        raise ReducerError(
+            f"values have {count} positions for each sample and channel, and it was not said what becomes of them; "
+            "give positions='samples', 'mean', 'max' or 'elements'"
+        )
+
+
+def mean_of_positions(values: Tensor) -> Tensor:
+    """Return the mean over the last dimension in float64, the same bits in every batch; see Note [Positions]."""
+    count = values.shape[-1]
+    total = values.double()
+    while (width := total.shape[-1]) > 1:
+        half = width // 2
+        paired = total[..., :half] + total[..., half : 2 * half]
+        total = torch.cat([paired, total[..., 2 * half :]], -1) if width % 2 else paired
+    return total[..., 0] / count
+
+
+def numbers(values: Tensor) -> Tensor:
+    """Return a batch detached and dense, in a type that PyTorch compares and adds up, where it can be summed up."""
+    if values.is_complex() or values.is_nested or values.is_meta or values.is_quantized:
+        kinds = {"complex": values.is_complex(), "nested": values.is_nested, "meta": values.is_meta}
+        kind = next((name for name, holds in kinds.items() if holds), "quantized")
+        raise ReducerError(f"a reducer needs real numbers and was given a {kind} tensor; give it what can be ordered")
+    values = values.detach()
+    if values.layout is not torch.strided:
+        values = values.to_dense()
+    if values.device.type == "mps":  # which has no float64
+        values = values.cpu()
+    return values if values.dtype in _PLAIN else values.double()

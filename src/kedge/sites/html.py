@@ -1,0 +1,64 @@
+"""Tables in a notebook: plain HTML that takes the colours of the page it stands in.
+
+Everything is escaped, nothing runs, and a long table shows its first rows and folds the others away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+SHOWN = 12
+"""How many rows of a long table are not folded away."""
+
+_TABLE = "border-collapse:collapse;color:inherit;background:transparent;margin:.3em 0"
+_CELL = (
+    "padding:.15em .7em;border:0;border-bottom:1px solid;border-color:color-mix(in srgb,currentColor 20%,transparent)"
+)
+_PATH = "font-family:ui-monospace,monospace;font-size:.95em;white-space:pre"
+_FIGURE = "text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap"
+_QUIET = "opacity:.75;margin:.3em 0;max-width:60em"
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", note: str = "", align: str = ""
+) -> str:
+    """Lay rows out as an HTML table.
+
+    Args:
+        columns: The names of the columns.
+        rows: The cells; they are shown as `str` makes them.
+        title: What stands above.
+        note: What stands below.
+        align: A letter a column: "l" for words, "r" for figures, "m" for names in type of one width. Those that are
+            not told are words, the first is of names.
+    """
+    kinds = (align or "m").ljust(len(columns), "l")
+    lines = ["".join(_cell("td", cell, kind) for cell, kind in zip(row, kinds, strict=True)) for row in rows]
+    head = "".join(_cell("th", name, "r" if kind == "r" else "l") for name, kind in zip(columns, kinds, strict=True))
+    parts = [f"<p><strong>{escape(title)}</strong></p>" if title else "", _framed(head, lines[: _fold(len(lines))])]
+    if rest := lines[_fold(len(lines)) :]:
+        parts.append(f"<details><summary>{len(rest):,} more</summary>{_framed(head, rest)}</details>")
+    parts.append(paragraph(note) if note else "")
+    return "".join(parts)
+
+
+def paragraph(text: str) -> str:
+    """Set a sentence below a table, or one that stands for it."""
+    return f'<p style="{_QUIET}">{escape(text)}</p>'
+
+
+def _fold(count: int) -> int:
+    """Tell how many rows stand open: all, unless several would be folded away."""
+    return SHOWN if count > SHOWN + 3 else count
+
+
+def _framed(head: str, lines: Sequence[str]) -> str:
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    inside = f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div style="overflow-x:auto">{inside}</div>'
+
+
+def _cell(tag: str, content: object, kind: str) -> str:
+    style = {"r": _FIGURE, "m": f"text-align:left;{_PATH}"}.get(kind, "text-align:left")
+    return f'<{tag} style="{_CELL};{style}">{escape(str(content))}</{tag}>'

@@ -1,0 +1,235 @@
+"""Data sets of Ray: what two workers write is what this process would have written."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from imagesets import Images, assert_equal, batches_of, features, image, in_memory, written
+
+from kedge.errors import BadSample, ExtractionFailed, OtherRun
+from kedge.recipes.dataset import Cluster, Options, extract_dataset, open_features
+from kedge.recipes.reduce import Histogram, Mean, TopK
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'kedge[ray]'", exc_type=ModuleNotFoundError)
+
+pytestmark = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*", "ignore::ResourceWarning")
+#: Nothing is told to anybody, and no token is written into the home folder.
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+CLUSTER = Cluster(batch_size=8, rows=8, cpus=0.5)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Start two workers' worth of Ray on this machine, and end it."""
+    before = set(threading.enumerate())
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=100 << 20,
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}},
+        )
+        yield
+        ray.shutdown()
+    assert set(threading.enumerate()) - before == set()
+
+
+def images(length=48, **columns):
+    """The images of `Images`, in blocks of eight, with other columns."""
+    rows = [
+        {"id": i, "image": image(i).numpy(), **{name: of(i) for name, of in columns.items()}} for i in range(length)
+    ]
+    return ray.data.from_items(rows, override_num_blocks=-(-length // 8))
+
+
+def local(length=48):
+    """What a loop in this process gives."""
+    return in_memory(batches_of(Images(length)))
+
+
+def test_values_are_those_of_a_loop_in_memory(tmp_path, cluster):
+    """Two workers write what a loop over the same batches keeps, to the last bit, under the keys of a column."""
+    found = features().dataset(images(), tmp_path / "out", keys="id", cluster=CLUSTER)
+
+    assert found.samples == tuple(map(str, range(48)))
+    assert_equal(found, local())
+    assert_equal(open_features(tmp_path / "out"), local())
+
+
+def test_rows_are_numbered_in_the_order_of_the_data_set(tmp_path, cluster):
+    """Without keys= samples go by their row's number, so that Ray goes on with what a loader in one process began."""
+
+    class Stopping(Images):
+        def __getitem__(self, index):
+            if index == 24:
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    with pytest.raises(KeyboardInterrupt):
+        extract_dataset(features(), batches_of(Stopping(48)), tmp_path / "out")
+    assert len(written(tmp_path / "out")) == 24
+    found = features().dataset(images().drop_columns(["id"]), tmp_path / "out", cluster=CLUSTER)
+
+    assert sorted(map(int, written(tmp_path / "out"))) == list(range(48))
+    assert found.samples == tuple(map(str, range(48)))
+    assert_equal(found, local())
+
+
+def dying(marker, times):
+    """What makes the model's arguments, and kills its process at the image with the number 19, so many times."""
+
+    def give(rows):
+        deaths = len(list(marker.iterdir()))
+        if deaths < times and 19 in rows["id"]:
+            (marker / str(deaths)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rows["image"]
+
+    return give
+
+
+def test_a_worker_that_dies_loses_and_doubles_no_sample(tmp_path, cluster):
+    """Ray makes a dead worker's call again: every sample is there once, and was summed up once."""
+    (tmp_path / "deaths").mkdir()
+    reduce = {"4": [Mean(), Histogram(edges=[-9, -1, 0, 1, 9]), TopK(3)]}
+    options = {"keys": "id", "reduce": reduce, "keep": ["4"]}
+    work = Cluster(batch_size=8, rows=24, cpus=0.5)
+    found = features().dataset(
+        images(), tmp_path / "out", batch=dying(tmp_path / "deaths", 2), cluster=work, shard_bytes=1, **options
+    )
+    once = extract_dataset(features(), batches_of(Images(48)), tmp_path / "once", Options(reduce=reduce, keep=["4"]))
+
+    assert len(list((tmp_path / "deaths").iterdir())) == 2
+    assert sorted(map(int, written(tmp_path / "out"))) == list(range(48))
+    assert_equal(found, local())
+    (mean, *exact), (wanted, *others) = found.reduced["4"], once.reduced["4"]
+    assert mean.result()["n"] == 48
+    torch.testing.assert_close(mean.result()["mean"], wanted.result()["mean"])
+    assert [repr(one.result()) for one in exact] == [repr(one.result()) for one in others]
+
+
+def test_samples_that_kill_every_worker_end_the_run(tmp_path, cluster):
+    """After as many deaths as are allowed an error says at which samples the workers were."""
+    (tmp_path / "deaths").mkdir()
+    killing = dying(tmp_path / "deaths", 99)
+    work = Cluster(workers=1, batch_size=8, rows=8, deaths=1)
+    with pytest.raises(ExtractionFailed, match="2 workers died, while they were at '16' to '23'"):
+        features().dataset(images(), tmp_path / "out", keys="id", batch=killing, cluster=work)
+
+
+def test_a_bad_row_is_named_and_can_be_left_out(tmp_path, cluster):
+    """A row that the model cannot take is named by its key; skipped, it is written down, and the others are there."""
+
+    def small(rows):
+        if (rows["id"] == 30).any():
+            raise ValueError("image 30 is broken")
+        return rows["image"]
+
+    options = {"keys": "id", "batch": small, "cluster": CLUSTER}
+    with pytest.raises(BadSample, match="no features of sample '30': ValueError: image 30 is broken; mend it"):
+        features().dataset(images(), tmp_path / "out", **options)
+    before = len(written(tmp_path / "out"))
+    found = features().dataset(images(), tmp_path / "out", on_bad="skip", **options)
+
+    assert before
+    assert found.bad == {"30": "ValueError: image 30 is broken"}
+    assert sorted(map(int, written(tmp_path / "out"))) == sorted(set(range(48)) - {30})
+    with pytest.raises(OtherRun, match="the data set is key id, here key other"):
+        features().dataset(images(), tmp_path / "out", keys="other", cluster=CLUSTER)
+
+
+def test_a_data_set_that_cannot_be_read_is_an_error(tmp_path, cluster):
+    """What Ray wraps is told as it was, and what went before is kept."""
+
+    def reads(row):
+        if row["id"] == 40:
+            raise OSError("disk 3 is gone")
+        return row
+
+    with pytest.raises(ExtractionFailed, match="Ray could not read the data set.*OSError: disk 3 is gone"):
+        features().dataset(images().map(reads), tmp_path / "out", keys="id", cluster=CLUSTER)
+    found = features().dataset(images(), tmp_path / "out", keys="id", cluster=CLUSTER)
+    assert_equal(found, local())
+
+
+def test_a_key_stands_for_one_row(tmp_path, cluster):
+    """A column that does not tell rows apart is refused, whether one worker sees both rows or two do."""
+    twice = images(16, half=lambda i: i // 2, turn=lambda i: i % 8)
+    with pytest.raises(ExtractionFailed, match="the key '0' stands for 2 samples"):
+        features().dataset(twice.select_columns(["half", "image"]), tmp_path / "a", keys="half", cluster=CLUSTER)
+    with pytest.raises(ExtractionFailed, match="16 rows came, and there are 8 samples: keys= does not tell"):
+        features().dataset(twice.select_columns(["turn", "image"]), tmp_path / "b", keys="turn", cluster=CLUSTER)
+
+
+KILLED = """
+import sys, time
+import ray
+from imagesets import features
+from kedge.recipes.dataset import Cluster
+from test_dataset_ray import images
+ray.init(address=sys.argv[1], log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": ":".join(sys.path)}})
+
+def slow(rows):
+    time.sleep(0.5)
+    return rows["image"]
+
+features().dataset(images(), sys.argv[2], keys="id", batch=slow, cluster=Cluster(batch_size=8, rows=8))
+"""
+
+
+def test_a_run_that_is_killed_goes_on(tmp_path, cluster):
+    """After kill -9 of the program its workers end, and the next run takes what is missing, and nothing twice."""
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        KILLED,
+        ray.get_runtime_context().gcs_address,
+        str(tmp_path / "out"),
+    ]
+    running = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE)
+    while not list((tmp_path).glob("out/shard-*")):
+        assert running.poll() is None, running.stderr.read()
+        time.sleep(0.02)
+    running.kill()
+    running.wait()
+    running.stderr.close()
+    before = set(written(tmp_path / "out"))
+    found = features().dataset(images(), tmp_path / "out", keys="id", batch=lambda rows: rows["image"], cluster=CLUSTER)
+
+    assert before < set(found.samples)
+    assert sorted(map(int, written(tmp_path / "out"))) == list(range(48))
+    assert_equal(found, local())
+
+
+def test_workers_that_leave_nothing_to_read_with_are_refused(tmp_path, cluster):
+    """What would wait for ever is an error that says how much there is."""
+    with pytest.raises(ExtractionFailed, match="2 workers with 1 CPUs each leave none of the cluster's 2 to read"):
+        features().dataset(images(), tmp_path / "out", keys="id", cluster=Cluster(workers=2, cpus=1))
+
+
+def test_ray_is_not_imported_for_other_data():
+    """Whoever gives a loader does not need Ray."""
+    program = "import sys, kedge.recipes.dataset, kedge.recipes.features; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_cluster_has_workers():
+    """What cannot be is refused."""
+    with pytest.raises(ExtractionFailed, match="workers=0: it must be at least 1"):
+        Cluster(workers=0)

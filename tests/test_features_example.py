@@ -1,0 +1,27 @@
+"""The example that takes the features of digits: it learns, writes, draws, and goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kedge.recipes.dataset import open_features
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "features.py"
+pytest.importorskip("matplotlib", reason="needs the extra plot")
+
+
+def test_digits_become_a_map(tmp_path):
+    """The classifier gets over 95 % of unseen images right, its features are in the folder, and the map is drawn."""
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "f"), "--picture", str(tmp_path / "map.png")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    taken = open_features(tmp_path / "f")
+
+    assert done.stderr == ""
+    assert float(done.stdout.partition("test accuracy ")[2].partition("%")[0]) > 95
+    assert len(taken.samples) == 1797
+    assert taken["hidden"].shape == (1797, 64)
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")

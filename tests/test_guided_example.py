@@ -1,0 +1,29 @@
+"""The demonstration of attribution: it trains, explains and draws, and guided backpropagation keeps to the ink."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+SCRIPT = Path(__file__).parents[1] / "examples" / "guided_backprop.py"
+
+
+def test_the_example_explains_a_network_that_has_learned(tmp_path):
+    """Over 95 % of unseen images are right, what guided backpropagation shows is more on the ink than the gradient, and the picture is drawn."""
+    picture = tmp_path / "digits.png"
+    command = [sys.executable, str(SCRIPT), "--save", str(picture)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    shares = {
+        name: int(share) for name, share in re.findall(r"^(\S+) +(\d+)% of what speaks", ended.stdout, re.MULTILINE)
+    }
+
+    assert float(re.search(r"test accuracy ([\d.]+)%", ended.stdout)[1]) > 95
+    assert set(shares) == {"gradient", "SmoothGrad", "guided", "Grad-CAM"}
+    assert shares["guided"] > shares["gradient"] + 5
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert ended.stderr == ""

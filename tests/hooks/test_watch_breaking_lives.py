@@ -21,9 +21,9 @@ from watched import Memory, descend, net, watch, watched
 from kedge.actions.measure import Meter
 from kedge.hooks import leader
 from kedge.hooks import watch as watching
-from kedge.hooks.veil import Own
 from kedge.hooks.pace import Level, Pace
 from kedge.hooks.roots import Root
+from kedge.hooks.veil import Own
 from kedge.hooks.watch import Watch
 
 Paced = Callable[..., None]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
+import threading
 
 import duckdb
 import numpy as np
@@ -29,6 +31,10 @@ def no_threads_of_zarr():
     """Zarr keeps threads for as long as the process lives, which every other test would find."""
     yield
     cleanup_resources()
+    gc.collect()  # the pool goes with the loop that held it
+    for thread in threading.enumerate():
+        if thread.name.startswith("asyncio_"):
+            thread.join(10)
 
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from imagesets import Images, assert_equal, batches_of, features, image, in_memory, written
+from imagesets import Dicts, Doubling, Images, assert_equal, batches_of, features, image, in_memory, written
 
+import kedge
 from kedge.errors import BadSample, ExtractionFailed, OtherRun
 from kedge.recipes.dataset import Cluster, Options, extract_dataset, open_features
 from kedge.recipes.reduce import Histogram, Mean, TopK
@@ -23,8 +24,14 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'kedg
 
 pytestmark = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*", "ignore::ResourceWarning")
 #: Nothing is told to anybody, and no token is written into the home folder.
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-CLUSTER = Cluster(batch_size=8, rows=8, cpus=0.5)
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])),
+}
+CLUSTER = Cluster(batch_size=8, rows=8)
+ONE = Cluster(workers=1, batch_size=8, rows=8)
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +40,13 @@ def cluster():
     before = set(threading.enumerate())
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
+            patch.setenv(name, value)  # which the workers inherit
         ray.init(
             address="local",
             num_cpus=2,
             include_dashboard=False,
             log_to_driver=False,
             object_store_memory=100 << 20,
-            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}},
         )
         yield
         ray.shutdown()
@@ -138,7 +144,7 @@ def test_a_bad_row_is_named_and_can_be_left_out(tmp_path, cluster):
             raise ValueError("image 30 is broken")
         return rows["image"]
 
-    options = {"keys": "id", "batch": small, "cluster": CLUSTER}
+    options = {"keys": "id", "batch": small, "cluster": ONE}
     with pytest.raises(BadSample, match="no features of sample '30': ValueError: image 30 is broken; mend it"):
         features().dataset(images(), tmp_path / "out", **options)
     before = len(written(tmp_path / "out"))
@@ -148,11 +154,11 @@ def test_a_bad_row_is_named_and_can_be_left_out(tmp_path, cluster):
     assert found.bad == {"30": "ValueError: image 30 is broken"}
     assert sorted(map(int, written(tmp_path / "out"))) == sorted(set(range(48)) - {30})
     with pytest.raises(OtherRun, match="the data set is key id, here key other"):
-        features().dataset(images(), tmp_path / "out", keys="other", cluster=CLUSTER)
+        features().dataset(images(), tmp_path / "out", keys="other", cluster=ONE)
 
 
 def test_a_data_set_that_cannot_be_read_is_an_error(tmp_path, cluster):
-    """What Ray wraps is told as it was, and what went before is kept."""
+    """What Ray wraps is told as it was."""
 
     def reads(row):
         if row["id"] == 40:
@@ -160,18 +166,37 @@ def test_a_data_set_that_cannot_be_read_is_an_error(tmp_path, cluster):
         return row
 
     with pytest.raises(ExtractionFailed, match="Ray could not read the data set.*OSError: disk 3 is gone"):
-        features().dataset(images().map(reads), tmp_path / "out", keys="id", cluster=CLUSTER)
-    found = features().dataset(images(), tmp_path / "out", keys="id", cluster=CLUSTER)
-    assert_equal(found, local())
+        features().dataset(images().map(reads), tmp_path / "out", keys="id", cluster=ONE)
+
+
+def test_columns_are_keyword_arguments(tmp_path, cluster):
+    """Columns are the model's arguments by name, without the one that tells rows apart, which may hold text."""
+    torch.manual_seed(7)
+    model = Doubling().eval()
+    rows = images(16, name=lambda i: f"image {i:02}.png", twice=lambda i: i % 2 == 1)
+    rows = rows.rename_columns({"image": "x"}).drop_columns(["id"])
+    taken = kedge.extract(model, {"linear": halved})
+    found = taken.dataset(rows, tmp_path / "out", keys="name", cluster=ONE)
+    wanted = extract_dataset(taken, batches_of(Dicts(16)), tmp_path / "local")
+
+    assert found.samples == tuple(f"image {i:02}.png" for i in range(16))
+    assert_equal(found, {"linear": wanted["linear"].tensor()})
+    with pytest.raises(ExtractionFailed, match="keys='path': there is no such column; there are 'x', 'name', 'twice'"):
+        taken.dataset(rows, tmp_path / "other", keys="path", cluster=ONE)
+
+
+def halved(values):
+    """A transform that workers find by its name."""
+    return values / 2
 
 
 def test_a_key_stands_for_one_row(tmp_path, cluster):
-    """A column that does not tell rows apart is refused, whether one worker sees both rows or two do."""
+    """A column that does not tell rows apart is refused, whether a worker is given both rows at once or not."""
     twice = images(16, half=lambda i: i // 2, turn=lambda i: i % 8)
     with pytest.raises(ExtractionFailed, match="the key '0' stands for 2 samples"):
-        features().dataset(twice.select_columns(["half", "image"]), tmp_path / "a", keys="half", cluster=CLUSTER)
+        features().dataset(twice.select_columns(["half", "image"]), tmp_path / "a", keys="half", cluster=ONE)
     with pytest.raises(ExtractionFailed, match="16 rows came, and there are 8 samples: keys= does not tell"):
-        features().dataset(twice.select_columns(["turn", "image"]), tmp_path / "b", keys="turn", cluster=CLUSTER)
+        features().dataset(twice.select_columns(["turn", "image"]), tmp_path / "b", keys="turn", cluster=ONE)
 
 
 KILLED = """
@@ -180,7 +205,7 @@ import ray
 from imagesets import features
 from kedge.recipes.dataset import Cluster
 from test_dataset_ray import images
-ray.init(address=sys.argv[1], log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": ":".join(sys.path)}})
+ray.init(address=sys.argv[1], log_to_driver=False)
 
 def slow(rows):
     time.sleep(0.5)
@@ -192,7 +217,6 @@ features().dataset(images(), sys.argv[2], keys="id", batch=slow, cluster=Cluster
 
 def test_a_run_that_is_killed_goes_on(tmp_path, cluster):
     """After kill -9 of the program its workers end, and the next run takes what is missing, and nothing twice."""
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [
         sys.executable,
         "-W",
@@ -202,7 +226,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path, cluster):
         ray.get_runtime_context().gcs_address,
         str(tmp_path / "out"),
     ]
-    running = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE)
+    running = subprocess.Popen(command, stderr=subprocess.PIPE)
     while not list((tmp_path).glob("out/shard-*")):
         assert running.poll() is None, running.stderr.read()
         time.sleep(0.02)
@@ -210,7 +234,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path, cluster):
     running.wait()
     running.stderr.close()
     before = set(written(tmp_path / "out"))
-    found = features().dataset(images(), tmp_path / "out", keys="id", batch=lambda rows: rows["image"], cluster=CLUSTER)
+    found = features().dataset(images(), tmp_path / "out", keys="id", batch=lambda rows: rows["image"], cluster=ONE)
 
     assert before < set(found.samples)
     assert sorted(map(int, written(tmp_path / "out"))) == list(range(48))

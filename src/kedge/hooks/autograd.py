@@ -68,9 +68,9 @@ class Station:
         """Let a tap go; a firing under way still sees the old tuple."""
         self.taps = tuple(t for t in self.taps if t is not tap)
 
-    def fire(self, value: Tensor, leaf: str = "") -> Tensor | None:
-        """Run the taps; return what replaces the value, None for nothing."""
-        if not any(tap.on for tap in self.taps):
+    def fire(self, value: Tensor | None, leaf: str = "") -> Tensor | None:
+        """Run the taps; return what replaces the value, None for nothing. PyTorch gives None at an unused output."""
+        if value is None or not any(tap.on for tap in self.taps):
             return None
         new = fire(self.taps, value, self.event(leaf))
         return None if new is value else new
@@ -124,10 +124,10 @@ class Listener:
         self.shape: torch.Size | None = None  # of the view, where the whole of its memory is listened to
         self.pulse: Pulse | None = None
 
-    def __call__(self, grad: Tensor) -> Tensor | None:
-        """Be the tensor's hook."""
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        """Be the tensor's hook; PyTorch gives None at an output that nothing used, where others of its node were."""
         now = self.gate.taps[self.origin.site.kind]
-        if not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
+        if grad is None or not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
             return None
         value = grad if self.shape is None else grad.reshape(self.shape)
         new = fire(now, value, gradient_event(self.origin, self.gate.session.clock))

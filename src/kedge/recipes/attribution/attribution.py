@@ -107,6 +107,8 @@ class Attribution:
     def __init__(
         self, model: nn.Module, method: Callable[[], Method], target: Targets = None, wrt: str | Sequence[str] = INPUT
     ) -> None:
+        if not wrt:
+            raise AttributionError(f"wrt={wrt!r} names no site; leave it out for the input, or give a selector")
         self.model, self.method, self.target, self.wrt = model, method, target, wrt
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -177,6 +179,8 @@ def _differentiated(method: Method, one: Tensor, where: list[str], values: list[
 
 def _listed(targets: Targets) -> tuple[list[Target], bool]:
     """The targets as a list, and whether they were one."""
+    if isinstance(targets, str):
+        raise AttributionError(f"target {targets!r} is a text; a class is a number, from 0")
     if isinstance(targets, Sequence):
         if not targets:
             raise AttributionError("the list of targets is empty; name a class, or leave the target out")

@@ -33,9 +33,20 @@ from kedge.recipes.attribution.named import without_call
 from kedge.recipes.attribution.scores import Targets
 
 _NAMES = 8
-NODES = ("ReluBackward0", "HardtanhBackward0")
+FLOORS = {
+    "HardtanhBackward0": "_saved_min_val",
+    "ClampBackward1": "_saved_min",
+    "ClampMinBackward0": "_saved_min",
+    "ThresholdBackward0": "_saved_threshold",
+}
+"""Operations that are a ReLU, or a ReLU6, if they begin at 0, and where they keep that."""
+NODES = ("ReluBackward0", *FLOORS)
 OPERATIONS = "**/relu:out, **/relu_:out, **/relu6:out, **/hardtanh:out, **/hardtanh_:out"
-LOOKED_FOR = "ReluBackward0 (nn.ReLU, F.relu, x.relu(), relu_) and HardtanhBackward0 from 0 (nn.ReLU6, F.relu6)"
+CLAMPS = ", **/clamp_:out, **/clamp_min_:out, **/clip_:out, **/threshold_:out, **/threshold:out"
+LOOKED_FOR = (
+    "ReluBackward0 (nn.ReLU, F.relu, x.relu(), relu_) and, from 0, HardtanhBackward0 (nn.ReLU6, F.relu6), ClampBackward1 and "
+    "ClampMinBackward0 (x.clamp(min=0)), ThresholdBackward0"
+)
 OPAQUE = {
     REENTRANT: "a reentrant checkpoint; use checkpoint(..., use_reentrant=False), or none",
     "CompiledFunctionBackward": "a compiled part of the model; take what it was compiled from",
@@ -44,10 +55,9 @@ OPAQUE = {
 
 
 def rectifies(node: Node) -> bool:
-    """Tell whether a node is a ReLU's, or a ReLU6's."""
-    if operation_of(node) == "HardtanhBackward0":
-        return getattr(node, "_saved_min_val", None) == 0
-    return operation_of(node) == "ReluBackward0"
+    """Tell whether a node is a ReLU's, or a ReLU6's, by whatever name."""
+    name = operation_of(node)
+    return name == "ReluBackward0" or (name in FLOORS and getattr(node, FLOORS[name], None) == 0)
 
 
 class Slices:
@@ -67,9 +77,12 @@ class Slices:
         made = value.grad_fn
         if made is None or operation_of(made) in NODES:
             return
+        clamps = not any(name in str(event.site) for name in ("relu", "hardtanh"))
+        if clamps and bool((value < 0).any()):
+            return  # from elsewhere than 0
         joined = made.next_functions[0][0]
         ceiling = isinstance(model.get_submodule(event.site.path), nn.ReLU6)
-        known = ceiling or "hardtanh" not in str(event.site)
+        known = ceiling or not (clamps or "hardtanh" in str(event.site))
         if known and joined is not None and operation_of(joined) == "CopySlices" and _has_all(value):
             self.whole.add(joined)
         else:
@@ -98,7 +111,7 @@ class _Cut(Method):
     def begin(self, s: Session, model: nn.Module) -> None:
         """Look at the operations, where it is needed."""
         if self.slices is not None:
-            s.hook(model, OPERATIONS, partial(self.slices.look, model))
+            s.hook(model, OPERATIONS + CLAMPS, partial(self.slices.look, model))
 
     def cut(self, s: Session, scores: list[Tensor], values: list[Tensor]) -> bool:
         """Hook every node of a rectifier; see Note [Where the ReLUs are]."""

@@ -13,7 +13,7 @@ from kedge.flow import Event
 from kedge.hooks.opening import session
 from kedge.recipes.attribution.attribution import Attribution
 from kedge.recipes.attribution.named import name_of
-from kedge.recipes.attribution.scores import Target, settled
+from kedge.recipes.attribution.scores import Target, score, settled
 from kedge.recipes.attribution.undisturbed import undisturbed
 from kedge.sites import leaves
 
@@ -61,17 +61,20 @@ class Smoothed:
         targets, n = self._settled(args, kwargs)
         noise = Noise(self.noise, self.seed)
         total: dict[str, Tensor] = {}
+        kinds: dict[str, torch.dtype] = {}
         for first in range(0, self.samples, self.at_once):
             copies = min(self.at_once, self.samples - first)
             noise.start(copies)
             many, keywords = _repeated((args, kwargs), n, copies)
-            wanted = [t.repeat(copies) if isinstance(t, Tensor) and t.dim() else t for t in targets]
+            wanted = [_for_each(t, n, copies) for t in targets]
             answer = self.attribution.answer(many, keywords, self.where, noise, target=wanted)
             for name, part in (answer if isinstance(answer, Mapping) else {"": answer}).items():
-                summed = part.unflatten(1, (copies, -1)).sum(1)
+                wide = torch.promote_types(part.dtype, torch.float32)  # many halves would lose the last ones
+                summed = part.unflatten(1, (copies, -1)).sum(1, dtype=wide)
                 total[name] = total[name] + summed if name in total else summed
+                kinds[name] = part.dtype
         several = isinstance(self.attribution.target, Sequence)
-        means = {name: (t if several else t[0]) / self.samples for name, t in total.items()}
+        means = {name: ((t if several else t[0]) / self.samples).to(kinds[name]) for name, t in total.items()}
         return means[""] if isinstance(self.attribution.wrt, str) else means
 
     @property
@@ -96,6 +99,23 @@ class Smoothed:
         if not sizes:
             raise AttributionError(f'there is nothing to add noise to: "{self.where}" holds no floating-point tensor')
         return [settled(output, one) for one in (given if isinstance(given, Sequence) else [given])], sizes[0]
+
+
+def _for_each(target: Target, n: int, copies: int) -> Target:
+    """The target for so many copies of the samples: a function is asked about each copy, as it is about the samples."""
+    if copies == 1 or target is None or isinstance(target, int):
+        return target
+    if isinstance(target, Tensor) or not callable(target):
+        classes = torch.as_tensor(target)
+        return classes.repeat(copies) if classes.dim() else target
+    one = target
+
+    def together(output: Any) -> Tensor:
+        rows = [(name, t) for name, t in leaves.find(output) if t.dim() and len(t) == n * copies]
+        parts = [{name: t[i * n : (i + 1) * n] for name, t in rows} for i in range(copies)]
+        return sum((score(leaves.put(output, part), one) for part in parts[1:]), score(leaves.put(output, parts[0]), one))
+
+    return together
 
 
 def _repeated(given: tuple[tuple[Any, ...], dict[str, Any]], n: int, copies: int) -> Any:

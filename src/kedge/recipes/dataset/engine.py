@@ -71,7 +71,8 @@ def extract_dataset(
         keys = Keys(options.keys, Source(loader).length, _meet(done, folder))
         source = Source(loader, rank, options.split, done)
         work = Work(features, batch=options.batch, device=options.device, proven=len(done) > 0)
-        with closing(compute(_loaded(source), keys, work, options.on_bad)) as computed:
+        # An error that somebody keeps would keep the loader's workers alive, so it is closed here.
+        with closing(_loaded(source)) as loads, closing(compute(loads, keys, work, options.on_bad)) as computed:
             _write(computed, Shelf(folder, rank, options, wanted), source.left if rank.rank == 0 else None)
     return open_features(folder)
 
@@ -158,7 +159,7 @@ def compute(loads: Iterable[Loaded], keys: Keys, work: Work, on_bad: OnBad) -> G
             raise bad_sample(raised)
 
 
-def _loaded(source: Source) -> Iterator[Loaded]:
+def _loaded(source: Source) -> Generator[Loaded]:
     """Load batch by batch."""
     batches, count = iter(source), 0
     while True:

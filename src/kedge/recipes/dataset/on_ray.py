@@ -107,7 +107,8 @@ def _numbered(dataset: ray.data.Dataset) -> tuple[ray.data.Dataset, int]:
     """Give each row its number; see Note [Numbered rows]."""
     order = dataset.context.execution_options
     kept, order.preserve_order = order.preserve_order, True
-    number, numbered, count = ray.remote(with_numbers), [], 0
+    number: Any = ray.remote(with_numbers)
+    numbered, count = [], 0
     try:
         with _explained():
             for bundle in dataset.iter_internal_ref_bundles():
@@ -149,11 +150,19 @@ def _run(rows: ray.data.Dataset, job: Job) -> int:
                 count += seen
                 advance(taken if job.samples is None else seen)
     finally:
-        for worker in ray.get(seats.held.remote()):
-            ray.kill(worker)
-        ray.kill(seats)
+        _end(seats)
         _repair(job.folder)
     return count
+
+
+def _end(seats: Any) -> None:
+    """End the workers at once: what they still compute is not waited for, and must not be written later."""
+    try:
+        workers = ray.get(seats.held.remote())
+    except ray.exceptions.RayActorError:  # its machine is gone; the others Ray ends with the pool
+        return
+    for worker in [*workers, seats]:
+        ray.kill(worker)
 
 
 def _returned(acts: ray.data.Dataset) -> Generator[tuple[int, int, KedgeError | None]]:
@@ -189,6 +198,7 @@ def _under(error: Exception) -> str:
 
 def _repair(folder: Path) -> None:
     """Remove what dead workers left half-written, when nobody writes any more."""
+    repair(folder, 0)  # whose lock is ours
     for rank in sorted(set(ranks_of(folder, LOCK)) - {0}):
         until = time.monotonic() + PATIENCE
         while True:

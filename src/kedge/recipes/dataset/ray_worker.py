@@ -137,6 +137,8 @@ class Worker:
         keys = self._job.options.keys
         if keys is None or not (callable(keys) or isinstance(keys, str)):
             return texts(rows[ROW])
+        if not callable(keys) and keys not in rows:
+            raise ExtractionFailed(f"keys={keys!r}: there is no such column; there are {', '.join(map(repr, rows))}")
         found = texts(keys(_data(rows)) if callable(keys) else rows[keys])
         (key, times), *_ = Counter(found).most_common(1)
         if times > 1:

@@ -61,6 +61,8 @@ class Shards:
             RecordingError: The disk is full, say.
         """
         columns.wait()
+        if not self._keys and not self._bad:
+            self._since = time.monotonic()  # a shard is as old as the first of what it holds
         kept = {name: value for name, value in columns.values.items() if self._is_kept(name)}
         if self._columns and kept and _shapes(self._columns) != _shapes({name: [v] for name, v in kept.items()}):
             self.write()

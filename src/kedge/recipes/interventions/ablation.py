@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from kedge.errors import InterventionError
 from kedge.flow import Event
+from kedge.hooks.contract import as_act
 from kedge.hooks.handle import Hooked
 from kedge.hooks.opening import hook, session
 from kedge.recipes.attribution.named import name_of, without_call
@@ -43,7 +45,12 @@ class Ablation:
     """The action that `ablate` attaches; `kedge.hook` takes it as well."""
 
     def __init__(self, by: By, positions: Positions = None, dim: int = 1) -> None:
+        if not (isinstance(by, (Tensor, Real)) or callable(by)):
+            raise InterventionError(
+                f"ablate by {by!r}: give a number, a tensor, means, resample, or an action that returns a tensor"
+            )
         self.by, self.positions, self.dim = by, positions, dim
+        self.act = as_act(by) if callable(by) and not isinstance(by, Tensor) else None
 
     def __repr__(self) -> str:
         """What replaces the value."""
@@ -60,9 +67,22 @@ class Ablation:
     def _substitute(self, value: Tensor, event: Event) -> Tensor:
         if isinstance(self.by, Tensor):
             return _fitting(self.by, value)
-        if isinstance(self.by, (Means, Resample)):
-            return self.by(value, event)
-        return self.by(value) if callable(self.by) else torch.full_like(value, self.by)
+        if self.act is not None:
+            new = self.act(value, event)
+            if not isinstance(new, Tensor):
+                raise InterventionError(
+                    f"what {self.by!r} returned is a {type(new).__name__}, so nothing was ablated; return a tensor"
+                )
+            return new
+        if isinstance(self.by, Real) and not _holds(value.dtype, self.by):
+            raise InterventionError(
+                f"{self.by} cannot stand in {leaves.describe(value)}; give a whole number, or say which value, such as out[0]"
+            )
+        return torch.full_like(value, self.by)
+
+
+def _holds(dtype: torch.dtype, number: Real) -> bool:
+    return dtype.is_floating_point or dtype.is_complex or float(number).is_integer()
 
 
 def _fitting(new: Tensor, value: Tensor) -> Tensor:
@@ -93,7 +113,8 @@ class Means:
         if event.recompute or not value.is_floating_point():
             return
         name, dims = name_of(event), _dimensions(value, self.over)
-        part = value.detach().sum(dims, keepdim=True, dtype=torch.float64)
+        kept = value.detach().double()
+        part = kept.sum(dims, keepdim=True) if dims else kept  # to sum over no dimension means over all, to PyTorch
         count = torch.Size(value.shape[d] for d in dims).numel()
         if name not in self.sums:
             self.sums[name] = part, count
@@ -136,7 +157,7 @@ def _dimensions(value: Tensor, over: Sequence[int] | None) -> tuple[int, ...]:
         raise InterventionError(
             f"over={tuple(over)}: the value is {leaves.describe(value)}, which has no such dimension"
         )
-    return tuple(d % value.dim() for d in over)
+    return tuple(dict.fromkeys(d % value.dim() for d in over))
 
 
 def means(model: nn.Module, sites: str, inputs: Iterable[Any], *, over: int | Sequence[int] | None = 0) -> Means:
@@ -149,6 +170,11 @@ def means(model: nn.Module, sites: str, inputs: Iterable[Any], *, over: int | Se
         over: The dimensions to average: 0 for samples; (0, 1) for tokens of sequences of any length; (0, 2, 3) for the
             pixels of images as well; None for all but the last.
     """
+    if isinstance(inputs, (Tensor, Mapping, str)):
+        raise InterventionError(
+            f"the inputs are {leaves.describe(inputs)}, of which each row or key would be a batch; give a list of batches, "
+            "such as [inputs]"
+        )
     found = Means([over] if isinstance(over, int) else over)
     with undisturbed(model), torch.no_grad(), session() as s:
         hooked = s.hook(model, sites, found.take)

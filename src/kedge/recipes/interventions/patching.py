@@ -168,12 +168,17 @@ def _run(model: nn.Module, given: Any, metric: Metric, *what: Any) -> tuple[str,
         s.end(quiet=True)
     if isinstance(number, Tensor) and number.numel() != 1:
         raise InterventionError(f"the metric gave {leaves.describe(number)}; it must give one number")
-    return ledger, float(number)
+    try:
+        return ledger, float(number)
+    except (TypeError, ValueError) as error:
+        raise InterventionError(f"the metric gave {number!r}; it must give one real number") from error
 
 
 def _positions(name: str, kept: Tensor, along: int | None) -> list[int] | list[None]:
     if along is None:
         return [None]
-    if kept.dim() <= along:
-        raise InterventionError(f"{name} gave {leaves.describe(kept)}, which has no dimension {along} to patch along")
+    if not -kept.dim() <= along < kept.dim() or not kept.shape[along]:
+        raise InterventionError(
+            f"{name} gave {leaves.describe(kept)}, which has no dimension {along} to patch along, or nothing in it"
+        )
     return list(range(kept.shape[along]))

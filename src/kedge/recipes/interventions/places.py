@@ -24,11 +24,14 @@ def mask(value: Tensor, positions: Positions, dim: int) -> Tensor:
     Raises:
         InterventionError: If the value has no such positions.
     """
-    if value.dim() <= dim:
+    if not -value.dim() <= dim < value.dim():
         raise InterventionError(
             f"positions {positions!r} in dimension {dim}: the value is {leaves.describe(value)}, which has no such dimension"
         )
+    dim %= value.dim()
     length = value.shape[dim]
+    if hasattr(positions, "__array__") and not isinstance(positions, Tensor):
+        positions = torch.as_tensor(positions)
     if isinstance(positions, (list, tuple)) and positions and all(isinstance(p, bool) for p in positions):
         positions = torch.tensor(positions)
     if isinstance(positions, Tensor) and positions.dtype == torch.bool:
@@ -53,8 +56,10 @@ def _marked(positions: Positions, length: int, device: torch.device) -> Tensor:
     if isinstance(positions, Tensor):
         positions = positions.reshape(-1).tolist()
     if isinstance(positions, slice):
-        marked[positions] = True
+        marked[list(range(length)[positions])] = True
         return marked
+    if isinstance(positions, bool):
+        raise InterventionError(f"positions {positions}: give indices, a slice or a mask; leave them out for all")
     try:
         indices = [operator.index(i) for i in (positions if isinstance(positions, Sequence) else [positions])]
     except TypeError as error:

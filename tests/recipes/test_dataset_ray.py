@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from imagesets import Dicts, Doubling, Images, assert_equal, batches_of, features, image, in_memory, written
+from imagesets import Dicts, Doubling, Images, assert_equal, batches_of, features, image, in_memory, net, written
 
 import kedge
 from kedge.errors import BadSample, ExtractionFailed, OtherRun
@@ -76,7 +77,7 @@ def test_values_are_those_of_a_loop_in_memory(tmp_path, cluster):
 
 
 def test_rows_are_numbered_in_the_order_of_the_data_set(tmp_path, cluster):
-    """Without keys= samples go by their row's number, so that Ray goes on with what a loader in one process began."""
+    """Without a column of keys samples go by their row, so that Ray goes on with what a loader in one process began."""
 
     class Stopping(Images):
         def __getitem__(self, index):
@@ -84,13 +85,14 @@ def test_rows_are_numbered_in_the_order_of_the_data_set(tmp_path, cluster):
                 raise KeyboardInterrupt
             return super().__getitem__(index)
 
+    names = [f"image {i}.png" for i in range(48)]
     with pytest.raises(KeyboardInterrupt):
-        extract_dataset(features(), batches_of(Stopping(48)), tmp_path / "out")
+        extract_dataset(features(), batches_of(Stopping(48)), tmp_path / "out", Options(keys=names))
     assert len(written(tmp_path / "out")) == 24
-    found = features().dataset(images().drop_columns(["id"]), tmp_path / "out", cluster=CLUSTER)
+    found = features().dataset(images().drop_columns(["id"]), tmp_path / "out", keys=names, cluster=CLUSTER)
 
-    assert sorted(map(int, written(tmp_path / "out"))) == list(range(48))
-    assert found.samples == tuple(map(str, range(48)))
+    assert sorted(written(tmp_path / "out")) == sorted(names)
+    assert found.samples == tuple(names)
     assert_equal(found, local())
 
 
@@ -239,6 +241,19 @@ def test_a_run_that_is_killed_goes_on(tmp_path, cluster):
     assert before < set(found.samples)
     assert sorted(map(int, written(tmp_path / "out"))) == list(range(48))
     assert_equal(found, local())
+
+
+def test_what_workers_cannot_open_is_named(tmp_path, cluster, monkeypatch):
+    """A transform that only this process can import, or that cannot be sent, is an error that says so."""
+    (tmp_path / "only_here.py").write_text("def halved(values):\n    return values / 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    taken = kedge.extract(net(), {"4": importlib.import_module("only_here").halved})
+    with pytest.raises(ExtractionFailed, match="cannot be opened on .*: No module named 'only_here'"):
+        taken.dataset(images(8), tmp_path / "out", keys="id", cluster=ONE)
+    lock = threading.Lock()
+    taken = kedge.extract(net(), {"4": lambda values: values if lock else None})
+    with pytest.raises(ExtractionFailed, match="cannot be sent to workers: TypeError"):
+        taken.dataset(images(8), tmp_path / "out", keys="id", cluster=ONE)
 
 
 def test_workers_that_leave_nothing_to_read_with_are_refused(tmp_path, cluster):

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kedge.actions.naming import kind_meant, meant, single
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
-from kedge.flow import Act, Event, Record, version_of
+from kedge.flow import Act, Event, Record, storage_of, version_of
+from kedge.sites.leaves import untransformed
 from kedge.sites.site import Site
 
 _PRUNE = 1_000
@@ -104,7 +105,7 @@ class Recorder:
         copied = self.copy or site.kind in _ADOPTED
 
         def keep(value: Tensor, event: Event) -> None:
-            alias = value.detach()
+            alias = untransformed(value.detach())  # a transform's wrapper is dead when the transform is over
             version = version_of(alias)
             if copied or version < 0:  # without a counter nothing would tell that it was overwritten
                 alias = alias.clone()
@@ -118,7 +119,7 @@ class Recorder:
 
     def _remember(self, kept: Kept) -> None:
         """Note whose memory this is, weakly: a value that is kept no longer must not live on."""
-        self._by_storage.setdefault(kept.value.untyped_storage()._cdata, []).append(weakref.ref(kept))
+        self._by_storage.setdefault(storage_of(kept.value), []).append(weakref.ref(kept))
         self._remembered += 1
         if self._remembered > self._prune_at:
             alive = {k: [ref for ref in refs if ref() is not None] for k, refs in self._by_storage.items()}

@@ -9,13 +9,14 @@ backward hooks change bits (Note [No full backward hooks]).
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from kedge.flow import Preserving
+from kedge.flow import Preserving, storage_of
 from kedge.hooks import compiled
 from kedge.hooks.aliases import Pulse
 from kedge.hooks.autograd import Share, edge_of, edges_into, listen, listen_share
@@ -23,6 +24,7 @@ from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
 from kedge.hooks.mounts import Mount
 from kedge.hooks.search import look_through
+from kedge.hooks.source import is_running
 from kedge.hooks.tap import Tap
 from kedge.hooks.veil import Own, Veil
 from kedge.sites import leaves
@@ -232,7 +234,7 @@ class Before(Gate):
         for gate in self.sharing:
             self.passes.here.shares[gate] = {leaf: edge_of(tensor) for leaf, tensor in found}
         if self.preserving and getattr(module, "inplace", False):
-            overwritten = [tensor.untyped_storage()._cdata for _, tensor in found]
+            overwritten = [storage_of(tensor) for _, tensor in found]
             for action in self.preserving:
                 action.preserve(overwritten)
         return self.replaced(args, kwargs, new) if new else None
@@ -261,7 +263,7 @@ def _positional_names(module: nn.Module) -> tuple[str, ...]:
 
 
 class Begin(Own):
-    """The hook by which a model's forward pass is seen to begin."""
+    """The hook by which a model's forward pass is seen to begin; a model that calls itself is still in the same."""
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
@@ -272,7 +274,12 @@ class Begin(Own):
         if torch.compiler.is_compiling():
             compiled.begin(self.key)
         elif not compiled.in_backward():
-            self.passes.begin()
+            here, frame = self.passes.here, sys._getframe(1)
+            if here.inside and is_running(here.frame, frame):  # an interrupt may have skipped the end
+                here.past = {}
+            else:
+                here.frame = frame
+                self.passes.begin()
 
 
 class End(Own):
@@ -286,7 +293,10 @@ class End(Own):
         if torch.compiler.is_compiling():
             compiled.end(self.begin.key)
         elif not compiled.in_backward():
-            self.begin.passes.end()
+            here, frame = self.begin.passes.here, sys._getframe(1)
+            if here.frame is frame or not is_running(here.frame, frame):
+                here.frame = None
+                self.begin.passes.end()
 
 
 def attach(session: Session, module: nn.Module, hook: Any) -> None:

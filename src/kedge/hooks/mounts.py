@@ -2,7 +2,8 @@
 
 # Note [Back in its place]
 PyTorch runs the hooks of a table in the table's order. One that comes back stands behind those that stood
-before it when it was taken out, and before all others: those stood behind it, or came while it was away.
+before it when it was taken out, and behind older ones that were out then too, as those of another paused session.
+It stands before all others: those stood behind it, or came while it was away. Keys tell which is older.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ class Standing(Protocol):
 class Mount:
     """One hook in its table."""
 
-    __slots__ = ("_ahead", "_flags", "_hook", "handle")
+    __slots__ = ("_ahead", "_beyond", "_flags", "_hook", "handle")
 
     def __init__(self, handle: RemovableHandle) -> None:
         self.handle = handle
         self._hook: Any = None
         self._ahead: tuple[int, ...] = ()
+        self._beyond: tuple[int, ...] = ()
         self._flags: tuple[MutableMapping[int, bool], ...] | None = None
 
     @property
@@ -58,7 +60,7 @@ class Mount:
         if self._flags is None:
             flags = (ref() for ref in handle.extra_dict_ref)
             self._flags = tuple(f for f in flags if f is not None and key in f)
-        self._ahead = _before(table, key) if len(table) > 1 else ()
+        self._ahead, self._beyond = _around(table, key) if len(table) > 1 else ((), ())
         self._hook = table[key]
         del table[key]
         for flag in self._flags:
@@ -71,11 +73,16 @@ class Mount:
             return
         for flag in self._flags or ():
             flag[key] = True
-        behind = _behind(table, self._ahead) if table else ()
+        behind = self._behind(table) if table else ()
         table[key] = hook
         for other in behind:
             table[other] = table.pop(other)
         self._hook = None
+
+    def _behind(self, table: MutableMapping[int, Any]) -> list[int]:
+        keys, mine = list(table), self.handle.id
+        before = (i for i, k in enumerate(keys) if k in self._ahead or (k < mine and k not in self._beyond))
+        return keys[max(before, default=-1) + 1 :]
 
     def remove(self) -> None:
         """Take the hook away for good."""
@@ -83,15 +90,10 @@ class Mount:
         self.handle.remove()
 
 
-def _before(table: MutableMapping[int, Any], key: int) -> tuple[int, ...]:
+def _around(table: MutableMapping[int, Any], key: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     keys = list(table)
-    return tuple(keys[: keys.index(key)])
-
-
-def _behind(table: MutableMapping[int, Any], ahead: tuple[int, ...]) -> list[int]:
-    keys = list(table)
-    last = max((i for i, key in enumerate(keys) if key in ahead), default=-1)
-    return keys[last + 1 :]
+    at = keys.index(key)
+    return tuple(keys[:at]), tuple(keys[at + 1 :])
 
 
 class Mounts:

@@ -27,13 +27,14 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from kedge.errors import EditError
+from kedge.flow import storage_of
 from kedge.hooks.checkpoints import owner_around
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
 from kedge.hooks.opgates import OpGate
 from kedge.hooks.opinside import ATTENTION, INSIDE
 from kedge.hooks.opnames import name_of, overwrites
-from kedge.hooks.source import is_dropped
+from kedge.hooks.source import is_dropped, is_running
 from kedge.sites import leaves
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class OpMode(TorchFunctionMode):
         for i in range(len(self.entries) - 1, -1, -1):
             around = self.entries[i]
             if isinstance(around, Entry):
-                if _is_running(around.frame, entry.frame):
+                if is_running(around.frame, entry.frame):
                     break
                 del self.entries[i:]
         self.entries.append(entry)
@@ -226,7 +227,7 @@ def _overwriting(entry: Entry, op: tuple[str, int], gates: Sequence[OpGate], arg
         if gate.early:
             args, kwargs = gate.before(entry, op, args, kwargs, tuple(leaf for leaf, _ in fixed))
     if fixed and entry.door.preserving:
-        overwritten = [tensor.untyped_storage()._cdata for _, tensor in fixed]
+        overwritten = [storage_of(tensor) for _, tensor in fixed]
         for action in entry.door.preserving:
             action.preserve(overwritten)
     return args, kwargs
@@ -276,13 +277,6 @@ def module_frame(frame: FrameType) -> FrameType:
     while within is not None and id(within.f_code) not in MODULE_CALLS:
         within = within.f_back
     return within or frame
-
-
-def _is_running(frame: FrameType, within: FrameType | None) -> bool:
-    """Whether a frame is among those that have led to another."""
-    while within is not None and within is not frame:
-        within = within.f_back
-    return within is not None
 
 
 def _inside(function: Any, name: str) -> Iterator[int]:

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -147,11 +148,13 @@ class Here:
 
     __slots__ = (
         "calls",
+        "frame",
         "graded",
         "holders",
         "inside",
         "micro_batch",
         "pass_",
+        "past",
         "recalls",
         "replica",
         "segment",
@@ -166,7 +169,9 @@ class Here:
         self.pass_, self.micro_batch, self.step, self.task = -1, -1, -1, -1
         self.inside = self.graded = False
         self.segment: Segment | None = None
+        self.frame: FrameType | None = None
         self.calls: dict[Any, int] = {}
+        self.past: dict[Any, int] | None = None  # of a model that calls itself
         self.holders: dict[str, Any] = {}
         self.recalls: dict[Any, int] = {}
         self.shares: dict[Any, Any] = {}
@@ -194,14 +199,18 @@ class Passes(threading.local):
         here.step, here.pass_, here.inside = clock.step, number, inside
         here.graded = graded
         here.calls.clear()
+        here.past = None
         here.holders.clear()
         look_for_hooks()
         for listener in clock.on_pass:
             listener(self)
 
     def end(self) -> None:
-        """End a forward pass."""
-        self.here.inside = False
+        """End a forward pass; hooks behind the model's own call, which stand behind the one that says so, are of it still."""
+        here = self.here
+        here.inside = False
+        if here.past is not None:
+            here.past, here.calls = here.calls, {}
 
     def count(self, key: Any) -> tuple[int, bool]:
         """Return which call this is within its forward, and whether it is a recompute.
@@ -216,7 +225,7 @@ class Passes(threading.local):
         calls = here.calls
         if not here.inside and (here.pass_ < 0 or key in calls):
             self.begin(inside=False)
-        call = calls.get(key, 0)
+        call = calls.get(key, 0) or (here.past.get(key, 0) if here.past else 0)
         calls[key] = call + 1
         if top_hooks(True) is not None or (here.graded and not torch.is_grad_enabled()):
             segment = self.segments.forward(here)

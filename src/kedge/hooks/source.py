@@ -172,3 +172,10 @@ def _place(file: str) -> str:
     except FileNotFoundError:  # the program has deleted the folder that it runs in
         return file
     return file.removeprefix(here)
+
+
+def is_running(frame: FrameType | None, within: FrameType | None) -> bool:
+    """Whether a frame is among those that have led to another, or that one."""
+    while within is not None and within is not frame:
+        within = within.f_back
+    return within is not None

@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from kedge.recipes.attribution.rectifiers import deconvnet, guided_backprop
     from kedge.recipes.attribution.smoothing import smoothgrad
     from kedge.recipes.features import Features, extract
+    from kedge.recipes.graph.drawn import Graph
     from kedge.recipes.interventions.ablation import Ablation, Means, ablate, means, resample
     from kedge.recipes.interventions.patching import Patching, patch
     from kedge.recipes.interventions.steering import Steering, contrast, steer
+    from kedge.recipes.reduce import Covariance, Histogram, Mean, Quantiles, Reducer, TopK, frechet_distance
+    from kedge.recipes.tables import FeatureTable, feature_table, stored_table
 
 _HOME = {
     "attribution.attribution": ("Attribution", "gradient", "saliency"),
@@ -22,22 +25,35 @@ _HOME = {
     "attribution.rectifiers": ("deconvnet", "guided_backprop"),
     "attribution.smoothing": ("smoothgrad",),
     "features": ("Features", "extract"),
+    "graph.drawn": ("Graph",),
     "interventions.ablation": ("Ablation", "Means", "ablate", "means", "resample"),
     "interventions.patching": ("Patching", "patch"),
     "interventions.steering": ("Steering", "contrast", "steer"),
+    "reduce": ("Covariance", "Histogram", "Mean", "Quantiles", "Reducer", "TopK", "frechet_distance"),
+    "tables": ("FeatureTable", "feature_table", "stored_table"),
 }
 __all__ = [
     "Ablation",
     "Attribution",
+    "Covariance",
+    "FeatureTable",
     "Features",
+    "Graph",
+    "Histogram",
+    "Mean",
     "Means",
     "Patching",
+    "Quantiles",
+    "Reducer",
     "Steering",
     "Tokens",
+    "TopK",
     "ablate",
     "contrast",
     "deconvnet",
     "extract",
+    "feature_table",
+    "frechet_distance",
     "grad_cam",
     "gradient",
     "guided_backprop",
@@ -47,6 +63,7 @@ __all__ = [
     "saliency",
     "smoothgrad",
     "steer",
+    "stored_table",
 ]
 
 

@@ -160,6 +160,11 @@ class _Columns:
         if not self.blocks:
             raise TableError("a table needs one sample at least, and there is none")
         sides = [np.concatenate(self.blocks.pop(site)) for site in list(self.blocks)]
+        if len({len(side) for side in sides}) > 1:
+            rows = ", ".join(f"{site!r} {len(side)}" for site, side in zip(self.names, sides, strict=True))
+            raise TableError(
+                f"the sites have rows for different numbers of samples: {rows}; leave out what not every one has"
+            )
         x = sides[0] if len(sides) == 1 else np.concatenate(sides, axis=1)
         if len(x) != len(keys) or (y is not None and len(y) != len(keys)):
             count = "none" if y is None else len(y)

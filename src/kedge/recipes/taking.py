@@ -94,12 +94,19 @@ class Took:
         value: The tensor, or the structure of tensors that a transform made.
         version: Of its memory, if that is the program's own; else -1.
         copy: A copy from when it was taken.
+        graph: Whether it had a graph then.
     """
 
-    __slots__ = ("copy", "value", "version")
+    __slots__ = ("copy", "graph", "value", "version")
 
     def __init__(self, value: Any, version: int = -1, copy: Any = None) -> None:
         self.value, self.version, self.copy = value, version, copy
+        self.graph = version >= 0 and value.requires_grad
+
+    @property
+    def joined_graph(self) -> bool:
+        """Whether it has got its graph only since, as what a reentrant checkpoint returns gets it behind its last module."""
+        return self.version >= 0 and self.value.requires_grad and not self.graph
 
     @property
     def changed(self) -> bool:

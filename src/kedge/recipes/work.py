@@ -19,6 +19,7 @@ from kedge.hooks.telling import warn
 from kedge.recipes.collecting import Collected, Collector
 from kedge.recipes.names import check, name_all, renamed
 from kedge.recipes.taking import NOWHERE, Call, Here, Key, Keys, Plan, Taker, Wanted, memory_of, settled
+from kedge.sites import leaves
 
 _PLANS = 256
 _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
@@ -70,7 +71,7 @@ class Work:
             return settled(call, values, call.plan.names)
         names = renamed(name_all(self.wanted.texts, values, self.why), self.wanted.rename)
         self._tell()
-        self._learn(kind, call, names)
+        self._learn(kind, call, names, (args, kwargs))
         return settled(call, values, names)
 
     @contextmanager
@@ -137,13 +138,15 @@ class Work:
                 if silent := hooked.ledger().silent():
                     warn(NeverFiredWarning(silent))
 
-    def _learn(self, kind: Hashable, call: Call, names: Mapping[Key, str]) -> None:
+    def _learn(self, kind: Hashable, call: Call, names: Mapping[Key, str], given: Any) -> None:
         """Note what this forward has taught about its kind."""
-        owned = {memory_of(tensor) for module in self.modules for tensor in _own(module)} - {None}
+        owned = {memory_of(tensor) for module in self.modules for tensor in _own(module)}
+        owned = (owned | {memory_of(tensor) for _, tensor in leaves.find(given)}) - {None}
+        late = any(took.joined_graph for took in call.values.values())
         copied = {key for key, took in call.values.items() if took.changed or took.lies_in(owned)}
         for key in copied:
             call.values[key].settle()
-        stops = self.wanted.early_stop and not (self.compiled or call.replicas or self._unending(names))
+        stops = self.wanted.early_stop and not (self.compiled or late or call.replicas or self._unending(names))
         known = call.plan.copied if call.plan is not None else frozenset()
         self.plans[kind] = Plan(names, known | copied, stops)
         while len(self.plans) > _PLANS:

@@ -77,12 +77,11 @@ class Slices:
         made = value.grad_fn
         if made is None or operation_of(made) in NODES:
             return
-        clamps = not any(name in str(event.site) for name in ("relu", "hardtanh"))
-        if clamps and bool((value < 0).any()):
-            return  # from elsewhere than 0
+        if bool((value < 0).any()):
+            return  # no ReLU leaves that
         joined = made.next_functions[0][0]
         ceiling = isinstance(model.get_submodule(event.site.path), nn.ReLU6)
-        known = ceiling or not (clamps or "hardtanh" in str(event.site))
+        known = ceiling or str(event.site).rpartition("/")[2].startswith("relu")
         if known and joined is not None and operation_of(joined) == "CopySlices" and _has_all(value):
             self.whole.add(joined)
         else:

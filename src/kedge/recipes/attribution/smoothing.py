@@ -113,7 +113,9 @@ def _for_each(target: Target, n: int, copies: int) -> Target:
     def together(output: Any) -> Tensor:
         rows = [(name, t) for name, t in leaves.find(output) if t.dim() and len(t) == n * copies]
         parts = [{name: t[i * n : (i + 1) * n] for name, t in rows} for i in range(copies)]
-        return sum((score(leaves.put(output, part), one) for part in parts[1:]), score(leaves.put(output, parts[0]), one))
+        return sum(
+            (score(leaves.put(output, part), one) for part in parts[1:]), score(leaves.put(output, parts[0]), one)
+        )
 
     return together
 

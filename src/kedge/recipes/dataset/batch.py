@@ -93,27 +93,31 @@ class Places:
     def __len__(self) -> int:
         return self._count
 
-    def __contains__(self, place: str) -> bool:
+    def __contains__(self, place: str | int) -> bool:
         index = self._index(place)
-        return place in self._others if index is None else bool(self._bits[index >> 3] >> (index & 7) & 1)
+        return str(place) in self._others if index is None else bool(self._bits[index >> 3] >> (index & 7) & 1)
 
-    def add(self, place: str) -> bool:
-        """Meet a place.
+    def add(self, place: str | int) -> bool:
+        """Meet a place, as text or as the index that it is.
 
         Returns:
             Whether it is met for the first time.
         """
-        if place in self:
-            return False
         index = self._index(place)
         if index is None:
-            self._others.add(place)
+            met = str(place) in self._others
+            self._others.add(str(place))
         else:
-            self._bits[index >> 3] |= 1 << (index & 7)
-        self._count += 1
-        return True
+            bit = 1 << (index & 7)
+            met = bool(self._bits[index >> 3] & bit)
+            self._bits[index >> 3] |= bit
+        self._count += not met
+        return not met
 
-    def _index(self, place: str) -> int | None:
+    def _index(self, place: str | int) -> int | None:
+        if type(place) is int:
+            return place if 0 <= place < self._length else None
+        place = str(place)
         if place.isascii() and place.isdecimal() and len(place) < 16 and (place == "0" or place[0] != "0"):
             index = int(place)
             return index if index < self._length else None

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 from zlib import crc32
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from kedge.errors import ExtractionFailed
@@ -117,11 +117,17 @@ class Groups:
         self._source = source
         self._batches: Any = source.loader.batch_sampler
         self._met = Places(source.length)
+        self._divides = source.split and source.rank.world > 1 and not _is_distributed(source.loader)
+        self._resumes = len(source.done) > 0
+        self._whole = not self._divides and not self._resumes and _draws_once(source.loader.sampler)
 
     def __iter__(self) -> Iterator[list[Any]]:
         stock = type(self._batches) is BatchSampler
         loose: list[Any] = []
         for group in self._stock() if stock else self._batches:
+            if stock and self._whole:
+                yield group
+                continue
             rest = [index for index in group if self._is_left(index)]
             if len(rest) == len(group) or not stock:
                 yield from filter(None, [rest])
@@ -139,13 +145,13 @@ class Groups:
             yield group
 
     def _is_left(self, index: Any) -> bool:
-        source, place = self._source, str(index)
-        return self._is_mine(index) and place not in source.done and self._met.add(place)
+        place = index if type(index) is int else str(index)
+        if self._divides and not self._is_mine(index):
+            return False
+        return not (self._resumes and place in self._source.done) and self._met.add(place)
 
     def _is_mine(self, index: Any) -> bool:
         """Tell whether a sample is this rank's; ranks may draw in different orders, so the index decides."""
-        if not self._source.split or _is_distributed(self._source.loader):
-            return True
         number = index if isinstance(index, int) else crc32(str(index).encode())
         return self._source.rank.takes(number // (getattr(self._batches, "batch_size", None) or 1))
 
@@ -157,6 +163,13 @@ def _without_padding(sampler: Any) -> Iterable[Any]:
         return drawn
     length = len(sampler.dataset)  # type: ignore[arg-type]
     return (index for i, index in enumerate(sampler) if sampler.rank + i * sampler.num_replicas < length)
+
+
+def _draws_once(sampler: Any) -> bool:
+    """Tell whether a sampler is one of PyTorch's that are known to give no index twice."""
+    return type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+    )
 
 
 def _gives_own_part(sampler: Any) -> bool:

@@ -16,11 +16,13 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.data
+from ray.data.block import BlockAccessor
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import nn
 
@@ -31,7 +33,7 @@ from kedge.recipes.dataset.folder import LOCK, only_writer, ranks_of, repair
 from kedge.recipes.dataset.manifest import read_manifest, settle
 from kedge.recipes.dataset.options import Options
 from kedge.recipes.dataset.progress import progress
-from kedge.recipes.dataset.ray_worker import Job, Seats, Worker, with_numbers
+from kedge.recipes.dataset.ray_worker import Job, Seats, Worker, pickled, with_numbers
 from kedge.recipes.dataset.reading import FeatureSet, open_features, places_of
 from kedge.recipes.dataset.samples import why
 from kedge.recipes.dataset.work import TakesFeatures
@@ -98,7 +100,10 @@ def _see_that_there_is_room(cluster: Cluster) -> None:
 
 def _on_cpu(features: TakesFeatures) -> TakesFeatures:
     """Have the model where every worker can open it."""
-    if not isinstance(features, nn.Module) or all(value.device.type == "cpu" for value in features.parameters()):
+    if not isinstance(features, nn.Module):
+        return features
+    held = chain(features.parameters(), features.buffers())
+    if all(value.device.type == "cpu" for value in held):
         return features
     return copy.deepcopy(features).cpu()
 
@@ -137,7 +142,7 @@ def _run(rows: ray.data.Dataset, job: Job) -> int:
         batch_size=cluster.whole_rows,
         batch_format="numpy",
         compute=ray.data.ActorPoolStrategy(size=cluster.workers),
-        fn_constructor_args=(ray.put(job), seats),
+        fn_constructor_args=(ray.put(pickled(job)), seats),
         num_cpus=cluster.cpus,
         num_gpus=cluster.gpus or None,
     )
@@ -170,7 +175,7 @@ def _returned(acts: ray.data.Dataset) -> Generator[tuple[int, int, KedgeError | 
     with _explained():
         for bundle in acts.iter_internal_ref_bundles():
             for block in ray.get(list(bundle.block_refs)):
-                for one in block.to_pylist():
+                for one in BlockAccessor.for_block(block).to_arrow().to_pylist():
                     yield one["rows"], one["taken"], pickle.loads(one["error"])  # noqa: S301 - our own workers'
 
 

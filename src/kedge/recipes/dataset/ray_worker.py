@@ -33,7 +33,7 @@ from kedge.recipes.dataset.keys import Keys, texts
 from kedge.recipes.dataset.manifest import about_columns, settle
 from kedge.recipes.dataset.options import Options
 from kedge.recipes.dataset.reading import places_of
-from kedge.recipes.dataset.samples import Loaded
+from kedge.recipes.dataset.samples import Loaded, why
 from kedge.recipes.dataset.shards import Shards
 from kedge.recipes.dataset.work import TakesFeatures, Work
 from kedge.recipes.dataset.writer import Writer
@@ -98,13 +98,12 @@ class Worker:
     """Takes the features of rows, and writes them; see Note [What Ray knows to be done].
 
     Args:
-        job: Refers to the `Job`.
+        job: Refers to a `Job`, pickled.
         seats: The actor `Seats`.
     """
 
     def __init__(self, job: Any, seats: Any) -> None:
-        self._job: Job = ray.get(job)
-        self._seats = seats
+        self._pickled, self._seats = job, seats
         self._failed: KedgeError | None = None
         self._begun = False
 
@@ -162,7 +161,8 @@ class Worker:
         return {name: column for name, column in rows.items() if name not in left_out}
 
     def _begin(self) -> None:
-        job, options = self._job, self._job.options
+        self._job = job = opened(ray.get(self._pickled))
+        options = job.options
         if not (job.folder / LOCK.format(rank=0)).exists():
             raise ExtractionFailed(
                 f"there is no folder {job.folder} on {gethostname()}: the machines of the cluster must share it"
@@ -192,6 +192,34 @@ class Worker:
             except BeingWritten:
                 continue
             return seat, lock
+
+
+def pickled(job: Job) -> bytes:
+    """Make what can be sent to workers.
+
+    Raises:
+        ExtractionFailed: That is not possible.
+    """
+    try:
+        return bytes(ray.cloudpickle.dumps(job))
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise ExtractionFailed(f"the features, or an option, cannot be sent to workers: {why(error)}") from error
+
+
+def opened(sent: bytes) -> Job:
+    """Open what was sent.
+
+    Raises:
+        ExtractionFailed: Something in it cannot be imported here.
+    """
+    try:
+        job: Job = pickle.loads(sent)  # noqa: S301 - our own program's
+    except (ImportError, AttributeError) as error:
+        raise ExtractionFailed(
+            f"the features, or an option, cannot be opened on {gethostname()}: {why(error)}; what they refer to must be "
+            "importable by the workers, or be defined in the script itself"
+        ) from error
+    return job
 
 
 def _work(job: Job, proven: bool) -> Work:

@@ -24,6 +24,7 @@ __all__ = [
     "ACCENT",
     "CLASSES",
     "MARKERS",
+    "NOTHING",
     "ONE_SIGN",
     "QUIET",
     "TWO_SIGNS",
@@ -32,6 +33,7 @@ __all__ = [
     "colours",
     "dress",
     "host",
+    "plain",
 ]
 
 WIDTH = 7.2
@@ -46,6 +48,8 @@ CLASSES = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 """One more than there are colours, so that no two of 110 classes have both in common."""
 ACCENT, QUIET = "#0072b2", "#57606a"
+NOTHING = "#d0d7de"
+"""Behind images: shows where a value is not finite, and is no colour of the maps."""
 
 
 class Drawing(Figure):
@@ -63,9 +67,9 @@ class Drawing(Figure):
 
 def dress(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
     """Give axes their words, in a size that is read beside text, and no frame on the right and above."""
-    axes.set_title(title, fontsize=TITLE, loc="left")
-    axes.set_xlabel(x, fontsize=TEXT)
-    axes.set_ylabel(y, fontsize=TEXT)
+    axes.set_title(plain(title), fontsize=TITLE, loc="left")
+    axes.set_xlabel(plain(x), fontsize=TEXT)
+    axes.set_ylabel(plain(y), fontsize=TEXT)
     axes.tick_params(labelsize=TEXT - 1, color=QUIET)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -73,9 +77,15 @@ def dress(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
         axes.spines[side].set_color(QUIET)
 
 
+def plain(text: object) -> str:
+    """Return a text as matplotlib shows it unchanged: nothing between two dollars is a formula."""
+    return str(text).replace("$", r"\$")
+
+
 def bare(axes: Axes, title: str = "") -> None:
-    """Leave axes without marks, as an image needs none."""
-    axes.set_title(title, fontsize=TEXT - 1, loc="left", pad=3)
+    """Leave axes without marks, as an image needs none; what has no colour, as NaN, is grey."""
+    axes.set_facecolor(NOTHING)
+    axes.set_title(plain(title), fontsize=TEXT - 1, loc="left", pad=3)
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
@@ -85,7 +95,7 @@ def bare(axes: Axes, title: str = "") -> None:
 def colours(figure: Figure, image: Any, beside: Any, label: str) -> None:
     """Draw the scale of an image's colours."""
     bar = figure.colorbar(image, ax=beside, shrink=0.8, pad=0.02)
-    bar.set_label(label, fontsize=TEXT)
+    bar.set_label(plain(label), fontsize=TEXT)
     bar.ax.tick_params(labelsize=TEXT - 1)
     bar.outline.set_visible(False)
 

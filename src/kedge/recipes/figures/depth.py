@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from kedge.errors import CannotDraw
-from kedge.recipes.figures.canvas import ACCENT, QUIET, TEXT, TITLE, Axes, Drawing, dress, host, shown
+from kedge.recipes.figures.canvas import ACCENT, QUIET, TEXT, TITLE, Axes, Drawing, dress, host, plain, shown
 from kedge.sites.leaves import describe
 
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _BANDS = ((0, 6, "#dbe9f4", "1 to 99 %"), (1, 5, "#b3d1e8", "5 to 95 %"), (2, 4, "#7fb2d9", "25 to 75 %"))
 _MOST = 2**20
 _BINS = 120
+_TICKS = 50
 _WARM = "#d55e00"
 
 
@@ -65,14 +66,19 @@ def distributions(
     Raises:
         CannotDraw: If there is no site, or no element.
     """
+    for given in (values, gradients):
+        if given is not None and not isinstance(given, Mapping):
+            raise CannotDraw(f"distributions(...) was given {describe(given)}; it takes tensors by site, in a dict")
     panels = [(units[0], values)] + ([] if gradients is None else [(units[1], gradients)])
     spreads = [(unit, [_spread(site, value) for site, value in some.items()]) for unit, some in panels]
     if not all(found for _, found in spreads):
         raise CannotDraw("distributions(...) was given no site; it takes tensors by site, such as kedge.extract gives")
+    if kind not in ("bands", "ridges"):
+        raise CannotDraw(f'kind={kind!r}: take "bands" or "ridges"')
     draw = _bands if kind == "bands" else _ridges
     figure = draw(spreads)
     if title:
-        figure.suptitle(title, fontsize=TITLE, x=0.01, ha="left")
+        figure.suptitle(plain(title), fontsize=TITLE, x=0.01, ha="left")
     return figure
 
 
@@ -104,12 +110,14 @@ def _bands(panels: Sequence[tuple[str, list[Spread]]]) -> Drawing:
 
 def _band(axes: Axes, unit: str, found: Sequence[Spread]) -> None:
     places = list(range(len(found)))
-    quantiles = torch.tensor([[_quantile(spread, q) for q in _QUANTILES] for spread in found])
+    quantiles = torch.tensor([[_quantile(spread, q) for q in _QUANTILES] for spread in found], dtype=torch.float64)
+    ends = [-0.25, 0.25] if len(found) == 1 else places  # the bands of one site alone would have no width
+    wide = quantiles.expand(len(ends), -1)
     for low, high, tint, label in _BANDS:
         axes.fill_between(
-            places,
-            quantiles[:, low].tolist(),
-            quantiles[:, high].tolist(),
+            ends,
+            wide[:, low].tolist(),
+            wide[:, high].tolist(),
             color=tint,
             lw=0,
             label=label,
@@ -139,7 +147,11 @@ def _zeros(axes: Axes, found: Sequence[Spread]) -> None:
     axes.set_ylim(0, 100)
     axes.set_yticks([0, 100])
     dress(axes, y="zero, %")
-    axes.set_xticks(range(len(found)), [_named(spread.site) for spread in found], rotation=90, fontsize=TEXT - 1)
+    step = -(-len(found) // _TICKS)
+    names = [_named(spread.site) for spread in found][::step]
+    axes.set_xticks(range(0, len(found), step), names, rotation=90, fontsize=TEXT - 1)
+    if step > 1:
+        axes.set_xlabel(f"one site in {step} is named", fontsize=TEXT)
     axes.set_xlim(-0.5, len(found) - 0.5)
 
 
@@ -193,4 +205,4 @@ def _quantile(spread: Spread, share: float) -> float:
 
 def _named(site: str) -> str:
     """Shorten a name in the middle, where paths differ least."""
-    return site if len(site) <= 40 else f"{site[:15]}…{site[-24:]}"
+    return plain(site if len(site) <= 40 else f"{site[:15]}…{site[-24:]}")

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from kedge.errors import CannotDraw
-from kedge.recipes.figures.canvas import ONE_SIGN, TEXT, TWO_SIGNS, WIDTH, Drawing, colours, dress, host, shown
+from kedge.recipes.figures.canvas import (
+    NOTHING,
+    ONE_SIGN,
+    TEXT,
+    TWO_SIGNS,
+    WIDTH,
+    Drawing,
+    colours,
+    dress,
+    host,
+    plain,
+    shown,
+)
 from kedge.recipes.interventions.patching import Patching
 from kedge.sites.leaves import describe
 
@@ -58,10 +70,10 @@ def effects(
     axes = figure.subplots()
     colour_map = TWO_SIGNS if signed else ONE_SIGN
     image = axes.imshow(shown(table), cmap=colour_map, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
-    axes.set_facecolor("#d0d7de")
+    axes.set_facecolor(NOTHING)
     dress(axes, title)
-    axes.set_yticks(range(height), [str(row) for row in rows], fontsize=TEXT - 1)
-    axes.set_xticks(range(width) if columns else [], [str(column) for column in columns], fontsize=TEXT - 1)
+    axes.set_yticks(range(height), [plain(row) for row in rows], fontsize=TEXT - 1)
+    axes.set_xticks(range(width) if columns else [], [plain(column) for column in columns], fontsize=TEXT - 1)
     if columns and max(len(str(column)) for column in columns) * width > 80:
         axes.tick_params(axis="x", labelrotation=90)
     axes.tick_params(length=0)
@@ -77,6 +89,7 @@ def _write(axes: Any, table: Any, image: Any) -> None:
     """Write each number into its cell, in black or white, whichever stands out."""
     most = float(table[table.isfinite()].abs().max()) if bool(table.isfinite().any()) else 1.0
     places = max(2 - math.floor(math.log10(most or 1.0)), 0)
+    form = f".{places}f" if places < 6 and most < 1e6 else ".2e"
     for y, row in enumerate(table.tolist()):
         for x, number in enumerate(row):
             red, green, blue, _ = image.cmap(image.norm(number))
@@ -84,7 +97,7 @@ def _write(axes: Any, table: Any, image: Any) -> None:
             axes.text(
                 x,
                 y,
-                f"{round(number, places) + 0.0:.{places}f}",
+                f"{round(number, places) + 0.0:{form}}",
                 ha="center",
                 va="center",
                 fontsize=TEXT - 1,

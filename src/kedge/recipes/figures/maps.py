@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from kedge.errors import CannotDraw
-from kedge.recipes.figures.canvas import ONE_SIGN, TWO_SIGNS, WIDTH, Drawing, bare, colours, host, shown
+from kedge.recipes.figures.canvas import ONE_SIGN, TWO_SIGNS, WIDTH, Drawing, bare, colours, host, plain, shown
 from kedge.sites.leaves import describe
 
 _COLUMNS = 8
@@ -40,6 +40,11 @@ def feature_maps(
         CannotDraw: If the values are no images of channels.
     """
     maps = _of_sample(values, sample)
+    if most < 1 or order not in ("strength", "index") or scale not in ("shared", "own"):
+        raise CannotDraw(
+            f'feature_maps(most={most}, order={order!r}, scale={scale!r}): draw at least one, by "strength" or "index", with the '
+            'scale "shared" or "own"'
+        )
     strength = maps.abs().flatten(1).mean(1)
     chosen = strength.argsort(descending=True, stable=True)[:most] if order == "strength" else range(len(maps))[:most]
     drawn = [int(channel) for channel in chosen]
@@ -58,7 +63,7 @@ def feature_maps(
     chosen_by = "strongest first, by mean magnitude" if order == "strength" else "by index"
     ranges = "one range of colours for all" if scale == "shared" else "each with its own range of colours"
     said = f"{len(drawn)} of {len(maps)} channels, {chosen_by}; {ranges}"
-    figure.suptitle(f"{title}\n{said}" if title else said, fontsize=10, x=0.01, ha="left")
+    figure.suptitle(f"{plain(title)}\n{said}" if title else said, fontsize=10, x=0.01, ha="left")
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kedge.errors import CannotDraw
-from kedge.recipes.figures.canvas import ACCENT, QUIET, TEXT, Axes, Drawing, dress
+from kedge.recipes.figures.canvas import ACCENT, QUIET, TEXT, Axes, Drawing, dress, plain
 from kedge.store.account import Course, sized
 
 _HOLDERS = 10
@@ -39,7 +39,7 @@ def memory(held: Any, *, title: str = "") -> Drawing:
     _over_time(over, course, divisor, unit)
     _at_peak(who, course, divisor, unit)
     if title:
-        figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+        figure.suptitle(plain(title), fontsize=10, x=0.01, ha="left")
     return figure
 
 
@@ -75,4 +75,4 @@ def _at_peak(axes: Axes, course: Course, divisor: float, unit: str) -> None:
 
 def _named(path: str | None) -> str:
     name = "outside of all" if path is None else path or "the model itself"
-    return name if len(name) <= 30 else f"…{name[-29:]}"
+    return plain(name if len(name) <= 30 else f"…{name[-29:]}")

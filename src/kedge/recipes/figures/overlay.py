@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf, nan
 from typing import Any, Literal
 
 from torch import Tensor
 from torch.nn import functional
 
 from kedge.errors import CannotDraw
-from kedge.recipes.figures.canvas import ONE_SIGN, TWO_SIGNS, WIDTH, Drawing, bare, colours, host, shown
+from kedge.recipes.figures.canvas import ONE_SIGN, TWO_SIGNS, WIDTH, Drawing, bare, colours, host, plain, shown
 from kedge.sites.leaves import describe
 
 _COVER = 0.85
@@ -34,42 +35,44 @@ def attributions(
         title: What stands above.
 
     Returns:
-        The figure. Attributions of both signs have white at 0; each picture has the range of its own largest
-        magnitude, as attributions have no unit that images share.
+        The figure. White is 0 if a map has values of both signs, for all maps of the figure; what is not finite is grey. Each
+        picture has the range of its own largest magnitude, as attributions have no unit that images share.
 
     Raises:
         CannotDraw: If the maps and images do not belong together.
     """
+    if how not in ("beside", "over") or (isinstance(maps, Mapping) and not maps):
+        raise CannotDraw(f'attributions(...) needs one map at least, and how="beside" or "over"; this is how={how!r}')
     pictures = _images(images)
-    named = {
-        name: _maps(value, len(pictures)) for name, value in (maps if isinstance(maps, dict) else {"": maps}).items()
-    }
+    given = maps if isinstance(maps, Mapping) else {"": maps}
+    named = {name: _maps(value, len(pictures)) for name, value in given.items()}
+    signed = any(bool((found < 0).any()) for found in named.values())
     beside = how == "beside"
     columns, (height, width) = len(named) + beside, pictures.shape[1:3]
     each = min((WIDTH - 1.1) / columns, 1.9)
     figure = Drawing(min(each * height / width + 0.2, 4) * len(pictures) + 0.4, min(WIDTH, each * columns + 1.5))
     grid = figure.subplots(len(pictures), columns, squeeze=False)
-    scales: dict[bool, Any] = {}
+    image: Any = None
     for row, picture in enumerate(pictures):
-        label = labels[row] if row < len(labels) else ""
+        label = str(labels[row]) if row < len(labels) else ""
         if beside:
             grid[row, 0].imshow(shown(picture), cmap="gray", vmin=0, vmax=1)
             bare(grid[row, 0], label or "input")
         for column, (name, found) in enumerate(named.items(), start=int(beside)):
-            signed = bool((found < 0).any())
-            scales[signed] = _draw(grid[row, column], found[row], picture, over=not beside, signed=signed)
+            image = _draw(grid[row, column], found[row], picture, over=not beside, signed=signed)
             words = [name if row == 0 else "", label if not beside and column == 0 else ""]
             bare(grid[row, column], ", ".join(filter(None, words)))
-    for image in scales.values():
-        colours(figure, image, list(grid.flat), "share of each picture's\nlargest magnitude")
+    colours(figure, image, list(grid.flat), "share of each picture's\nlargest magnitude")
     if title:
-        figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+        figure.suptitle(plain(title), fontsize=10, x=0.01, ha="left")
     return figure
 
 
 def _draw(axes: Any, found: Tensor, picture: Tensor, *, over: bool, signed: bool) -> Any:
     """Draw one map, relative to its largest magnitude, as large as its picture."""
-    relative = found / (float(found.abs().max()) or 1.0)
+    finite = found[found.isfinite()]
+    relative = found / ((float(finite.abs().max()) if finite.numel() else 0.0) or 1.0)
+    relative[~found.isfinite()] = nan
     height, width = picture.shape[:2]
     look = {"cmap": TWO_SIGNS if signed else ONE_SIGN, "vmin": -1.0 if signed else 0.0, "vmax": 1.0}
     if not over:
@@ -77,7 +80,7 @@ def _draw(axes: Any, found: Tensor, picture: Tensor, *, over: bool, signed: bool
     fitted = functional.interpolate(relative[None, None], (height, width), mode="bilinear", align_corners=False)[0, 0]
     grey = picture if picture.dim() == 2 else picture.mean(-1)
     axes.imshow(shown(grey), cmap="gray", vmin=-0.2, vmax=1.2)
-    return axes.imshow(shown(fitted), alpha=shown(fitted.abs().clamp(0, 1) * _COVER), **look)
+    return axes.imshow(shown(fitted), alpha=shown(fitted.abs().clamp(0, 1).nan_to_num() * _COVER), **look)
 
 
 def _images(images: Any) -> Tensor:
@@ -88,8 +91,10 @@ def _images(images: Any) -> Tensor:
         raise CannotDraw(
             f"attributions(...) draws images [n, channels, height, width] of 1 or 3 channels, and was given {describe(images)}"
         )
-    low, high = found.amin((1, 2, 3), keepdim=True), found.amax((1, 2, 3), keepdim=True)
-    found = (found - low) / (high - low).clamp_min(1e-12)
+    finite = found.isfinite()
+    low = found.where(finite, inf).amin((1, 2, 3), keepdim=True)
+    high = found.where(finite, -inf).amax((1, 2, 3), keepdim=True)
+    found = ((found - low) / (high - low).clamp_min(1e-12)).where(finite, nan)
     return found[:, 0] if found.shape[1] == 1 else found.permute(0, 2, 3, 1)
 
 
@@ -106,4 +111,4 @@ def _maps(maps: Any, count: int) -> Tensor:
             f"attributions(...) was given {describe(maps)} for {count} images; it takes one map an image, "
             "[n, channels, height, width] or [n, height, width]"
         )
-    return found.nan_to_num()
+    return found

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from kedge.errors import CannotDraw
-from kedge.recipes.figures.canvas import ACCENT, CLASSES, MARKERS, TEXT, Drawing, dress, host, shown
+from kedge.recipes.figures.canvas import ACCENT, CLASSES, MARKERS, TEXT, Axes, Drawing, dress, host, plain, shown
 from kedge.sites.leaves import describe
+
+_LINES = 22
+_NAMED = 2 * _LINES
 
 
 def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
@@ -41,7 +44,7 @@ def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
     directions = directions[:components]
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     directions = directions * torch.where(largest < 0, -1.0, 1.0)
-    variance = sizes.square()
+    variance = (sizes / sizes.max().clamp_min(torch.finfo(sizes.dtype).tiny)).square()
     share = variance[:components] / variance.sum().clamp_min(torch.finfo(variance.dtype).tiny)
     missing = components - len(directions)
     return torch.nn.functional.pad(centred @ directions.T, (0, missing)), torch.nn.functional.pad(share, (0, missing))
@@ -70,25 +73,39 @@ def scatter(features: Any, labels: Any = None, *, names: Sequence[str] = (), tit
         axes.scatter(shown(points[:, 0]), shown(points[:, 1]), s=size, c=ACCENT, lw=0, alpha=0.75)
     else:
         classes = _classes(labels, len(points))
-        for number, label in enumerate(classes.unique().tolist()):
-            name = names[label] if 0 <= label < len(names) else str(label)
+        found = classes.unique().tolist()
+        for number, label in enumerate(found):
+            name = plain(names[label] if 0 <= label < len(names) else label)
+            name = f"\u200b{name}" if name.startswith("_") else name  # which a legend would leave out
             some, marker = points[classes == label], MARKERS[number % len(MARKERS)]
             colour = CLASSES[number % len(CLASSES)]
             axes.scatter(
                 shown(some[:, 0]), shown(some[:, 1]), s=size, c=colour, marker=marker, lw=0, alpha=0.75, label=name
             )
-        axes.legend(
-            fontsize=TEXT, frameon=False, title="class", title_fontsize=TEXT, loc="center left", bbox_to_anchor=(1, 0.5),
-            markerscale=1.4, handletextpad=0.2,
-        )  # fmt: skip
+        _legend(axes, len(found))
     first, second = (f"principal component {i + 1} ({float(part):.1%} of variance)" for i, part in enumerate(share))
     dress(axes, title, first, second)
     axes.set_aspect("equal", adjustable="datalim")
     return figure
 
 
+def _legend(axes: Axes, count: int) -> None:
+    """Name the classes, as many as there is place for."""
+    marks, names = axes.get_legend_handles_labels()
+    title = "class" if count <= _NAMED else f"the first {_NAMED} of {count} classes"
+    axes.legend(
+        marks[:_NAMED], names[:_NAMED], fontsize=TEXT, frameon=False, title=title, title_fontsize=TEXT, loc="center left",
+        bbox_to_anchor=(1, 0.5), markerscale=1.4, handletextpad=0.2, ncols=-(-min(count, _NAMED) // _LINES),
+    )  # fmt: skip
+
+
 def _classes(labels: Any, count: int) -> Tensor:
-    classes = labels.detach().cpu() if isinstance(labels, Tensor) else torch.as_tensor(labels)
+    try:
+        classes = labels.detach().cpu() if isinstance(labels, Tensor) else torch.as_tensor(labels)
+    except (TypeError, ValueError) as error:
+        raise CannotDraw(
+            f"scatter(...) takes a whole number for each sample as labels, and their names in names=: {error}"
+        ) from error
     if classes.shape != (count,) or classes.is_floating_point():
         raise CannotDraw(
             f"scatter(...) was given {describe(labels)} as labels of {count} samples; it takes a whole number each"

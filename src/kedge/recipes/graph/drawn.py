@@ -54,7 +54,12 @@ class Graph:
 
         Raises:
             NoSiteMatched: If the selector stands for no module of the graph.
+            CannotDraw: If there shall be no box.
         """
+        if most < 1 or (depth is not None and depth < 0):
+            raise CannotDraw(
+                f"a drawing of depth={depth} and most={most}: there is at least one box, and depth 0 or more"
+            )
         folded = fold(self.nodes, depth, most, self._paths(expand) if expand is not None else ())
         return written(
             folded, Words({path: names[0] for path, names in self._types.items() if names}, str(self._head()))

@@ -74,14 +74,15 @@ class Ablation:
                     f"what {self.by!r} returned is a {type(new).__name__}, so nothing was ablated; return a tensor"
                 )
             return new
-        if isinstance(self.by, Real) and not _holds(value.dtype, self.by):
+        number: Any = self.by
+        if not _holds(value.dtype, number):
             raise InterventionError(
                 f"{self.by} cannot stand in {leaves.describe(value)}; give a whole number, or say which value, such as out[0]"
             )
-        return torch.full_like(value, self.by)
+        return torch.full_like(value, number)
 
 
-def _holds(dtype: torch.dtype, number: Real) -> bool:
+def _holds(dtype: torch.dtype, number: float) -> bool:
     return dtype.is_floating_point or dtype.is_complex or float(number).is_integer()
 
 
@@ -113,8 +114,10 @@ class Means:
         if event.recompute or not value.is_floating_point():
             return
         name, dims = name_of(event), _dimensions(value, self.over)
-        kept = value.detach().double()
-        part = kept.sum(dims, keepdim=True) if dims else kept  # to sum over no dimension means over all, to PyTorch
+        if dims:
+            part = value.detach().sum(dims, keepdim=True, dtype=torch.float64)
+        else:  # which PyTorch takes for all of them
+            part = value.detach().to(torch.float64, copy=True)
         count = torch.Size(value.shape[d] for d in dims).numel()
         if name not in self.sums:
             self.sums[name] = part, count
@@ -192,7 +195,7 @@ class Resample:
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.others: dict[tuple[int, str, int], Tensor] = {}
+        self.others: dict[tuple[int, str, int], tuple[Tensor, set[str]]] = {}
 
     def __call__(self, value: Tensor, event: Event) -> Tensor:
         """Return the values of other samples; all sites of one forward take them from the same ones."""
@@ -201,13 +204,17 @@ class Resample:
             raise InterventionError(
                 f"resample takes values from other samples of the batch, and here is one: {leaves.describe(value)}"
             )
-        now = event.pass_, event.replica, n
+        now, name = (event.pass_, event.replica, n), name_of(event)
+        if now in self.others and not event.recompute and name in self.others[now][1]:
+            del self.others[now]  # of another block, whose passes were counted from 0 as well
         if now not in self.others:
             order = torch.randperm(n, generator=self.generator)
-            self.others[now] = torch.empty_like(order).scatter_(0, order, order.roll(1))
+            self.others[now] = torch.empty_like(order).scatter_(0, order, order.roll(1)), set()
             if len(self.others) > _PASSES:  # a recompute, in a backward, asks for those of its forward again
                 del self.others[next(iter(self.others))]
-        return value[self.others[now].to(value.device)]
+        others, names = self.others[now]
+        names.add(name)
+        return value[others.to(value.device)]
 
     def __repr__(self) -> str:
         """As a short name in messages."""

@@ -38,6 +38,11 @@ class Steering:
         positions: Positions = None,
         dim: int = 1,
     ) -> None:
+        if not isinstance(direction, Tensor) or not direction.is_floating_point():
+            what = leaves.describe(direction) if isinstance(direction, Tensor) else type(direction).__name__
+            raise InterventionError(
+                f"the direction is {what}; it is a floating-point tensor, such as contrast(...) gives"
+            )
         self.direction, self.strength = direction.detach(), strength
         self.keep_norm, self.positions, self.dim = keep_norm, positions, dim
         if norm is not None:
@@ -60,7 +65,10 @@ class Steering:
                 "the width of the value's last dimension, or a shape that broadcasts"
             ) from error
         if self.keep_norm:
-            moved = moved * (value.norm(dim=-1, keepdim=True) / moved.norm(dim=-1, keepdim=True))
+            length = moved.norm(dim=-1, keepdim=True)
+            moved = moved * torch.where(
+                length > 0, value.norm(dim=-1, keepdim=True) / length, 0
+            )  # nothing has no length
         return moved if self.positions is None else torch.where(mask(value, self.positions, self.dim), moved, value)
 
 

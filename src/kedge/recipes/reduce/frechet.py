@@ -31,6 +31,11 @@ def frechet_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
         ReducerError: If the two have different channels, or one has no finite covariance.
     """
     for which, result in (("first", a), ("second", b)):
+        if not isinstance(result, Mapping):
+            raise ReducerError(
+                f"the {which} is a {type(result).__name__}; a Fréchet distance is of two results: "
+                "frechet_distance(a.result(), b.result())"
+            )
         if "covariance" not in result or not _is_usable(result):
             raise ReducerError(
                 f"the {which} result has no finite mean and covariance: a Fréchet distance needs results of Covariance() "

@@ -11,7 +11,7 @@ Values are rounded to float32 and counted by their code (Note [Codes]), so the c
 what is not known is which of the code's numbers it is. Its middle is given, no more than ``2^-(digits + 1)`` of the right
 value away (with 7 digits 0.4 %), or 2^-(127 + digits) for numbers below 2^-126; the rounding adds 2^-24. If no value had
 digits that were cut off, such as bfloat16 with 7 digits, results are exact and `relative_error` is 0. The least and the
-greatest value are always exact.
+greatest value are always exact, as float32 has them; what float32 has no number for, beyond 3.4e38, is refused.
 
 That is a bound on the value, for every distribution, and merging does not add to it. Sketches such as t-digest (T. Dunning
 and O. Ertl, 2019) bound the rank instead, and what they give depends on the order of merging.
@@ -126,6 +126,10 @@ class Quantiles(Reducer):
     def _take(self, values: Tensor, _keys: Sequence[str] | None, /) -> None:
         for piece in self._pieces(values):
             rows = arranged(piece, self.settings["per"]).float() + 0.0  # -0.0 is 0.0
+            if piece.dtype == torch.float64 and bool((rows.isinf() & piece.reshape(rows.shape).isfinite()).any()):
+                raise ReducerError(
+                    "Quantiles count numbers as float32 has them, and some here are beyond its 3.4e38; scale the values first"
+                )
             self._prepare(rows.shape[1], rows.device)
             self._count(rows.to(self.counts.device))
 

@@ -51,6 +51,8 @@ class Reducer(ABC):
         Raises:
             ReducerError: If the values cannot be summed up, or are of another width than those before.
         """
+        if not isinstance(values, Tensor):
+            raise ReducerError(f"a reducer needs a tensor [n, ...] and was given a {type(values).__name__}")
         if values.dim() == 0:
             raise ReducerError("a reducer needs a batch of samples [n, ...] and was given a single number")
         if keys is not None and len(keys) != len(values):

@@ -96,12 +96,14 @@ def test_rows_are_numbered_in_the_order_of_the_data_set(tmp_path, cluster):
     assert_equal(found, local())
 
 
-def dying(marker, times):
-    """What makes the model's arguments, and kills its process at the image with the number 19, so many times."""
+def dying(marker, times, out=None):
+    """What makes the model's arguments, and kills its process at image 19, so many times; when two shards are there."""
 
     def give(rows):
         deaths = len(list(marker.iterdir()))
         if deaths < times and 19 in rows["id"]:
+            while out and len(list(out.glob("shard-*"))) < 2:
+                time.sleep(0.01)
             (marker / str(deaths)).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return rows["image"]
@@ -114,10 +116,9 @@ def test_a_worker_that_dies_loses_and_doubles_no_sample(tmp_path, cluster):
     (tmp_path / "deaths").mkdir()
     reduce = {"4": [Mean(), Histogram(edges=[-9, -1, 0, 1, 9]), TopK(3)]}
     options = {"keys": "id", "reduce": reduce, "keep": ["4"]}
-    work = Cluster(batch_size=8, rows=24, cpus=0.5)
-    found = features().dataset(
-        images(), tmp_path / "out", batch=dying(tmp_path / "deaths", 2), cluster=work, shard_bytes=1, **options
-    )
+    work = Cluster(workers=1, batch_size=8, rows=24)
+    killing = dying(tmp_path / "deaths", 2, tmp_path / "out")
+    found = features().dataset(images(), tmp_path / "out", batch=killing, cluster=work, shard_bytes=1, **options)
     once = extract_dataset(features(), batches_of(Images(48)), tmp_path / "once", Options(reduce=reduce, keep=["4"]))
 
     assert len(list((tmp_path / "deaths").iterdir())) == 2

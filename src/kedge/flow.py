@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
-from kedge.sites.leaves import untransformed
 from kedge.sites.site import Site
 
 
@@ -104,12 +103,4 @@ def version_of(value: Tensor) -> int:
     try:
         return value._version
     except RuntimeError:  # inference tensors have no counter
-        return -1
-
-
-def storage_of(value: Tensor) -> int:
-    """Tell one piece of memory from another; -1 for a tensor that has none of the usual kind."""
-    try:
-        return untransformed(value).untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse, or of another's making
         return -1

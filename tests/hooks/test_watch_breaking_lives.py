@@ -105,7 +105,7 @@ class Discarding(Memory):
 
 
 def objects() -> int:
-    """Count all objects, without the handles of graphs, of which some hundreds are kept before they are looked through."""
+    """Count all objects, without handles and weak references, which come and go with graphs."""
     gc.collect()
     return sum(type(o).__name__ not in ("RemovableHandle", "ReferenceType") for o in gc.get_objects())
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kedge.actions.naming import kind_meant, meant, single
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
-from kedge.flow import Act, Event, Record, storage_of, version_of
-from kedge.sites.leaves import untransformed
+from kedge.flow import Act, Event, Record, version_of
+from kedge.sites.leaves import storage_of, untransformed
 from kedge.sites.site import Site
 
 _PRUNE = 1_000

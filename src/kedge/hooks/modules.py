@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from kedge.flow import Preserving, storage_of
+from kedge.flow import Preserving
 from kedge.hooks import compiled
 from kedge.hooks.aliases import Pulse
 from kedge.hooks.autograd import Share, edge_of, edges_into, listen, listen_share
@@ -234,7 +234,7 @@ class Before(Gate):
         for gate in self.sharing:
             self.passes.here.shares[gate] = {leaf: edge_of(tensor) for leaf, tensor in found}
         if self.preserving and getattr(module, "inplace", False):
-            overwritten = [storage_of(tensor) for _, tensor in found]
+            overwritten = [leaves.storage_of(tensor) for _, tensor in found]
             for action in self.preserving:
                 action.preserve(overwritten)
         return self.replaced(args, kwargs, new) if new else None

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.hooks.dynamo import frames
 
-_PRUNE = 1_000
+_LOOKED_AT = 2
 
 
 class Standing(Protocol):
@@ -107,7 +107,6 @@ class Mounts:
         self.paused = False
         self._standing: dict[int, Standing] = {}
         self._passing: deque[Mount] = deque()
-        self._prune_at = _PRUNE
         self._compiled = -1
         self._lock = threading.Lock()
 
@@ -125,12 +124,12 @@ class Mounts:
         """Take over the hook of a tensor or node that lives as long as a graph."""
         mount = Mount(handle)
         with self._lock:  # forwards of several threads
-            while self._passing and self._passing[0].gone:  # graphs mostly go in the order in which they came
-                self._passing.popleft()
+            for _ in range(min(_LOOKED_AT, len(self._passing))):  # more than come: those that are gone do not add up
+                if self._passing[0].gone:
+                    self._passing.popleft()
+                else:
+                    self._passing.rotate(-1)
             self._passing.append(mount)
-            if len(self._passing) >= self._prune_at:
-                self._passing = deque(m for m in self._passing if not m.gone)
-                self._prune_at = 2 * len(self._passing) + _PRUNE
         if self.paused:  # a forward on another thread has gone on meanwhile
             mount.out()
 

@@ -27,7 +27,6 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from kedge.errors import EditError
-from kedge.flow import storage_of
 from kedge.hooks.checkpoints import owner_around
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
@@ -227,7 +226,7 @@ def _overwriting(entry: Entry, op: tuple[str, int], gates: Sequence[OpGate], arg
         if gate.early:
             args, kwargs = gate.before(entry, op, args, kwargs, tuple(leaf for leaf, _ in fixed))
     if fixed and entry.door.preserving:
-        overwritten = [storage_of(tensor) for _, tensor in fixed]
+        overwritten = [leaves.storage_of(tensor) for _, tensor in fixed]
         for action in entry.door.preserving:
             action.preserve(overwritten)
     return args, kwargs

@@ -210,7 +210,7 @@ class Passes(threading.local):
         here = self.here
         here.inside = False
         if here.past is not None:
-            here.past, here.calls = here.calls, {}
+            here.past = {key: here.calls.pop(key) for key in list(here.calls) if getattr(key, "path", None) == ""}
 
     def count(self, key: Any) -> tuple[int, bool]:
         """Return which call this is within its forward, and whether it is a recompute.

@@ -105,3 +105,11 @@ def untransformed(value: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(value):
         value = torch._C._functorch.get_unwrapped(value)
     return value
+
+
+def storage_of(value: Tensor) -> int:
+    """Tell one piece of memory from another; -1 for a tensor that has none of the usual kind."""
+    try:
+        return int(untransformed(value).untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse, or of another's making
+        return -1

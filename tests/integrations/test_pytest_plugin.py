@@ -211,7 +211,7 @@ def test_the_fixture_watches_a_block(ran, name):
 def test_a_run_without_the_mark_imports_neither_torch_nor_numpy(tmp_path):
     """Who has Kedge installed and tests something else does not wait for it."""
     (tmp_path / "test_light.py").write_text(LIGHT)
-    done = start(tmp_path, "-p", "no:hypothesispytest", "-p", "no:anyio")
+    done = start(tmp_path, "-p", "no:hypothesispytest", "-p", "no:anyio", "-p", "no:zarr")
 
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -158,8 +158,8 @@ def checkpointing(model: nn.Module, folder: str) -> Iterator[Callable[[], Number
     yield dict
 
 
-def kedged(*, tuned: bool = False, **options: Any) -> Callable[..., Any]:
-    """Kedge, with options of `kedge.offload`; with the allocator tuned or not."""
+def kedged(*, tuned: bool = False, trimmed: bool = False, **options: Any) -> Callable[..., Any]:
+    """Kedge, with options of `kedge.offload`; with the allocator tuned, or asked for its free memory now and then, or not."""
 
     @contextlib.contextmanager
     def case(model: nn.Module, folder: str) -> Iterator[Callable[[], Numbers]]:
@@ -168,8 +168,8 @@ def kedged(*, tuned: bool = False, **options: Any) -> Callable[..., Any]:
         to = options.get("to")
         given = {**options, "to": kedge.Disk(folder, **to[1]) if to else kedge.Rebuild()}
         with contextlib.ExitStack() as stack:
-            if tuned:
-                stack.enter_context(kedge.tuned_malloc())
+            if tuned or trimmed:
+                stack.enter_context(kedge.tuned_malloc(at_once=tuned))
             account = stack.enter_context(kedge.offload(model, min_bytes=MIN_BYTES, **given))
             yield lambda: figures(account)
 
@@ -197,6 +197,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "Kedge, rebuild, allocator tuned": kedged(tuned=True),
     "Kedge, disk": kedged(to=("disk", {})),
     "Kedge, disk, allocator tuned": kedged(to=("disk", {}), tuned=True),
+    "Kedge, disk, memory given back": kedged(to=("disk", {}), trimmed=True),
     "Kedge, disk, nothing rebuilt": kedged(to=("disk", {"rebuild": False})),
     "Kedge, disk, nothing rebuilt, allocator tuned": kedged(to=("disk", {"rebuild": False}), tuned=True),
     "Kedge, disk, uncached": kedged(to=("disk", {"uncached": True})),

@@ -3,8 +3,8 @@
 # Note [Giving back]
 Memory that offloading has freed stays with glibc: between blocks in use there are holes, of use to the program alone.
 `malloc_trim` gives their pages back to the system, and leaves nothing changed behind it; what is needed again
-costs page faults. So it is done some eight times a step, after each eighth of the bytes that a step puts away and brings
-back: that has most of the effect (`benchmarks/RESULTS.md`), and costs little of a step.
+costs page faults. It is done some eight times a step, after each eighth of the bytes that a step puts away and brings
+back: that has most of the effect of the pinned threshold, at about half its cost (`benchmarks/RESULTS.md`).
 
 # Note [glibc's growing threshold]
 glibc takes a block of the mmap threshold or more from the system, and gives it back when it is freed; smaller
@@ -32,21 +32,16 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # <malloc.h>
 _PINNED = (4 << 20, 8 << 20)  # mmap and trim threshold
 _GROWN = (32 << 20, 64 << 20)  # where growing ends on a 64-bit machine
 _in_force: list[tuple[int, int]] = []  # what each open block has set
+_trimming: list[Tuned] = []  # the open blocks that give back now and then
 _PARTS = 8
 _FIRST, _LEAST = 256 << 20, 64 << 20  # before a step has been seen; and for steps that free little
 
 
 class Trimmer:
-    """Gives freed memory back now and then; see Note [Giving back].
-
-    Attributes:
-        trims: How often it did.
-    """
+    """Gives freed memory back now and then, in blocks that ask for it; see Note [Giving back]."""
 
     def __init__(self) -> None:
         self._every, self._since, self._step = _FIRST, 0, 0
-        self._can = not _why_not()
-        self.trims = 0
 
     def freed(self, nbytes: int) -> None:
         """Count what was put away, or was brought back and will be gone soon."""
@@ -54,9 +49,9 @@ class Trimmer:
         if self._since >= self._every:
             self._step += self._since
             self._since = 0
-            if self._can and not _in_force:  # with the threshold pinned there is nothing in the heap
+            if _trimming:
                 LIBC.malloc_trim(0)
-                self.trims += 1
+                _trimming[-1].trims += 1
 
     def turn(self) -> None:
         """Hear that a step is over."""
@@ -74,6 +69,7 @@ class Tuned:
         threshold: From how many bytes on a block is given back to the system as soon as it is freed.
         trim: So much free memory stays at the end of the heap.
         restored: What the two were set to at the end of the block; None before it.
+        trims: How often free memory was given back, where that is done now and then.
     """
 
     done: bool
@@ -81,10 +77,13 @@ class Tuned:
     threshold: int | None = None
     trim: int | None = None
     restored: tuple[int, int] | None = None
+    trims: int = 0
 
     def __str__(self) -> str:
         if not self.done:
             return f"the allocator is as it was: {self.why_not}"
+        if self.threshold is None:
+            return f"free memory was given back to the system {self.trims} times"
         said = f"blocks of {self.threshold:,} bytes and more go back to the system when they are freed"
         if self.restored is None:
             return said
@@ -92,23 +91,30 @@ class Tuned:
 
 
 @contextmanager
-def tuned_malloc() -> Iterator[Tuned]:
+def tuned_malloc(*, at_once: bool = True) -> Iterator[Tuned]:
     """Let freed memory go back to the system while the block runs.
 
     On a CPU most of what offloading frees stays with glibc's allocator otherwise. It costs page faults: a quarter of
-    a step and more (`benchmarks/RESULTS.md`), less where the process was started with huge pages for them,
-    ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1``. Only glibc has this to be told; elsewhere nothing is done, and the
+    a step and more (`benchmarks/RESULTS.md`). Only glibc has this to be told; elsewhere nothing is done, and the
     value says so.
 
     At the end the thresholds are set to what ``MALLOC_MMAP_THRESHOLD_``, ``MALLOC_TRIM_THRESHOLD_`` or
     ``GLIBC_TUNABLES`` asked for, else to 32 MB and 64 MB, where glibc's own adjustment ends. The adjustment itself
     stays off for the rest of the process: glibc can neither be asked for the values nor be made to adjust them again.
 
+    Args:
+        at_once: Give every large block back as soon as it is freed. False: have `kedge.offload` give back what is free some
+            eight times a step, which frees a little less, costs about half, and changes no threshold.
+
     Yields:
         What was done; print it.
     """
     if reason := _why_not():
         yield Tuned(done=False, why_not=reason)
+        return
+    if not at_once:
+        with _now_and_then() as said:
+            yield said
         return
     before = _in_force[-1] if _in_force else _asked_for()
     _set(_PINNED)
@@ -120,6 +126,17 @@ def tuned_malloc() -> Iterator[Tuned]:
         _in_force.pop()
         _set(before)
         said.restored = before
+
+
+@contextmanager
+def _now_and_then() -> Iterator[Tuned]:
+    said = Tuned(done=True)
+    _trimming.append(said)
+    try:
+        yield said
+    finally:
+        _trimming.remove(said)
+        LIBC.malloc_trim(0)
 
 
 def _set(values: tuple[int, int]) -> None:

@@ -153,6 +153,7 @@ def compute(loads: Iterable[Loaded], keys: Keys, work: Work, on_bad: OnBad) -> G
     """Compute batch by batch; a bad sample's good neighbours are handed out before it is raised."""
     for loaded in loads:
         columns = work(keys(loaded))
+        del loaded
         raised = [one for one in columns.bad if on_bad == "raise" or one.ends]
         yield columns._replace(bad=[one for one in columns.bad if one not in raised])
         if raised:
@@ -174,5 +175,6 @@ def _loaded(source: Source) -> Generator[Loaded]:
                 f"the loader failed after {count:,} samples: {why(error)}; "
                 "what was computed before is written, and the same run goes on from there"
             ) from error
-        yield loaded
         count += len(loaded.places)
+        yield loaded
+        del loaded  # or two batches would be in memory while the next one is loaded

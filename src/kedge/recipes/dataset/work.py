@@ -50,7 +50,7 @@ class Work:
         self.features, self.batch = features, batch
         self.device = _device_of(features) if device is None else torch.device(device)
         self._proven = proven
-        self._taken: tuple[Any, int] | None = None  # the last batch that the model took
+        self._taken: tuple[Any, int] | None = None  # a batch that the model took
 
     def __call__(self, batch: Batch) -> Columns:
         """Compute the features of a batch.
@@ -66,7 +66,7 @@ class Work:
             raise
         except Exception as error:  # noqa: BLE001 - a model may raise anything
             return self._without_bad(batch, error)
-        self._taken = batch.data, len(batch.places)
+        self._taken = self._taken or (batch.data, len(batch.places))  # not the last: its memory is for the next one
         return Columns(batch.places, batch.keys, values, batch.bad, copied)
 
     def _features(self, data: Any, size: int) -> tuple[dict[str, Tensor], torch.cuda.Event | None]:

@@ -46,13 +46,12 @@ def hold(folder: Path, rank: int) -> FileIO:
     """
     with told(f"start {folder / LOCK}"):
         file = _open(folder)
-        _lock(file, alone=False)
+        claim(file, alone=False)
         if not _is_still(file, folder):
             file.close()
             raise BeingWritten(_REPLACED.format(folder))
         write_all(file, (json.dumps({"rank": rank, "pid": os.getpid(), "host": gethostname()}) + "\n").encode())
-    mine = weakref.ref(file)
-    os.register_at_fork(after_in_child=lambda: _let_go(mine()))
+    leave_to_parent(file)
     return file
 
 
@@ -72,7 +71,7 @@ def alone(folder: Path) -> Iterator[None]:
         BeingWritten: A process that lives is writing it, or replacing it.
     """
     with told(f"replace {folder}"), _open(folder) as file:
-        answer = _lock(file, alone=True)
+        answer = claim(file, alone=True)
         if answer == "refused" or (answer == "unknown" and not _has_ended(folder)) or not _is_still(file, folder):
             raise BeingWritten(_message(folder))
         yield
@@ -96,8 +95,16 @@ def _open(folder: Path) -> FileIO:
         raise BeingWritten(_REPLACED.format(folder)) from error
 
 
-def _lock(file: FileIO, *, alone: bool) -> Answer:
-    """Lock a file, waiting for who is alone with it, who is so for a moment; but who wants to be alone does not wait."""
+def claim(file: FileIO, *, alone: bool) -> Answer:
+    """Lock a file, waiting for who is alone with it, who is so for a moment; but who wants to be alone does not wait.
+
+    Args:
+        file: The file; the lock ends with it.
+        alone: Let nobody else have a lock on it.
+
+    Returns:
+        Whether it is "held", or "refused" as somebody else has it; "unknown" where there are no locks.
+    """
     if sys.platform == "win32":
         return "unknown"
     try:
@@ -142,7 +149,14 @@ def _writers(folder: Path) -> Iterator[str]:
         yield f"process {writer['pid']} on {writer['host']}"
 
 
+def leave_to_parent(file: FileIO) -> None:
+    """Have every child that is forked from now on close a file at once: the lock is this process's."""
+    mine = weakref.ref(file)
+    os.register_at_fork(after_in_child=lambda: _let_go(mine()))
+
+
 def _let_go(file: FileIO | None) -> None:
     """In a forked child: the lock is the parent's."""
     if file is not None:
-        file.close()
+        with suppress(OSError):  # the child may have closed all that it inherited
+            file.close()

@@ -9,15 +9,12 @@ one it counts: a shard beyond that was cut off from its state by a kill. It coun
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import shutil
-import sys
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -30,16 +27,13 @@ from kedge.errors import BeingWritten, NotFeatures
 from kedge.recipes.dataset.formats.format import format_name, format_of
 from kedge.recipes.dataset.manifest import read_manifest
 from kedge.store.disk import told
-
-if sys.platform != "win32":
-    import fcntl
+from kedge.store.lock import claim, leave_to_parent
 
 INDEX = "index-{rank}.jsonl"
 STATE = "state-{rank}.safetensors"
 LOCK = "writer-{rank}.lock"
 SHARD = "shard-{rank}-{number:05}{suffix}"
 _SHARD = re.compile(r"shard-(\d+)-(\d+)\.\w+")
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 @dataclass(frozen=True)
@@ -228,31 +222,11 @@ def only_writer(folder: Path, rank: int) -> Iterator[None]:
 
 def _claim(file: FileIO, folder: Path) -> None:
     with told(f"write to {folder}"):
-        if not _locked(file):
+        if claim(file, alone=True) == "refused":
             who = Path(str(file.name)).read_text(encoding="utf-8").strip() or "another process"
             raise BeingWritten(
                 f"cannot write to {folder}: {who} is writing there; wait for its end, or name another folder"
             )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {gethostname()}\n".encode())
-    mine = weakref.ref(file)  # a forked worker of a loader must not keep the lock when this process is killed
-    os.register_at_fork(after_in_child=lambda: _close(mine()))
-
-
-def _locked(file: FileIO) -> bool:
-    if sys.platform == "win32":
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-    return True
-
-
-def _close(file: FileIO | None) -> None:
-    if file is not None:
-        with suppress(OSError):
-            file.close()
+    leave_to_parent(file)  # a forked worker of a loader must not keep the lock when this process is killed

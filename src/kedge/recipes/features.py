@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from kedge.errors import ExtractError
 from kedge.recipes.collecting import Collected
-from kedge.recipes.dataset import FeatureSet, Options, extract_dataset
 from kedge.recipes.taking import Transform, Wanted
 from kedge.recipes.work import Work
+
+if TYPE_CHECKING:
+    from kedge.recipes.dataset import FeatureSet
 
 
 class Features(nn.Module):
@@ -63,7 +66,9 @@ class Features(nn.Module):
         Returns:
             What the folder holds then; errors as `kedge.recipes.dataset.extract_dataset` has them.
         """
-        return extract_dataset(self, loader, out, Options(**options))
+        engine: Any = import_module("kedge.recipes.dataset")  # half of the time that importing all this takes
+        written: FeatureSet = engine.extract_dataset(self, loader, out, engine.Options(**options))
+        return written
 
     @property
     def work(self) -> Work:

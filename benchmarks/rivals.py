@@ -1,12 +1,12 @@
 """What it costs to look at a whole training run: Kedge, what people use instead, and nothing.
 
 Each run is a process of its own that trains one model from its first step to its last, watched from before
-the first to after the last; imports, building and three steps to warm up come before, and are not counted. A round runs every
-variant once, in a shuffled order, and a variant's ratio in a round is its time over that of the bare run in the same round;
-"processor" is that ratio for the processor's time, which a machine that does other things too disturbs less.
+the first to after the last; imports, building and three steps to warm up come before, and are not counted. In a round
+every variant runs once, all at the same time in turns of some 40 ms (`turns.py`), and a variant's ratio is its time over
+that of the bare run in the same round; "processor" is that ratio for the processor's time, that of other threads included.
 
     pip install wandb traceml-ai
-    python benchmarks/rivals.py [--rounds 7] [--threads 1] [--models mlp,resnet,gpt] [--length 1.0]
+    python benchmarks/rivals.py [--rounds 5] [--threads 1] [--models mlp,resnet,gpt] [--variants Kedge] [--length 1.0]
 
 wandb runs offline. TraceML times the phases of a step and looks at no tensor: it does less. What is not installed is left out.
 """
@@ -36,6 +36,7 @@ from torch.nn import functional as F  # noqa: N812 - the field's name for it
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models
+import turns
 
 EVERY = 10
 Made = tuple[nn.Module, Tensor, Tensor]
@@ -48,11 +49,12 @@ def mlp() -> Made:
     return model, torch.randn(64, 64), torch.randint(0, 10, (64,))
 
 
-MODELS: dict[str, tuple[str, Callable[[], Made], int]] = {
-    "mlp": ("MLP, 3 layers, 64x64", mlp, 12_000),
-    "resnet": ("ResNet-18, 8x3x96x96", models.resnet, 60),
-    "gpt": ("GPT, 12 layers, 4x128", models.gpt, 60),
+MODELS: dict[str, tuple[str, Callable[[], Made], int, int]] = {
+    "mlp": ("MLP, 3 layers, 64x64", mlp, 12_000, 100),
+    "resnet": ("ResNet-18, 8x3x96x96", models.resnet, 210, 1),
+    "gpt": ("GPT, 12 layers, 4x128", models.gpt, 205, 1),
 }
+"""What a model is called, how it is made, the steps of a run, and those of a turn."""
 
 
 @dataclass
@@ -145,11 +147,18 @@ VARIANTS: dict[str, tuple[Variant, str]] = {
 }
 
 
-def train(made: Made, optimizer: torch.optim.Optimizer, steps: int, habit: Habit) -> float:
-    """Train for some steps; return the last loss."""
+def train(
+    made: Made,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    habit: Habit,
+    turn: Callable[[int], None] = lambda s: None,
+) -> float:
+    """Train for some steps, telling of each before it; return the last loss."""
     model, x, y = made
     loss = torch.zeros(())
-    for step in range(steps):
+    for step in steps:
+        turn(step)
         with habit.around():
             optimizer.zero_grad()
             logits = model(x)
@@ -178,43 +187,66 @@ def prepare(name: str, folder: str) -> None:
 
 def work(name: str, model: str, steps: int, folder: str) -> None:
     """Be one run: write its seconds, those it computed, and its last loss into the folder."""
+    turn = turns.Turn(folder)
+    turn.take()
     prepare(name, folder)
-    made = MODELS[model][1]()
+    _, make, _, each = MODELS[model]
+    made = make()
     optimizer = torch.optim.SGD(made[0].parameters(), 1e-3)
-    train(made, optimizer, 3, Habit())
-    start, computed = time.perf_counter(), time.process_time()
+    train(made, optimizer, range(3), Habit())
+    turn.pass_on()
+
+    def tell(step: int) -> None:
+        if step % each == 0 and step:
+            turn.pass_on()
+
+    start, computed = turn.clock(), time.process_time()
     with VARIANTS[name][0](made[0], folder) as habit:
-        loss = train(made, optimizer, steps, habit)
-    result = {"seconds": time.perf_counter() - start, "computed": time.process_time() - computed, "loss": loss}
+        loss = train(made, optimizer, range(steps), habit, tell)
+    result = {"seconds": turn.clock() - start, "computed": time.process_time() - computed, "loss": loss}
     (Path(folder) / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    turn.leave()
 
 
-def measure(name: str, model: str, steps: int, threads: int) -> dict[str, float]:
-    """Start one run and wait for it."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["--work", name, model, str(steps), folder, "--threads", str(threads)]
-        command = [sys.executable, __file__, *words]
-        if name == "TraceML":
-            launcher = str(Path(sys.executable).parent / "traceml")
-            port = str(free_port())
-            command = [
-                launcher,
-                "run",
-                "--aggregator-port",
-                port,
-                "--logs-dir",
-                f"{folder}/logs",
-                __file__,
-                "--args",
-                *words,
-            ]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-        place = Path(folder) / "result.json"
-        if done.returncode or not place.exists():
-            raise SystemExit(f"{name} on {model} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-        result: dict[str, float] = json.loads(place.read_text(encoding="utf-8"))
-        return result
+def begin(name: str, model: str, steps: int, threads: int, folder: str) -> subprocess.Popen[str]:
+    """Start one run, which waits for its turn."""
+    turns.make_pipes(folder)
+    words = ["--work", name, model, str(steps), folder, "--threads", str(threads)]
+    command = [sys.executable, __file__, *words]
+    if name == "TraceML":
+        launcher, port = str(Path(sys.executable).parent / "traceml"), str(free_port())
+        command = [
+            launcher,
+            "run",
+            "--aggregator-port",
+            port,
+            "--logs-dir",
+            f"{folder}/logs",
+            __file__,
+            "--args",
+            *words,
+        ]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with Path(f"{folder}/log").open("w", encoding="utf-8") as log:
+        return subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log, text=True)
+
+
+def measure(names: list[str], model: str, steps: int, threads: int) -> dict[str, dict[str, float]]:
+    """Run each of some variants once, in turns; return what came out."""
+    with tempfile.TemporaryDirectory() as top:
+        folders = {name: tempfile.mkdtemp(dir=top) for name in names}
+        runs = {name: begin(name, model, steps, threads, folder) for name, folder in folders.items()}
+
+        def died(name: str) -> None:
+            raise SystemExit(f"{name} on {model} ended early:\n{(Path(folders[name]) / 'log').read_text()}")
+
+        try:
+            turns.conduct(runs, folders, died)
+        finally:
+            for run in runs.values():
+                run.terminate()
+                run.wait()
+        return {name: json.loads((Path(f) / "result.json").read_text(encoding="utf-8")) for name, f in folders.items()}
 
 
 def free_port() -> int:
@@ -229,8 +261,8 @@ def compare(model: str, names: list[str], steps: int, args: argparse.Namespace) 
     """Print the table of one model."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(args.rounds):
-        for name in random.sample(names, len(names)):
-            runs[name].append(measure(name, model, steps, args.threads))
+        for name, result in measure(names, model, steps, args.threads).items():
+            runs[name].append(result)
     plain = statistics.median(run["seconds"] for run in runs["bare"])
     print(
         f"\n{MODELS[model][0]}: {steps:,} bare steps {plain:.1f} s, {plain / steps * 1e3:.2f} ms a step, {args.rounds} rounds"
@@ -256,9 +288,10 @@ def ratio(runs: list[dict[str, float]], to: list[dict[str, float]], what: str) -
 def main() -> None:
     """Run the models that are asked for, or be one run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--models", default="mlp,resnet,gpt")
+    parser.add_argument("--variants", help="which to run beside the bare one, separated by commas; all if not given")
     parser.add_argument("--length", type=float, default=1.0, help="how long the runs are")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -268,10 +301,11 @@ def main() -> None:
         work(name, model, int(steps), folder)
         return
     random.seed(0)
-    names = [name for name, (_, package) in VARIANTS.items() if importlib.util.find_spec(package)]
+    asked = {"bare", *args.variants.split(",")} if args.variants else set(VARIANTS)
+    names = [n for n, (_, package) in VARIANTS.items() if n in asked and importlib.util.find_spec(package)]
     print(f"torch {torch.__version__}, {args.threads} thread(s)")
-    if len(names) < len(VARIANTS):
-        print(f"not installed: {', '.join(name for name in VARIANTS if name not in names)}")
+    if len(names) < len(asked):
+        print(f"not installed: {', '.join(sorted(asked - set(names)))}")
     for model in args.models.split(","):
         compare(model, names, max(1, round(MODELS[model][2] * args.length)), args)
 

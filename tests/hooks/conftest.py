@@ -60,11 +60,12 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(Pace, "_affordable", lambda self, step, **_: next(order))
         ended = Pace.ended
 
-        def awake(self: Pace, step: int, now: float, cost: float) -> Level:
-            level = ended(self, step, now, cost)
-            self.wake = 0.0
+        def awake(self: Pace, step: int, now: float, cost: float, heard: tuple[float, float] | None = None) -> Level:
+            level = ended(self, step, now, cost, heard)
+            self.wake, self.settling = 0.0, 0
             return level
 
         monkeypatch.setattr(Pace, "ended", awake)
+        monkeypatch.setattr(Pace, "_idle", lambda *_: 0.0)
 
     return fix

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import statistics
 
 import pytest
 
@@ -39,6 +41,67 @@ def test_the_budget_is_used() -> None:
     plain, watched = run(pace, 20_000, 3e-4, COSTS)
     assert watched / plain - 1 > 0.02
     assert min(pace.counts[level] for level in (Level.LOOK, Level.NORM, Level.FULL)) > 20
+
+
+def doze(
+    pace: Pace, steps: int, bare: float, costs: dict[Level, float], glance: float
+) -> tuple[float, float, list[int]]:
+    """Let a program be watched whose steps an optimizer ends; return its times, and the gaps between what was looked at."""
+    now = cost = plain = looked = 0.0
+    pace.begin(now, cost)
+    seen = [0]
+    for step in range(steps):
+        spent = costs[pace.level]
+        looked = looked if pace.level is Level.OFF else spent
+        late = 0.4 * looked if pace.settling == 2 else 0.0  # what a look leaves behind
+        plain, now, cost = plain + bare, now + bare + spent + late, cost + spent
+        if pace.level is not Level.OFF:
+            seen.append(step)
+        if now < pace.wake:
+            continue
+        if pace.settling:
+            pace.settled(now, cost)
+        elif pace.glancing and pace.level is Level.OFF:
+            risen = pace.rise(step, now)
+            if risen is Level.GLANCE:
+                pace.glanced(step, now, now + glance)
+                now += glance
+                seen.append(step)
+            elif risen is not Level.OFF:
+                pace.ended(step, now, cost, (now, cost))
+        else:
+            pace.heard = pace.glancing = True
+            pace.ended(step, now, cost, (now, cost))
+    return plain, now, [b - a for a, b in itertools.pairwise(seen)]
+
+
+def test_short_steps_are_glanced_at_often() -> None:
+    """Where hooks would take longer than the step, gradients are glanced at every few steps, within the budget."""
+    costs = {Level.OFF: 2e-6, Level.LOOK: 6e-4, Level.NORM: 1.5e-3, Level.FULL: 4e-3}
+    pace = Pace(10, 0.03)
+    plain, watched, gaps = doze(pace, 20_000, 4e-4, costs, 5e-5)
+    assert 0.02 < watched / plain - 1 < 0.03 * 1.1 + costs[Level.OFF] / 4e-4
+    assert statistics.median(gaps) <= 20
+    assert pace.counts[Level.GLANCE] > 30 * pace.counts[Level.LOOK] > 0
+    assert min(pace.counts[Level.NORM], pace.counts[Level.FULL]) > 5
+    assert sum(pace.counts.values()) == pytest.approx(20_000, rel=0.02)
+
+
+def test_longer_steps_are_not_glanced_at() -> None:
+    """Where a light step can often be paid for it is made: it sees what a module returned, too."""
+    costs = {Level.OFF: 2e-6, Level.LOOK: 2e-4, Level.NORM: 6e-4, Level.FULL: 2e-3}
+    pace = Pace(10, 0.03)
+    doze(pace, 3000, 5e-3, costs, 5e-5)
+    assert pace.counts[Level.LOOK] > 500
+    assert pace.counts[Level.GLANCE] == 0
+
+
+def test_what_a_step_leaves_behind_is_charged_to_it() -> None:
+    """The two steps that follow one that was looked at take longer for it, and nothing else times that."""
+    costs = {Level.OFF: 0.0, Level.LOOK: 1e-3, Level.NORM: 1e-3, Level.FULL: 1e-3}
+    pace = Pace(10, 0.03)
+    doze(pace, 20_000, 4e-4, costs, 5e-5)
+    assert pace.cost(Level.NORM) == pytest.approx(1.4e-3, rel=0.02)
 
 
 def test_every_step_is_looked_at_where_that_costs_little() -> None:

@@ -237,6 +237,37 @@ def test_all_objects_are_not_searched_for_an_optimizer(monkeypatch: pytest.Monke
     assert watch.summary.steps == 3
 
 
+@pytest.mark.parametrize(("batches", "searches"), [(1, 0), (2, 1)])
+def test_an_optimizer_that_was_there_before_is_searched_for_only_if_it_does_not_step(
+    batches: int, searches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search through all objects takes as long as hundreds of small steps; gradients that are added up need one."""
+    calls: list[Any] = []
+    monkeypatch.setattr(leader, "has_optimizer", lambda model: calls.append(model) or True)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with Watch(Meter(), Memory(), n=1) as watch:
+        for _ in range(3):
+            for _ in range(batches):
+                model(batch()).mean().backward()
+            optimizer.step()
+    assert len(calls) == searches
+    assert watch.summary.steps == 3
+
+
+def test_passes_are_steps_where_an_optimizer_is_another_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is first called with gradients and then without has none to wait for."""
+    model, other = net(), net()
+    optimizer = torch.optim.SGD(other.parameters(), 0.01)
+    with Watch(Meter(), Memory(), n=1) as watch:
+        model(batch()).mean().backward()
+        with torch.no_grad():
+            for _ in range(4):
+                model(batch())
+    assert optimizer.param_groups
+    assert watch.summary.steps == 5
+
+
 # -- copies ----------------------------------------------------------------------------------------
 
 LOADING = """

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from kedge.hooks.attach import has_optimizer
-from kedge.hooks.schedule import Clock, Passes
+from kedge.hooks.schedule import AWAITED, Clock, Passes
 
 _PATIENCE = 30
 """How often one other optimizer may step before it is taken to be in charge; critics step some 5 times a generator's."""
@@ -27,13 +27,21 @@ def any_optimizer() -> bool:
     return any(getattr(kind.step, "hooked", False) for kind in kinds)
 
 
+def _trains(module: nn.Module) -> bool:
+    return torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+
+
 class Leader:
-    """Lets another optimizer make a clock's steps when the one that made them is gone, or has long been idle."""
+    """Lets another optimizer make a clock's steps when the one that made them is gone, or has long been idle.
+
+    Attributes:
+        leading: The optimizer that makes the steps, or None as long as none does.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._early = any_optimizer()
-        self._leading: weakref.ref[Optimizer] | None = None
+        self.leading: weakref.ref[Optimizer] | None = None
         self._idle: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -44,10 +52,16 @@ class Leader:
             passes: Its passes.
             module: Gives the model, if it is still there.
         """
-        led = self.clock.step + 1 if self.clock.led else 0
-        self.clock.lead(passes, lambda: self.awaits(module()))
-        self.clock.look()
-        self.clock.led = led
+        led, clock, model = self.clock.step + 1 if self.clock.led else 0, self.clock, module()
+        clock.lead(passes, lambda: self.awaits(module()))
+        if model is not None and any_optimizer() and _trains(model):
+            clock.looked, clock.awaited = (
+                False,
+                AWAITED,
+            )  # to be looked for if a second pass comes before it has stepped
+        else:
+            clock.look()
+        clock.led = led
 
     def awaits(self, module: nn.Module | None) -> bool:
         """Whether there is an optimizer for a module, which will make the steps.
@@ -57,8 +71,7 @@ class Leader:
         """
         if module is None or not any_optimizer():
             return False
-        trains = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-        return (trains and not self._early) or has_optimizer(module)
+        return (_trains(module) and not self._early) or has_optimizer(module)
 
     def meets(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer steps for the first time."""
@@ -69,7 +82,7 @@ class Leader:
 
     def leads(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer is the one that makes the steps."""
-        return self._leading is not None and self._leading() is optimizer
+        return self.leading is not None and self.leading() is optimizer
 
     def led(self) -> None:
         """Hear that the one that makes the steps has made some, of which it was not told."""
@@ -88,18 +101,18 @@ class Leader:
         if clock.optimizer is None or clock.optimizer[0] != id(optimizer):
             return
         if not self.leads(optimizer):
-            self._leading = weakref.ref(optimizer)
+            self.leading = weakref.ref(optimizer)
             self._idle.clear()
         if clock.optimizer[1] == _NO_MODEL:
             clock.optimized()
 
     def _follows(self, optimizer: Optimizer) -> bool:
         """Whether the one that made the steps makes no more, seen from the step of another."""
-        if self._leading is None or self.leads(optimizer):
+        if self.leading is None or self.leads(optimizer):
             self._idle.clear()
             return False
         idle = self._idle[optimizer] = self._idle.get(optimizer, 0) + 1
-        if self._leading() is not None and idle <= _PATIENCE:
+        if self.leading() is not None and idle <= _PATIENCE:
             return False
         self.clock.optimizer = None
         return True

@@ -8,9 +8,15 @@ mere search for values that are not finite, which is cheap and goes on in every 
 in debt waits; one that is full passes its income on, so that a long pause of the program buys no burst.
 
 What a step took is what Kedge timed itself, or more: code that runs once in a while finds nothing of itself in the
-processor's memories, and throws out what is the program's. So a step's length is compared with that of the
-steps that were not looked at, and the mean difference counts, up to three times what was timed. The first step
-also attaches the hooks. It is reported, but not charged.
+processor's memories, and throws out what is the program's. So a step's length, with what went before to wake and with the two
+steps that follow, is compared with that of the steps that were not looked at, and the mean difference counts, up to three times
+what was timed. The first step also attaches the hooks. It is reported, but not charged.
+
+# Note [Glances]
+Where a step takes less than a millisecond, putting up the hooks of a light step, and taking them down, takes longer
+than the step. So where a light step could be paid for less often than once in eight, there are glances instead: some
+gradients are looked at behind the optimizer's step, without any hook. They take a twentieth, so a value that is not
+finite is seen after some ten steps; what a module returned is not seen.
 
 # Note [Common steps]
 Two runs that are to be compared, and the ranks of one, pace themselves, and yet should measure the same steps in
@@ -28,12 +34,13 @@ from statistics import median
 
 
 class Level(IntEnum):
-    """What is done in a step: nothing, a search for values that are not finite, all norms, or everything."""
+    """What is done in a step: nothing, a glance at its end, a search for values that are not finite, all norms, or everything."""
 
     OFF = 0
-    LOOK = 1
-    NORM = 2
-    FULL = 3
+    GLANCE = 1
+    LOOK = 2
+    NORM = 3
+    FULL = 4
 
 
 _SHARES = {Level.LOOK: 0.35, Level.NORM: 0.2, Level.FULL: 0.45}
@@ -45,6 +52,12 @@ _GRANTED = 8
 """How many full steps that were asked for are made, whether they can be paid or not."""
 _BARE = 15
 """How many stretches of steps that were not looked at are remembered."""
+_SETTLING = 2
+"""How many steps after one that was looked at still take longer for it."""
+_RARE = 8
+"""How seldom a light step may be affordable for there to be any; see Note [Glances]."""
+_FORGOTTEN = 0.99
+"""How much a glance leaves of what light steps are known to cost: in the end one is tried again."""
 
 
 class Pace:
@@ -59,6 +72,9 @@ class Pace:
         counts: How many steps had which level.
         seconds: What watching took in all steps that ended.
         wake: Until when steps are not looked at; their ends need not be told.
+        heard: Every step is heard to end, by an optimizer, also while nothing is looked at.
+        glancing: Gradients can be glanced at when a step ends.
+        settling: How many steps after one that was looked at are still to be timed with it.
     """
 
     def __init__(self, every: int, budget: float | None) -> None:
@@ -69,49 +85,127 @@ class Pace:
         self.seconds = 0.0
         self._timed: dict[Level, float] = {}
         self._longer: dict[Level, float] = {}
+        self._after: dict[Level, float] = {}
         self._bare: deque[float] = deque(maxlen=_BARE)
         self._spacing = 1
         self._asked = 0
         self._wishes, self._wished = 0, False
         self._step = 0
-        self._mark = (0.0, 0.0)
+        self._mark, self._earned = (0.0, 0.0), 0.0
         self.wake = 0.0
+        self.heard = self.glancing = False
+        self.settling, self._settles = 0, Level.OFF
+        self._glances, self._glanced = 0, 0.0
+        self._chosen: Level | None = None
         self._device = 0.0
 
     def begin(self, now: float, cost: float) -> None:
         """Begin to count the program's time, in seconds, and what watching takes of it."""
-        self._mark = now, cost
+        self._mark, self._earned = (now, cost), now
 
-    def ended(self, step: int, now: float, cost: float) -> Level:
+    def ended(self, step: int, now: float, cost: float, heard: tuple[float, float] | None = None) -> Level:
         """Count a step, and those before it in which nothing was done, and choose what is done in the next one.
 
         Args:
             step: The step that ended.
             now: The time.
             cost: What watching has taken so far.
+            heard: Both, when the end was heard; what a sleeper has done since is done for the step to come.
 
         Returns:
             The level of the step to come.
         """
         level, (then, paid) = self.level, self._mark
+        if level is Level.OFF and heard is not None:
+            now, cost = heard
         self._mark = now, cost
         steps, lasted, spent = step + 1 - self._step, now - then, cost - paid
         self._step = step + 1
-        self.counts[level] += steps
         if level is Level.OFF:
-            self._bare.append((lasted - spent) / steps)
-        elif self.counts[Level.FULL] > 1 or level is not Level.FULL:
-            spent = self._pay(level, spent, lasted)
+            self._count_off(steps, lasted - spent)
+        else:
+            self.counts[level] += steps
+            if self.counts[Level.FULL] > 1 or level is not Level.FULL:
+                spent = self._pay(level, spent, lasted)
         self.seconds += spent
         wished, self._wished = self._wished, False
         if self.budget is None:
             self.level = Level.FULL if (step + 1) % self.every == 0 else Level.NORM
             return self.level
-        self._earn(self.budget * max(lasted - spent, 0.0) - (spent if level is Level.OFF else 0.0))
-        self.level, self.wake = Level.FULL if wished else self._affordable(step + 1), 0.0
-        if self.level is Level.OFF:
-            self.wake = now + self._idle(step + 1, self.budget)
+        self._earn(self.budget * max(now - self._earned - spent, 0.0) - (spent if level is Level.OFF else 0.0))
+        self._earned, self.settling, self.wake = now, 0, 0.0
+        chosen, self._chosen = self._chosen, None
+        self.level = Level.FULL if wished else self._affordable(step + 1) if chosen is None else chosen
+        if self.level in {Level.OFF, Level.GLANCE}:
+            self._fall_asleep(level, now)
         return self.level
+
+    def _count_off(self, steps: int, lasted: float) -> None:
+        """Count a stretch of steps that were not looked at."""
+        self.counts[Level.OFF] += steps - self._glances
+        if steps > 0:
+            self._bare.append((lasted - self._glanced) / steps)
+        self._glances, self._glanced = 0, 0.0
+
+    def _fall_asleep(self, level: Level, now: float) -> None:
+        if self.level is Level.OFF and self.budget is not None:
+            self.wake = now + self._idle(self._step, self.budget)
+        self.level = Level.OFF
+        if self.heard and level is not Level.OFF and self._bare:
+            self.settling, self._settles, self.wake = _SETTLING, level, 0.0
+
+    def settled(self, now: float, cost: float) -> None:
+        """Count a step that was not looked at, after one that was, which the last of these charges with what they took longer."""
+        self.settling -= 1
+        if self.settling:
+            return
+        (then, _), self._mark, level = self._mark, (now, cost), self._settles
+        self._step += _SETTLING
+        self.counts[Level.OFF] += _SETTLING
+        longer = max(now - then - _SETTLING * median(self._bare), 0.0)
+        _learn(self._after, level, min(longer, _MOST * self._within(level)))
+        self._purses[level] -= self._after[level]
+        self.seconds += self._after[level]
+
+    def rise(self, step: int, now: float) -> Level:
+        """Choose what is done when a step has ended at whose end it was time to wake.
+
+        Args:
+            step: The step that ended.
+            now: The time.
+
+        Returns:
+            OFF to sleep on, GLANCE for a glance at this step, or else the level of the step to come, after `ended`.
+        """
+        if self.budget is None:
+            return Level.OFF
+        self._earn(self.budget * (now - self._earned))
+        self._earned = now
+        level = self._affordable(step + 1)
+        if level is Level.OFF:
+            self.wake = now + self._idle(step + 1, self.budget)
+        self._chosen = level if level > Level.GLANCE else None
+        return level
+
+    def glanced(self, step: int, began: float, now: float) -> None:
+        """Pay for a glance at a step, and sleep on."""
+        seconds = now - began
+        self.counts[Level.GLANCE] += 1
+        self._glances, self._glanced, self.seconds = self._glances + 1, self._glanced + seconds, self.seconds + seconds
+        _learn(self._timed, Level.GLANCE, seconds)
+        self._purses[Level.LOOK] -= self._timed[Level.GLANCE]
+        for means in (self._timed, self._longer, self._after):
+            if Level.LOOK in means:
+                means[Level.LOOK] *= _FORGOTTEN
+        if self.budget is not None:
+            self.wake = now + self._idle(step + 1, self.budget)
+
+    def rouse(self, step: int, level: Level, now: float, cost: float) -> None:
+        """Look at the step under way in the midst of it, and count those before it in which nothing was done."""
+        if self.level is Level.OFF:
+            self._chosen = None
+            self.ended(step - 1, now, cost)
+        self.level, self.wake, self.settling = level, 0.0, 0
 
     def wish(self) -> bool:
         """Ask for the next step to be full; within a budget that is granted a few times, and then where it can be paid."""
@@ -132,17 +226,19 @@ class Pace:
 
     def cost(self, level: Level) -> float:
         """What a step of this level takes, in seconds; 0 if there was none."""
+        return self._within(level) + self._after.get(level, 0.0)
+
+    def _within(self, level: Level) -> float:
+        """What it takes until its end."""
         timed = self._timed.get(level, 0.0)
         return min(max(self._longer.get(level, timed), timed), _MOST * timed)
 
     def _pay(self, level: Level, timed: float, lasted: float) -> float:
         longer = lasted - median(self._bare) if self._bare else timed
-        for means, value in ((self._timed, timed), (self._longer, longer)):
-            known = means.get(level)
-            # A step may be slow for reasons of its own.
-            means[level] = value if known is None else known + _LEARNING * (min(value, _MOST * abs(known)) - known)
-        self._purses[level] -= self.cost(level)
-        return self.cost(level)
+        _learn(self._timed, level, timed)
+        _learn(self._longer, level, longer)
+        self._purses[level] -= self._within(level)
+        return self._within(level)
 
     def _earn(self, income: float) -> None:
         spare = 0.0
@@ -153,14 +249,22 @@ class Pace:
     def _put(self, level: Level, amount: float) -> float:
         """Put something into a purse, which holds what one step costs; return what is left over."""
         self._purses[level] += amount
-        over = max(self._purses[level] - self.cost(level), 0.0)
+        over = max(self._purses[level] - self.cost(self._kind(level)), 0.0)
         self._purses[level] -= over
         return over
+
+    def _kind(self, level: Level) -> Level:
+        """What is done for the money of a level: light steps, or glances in their place; see Note [Glances]."""
+        if level is not Level.LOOK or not self.glancing or not self._bare or self.budget is None:
+            return level
+        often = self.cost(level) <= _RARE * _SHARES[level] * self.budget * median(self._bare)
+        return level if often else Level.GLANCE
 
     def _affordable(self, step: int) -> Level:
         if self._full_is_due(step):
             return Level.FULL
-        return next((level for level in (Level.NORM, Level.LOOK) if self._purses[level] >= 0), Level.OFF)
+        level = next((level for level in (Level.NORM, Level.LOOK) if self._purses[level] >= 0), Level.OFF)
+        return self._kind(level)
 
     def _full_is_due(self, step: int) -> bool:
         """Tell whether a step is measured in full; see Note [Common steps]."""
@@ -181,7 +285,13 @@ class Pace:
             distance = self.every * self._spacing
             waits.append((distance - step % distance) * median(self._bare))
         # To ask costs something itself: no sooner than half of what the cheapest look costs has come in.
-        return max(min(waits, default=0.0), self.cost(Level.LOOK) / (2 * budget))
+        return max(min(waits, default=0.0), self.cost(self._kind(Level.LOOK)) / (2 * budget))
+
+
+def _learn(means: dict[Level, float], level: Level, value: float) -> None:
+    """Take a value into a running mean; a step may be slow for reasons of its own."""
+    known = means.get(level)
+    means[level] = value if known is None else known + _LEARNING * (min(value, _MOST * abs(known)) - known)
 
 
 def unit() -> float:

@@ -23,7 +23,8 @@ _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lam
 like forwards and backward passes are not told apart. A test says so when a PyTorch comes without it."""
 
 _TASKS_KEPT = 64
-_AWAITED = 256
+AWAITED = 256
+"""For how many forward passes an optimizer that is known to exist is waited for."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,14 @@ class Clock:
     def look(self) -> None:
         """Look, once, whether there is an optimizer whose steps are to be waited for."""
         self.looked = True
-        self.awaited = _AWAITED if self.expects_optimizer() else 0
+        self.awaited = AWAITED if self.expects_optimizer() else 0
 
     def began(self, passes: Passes, *, graded: bool) -> None:
         """Count a forward pass; where nothing optimizes, those of the first hooked model are the steps."""
         self.passes += 1
         if self.leader is not passes:
             return
-        if self.led and not self.looked and self.optimizer is None and graded:
+        if self.led and not self.looked and self.optimizer is None and (graded or self.awaited > 0):
             self.look()
         if self.optimizer is None and self.led and self.awaited <= 0:
             self.end_step()

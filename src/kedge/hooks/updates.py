@@ -81,7 +81,7 @@ class Updates:
         held = self._held.get(optimizer) or self._learn(optimizer)
         if level is Level.FULL:
             self._before[optimizer] = [[sample(p).clone() for p in each.params] for each in held]
-        elif level is Level.LOOK and not spoiled and self._sentinels_sound(optimizer):
+        elif level is Level.LOOK and not spoiled and self.glance(optimizer):
             return
         for each in held:
             sites, grads = each.graded()
@@ -113,14 +113,23 @@ class Updates:
         self._sentinels[optimizer] = small[: _SENTINELS // 2] + small[_SENTINELS // 2 :][-_SENTINELS // 2 :]
         return held
 
-    def _sentinels_sound(self, optimizer: Optimizer) -> bool:
-        """Look at some small gradients, of the first layers and the last: a value that is not finite reaches them all."""
-        grads = [
-            own_part(p.grad) for p in self._sentinels.get(optimizer, ()) if p.grad is not None and not p.grad.is_sparse
-        ]
-        if not grads or any(not grad.is_cpu for grad in grads):
-            return False
-        return all(map(is_finite, grads))
+    def glance(self, optimizer: Optimizer) -> bool | None:
+        """Look whether some small gradients are finite; None where there are none, or reading them would wait for a device."""
+        grads = self._sentinel_grads(optimizer)
+        return all(map(is_finite, grads)) if grads else None
+
+    def tell(self, optimizer: Optimizer) -> None:
+        """Measure all gradients of a step that has ended."""
+        for each in self._held.get(optimizer) or self._learn(optimizer):
+            sites, grads = each.graded()
+            if grads:
+                self.meter.add(sites, self.step(), grads, each.total, parts="all")
+
+    def _sentinel_grads(self, optimizer: Optimizer) -> list[Tensor]:
+        """Some small gradients, of the first layers and the last: a value that is not finite reaches them all."""
+        there = [p.grad for p in self._sentinels.get(optimizer, ()) if p.grad is not None and not p.grad.is_sparse]
+        grads = [own_part(grad) for grad in there]
+        return grads if all(grad.is_cpu for grad in grads) else []
 
 
 def sample(param: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from kedge.hooks import compiled, dynamo
+from kedge.hooks.asleep import Asleep
 from kedge.hooks.known import Known, Places
 from kedge.hooks.leader import Leader
 from kedge.hooks.levels import OFF, Levels, Quiet
@@ -60,8 +61,8 @@ from kedge.sites.site import escape
 if TYPE_CHECKING:
     from kedge.hooks.dump import Dump
 
-_PER_EVENT, _PER_STEP = 3.0, 3.0
-"""What it takes to bring one event to the meter, and to count a step, in calls of an empty module hook."""
+_PER_EVENT, _PER_STEP = 3.0, 6.0
+"""What it takes to bring one event to the meter, and to count a step with cold memories, in calls of an empty module hook."""
 
 
 class Watch:
@@ -101,13 +102,14 @@ class Watch:
         self.lookout = self.levels.lookout
         self.updates = Updates(meter, lambda: self.session.clock.step, self._places.of)
         self._leader = Leader(self.session.clock)
+        self._asleep = Asleep(self.pace, self.session.clock, self.updates, self.levels, self.cost, self._timed)
         self.survey = Survey()
         self._notes: list[Mapping[str, Any]] = []
         self.dump: Dump | None = None
         self._end_step, self._measure_update = self._spare(self._step_ended), self._spare(self._after_update)
-        self._waken, self._forget_gone = self._spare(self._awaken), self._spare(self._release_gone)
+        self._waken, self._forget_gone = self._spare(self._asleep.awaken), self._spare(self._release_gone)
+        self._rise, self._tell = self._spare(self._asleep.rise), self._spare(self._asleep.tell)
         self._unit = 0.0
-        self._passed = 0
         self._unfinished: list[Root] = []
         self._attaching = threading.RLock()
         self._began = time.perf_counter()
@@ -162,9 +164,9 @@ class Watch:
     def summary(self) -> Summary:
         """What came out so far."""
         clock = self.session.clock
-        steps = clock.step + self._passed if clock.optimizer is not None else clock.led
+        steps = clock.step + self._asleep.passed if clock.optimizer is not None else clock.led
         seconds, counts = time.perf_counter() - self._began, self.pace.counts
-        full, light = counts[Level.FULL], counts[Level.NORM] + counts[Level.LOOK]
+        full, light = counts[Level.FULL], counts[Level.NORM] + counts[Level.LOOK] + counts[Level.GLANCE]
         levels = {"full": full, "light": light, "off": max(steps - full - light, 0)}
         return Summary(len(self.meter.seats), steps, len(self.sampled), seconds, self.pace.total(self.cost()), levels)
 
@@ -303,7 +305,7 @@ class Watch:
             self._end_step(step)
 
     def _step_ended(self, step: int) -> None:
-        full = self.pace.level is Level.FULL
+        full, heard = self.pace.level is Level.FULL, (time.perf_counter(), self.cost())
         with self._timed():
             self._notes += self.survey.close(step)
             if self.dump is not None:
@@ -313,25 +315,30 @@ class Watch:
                 self._finish_lazy()
             if full:
                 self.levels.learn(self.roots)
+            self._asleep.listen()
         self.pace.charge(self.meter.device_seconds)
-        level = self.pace.ended(step, time.perf_counter(), self.cost())
+        level = self.pace.ended(step, time.perf_counter(), self.cost(), heard)
         with self._timed():
             self.levels.prepare(level, scouts=self.pace.budget is None or leads_anew(self.session.clock, self.roots))
             if self.dump is not None:
                 self.dump.step_began(step + 1)
 
     def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Hear that an optimizer has stepped: the one hook that runs in steps that are not looked at."""
+        """Hear that an optimizer has stepped: the one hook that runs in steps that are not looked at, and finds memories cold."""
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break()
-        leads = self._leader.leads(optimizer)
-        if leads and time.perf_counter() < self.pace.wake:
-            self._passed += 1
-            return
-        if self._passed:
-            self.session.clock.step += self._passed
-            self._passed = 0
+        leading, asleep = self._leader.leading, self._asleep
+        if leading is not None and leading() is optimizer:
+            asleep.slept = time.perf_counter() < self.pace.wake
+            if not asleep.slept:
+                self._rise(optimizer)
+            if asleep.slept:
+                asleep.passed += 1
+                return
+        if asleep.wake():
             self._leader.led()
+        if asleep.spoiled:
+            self._tell(optimizer)
         if self.pace.level is Level.FULL:
             self._measure_update(optimizer)
         wished = self._leader.meets(optimizer) and self._met_new()
@@ -354,12 +361,6 @@ class Watch:
         """Take a new optimizer for a sign of a new model; tell whether to measure the next step in full for it."""
         self._forget_gone()
         return self.pace.level is not Level.FULL and self.pace.wish()
-
-    def _awaken(self) -> None:
-        """Measure what is left of the step under way in full."""
-        with self._timed():
-            self.pace.level, self.pace.wake = Level.FULL, 0.0
-            self.levels.prepare(Level.FULL, scouts=True)
 
     # -- writing ---------------------------------------------------------------------------------
 

@@ -1,0 +1,102 @@
+"""What is done at the ends of steps that are not looked at; see Note [Glances]."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from torch.optim import Optimizer
+
+from kedge.hooks import compiled
+from kedge.hooks.levels import Levels
+from kedge.hooks.pace import Level, Pace
+from kedge.hooks.schedule import Clock
+from kedge.hooks.updates import Updates
+
+
+class Asleep:
+    """Counts steps that are not looked at, glances at some, and wakes the watch.
+
+    Args:
+        pace: What decides when.
+        clock: What counts the steps.
+        updates: What looks at gradients.
+        levels: What puts up the hooks of a level.
+        cost: Gives what watching has taken so far.
+        timed: Times a block, for that.
+
+    Attributes:
+        passed: How many steps the clock has not been told of.
+        slept: The step that has just ended was one of those.
+        spoiled: A glance at it met what is not finite.
+    """
+
+    def __init__(
+        self,
+        pace: Pace,
+        clock: Clock,
+        updates: Updates,
+        levels: Levels,
+        cost: Callable[[], float],
+        timed: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.pace, self.clock, self.updates, self.levels, self.cost, self.timed = (
+            pace,
+            clock,
+            updates,
+            levels,
+            cost,
+            timed,
+        )
+        self.passed = 0
+        self.slept = self.spoiled = self._blind = False
+
+    def listen(self) -> None:
+        """Hear, at the end of a step that was looked at, whether the next ones will be heard to end."""
+        self.pace.heard = self.clock.optimizer is not None
+        self.pace.glancing = self.pace.heard and not self._blind
+
+    def rise(self, optimizer: Optimizer) -> None:
+        """Do what is to be done at the end of a step at which it was time to wake; `slept` says whether that was all."""
+        self.slept = not compiled.in_backward() and self._sleeps_on(optimizer)
+
+    def _sleeps_on(self, optimizer: Optimizer) -> bool:
+        pace, now = self.pace, time.perf_counter()
+        if pace.settling:
+            pace.settled(now, self.cost())
+            return True
+        if not pace.glancing or pace.level is not Level.OFF:
+            return False
+        step = self.clock.step + self.passed
+        risen = pace.rise(step, now)
+        if risen is not Level.GLANCE:
+            return risen is Level.OFF
+        sound = self.updates.glance(optimizer)
+        self._blind, self.spoiled = sound is None, sound is False
+        pace.glanced(step, now, time.perf_counter())
+        return sound is True
+
+    def wake(self) -> bool:
+        """Tell the clock of the steps that passed; returns whether there were any."""
+        passed, self.passed = self.passed, 0
+        self.clock.step += passed
+        return passed > 0
+
+    def tell(self, optimizer: Optimizer) -> None:
+        """Measure the gradients that a glance found not to be finite, and if that is granted the next step in full."""
+        self.spoiled = False
+        with self.timed():
+            self._look(Level.LOOK)
+            self.levels.lookout.spoiled = True
+            self.updates.tell(optimizer)
+            self.pace.wish()
+
+    def awaken(self) -> None:
+        """Measure what is left of the step under way in full."""
+        with self.timed():
+            self._look(Level.FULL)
+
+    def _look(self, level: Level) -> None:
+        self.pace.rouse(self.clock.step, level, time.perf_counter(), self.cost())
+        self.levels.prepare(level, scouts=level is Level.FULL)

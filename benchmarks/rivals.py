@@ -139,9 +139,9 @@ def traceml(model: nn.Module, folder: str) -> Iterator[Habit]:
 VARIANTS: dict[str, tuple[Variant, str]] = {
     "bare": (bare, "torch"),
     "Kedge": (watched, "kedge"),
-    "Kedge, no budget": (unlimited, "kedge"),
+    "Kedge without a budget": (unlimited, "kedge"),
     "wandb.watch": (wandb_watch, "wandb"),
-    "gradient norms, .item()": (gradient_norms, "torch"),
+    "gradient norms by .item()": (gradient_norms, "torch"),
     "anomaly mode": (anomaly_mode, "torch"),
     "TraceML": (traceml, "traceml_ai"),
 }

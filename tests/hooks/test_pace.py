@@ -87,6 +87,24 @@ def test_short_steps_are_glanced_at_often() -> None:
     assert sum(pace.counts.values()) == pytest.approx(20_000, rel=0.02)
 
 
+def test_the_first_step_is_paid_for_over_time() -> None:
+    """Attaching the hooks takes as long as hundreds of small steps; less is looked at until that is made good."""
+    costs, spent = {**COSTS, Level.OFF: 0.0}, []
+    for start in (0.0, 0.05):
+        pace = Pace(10, 0.03)
+        pace.begin(0.0, 0.0)
+        now, cost = 4e-4 + start, start
+        pace.ended(0, now, cost)
+        for step in range(1, 25_000):
+            now, cost = now + 4e-4 + costs[pace.level], cost + costs[pace.level]
+            if now >= pace.wake:
+                pace.ended(step, now, cost)
+        spent.append(cost)
+    assert 0.03 * 10 * 0.9 < min(spent)
+    assert max(spent) < 0.03 * 10 * 1.05
+    assert abs(spent[1] - spent[0]) < 0.015
+
+
 def test_longer_steps_are_not_glanced_at() -> None:
     """Where a light step can often be paid for it is made: it sees what a module returned, too."""
     costs = {Level.OFF: 2e-6, Level.LOOK: 2e-4, Level.NORM: 6e-4, Level.FULL: 2e-3}

@@ -10,7 +10,7 @@ in debt waits; one that is full passes its income on, so that a long pause of th
 What a step took is what Kedge timed itself, or more: code that runs once in a while finds nothing of itself in the
 processor's memories, and throws out what is the program's. So a step's length, with what went before to wake and with the two
 steps that follow, is compared with that of the steps that were not looked at, and the mean difference counts, up to three times
-what was timed. The first step also attaches the hooks. It is reported, but not charged.
+what was timed. The first step also attaches the hooks; a fifth of the income goes to it until it is paid.
 
 # Note [Glances]
 Where a step takes less than a millisecond, putting up the hooks of a light step, and taking them down, takes longer
@@ -52,6 +52,8 @@ _GRANTED = 8
 """How many full steps that were asked for are made, whether they can be paid or not."""
 _BARE = 15
 """How many stretches of steps that were not looked at are remembered."""
+_REPAID = 0.2
+"""Which share of the income pays for the first step, until it is paid for."""
 _SETTLING = 2
 """How many steps after one that was looked at still take longer for it."""
 _RARE = 8
@@ -87,6 +89,7 @@ class Pace:
         self._longer: dict[Level, float] = {}
         self._after: dict[Level, float] = {}
         self._bare: deque[float] = deque(maxlen=_BARE)
+        self._debt = 0.0
         self._spacing = 1
         self._asked = 0
         self._wishes, self._wished = 0, False
@@ -127,6 +130,8 @@ class Pace:
             self.counts[level] += steps
             if self.counts[Level.FULL] > 1 or level is not Level.FULL:
                 spent = self._pay(level, spent, lasted)
+            else:
+                self._debt += spent
         self.seconds += spent
         wished, self._wished = self._wished, False
         if self.budget is None:
@@ -241,7 +246,9 @@ class Pace:
         return self._within(level)
 
     def _earn(self, income: float) -> None:
-        spare = 0.0
+        repaid = min(self._debt, _REPAID * max(income, 0.0))
+        self._debt -= repaid
+        income, spare = income - repaid, 0.0
         for level, share in _SHARES.items():
             spare = self._put(level, income * share + spare)
         self._put(Level.NORM, spare)

@@ -44,6 +44,7 @@ class Work:
         self.under_way: list[Call] = []
         self._lock = threading.RLock()
         self._told = False
+        self._holders = 0
         self.session = session()
         try:
             keys = Keys()
@@ -73,6 +74,22 @@ class Work:
         self._tell()
         self._learn(kind, call, names, (args, kwargs))
         return settled(call, values, names)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Leave the hooks where they are between the calls in the block: to put them up takes as long as a small batch."""
+        with self._lock:
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                self._rest()
+
+    def _rest(self) -> None:
+        if not self.under_way and not self._holders:
+            self.session.pause()
 
     @contextmanager
     def collecting(self, collected: Collected) -> Iterator[None]:
@@ -106,8 +123,7 @@ class Work:
             call.over = True
             with self._lock:
                 self.under_way = [other for other in self.under_way if other is not call]
-                if not self.under_way:
-                    self.session.pause()
+                self._rest()
 
     def _adopt(self) -> Any:
         """Find the forward that a thread without one works for: one that was there when the thread was not."""

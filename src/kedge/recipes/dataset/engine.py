@@ -72,7 +72,11 @@ def extract_dataset(
         source = Source(loader, rank, options.split, done)
         work = Work(features, batch=options.batch, device=options.device, proven=len(done) > 0)
         # An error that somebody keeps would keep the loader's workers alive, so it is closed here.
-        with closing(_loaded(source)) as loads, closing(compute(loads, keys, work, options.on_bad)) as computed:
+        with (
+            work.held(),
+            closing(_loaded(source)) as loads,
+            closing(compute(loads, keys, work, options.on_bad)) as computed,
+        ):
             _write(computed, Shelf(folder, rank, options, wanted), source.left if rank.rank == 0 else None)
     return open_features(folder)
 

@@ -41,6 +41,8 @@ class Keys:
 
     def __call__(self, loaded: Loaded) -> Batch:
         """Give the samples of a batch their keys."""
+        if self._of_batch is None and self._all is None:
+            return Batch(loaded.places, loaded.places, loaded.data, loaded.bad)
         failed = [one._replace(key=self._of_place(one.place)) for one in loaded.bad]
         keys = [self._of_place(place) for place in loaded.places]
         if self._of_batch is not None and keys:

@@ -23,6 +23,20 @@ class Sample(NamedTuple):
     bad: Bad | None = None
 
 
+class Fetched(NamedTuple):
+    """The samples of a batch before they are put together.
+
+    Attributes:
+        places: Where each is in the data.
+        contents: What each is.
+        bad: Those that could not be loaded.
+    """
+
+    places: list[str]
+    contents: list[Any]
+    bad: list[Bad]
+
+
 class Loaded(NamedTuple):
     """A batch as it comes from a loader: samples put together, and what could not be."""
 
@@ -42,29 +56,35 @@ def why(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-class Named(Dataset[Sample]):
-    """A map-style data set that gives each sample with its place."""
+class Named(Dataset[Fetched]):
+    """A map-style data set that gives the samples of a batch with their places."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, index: Any) -> Sample:
-        try:
-            return Sample(str(index), self.dataset[index])
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told with the sample's key
-            return Sample(str(index), None, bad(str(index), error))
-
-    def __getitems__(self, indices: Sequence[Any]) -> list[Sample]:
+    def __getitems__(self, indices: Sequence[Any]) -> Fetched:
         """Load several samples; one by one where the data set cannot do better, or fails at one of them."""
         together = getattr(self.dataset, "__getitems__", None)
         if together is not None:
             try:
                 found = together(list(indices))
             except Exception:  # noqa: BLE001 - loading one by one tells which it is
-                return [self[index] for index in indices]
+                return self._one_by_one(indices)
             if isinstance(found, (list, tuple)) and len(found) == len(indices):
-                return [Sample(str(index), content) for index, content in zip(indices, found, strict=True)]
-        return [self[index] for index in indices]
+                return Fetched(list(map(str, indices)), list(found), [])
+        return self._one_by_one(indices)
+
+    def _one_by_one(self, indices: Sequence[Any]) -> Fetched:
+        dataset, found = self.dataset, Fetched([], [], [])
+        places, contents, failed = found
+        for index in indices:
+            try:
+                contents.append(dataset[index])
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told with the sample's key
+                failed.append(bad(str(index), error))
+            else:
+                places.append(str(index))
+        return found
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -116,28 +136,33 @@ class Together:
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
 
-    def __call__(self, samples: Sequence[Sample]) -> Loaded:
+    def __call__(self, samples: Fetched | Sequence[Sample]) -> Loaded:
         """Put the samples of a batch together."""
-        failed = [sample.bad for sample in samples if sample.bad is not None]
-        good = [sample for sample in samples if sample.bad is None]
-        while good:
+        places, contents, failed = samples if isinstance(samples, Fetched) else _sorted_out(samples)
+        while contents:
             try:
-                data = self.collate([sample.content for sample in good])
-                return Loaded([sample.place for sample in good], data, failed)
+                return Loaded(places, self.collate(contents), failed)
             except Exception as error:
-                odd = unlike(good)
+                odd = unlike(contents)
                 if not odd:
                     raise
-                failed += [bad(sample.place, error) for sample in odd]
-                good = [sample for sample in good if all(sample is not other for other in odd)]
+                failed += [bad(places[row], error) for row in odd]
+                rest = [row for row in range(len(places)) if row not in odd]
+                places, contents = [places[row] for row in rest], [contents[row] for row in rest]
         return Loaded([], None, failed)
 
 
-def unlike(samples: Sequence[Sample]) -> list[Sample]:
-    """Give the samples that are not made as most are."""
-    made = [_make(sample.content) for sample in samples]
+def _sorted_out(samples: Sequence[Sample]) -> Fetched:
+    good = [sample for sample in samples if sample.bad is None]
+    failed = [sample.bad for sample in samples if sample.bad is not None]
+    return Fetched([sample.place for sample in good], [sample.content for sample in good], failed)
+
+
+def unlike(contents: Sequence[Any]) -> list[int]:
+    """Give the rows of the samples that are not made as most are."""
+    made = [_make(content) for content in contents]
     (usual, _), *_ = Counter(made).most_common()
-    return [sample for sample, make in zip(samples, made, strict=True) if make != usual]
+    return [row for row, make in enumerate(made) if make != usual]
 
 
 def _make(content: Any) -> Any:

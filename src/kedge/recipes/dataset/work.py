@@ -9,6 +9,7 @@ all fail, unless the model still takes what it took before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +69,11 @@ class Work:
             return self._without_bad(batch, error)
         self._taken = self._taken or (batch.data, len(batch.places))  # not the last: its memory is for the next one
         return Columns(batch.places, batch.keys, values, batch.bad, copied)
+
+    def held(self) -> AbstractContextManager[Any]:
+        """Have what computes features leave its hooks on the model between batches, if it has any."""
+        work = getattr(self.features, "work", None)
+        return work.held() if hasattr(work, "held") else nullcontext()
 
     def _features(self, data: Any, size: int) -> tuple[dict[str, Tensor], torch.cuda.Event | None]:
         data = moved(data, self.device)

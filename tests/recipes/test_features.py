@@ -475,3 +475,20 @@ def test_features_are_a_module_that_prints_its_names() -> None:
     assert "a, second" in repr(features)
     assert [id(p) for p in features.parameters()] == [id(p) for p in model.parameters()]
     assert list(features.state_dict()) == [f"model.{name}" for name in model.state_dict()]
+
+
+def test_hooks_that_are_held_stay_up_between_calls_and_take_nothing_there() -> None:
+    """In the block other calls of the model are its own; after it the model is bare, also when the block fails."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    features, x = kedge.extract(model, "1"), torch.randn(2, 3)
+    bare, plain = hook_tables(model), model(x)
+    expected = features(x)["1"]
+    with pytest.raises(ZeroDivisionError), features.held(), features.held():
+        assert torch.equal(features(x)["1"], expected)
+        assert hook_tables(model) != bare
+        assert torch.equal(model(x), plain)
+        assert torch.equal(features(x)["1"], expected)
+        raise ZeroDivisionError
+    assert hook_tables(model) == bare
+    assert torch.equal(features(x)["1"], expected)
+    assert_unhooked(model)

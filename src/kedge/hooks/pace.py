@@ -208,8 +208,9 @@ class Pace:
     def rouse(self, step: int, level: Level, now: float, cost: float) -> None:
         """Look at the step under way in the midst of it, and count those before it in which nothing was done."""
         if self.level is Level.OFF:
-            self._chosen = None
+            self._chosen, wished = None, self._wished
             self.ended(step - 1, now, cost)
+            self._wished = wished
         self.level, self.wake, self.settling = level, 0.0, 0
 
     def wish(self) -> bool:

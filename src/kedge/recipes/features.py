@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,10 @@ class Features(nn.Module):
         engine: Any = import_module("kedge.recipes.dataset")  # half of the time that importing all this takes
         written: FeatureSet = engine.extract_dataset(self, loader, out, engine.Options(**options))
         return written
+
+    def held(self) -> AbstractContextManager[None]:
+        """Leave the hooks on the model between calls in a block that calls nothing but these features."""
+        return self.work.held()
 
     @property
     def work(self) -> Work:

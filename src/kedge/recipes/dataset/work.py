@@ -72,8 +72,8 @@ class Work:
 
     def held(self) -> AbstractContextManager[Any]:
         """Have what computes features leave its hooks on the model between batches, if it has any."""
-        work = getattr(self.features, "work", None)
-        return work.held() if hasattr(work, "held") else nullcontext()
+        held: Callable[[], AbstractContextManager[Any]] = getattr(self.features, "held", nullcontext)
+        return held()
 
     def _features(self, data: Any, size: int) -> tuple[dict[str, Tensor], torch.cuda.Event | None]:
         data = moved(data, self.device)

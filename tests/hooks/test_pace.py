@@ -199,6 +199,20 @@ def test_a_step_costs_what_it_was_longer_than_others() -> None:
     assert pace.total(cost) > cost
 
 
+def test_where_every_step_is_looked_at_a_full_one_costs_what_it_was_longer_than_a_light_one() -> None:
+    """What is lost around our code is counted also where no step is let alone."""
+    pace = Pace(10, 0.03)
+    now = cost = 0.0
+    pace.begin(now, cost)
+    for step in range(300):
+        hidden = 2e-3 if pace.level is Level.FULL else 0.0
+        now, cost = now + 0.5 + COSTS[pace.level] + hidden, cost + COSTS[pace.level]
+        pace.ended(step, now, cost)
+    assert pace.counts[Level.OFF] == 0
+    assert pace.cost(Level.FULL) == pytest.approx(4e-3, rel=0.1)
+    assert pace.cost(Level.NORM) == pytest.approx(6e-4, rel=0.1)
+
+
 def test_what_devices_took_is_charged_to_full_steps() -> None:
     """Time on a device, known only later, delays the next full step and is in the total."""
     paces = [Pace(10, 0.03), Pace(10, 0.03)]

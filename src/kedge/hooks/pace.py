@@ -10,7 +10,7 @@ in debt waits; one that is full passes its income on, so that a long pause of th
 What a step took is what Kedge timed itself, or more: code that runs once in a while finds nothing of itself in the
 processor's memories, and throws out what is the program's. So a step's length, with what went before to wake and with the two
 steps that follow, is compared with that of the steps that were not looked at, and the mean difference counts, up to three times
-what was timed. The first step also attaches the hooks; a fifth of the income goes to it until it is paid.
+what was timed. Where all are looked at, it is compared with what the light ones took without what was timed in them. The first step also attaches the hooks; a fifth of the income goes to it until it is paid.
 
 # Note [Glances]
 Where a step takes less than a millisecond, putting up the hooks of a light step, and taking them down, takes longer
@@ -51,7 +51,9 @@ _MOST = 3.0
 _GRANTED = 8
 """How many full steps that were asked for are made, whether they can be paid or not."""
 _BARE = 15
-"""How many stretches of steps that were not looked at are remembered."""
+"""How many stretches of steps that were not looked at are remembered, and how many light steps."""
+_FEW = 5
+"""How many light steps say what a step takes."""
 _REPAID = 0.2
 """Which share of the income pays for the first step, until it is paid for."""
 _SETTLING = 2
@@ -89,6 +91,7 @@ class Pace:
         self._longer: dict[Level, float] = {}
         self._after: dict[Level, float] = {}
         self._bare: deque[float] = deque(maxlen=_BARE)
+        self._light: deque[float] = deque(maxlen=_BARE)
         self._debt = 0.0
         self._spacing = 1
         self._asked = 0
@@ -240,7 +243,10 @@ class Pace:
         return min(max(self._longer.get(level, timed), timed), _MOST * timed)
 
     def _pay(self, level: Level, timed: float, lasted: float) -> float:
-        longer = lasted - median(self._bare) if self._bare else timed
+        if level is not Level.FULL:
+            self._light.append(lasted - timed)
+        others = self._bare or (self._light if len(self._light) >= _FEW else None)
+        longer = lasted - median(others) if others else timed
         _learn(self._timed, level, timed)
         _learn(self._longer, level, longer)
         self._purses[level] -= self._within(level)

@@ -10,7 +10,8 @@ in debt waits; one that is full passes its income on, so that a long pause of th
 What a step took is what Kedge timed itself, or more: code that runs once in a while finds nothing of itself in the
 processor's memories, and throws out what is the program's. So a step's length, with what went before to wake and with the two
 steps that follow, is compared with that of the steps that were not looked at, and the mean difference counts, up to three times
-what was timed. Where all are looked at, it is compared with what the light ones took without what was timed in them. The first step also attaches the hooks; a fifth of the income goes to it until it is paid.
+what was timed. Where all are looked at, it is compared with what the light ones took without what was timed in them. The first
+step also attaches the hooks; a fifth of the income goes to it until it is paid.
 
 # Note [Glances]
 Where a step takes less than a millisecond, putting up the hooks of a light step, and taking them down, takes longer

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from watched import watched
 
-from kedge.hooks.pace import Level
+from kedge.hooks.pace import Level, Pace
 from kedge.hooks.watch import Watch
 from kedge.rules.registry import check
 
@@ -105,3 +105,62 @@ def test_where_gradients_are_gone_light_steps_are_made(paced: Callable[..., None
     assert found
     assert not log.watch.failed
     assert log.watch.summary.steps == 12
+
+
+def test_steps_made_within_a_backward_are_looked_at_instead() -> None:
+    """There the gradients of the step are still on their way, so light steps are made in place of glances."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step(param: nn.Parameter) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model[0].weight.register_post_accumulate_grad_hook(step)
+
+    def program(watch: Watch) -> None:
+        for number in range(1500):
+            loss = model(torch.randn(4, 8)).square().mean()
+            (loss * float("nan") if number >= 500 else loss).backward()
+
+    log = watched(program)
+    assert log.watch.summary.levels["light"] > 5
+    assert [f for f in check(log.recording()) if f.code == "NAN-BORN"]
+
+
+def test_glances_come_back_with_the_gradients(paced: Callable[..., None]) -> None:
+    """A few steps without any, or parameters that are frozen, do not end them; others are chosen."""
+    paced(Level.GLANCE, Level.GLANCE, Level.LOOK)
+    model, seen = net(), []
+
+    def program(watch: Watch) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        for step in range(20):
+            optimizer.zero_grad()
+            if step == 8:
+                for param in model.parameters():
+                    param.requires_grad_(param.numel() == 64)  # the first weight alone
+            if not 3 <= step < 6:
+                model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            seen.append(watch.pace.counts[Level.GLANCE])
+
+    watched(program)
+    assert seen[5] < seen[9]
+    assert seen[19] - seen[10] >= 3
+
+
+def test_a_glance_that_nobody_makes_is_no_excuse() -> None:
+    """If a step ends and the glance at it was not made, the next one is looked at with hooks."""
+    pace = Pace(10, 0.03)
+    pace.begin(0.0, 0.0)
+    now = cost = 0.0
+    for step in range(5000):
+        spent = 8e-4 if pace.level is not Level.OFF else 0.0
+        now, cost = now + 4e-4 + spent, cost + spent
+        if now >= pace.wake:
+            pace.heard = pace.glancing = True
+            pace.settling = 0
+            pace.ended(step, now, cost)
+    assert pace.counts[Level.LOOK] > 5
+    assert cost / (now - cost) < 0.035

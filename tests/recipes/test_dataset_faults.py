@@ -98,6 +98,24 @@ def test_bad_samples_are_left_out_and_listed(tmp_path, workers):
     assert again.loaded == []
 
 
+@pytest.mark.parametrize("way", ["sort", "pop"])
+def test_samples_may_be_put_together_by_a_function_that_changes_its_list(tmp_path, way):
+    """The one that does not fit in is found all the same, and no other is left out for it."""
+
+    def collate(some):
+        if way == "sort":
+            some.sort(key=lambda value: -float(value.sum()))
+            return torch.stack(some)
+        return torch.stack([some.pop(0) for _ in range(len(some))])
+
+    data = [torch.full((4,), float(i)) for i in range(10)]
+    data[7] = torch.zeros(3)
+    loader = torch.utils.data.DataLoader(data, batch_size=10, collate_fn=collate)
+    found = extract_dataset(extract(nn.Sequential(nn.Linear(4, 4)), "0"), loader, tmp_path / "out", SKIP)
+    assert list(found.bad) == ["7"]
+    assert len(found.samples) == 9
+
+
 def test_reducers_do_not_count_what_is_left_out(tmp_path):
     """A summary is over the samples that have features."""
     options = Options(on_bad="skip", reduce={"4": Mean()})

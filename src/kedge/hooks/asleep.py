@@ -50,16 +50,17 @@ class Asleep:
             timed,
         )
         self.passed = 0
-        self.slept = self.spoiled = self._blind = False
+        self.slept = self.spoiled = self._inside = False
 
     def listen(self) -> None:
         """Hear, at the end of a step that was looked at, whether the next ones will be heard to end."""
-        self.pace.heard = self.clock.optimizer is not None
-        self.pace.glancing = self.pace.heard and not self._blind
+        self.pace.heard = self.clock.optimizer is not None and not self._inside
+        self.pace.glancing = self.pace.heard and self.updates.sees
 
     def rise(self, optimizer: Optimizer) -> None:
         """Do what is to be done at the end of a step at which it was time to wake; `slept` says whether that was all."""
-        self.slept = not compiled.in_backward() and self._sleeps_on(optimizer)
+        self._inside = compiled.in_backward()
+        self.slept = not self._inside and self._sleeps_on(optimizer)
 
     def _sleeps_on(self, optimizer: Optimizer) -> bool:
         pace, now = self.pace, time.perf_counter()
@@ -73,7 +74,7 @@ class Asleep:
         if risen is not Level.GLANCE:
             return risen is Level.OFF
         sound = self.updates.glance(optimizer)
-        self._blind, self.spoiled = sound is None, sound is False
+        self.spoiled = sound is False
         pace.glanced(step, now, time.perf_counter())
         return sound is True
 

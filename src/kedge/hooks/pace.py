@@ -16,8 +16,8 @@ step also attaches the hooks; a fifth of the income goes to it until it is paid.
 # Note [Glances]
 Where a step takes less than a millisecond, putting up the hooks of a light step, and taking them down, takes longer
 than the step. So where a light step could be paid for less often than once in eight, there are glances instead: some
-gradients are looked at behind the optimizer's step, without any hook. They take a twentieth, so a value that is not
-finite is seen after some ten steps; what a module returned is not seen.
+gradients are looked at behind the optimizer's step, without any hook. They take a tenth of the time, so a value that
+is not finite is seen after some fifteen steps; what a module returned is not seen.
 
 # Note [Common steps]
 Two runs that are to be compared, and the ranks of one, pace themselves, and yet should measure the same steps in
@@ -104,6 +104,7 @@ class Pace:
         self.settling, self._settles = 0, Level.OFF
         self._glances, self._glanced = 0, 0.0
         self._chosen: Level | None = None
+        self._promised = False
         self._device = 0.0
 
     def begin(self, now: float, cost: float) -> None:
@@ -143,6 +144,8 @@ class Pace:
             return self.level
         self._earn(self.budget * max(now - self._earned - spent, 0.0) - (spent if level is Level.OFF else 0.0))
         self._earned, self.settling, self.wake = now, 0, 0.0
+        if self._promised:  # nobody came to make the glance
+            self.glancing = self._promised = False
         chosen, self._chosen = self._chosen, None
         self.level = Level.FULL if wished else self._affordable(step + 1) if chosen is None else chosen
         if self.level in {Level.OFF, Level.GLANCE}:
@@ -159,7 +162,7 @@ class Pace:
     def _fall_asleep(self, level: Level, now: float) -> None:
         if self.level is Level.OFF and self.budget is not None:
             self.wake = now + self._idle(self._step, self.budget)
-        self.level = Level.OFF
+        self.level, self._promised = Level.OFF, self.level is Level.GLANCE
         if self.heard and level is not Level.OFF and self._bare:
             self.settling, self._settles, self.wake = _SETTLING, level, 0.0
 
@@ -186,6 +189,7 @@ class Pace:
         Returns:
             OFF to sleep on, GLANCE for a glance at this step, or else the level of the step to come, after `ended`.
         """
+        self._promised = False
         if self.budget is None:
             return Level.OFF
         self._earn(self.budget * (now - self._earned))

@@ -58,12 +58,16 @@ class Updates:
         meter: What measures.
         step: Gives the step under way.
         place: Gives the site and the root of a parameter; None where it is not watched.
+
+    Attributes:
+        sees: The last time it was asked for, there were gradients to glance at.
     """
 
     def __init__(
         self, meter: Gauge, step: Callable[[], int], place: Callable[[nn.Parameter], tuple[Site, Root] | None]
     ) -> None:
         self.meter, self.step, self.place = meter, step, place
+        self.sees = True
         self._held: weakref.WeakKeyDictionary[Optimizer, list[Held]] = weakref.WeakKeyDictionary()
         self._sentinels: weakref.WeakKeyDictionary[Optimizer, list[nn.Parameter]] = weakref.WeakKeyDictionary()
         self._before: weakref.WeakKeyDictionary[Optimizer, list[list[Tensor]]] = weakref.WeakKeyDictionary()
@@ -109,13 +113,22 @@ class Updates:
                     by_root[root.index] = Held(Site(root.prefix, "grad.norm"))
                 by_root[root.index].add(param, site)
         held = self._held[optimizer] = list(by_root.values())
-        small = [p for each in held for p in each.params if p.numel() <= _SENTINEL_SIZE]
-        self._sentinels[optimizer] = small[: _SENTINELS // 2] + small[_SENTINELS // 2 :][-_SENTINELS // 2 :]
+        self._choose(optimizer)
         return held
+
+    def _choose(self, optimizer: Optimizer) -> None:
+        """Choose small parameters of the first layers and the last, of those that have a gradient."""
+        held = [p for each in self._held.get(optimizer, ()) for p in each.params]
+        small = [p for p in held if p.numel() <= _SENTINEL_SIZE and p.grad is not None]
+        self._sentinels[optimizer] = small[: _SENTINELS // 2] + small[_SENTINELS // 2 :][-_SENTINELS // 2 :]
 
     def glance(self, optimizer: Optimizer) -> bool | None:
         """Look whether some small gradients are finite; None where there are none, or reading them would wait for a device."""
         grads = self._sentinel_grads(optimizer)
+        if not grads:  # those that were chosen get none any more, or not yet
+            self._choose(optimizer)
+            grads = self._sentinel_grads(optimizer)
+        self.sees = bool(grads)
         return all(map(is_finite, grads)) if grads else None
 
     def tell(self, optimizer: Optimizer) -> None:

@@ -141,7 +141,7 @@ class Together:
         places, contents, failed = samples if isinstance(samples, Fetched) else _sorted_out(samples)
         while contents:
             try:
-                return Loaded(places, self.collate(contents), failed)
+                return Loaded(places, self.collate(list(contents)), failed)  # it may change its list
             except Exception as error:
                 odd = unlike(contents)
                 if not odd:

@@ -259,8 +259,9 @@ class Step:
         measured = [m for m in self.measured if keep(m.site)]
         bulk = [row for b in self.bulk for row in b.squares(keep, bad=bad)]
         table = np.full((len(measured) + len(bulk), len(FIELDS)), np.nan, dtype=np.float64)
-        for i, m in enumerate(measured):
-            table[i] = hosts[m.device][0][m.row]
+        with np.errstate(invalid="ignore"):  # a NaN of a device's making may be one that signals
+            for i, m in enumerate(measured):
+                table[i] = hosts[m.device][0][m.row]
         table[len(measured) :, FIELDS.index("sumsq")] = [square for _, _, square in bulk]
         columns: dict[str, Any] = dict(zip(FIELDS, table.T, strict=True))
         for name in ("nonzero", "nonfinite"):

@@ -4,7 +4,9 @@
 
 Trains a grid of healthy runs, and for every rule runs with one planted fault each, all watched as `kedge run` would.
 A rule's recall is the share of the runs with its fault on which it speaks; its precision, the share of the runs on which
-it speaks, healthy ones and those with its fault, that have the fault.
+it speaks, healthy ones and those with its fault, that have the fault. Of NAN-BORN it is asked as well whether what it says
+is so: that the birth is where it was planted, or, in a run of which most steps are not looked at, that it lies between two
+steps. Anything else is misplaced: not found, and a false alarm.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from plants import healthy, planted
 
 import kedge
 from kedge.rules import ALL, check
-from kedge.rules.rule import SEVERITIES
+from kedge.rules.rule import SEVERITIES, Finding
 from kedge.store.recording import Recording
 
 EVERY = 2
@@ -34,7 +36,8 @@ EVERY = 2
 def watched(run: Run, seed: int, place: Path) -> Recording:
     """Train under watch, unless the recording is there already; a run that diverges is trained to its end all the same."""
     if not place.exists():
-        watching = kedge.watch(place, every=EVERY, budget=None)
+        how = {"every": EVERY, "budget": None} if run.budget is None else {"every": 10, "budget": run.budget}
+        watching = kedge.watch(place, **how)
         watching.tell = lambda text: None
         with watching:
             for _ in train(run, seed):
@@ -66,9 +69,13 @@ class Verdict:
     found: frozenset[tuple[str, str]]
     "Pairs of a code and a severity."
     text: str
+    misplaced: bool = False
+    "Whether the rule that was to speak said what is not so."
 
     def has(self, code: str, *severities: str) -> bool:
-        """Tell whether a rule spoke."""
+        """Tell whether a rule spoke, and of the one that was to speak, whether what it said is so."""
+        if code == self.code and self.misplaced:
+            return False
         return any(own == code and (not severities or severity in severities) for own, severity in self.found)
 
 
@@ -78,13 +85,27 @@ def judge(task: Task) -> Verdict:
     run, began = task.run, time.perf_counter()
     title = f"{task.code or 'healthy'}: {run.name}, seed {task.seed}"
     findings = check(watched(run, task.seed, task.folder / f"{re.sub('[^a-z0-9.]+', '-', title.lower())}.kedge"))
-    verdict = Verdict(task.code, frozenset((f.code, f.severity) for f in findings), "")
+    misplaced = any(f.code == task.code and not is_so(run, f) for f in findings)
+    verdict = Verdict(task.code, frozenset((f.code, f.severity) for f in findings), "", misplaced)
     odd = not verdict.has(task.code) if task.code else any(f.severity != "info" for f in findings)
     if not odd and not task.verbose:
         return verdict
+    if misplaced:
+        title = f"misplaced in {title}"
     lines = [f"{'missed ' if task.code and odd else ''}{title} ({time.perf_counter() - began:.1f} s)"]
     lines += [f"    {f.severity:7} {f.code:13} {f.message[:200]}" for f in findings]
     return replace(verdict, text="\n".join(lines))
+
+
+def is_so(run: Run, finding: Finding) -> bool:
+    """Tell whether a birth was planted where the finding says, or in one of the places that it leaves open."""
+    evidence = finding.evidence
+    if not run.births or "how" not in evidence:
+        return True
+    how, paths = evidence["how"], (evidence["module"], *evidence["also"])
+    named = {how, *(f"{how} {path}" for path in paths)}
+    sound = evidence.get("glance", {}).get("sound")
+    return bool(named & run.births) and (sound or 0) <= run.since <= (finding.step or 0)
 
 
 def main() -> None:
@@ -118,17 +139,17 @@ def main() -> None:
 def _print(verdicts: list[Verdict]) -> None:
     """Print precision and recall of every rule, and the false alarms."""
     calm = [verdict for verdict in verdicts if not verdict.code]
-    print(
-        f"\n{'rule':14} {'planted':>7} {'found':>6} {'recall':>7} {'alarms':>7} {'precision':>9}  also spoke on faults of"
-    )
+    heads = f"{'rule':14} {'planted':>7} {'found':>6} {'recall':>7} {'misplaced':>9} {'alarms':>7} {'precision':>9}"
+    print(f"\n{heads}  also spoke on faults of")
     for rule in ALL:
         own = [verdict for verdict in verdicts if verdict.code == rule.code]
         hits = sum(verdict.has(rule.code) for verdict in own)
+        misplaced = sum(verdict.misplaced for verdict in own)
         alarms = sum(verdict.has(rule.code, "error", "warning") for verdict in calm)
         others = Counter(v.code for v in verdicts if v.code not in ("", rule.code) and v.has(rule.code))
         also = ", ".join(f"{code} {number}" for code, number in others.most_common())
-        recall, precision = _share(hits, len(own)), _share(hits, hits + alarms)
-        print(f"{rule.code:14} {len(own):7} {hits:6} {recall:>7} {alarms:7} {precision:>9}  {also}")
+        recall, precision = _share(hits, len(own)), _share(hits, hits + misplaced + alarms)
+        print(f"{rule.code:14} {len(own):7} {hits:6} {recall:>7} {misplaced:9} {alarms:7} {precision:>9}  {also}")
     counts = (f"{sum(any(s == level for _, s in v.found) for v in calm)} with {level}s" for level in SEVERITIES)
     print(f"\n{len(calm)} healthy runs: {', '.join(counts)}")
 

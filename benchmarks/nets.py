@@ -178,7 +178,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Run:
-    """One training."""
+    """One training.
+
+    ``births`` says what NAN-BORN may say of it: how something was born, and in which module, as in "module 2.1", or "entry"
+    for any. If it is empty, it may say anything. ``since`` is the step in which the fault begins. A run with a ``budget`` is
+    watched within it.
+    """
 
     name: str
     model: Callable[[], nn.Module]
@@ -190,6 +195,9 @@ class Run:
     clip: float = 0.0
     batch: int = 64
     fault: Fault = Fault()
+    births: frozenset[str] = frozenset()
+    since: int = 0
+    budget: float | None = None
 
     @property
     def data(self) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from faults import Apply, Direct, Lift, Wide, after, every_weight, is_weighted, normal, rate
+from faults import Apply, Around, Direct, Lift, Wide, after, every_weight, is_weighted, normal, rate, rooted
 from nets import Autoencoder, Fault, Recurrent, Run, Transformer, adam, cnn, mlp, resnet, sgd
 from torch import Tensor, nn
 
@@ -86,14 +86,68 @@ def planted() -> dict[str, list[Run]]:
 
 def nan_born() -> list[Run]:
     """Plant operations outside their domain, a bad batch, and a rate that lets the run diverge."""
+
+    def planted_at(name: str, nth: int, function: Callable[[Tensor], Tensor], says: str, birth: str) -> Run:
+        return with_fault(name, after(is_weighted, function, nth), says=says, births=frozenset({birth}))
+
     spoiled = Fault(inputs=lambda step, x: torch.where(x > 0.9, torch.nan, x) if step == 80 else x)
     return [
-        with_fault("mlp adam", after(is_weighted, lambda x: torch.log(x.relu()), 1), says="log of zero"),
-        with_fault("cnn sgd", after(is_weighted, lambda x: x / x.relu(), 1), says="zero by zero"),
-        with_fault("resnet sgd", after(is_weighted, lambda x: x + (x - x.detach()).sqrt(), 2), says="sqrt'(0)"),
-        with_fault("transformer adam", after(is_weighted, lambda x: (x * 200).exp(), 2), says="exp"),
-        with_fault("cnn adam", spoiled, says="NaN in a batch"),
+        planted_at("mlp adam", 1, lambda x: torch.log(x.relu()), "log of zero", "module 4.1"),
+        planted_at("cnn sgd", 1, lambda x: x / x.relu(), "zero by zero", "module 2.1"),
+        planted_at("resnet sgd", 2, lambda x: x + (x - x.detach()).sqrt(), "sqrt'(0)", "backward 2.conv2.1"),
+        planted_at("transformer adam", 2, lambda x: (x * 200).exp(), "exp", "module layers.0.mlp.0.1"),
+        with_fault("cnn adam", spoiled, says="NaN in a batch", births=frozenset({"entry"}), since=80),
         with_fault("mlp sgd", rate(40, 1e6), says="diverges"),
+        *_around(),
+        *_within_budget(),
+    ]
+
+
+def _around() -> list[Run]:
+    """Plant operations beside a module, in the own forward of the container that holds it; and in the module, for comparison."""
+
+    def run(says: str, births: set[str], inner: Callable[[], nn.Module], operation: Any = None) -> Run:
+        def change(model: nn.Module) -> None:
+            model[4] = Around(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), inner(), operation)
+
+        return with_fault("mlp adam", Fault(model=change), says=says, births=frozenset(births))
+
+    def distance(x: Tensor) -> Tensor:
+        return rooted(x) - x
+
+    def linear() -> nn.Module:
+        return nn.Linear(64, 64)
+
+    beside = {"beside 4", "either 4"}
+    return [
+        run("0/0 beside a linear map", {"own 4"}, linear, lambda x: x / x),
+        run("log beside a linear map", {"own 4"}, linear, lambda x: x.log()),
+        run("norm'(0) beside a linear map", beside, linear, distance),
+        run("root'(0) beside a norm", beside, lambda: nn.LayerNorm(64), lambda x: x.abs().pow(0.5)),
+        run("root'(0) beside a root", beside, lambda: Apply(lambda x: x * 1.0), lambda x: x.abs().pow(0.5)),
+        run("norm'(0) in the module", {"backward 4.inner"}, lambda: Apply(rooted)),
+        run("norm'(0) in the module, a sum beside", {"either 4.inner"}, lambda: Apply(rooted), lambda x: x * 2),
+    ]
+
+
+def _within_budget() -> list[Run]:
+    """Plant the same in runs of short steps, most of which the default budget does not look at."""
+    since = 353
+
+    def run(says: str, fault: Fault, *births: str) -> Run:
+        small = Run("", partial(mlp, 3, "relu"), sgd(0.05), steps=1000, batch=32, budget=0.03, since=since)
+        return replace(
+            small, name=f"mlp sgd within 3 %: {says}", fault=fault, births=frozenset({"glanced", "unseen", *births})
+        )
+
+    def change(model: nn.Module) -> None:
+        model[3] = Around(model[3], nn.Linear(64, 64), lambda x: x.log(), since)
+
+    return [
+        run("log beside a linear map", Fault(model=change), "own 3"),
+        run("NaN in a batch", Fault(inputs=lambda step, x: x * torch.nan if step == since else x), "entry"),
+        run("NaN in a loss", Fault(loss=lambda step, loss: loss * (torch.nan if step == since else 1.0)), "loss"),
+        run("diverges", rate(since, 1e6), "stepped", "update", "module 3", "module 5", "module 7"),
     ]
 
 

@@ -66,6 +66,16 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, steps: int) -> None:
         optimizer.step()
 
 
+def trained(steps: int = 100) -> Classifier:
+    """Train a classifier on all but the test set; it is the same each time, and in every process."""
+    torch.set_num_threads(1)  # layers this small gain little from a second core
+    torch.manual_seed(0)
+    images, labels = digits()
+    model = Classifier()
+    train(model, images[TEST_IMAGES:], labels[TEST_IMAGES:], steps)
+    return model
+
+
 def take(model: nn.Module, data: TensorDataset, out: Path) -> FeatureSet:
     """Write the features of every image into a folder."""
     sites = {"conv2": lambda values: values.mean((2, 3)), "/relu#2": None, ":out": None}
@@ -83,11 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=300)
     args = parser.parse_args(arguments)
 
-    torch.set_num_threads(1)  # layers this small gain little from a second core
-    torch.manual_seed(0)
-    images, labels = digits()
-    model = Classifier()
-    train(model, images[TEST_IMAGES:], labels[TEST_IMAGES:], args.steps)
+    model, (images, labels) = trained(args.steps), digits()
     with tempfile.TemporaryDirectory() as folder:
         taken = take(model, TensorDataset(images, labels), args.out or Path(folder) / "features")
         print(taken)

@@ -1,7 +1,7 @@
 """README.md and docs/ are run as they stand, so that no example is wrong.
 
 The blocks of a page are run from top to bottom in an empty folder beside a copy of ``examples/``: Python blocks
-share their names, ``$ kedge ...`` lines of console blocks are run as commands. A comment before a block says what
+share their names, ``$ kedge ...`` and ``$ torchrun ...`` lines of console blocks are run as commands. A comment before a block says what
 is special about it: ``<!-- not run: why -->``, or ``<!-- exit 1 -->`` for what its last command ends with.
 """
 
@@ -24,6 +24,7 @@ BLOCK = re.compile(
     r"^(?:<!--[ ]*(?P<note>[^\n]*?)[ ]*-->\n\n?)?^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+COMMANDS = ("$ kedge ", "$ torchrun ")
 LINK = re.compile(r"\]\((?!\w+:)(?P<file>[^)#\s]*)(?:#(?P<heading>[^)\s]+))?\)")
 
 
@@ -51,15 +52,16 @@ class Block:
     @property
     def hides(self):
         """Whether the block holds what is meant to be run, but is not marked so."""
-        commands = r"^kedge " if self.language == "console" else r"^(\$ )?kedge "
+        names = "(kedge|torchrun) "
+        commands = rf"^{names}" if self.language == "console" else rf"^(\$ )?{names}"
         aliases = {"py", "python3", "pycon", "sh", "shell", "shellsession"}
         return self.language in aliases or re.search(commands, self.text, re.MULTILINE)
 
     @property
     def commands(self):
-        """The block's ``kedge`` commands, each as words."""
+        """The block's ``kedge`` and ``torchrun`` commands, each as words."""
         lines = self.text.replace("\\\n", " ").splitlines()
-        return [shlex.split(line.removeprefix("$ ")) for line in lines if line.startswith("$ kedge ")]
+        return [shlex.split(line.removeprefix("$ ")) for line in lines if line.startswith(COMMANDS)]
 
     @property
     def exit_code(self):
@@ -90,15 +92,15 @@ def run_page(page, folder):
 
 
 def run_commands(block, folder):
-    """Run the ``kedge`` commands of a console block; all but the last have to end with 0."""
-    kedge = shutil.which("kedge", path=Path(sys.executable).parent)
-    assert kedge, "the kedge command is not installed beside this Python; `make setup` does it"
+    """Run the commands of a console block; all but the last have to end with 0."""
     codes = [0] * (len(block.commands) - 1) + [block.exit_code]
     for words, code in zip(block.commands, codes, strict=False):
         assert not {"|", "||", "&&", ";", ">", "<"} & set(words), f"{block}: {words} needs a shell"
+        program = shutil.which(words[0], path=Path(sys.executable).parent)
+        assert program, f"the {words[0]} command is not installed beside this Python; `make setup` does it"
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
         ended = subprocess.run(
-            [kedge, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
+            [program, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
         )
         assert ended.returncode == code, f"{block}: {shlex.join(words)}\n{ended.stdout}\n{ended.stderr}"
 

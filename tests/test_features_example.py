@@ -10,12 +10,14 @@ import pytest
 
 from kedge.recipes.dataset import open_features
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "features.py"
 pytest.importorskip("matplotlib", reason="needs the extra plot")
+STORED = Path(__file__).parents[1] / "docs" / "pictures" / "features.png"
+SIZE = slice(16, 24)  # where a PNG has its width and height
+SCRIPT = Path(__file__).parents[1] / "examples" / "features.py"
 
 
 def test_digits_become_a_map(tmp_path):
-    """The classifier gets over 95 % of unseen images right, its features are in the folder, and the map is drawn."""
+    """The classifier gets over 95 % of unseen images right, its features are in the folder, and the map is laid out as the one in the documentation."""
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "f"), "--picture", str(tmp_path / "map.png")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     taken = open_features(tmp_path / "f")
@@ -25,3 +27,4 @@ def test_digits_become_a_map(tmp_path):
     assert len(taken.samples) == 1797
     assert taken["hidden"].shape == (1797, 64)
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "map.png").read_bytes()[SIZE] == STORED.read_bytes()[SIZE]  # or it has to be drawn anew

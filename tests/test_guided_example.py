@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("matplotlib")
+STORED = Path(__file__).parents[1] / "docs" / "pictures" / "guided.png"
+SIZE = slice(16, 24)  # where a PNG has its width and height
 SCRIPT = Path(__file__).parents[1] / "examples" / "guided_backprop.py"
 
 
 def test_the_example_explains_a_network_that_has_learned(tmp_path):
-    """Over 95 % of unseen images are right, what guided backpropagation shows is more on the ink than the gradient, and the picture is drawn."""
+    """Over 95 % of unseen images are right, what guided backpropagation shows is more on the ink than the gradient, and the picture is laid out as the one in the documentation."""
     picture = tmp_path / "digits.png"
     command = [sys.executable, str(SCRIPT), "--save", str(picture)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -26,4 +28,5 @@ def test_the_example_explains_a_network_that_has_learned(tmp_path):
     assert set(shares) == {"gradient", "SmoothGrad", "guided", "Grad-CAM"}
     assert shares["guided"] > shares["gradient"] + 5
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.read_bytes()[SIZE] == STORED.read_bytes()[SIZE]  # or it has to be drawn anew
     assert ended.stderr == ""

@@ -49,6 +49,21 @@ def test_a_reentrant_checkpoint_names_its_context():
     assert "ctx" in checkpoint.CheckpointFunction.backward.__code__.co_varnames
 
 
+def test_the_forward_of_a_function_of_ones_own_is_called_by_apply_and_without_grad():
+    """Between that forward and what calls it stands the frame of `Function.apply`, which knows the function's class."""
+    seen = []
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            frame = sys._getframe(1)
+            seen.append((frame.f_code, frame.f_locals["cls"], torch.is_grad_enabled()))
+            return x.clone()
+
+    Same.apply(torch.ones(2, requires_grad=True))
+    assert seen == [(torch.autograd.Function.apply.__func__.__code__, Same, False)]
+
+
 def test_tensors_count_changes_and_share_storages():
     """A tensor's version counter and its storage's identity are those of every alias."""
     x = torch.zeros(4)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+from typing import Any
 
 import pytest
 
@@ -11,15 +13,32 @@ from training import train, unlike
 from zoo import ZOO, Architecture
 
 import kedge
+from kedge.offload import disk, writer
+from kedge.offload.account import Account
+from kedge.offload.policy import Choice
 
 MODES = {
     "rebuild": kedge.Rebuild(),
     "disk": kedge.Disk(),
     "disk alone": kedge.Disk(rebuild=False),
-    "uncached": kedge.Disk(uncached=True, checksum=True),
 }
+LEAST = 256
+PLANS: dict[str, dict[str, Any]] = {
+    "memory": {"to": kedge.Disk(), "max_memory": "10 kB"},  # each of them saves more in tensors of LEAST bytes and more
+    "time": {"to": kedge.Disk(), "max_slowdown": 1.05},
+    "time, in memory": {"to": kedge.Rebuild(), "max_slowdown": 1.05},
+}
+FEW_PAGES = 16 << 10
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NothingGained")
 architectures = pytest.mark.parametrize("architecture", ZOO, ids=lambda a: a.name)
+
+
+def settled(account: Account) -> None:
+    """Something was done, and nothing of it is left behind."""
+    gc.collect()  # outputs of transformers are in cycles
+    total = account.total
+    assert total.moved or total.rebuilt, str(account)
+    assert total.freed.number == total.sum("moved").number + total.sum("rebuilt").number
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -28,11 +47,54 @@ def test_offloading_changes_no_bit_of_a_training(architecture: Architecture, mod
     """Outputs, loss, gradients, generators and weights of two steps are those of a model that keeps all in memory."""
     plain = train(architecture, architecture.build())
     model = architecture.build()
-    with kedge.offload(model, to=MODES[mode], min_bytes=256) as account:
+    with kedge.offload(model, to=MODES[mode], min_bytes=LEAST) as account:
         offloaded = train(architecture, model)
 
     assert unlike(plain, offloaded) == []
-    gc.collect()  # outputs of transformers are in cycles
-    total = account.total
-    assert total.moved or total.rebuilt, str(account)
-    assert total.freed.number == total.sum("moved").number + total.sum("rebuilt").number
+    settled(account)
+
+
+@architectures
+def test_what_leaves_memory_comes_back_with_its_bits(
+    architecture: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a window of few pages saved tensors leave the system's memory and are read ahead, and no bit changes."""
+    monkeypatch.setattr(disk, "WINDOW", FEW_PAGES)
+    advise, advised = writer._advise, set()
+
+    def noted(arena: Any, extent: Any, advice: int) -> None:
+        advised.add(advice)
+        advise(arena, extent, advice)
+
+    monkeypatch.setattr(writer, "_advise", noted)
+    plain = train(architecture, architecture.build())
+    model = architecture.build()
+    block = kedge.offload(model, to=kedge.Disk(uncached=True, checksum=True), min_bytes=LEAST)
+    with block as account:
+        offloaded = train(architecture, model)
+        store: Any = block._store
+        left = store._open.window.out
+
+    assert unlike(plain, offloaded) == []
+    assert left > 0
+    assert advised == {os.POSIX_FADV_DONTNEED, os.POSIX_FADV_WILLNEED}
+    settled(account)
+
+
+@pytest.mark.parametrize("limit", PLANS)
+@architectures
+def test_a_plan_changes_no_bit_of_a_training(architecture: Architecture, limit: str) -> None:
+    """Four steps within a limit: from the third on a plan holds, and all that comes of them keeps its bits."""
+    plain = train(architecture, architecture.build(), steps=4)
+    model = architecture.build()
+    plans: list[Any] = []
+    with kedge.offload(model, min_bytes=LEAST, **PLANS[limit]) as account:
+        model.register_forward_hook(lambda *_: plans.append(account.plan))  # when the step has begun for sure
+        offloaded = train(architecture, model, steps=4)
+
+    assert unlike(plain, offloaded) == []
+    assert plans[:2] == [None, None]
+    assert plans[2] is not None
+    assert plans[2].feasible
+    assert limit != "memory" or any(choice is not Choice.KEEP for choice, _ in plans[2].choices.values())
+    settled(account)

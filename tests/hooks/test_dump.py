@@ -112,12 +112,10 @@ def train(
     optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(1))], lr=0.0)
     ended: list[int] = []
     optimizer.register_step_post_hook(lambda *_: ended.append(len(ended)))
-    dump = Dump(log.folder, log, limit=limit)
+    dump = Dump(log.folder, log, lambda: len(ended), limit=limit)
     if not begun:
         dump.watch(model, lambda path: path)
     for number, batch in enumerate(batches):
-        if len(ended) == number or number == 0:
-            dump.step_began(len(ended))
         if begun and not number:
             begin(dump, model)
         optimizer.zero_grad()
@@ -127,7 +125,7 @@ def train(
             value.backward()
         step(optimizer)
         if ended:
-            dump.step_ended(ended[-1], suspicious=True)
+            dump.step_ended(suspicious=True)
     dump.close()
     return dump
 
@@ -188,12 +186,14 @@ def test_the_call_that_made_it_is_kept_with_all_it_needs(log: Told) -> None:
 
     (folder,) = log.dumps
     assert folder.name == "dump-1"
-    assert log.events == [{"kind": "dump", "step": 1, "site": "middle:out", "folder": "dump-1"}]
+    told = {"site": "middle:out", "module": "middle", "value": "inf", "direction": "forward", "reached": True}
+    assert log.events == [{"kind": "dump", "step": 1, "folder": "dump-1", **told}]
     saved = load_file(folder / "tensors.safetensors")
     assert_same_bits(saved["args.0"], bad.repeat(1, 2))
     assert "random.cpu" in saved
     with safe_open(folder / "tensors.safetensors", "pt") as file:
-        assert file.metadata() == {"site": "middle:out", "step": "1", "notes": "[]"}
+        told = {"site": "middle:out", "step": "1", "notes": "[]"}
+        assert file.metadata() == {**told, "seen": '{"nan": 0, "inf": 2, "elements": 40}'}
 
 
 def test_the_script_names_the_operation_and_its_line(log: Told) -> None:
@@ -274,7 +274,8 @@ def test_a_birth_in_the_backward_is_kept_with_the_gradient_that_came_in(log: Tol
     """Inputs, parameters and the output's gradient were finite: the script runs the backward, and names its operation."""
     train(net(Sqrt()), log, [positive(), zeroed(positive())])
 
-    assert log.events == [{"kind": "dump", "step": 1, "site": "middle:in.grad", "folder": "dump-1"}]
+    told = {"site": "middle:in.grad", "module": "middle", "value": "inf", "direction": "backward", "reached": True}
+    assert log.events == [{"kind": "dump", "step": 1, "folder": "dump-1", **told}]
     told = replay(log.dumps[0])
     assert told.splitlines()[0] == "middle at step 1, backward, on cpu"
     assert "an infinity in the backward: div: " in told
@@ -286,7 +287,68 @@ def test_a_birth_in_the_backward_of_an_operation_between_modules(log: Told, caps
     """Gradients that no child's backward made are those of the container, whose own output's gradient was finite."""
     train(net(safe_sqrt, Glue), log, [positive(), zeroed(positive())])
 
-    assert log.events[0]["site"] == ":out.grad"
+    assert (log.events[0]["site"], log.events[0]["module"]) == ("fc:out.grad", "")
+    assert "in SqrtBackward0" in replay_here(log.dumps[0], capsys)
+
+
+class Beside(nn.Module):
+    """An operation of its own takes what a child takes too; either may be the one whose derivative is infinite."""
+
+    def __init__(self, child: nn.Module, *, own: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.own = nn.Linear(4, 3), child, own
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.b(h) + ((h - h).square().sum(-1, keepdim=True).sqrt() if self.own else h.tanh())
+
+
+class Distance(nn.Module):
+    """Its derivative is infinite everywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x).square().sum(-1, keepdim=True).sqrt()
+
+
+def wrapped() -> nn.Module:
+    """A child that hands what it is given to one inside, and takes none of it itself."""
+    return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize("child", [lambda: nn.Linear(3, 3), wrapped, lambda: nn.ReLU(inplace=False), nn.Identity])
+def test_an_operation_beside_a_child_is_its_containers(child: Callable[[], nn.Module], log: Told, capsys) -> None:
+    """What a child and an operation of the container's own take in both: only what each sends back tells who spoiled it."""
+    train(nn.Sequential(Beside(child(), own=True)), log, [torch.randn(5, 4)])
+
+    assert (log.events[0]["site"], log.events[0]["module"]) == ("0.a:out.grad", "0")
+    assert "in SqrtBackward0" in replay_here(log.dumps[0], capsys)
+
+
+def test_a_forward_that_raises_leaves_nothing_of_its_graph(log: Told) -> None:
+    """Where a call lies in the graph is known only while it lasts, however it ends."""
+    model = net(nn.Linear(3, 3))  # it is given 8
+    dump = Dump(log.folder, log, lambda: 0)
+    dump.watch(model, lambda path: path)
+    made: list[weakref.ref[Any]] = []
+    handle = model.act.register_forward_hook(lambda m, i, out: made.append(weakref.ref(out)))
+    with pytest.raises(RuntimeError, match="shapes"):
+        model(positive())
+    handle.remove()
+    gc.collect()
+
+    assert [ref() for ref in made] == [None]
+    assert not dump._ways._ways
+    dump.close()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_child_beside_an_operation_is_kept_itself(inside: bool, log: Told, capsys) -> None:
+    """The other way round it is the child's, and if that has children the innermost one's."""
+    child = nn.Sequential(Distance()) if inside else Distance()
+    train(nn.Sequential(Beside(child, own=False)), log, [torch.randn(5, 4)])
+
+    assert log.events[0]["module"] == ("0.b.0" if inside else "0.b")
+    assert log.events[0]["site"] == f"{log.events[0]['module']}:in.grad"
     assert "in SqrtBackward0" in replay_here(log.dumps[0], capsys)
 
 
@@ -535,13 +597,12 @@ def test_other_hooks_ahead_of_optimizers_run_all_the_same(log: Told) -> None:
     ran: list[int] = []
     hooks = [register_optimizer_step_pre_hook(lambda *_: ran.append(1))]
     model = net(Log())
-    dump = Dump(log.folder, log)
+    dump = Dump(log.folder, log, lambda: 0)
     dump.watch(model, lambda path: path)
     hooks.append(register_optimizer_step_pre_hook(lambda *_: ran.append(2)))
-    dump.step_began(0)
     model(zeroed(positive())).sum().backward()
     torch.optim.SGD(model.parameters()).step()
-    dump.step_ended(0, suspicious=True)
+    dump.step_ended(suspicious=True)
     dump.close()
     for hook in hooks:
         hook.remove()
@@ -564,14 +625,13 @@ def test_it_waits_for_the_folder(log: Told, tmp_path: Path) -> None:
     """The recording begins with the end of the first step; what is found before is written then, or told at the end."""
     (log.folder / "manifest.json").unlink()
     model = net(Log())
-    dump = Dump(log.folder, log)
+    dump = Dump(log.folder, log, lambda: 0)
     dump.watch(model, lambda path: path)
-    dump.step_began(0)
     model(zeroed(positive())).sum().backward()
-    dump.step_ended(0, suspicious=True)
+    dump.step_ended(suspicious=True)
     assert log.dumps == []
     (log.folder / "manifest.json").write_text("{}")
-    dump.step_began(1)
+    dump.step_ended(suspicious=False)
     assert [d.name for d in log.dumps] == ["dump-0"]
     dump.close()
 
@@ -628,17 +688,15 @@ def test_watching_changes_no_bit(log: Told) -> None:
             nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(inplace=True), nn.Linear(8, 2)
         )
         optimizer = torch.optim.Adam(model.parameters())
-        dump = Dump(log.folder, log) if watched else None
+        dump = Dump(log.folder, log, lambda: 0) if watched else None
         if dump:
             dump.watch(model, lambda path: path)
-        for step in range(3):
-            if dump:
-                dump.step_began(step)
+        for _ in range(3):
             optimizer.zero_grad()
             model(torch.randn(6, 4)).square().sum().backward()
             optimizer.step()
             if dump:
-                dump.step_ended(step, suspicious=False)
+                dump.step_ended(suspicious=False)
         written = io.BytesIO()
         torch.save(model, written)
         pickled = pickle.dumps(copy.deepcopy(model))
@@ -660,9 +718,8 @@ def test_watching_changes_no_bit(log: Told) -> None:
 def test_what_is_kept_goes_with_the_graph_and_the_backward(log: Told) -> None:
     """Neither a forward without a backward nor a loss that lives on keeps a step's inputs."""
     model = net(nn.Tanh())
-    dump = Dump(log.folder, log)
+    dump = Dump(log.folder, log, lambda: 0)
     dump.watch(model, lambda path: path)
-    dump.step_began(0)
 
     inputs: list[weakref.ref[Any]] = []
     handle = model.head.register_forward_pre_hook(lambda m, args: inputs.append(weakref.ref(args[0].untyped_storage())))
@@ -713,9 +770,8 @@ class Log:
         print(event["kind"])
 
 
-dump = Dump(Path("run.kedge"), Log())
+dump = Dump(Path("run.kedge"), Log(), lambda: 0)
 dump.watch(model, lambda path: path)
-dump.step_began(0)
 model(torch.zeros(2, 3)).sum().backward()
 dump.close()
 print("ran to the end")

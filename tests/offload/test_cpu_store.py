@@ -272,6 +272,22 @@ def test_what_has_not_left_is_copied_on_the_device():
     assert wrong == []
 
 
+def test_what_was_given_out_can_be_changed():
+    """Each time the bytes are of their own, whether they come from the source, over the link, or were on their way."""
+    device = FakeDevice()
+    store = CpuStore(device=device, most=1 << 28)
+    slot = store.put(made(device, 7))
+    for prepare in (lambda: None, device.drain, lambda: store.expect(slot)):
+        prepare()
+        given = slot.get()
+        device.drain()
+        assert given.tolist() == [7] * KB
+        given.zero_()
+        again = slot.get()
+        device.drain()
+        assert again.tolist() == [7] * KB
+
+
 def test_a_source_that_changes_while_it_is_copied_is_an_error():
     """Bytes that nobody can know are never given: the error is the one of autograd, and says what to do."""
     device = FakeDevice()

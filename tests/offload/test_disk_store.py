@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import pytest
 import torch
@@ -174,6 +175,9 @@ def test_a_put_waits_for_a_disk_that_is_behind(tmp_path, monkeypatch):
 
     thread = threading.Thread(target=put_all)
     thread.start()
+    began = time.monotonic()
+    while store._open._pieces < 7 and time.monotonic() - began < 20:
+        thread.join(0.05)
     thread.join(0.3)
     assert thread.is_alive()
     assert store._open._pieces == 7  # three in the window, three on their way, and the one that waits

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import kedge
 from kedge.errors import ChecksumMismatch, DiskFull, KedgeError, StoreError
 from kedge.offload.disk import DiskStore
 from kedge.offload.mapped import LIBC
@@ -102,6 +104,18 @@ def test_the_cost_of_checksums_is_told(tmp_path):
     assert str(store).endswith("s for checksums")
     slot.free()
     store.close()
+
+
+def test_the_printed_account_ends_with_what_checksums_took(tmp_path):
+    """The store is the block's own; what it did is in the account."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh())
+    disk = kedge.Disk(tmp_path, checksum=True, rebuild=False)
+    with kedge.offload(model, to=disk, min_bytes=0) as account:
+        model(torch.randn(32, 64)).sum().backward()
+
+    last = str(account).splitlines()[-1]
+    assert f"in {tmp_path}" in last
+    assert re.search(r"\d\.\d{3} s for checksums$", last)
 
 
 def test_a_full_disk_is_both_ours_and_the_systems_error(tmp_path, monkeypatch):

@@ -233,6 +233,19 @@ def test_without_source_no_file_and_no_line_of_the_program_is_told(recording: Re
     assert "FileNotFoundError" in pages[True]
 
 
+def test_without_source_an_operation_keeps_its_name_alone(recording: Recording) -> None:
+    """The line of an operation that was named by running a kept call again is source as well."""
+    made = {"site": "relu1/log:out", "name": "log", "value": "nan", "file": "secret.py", "line": 3, "text": "x.log()"}
+    kept = {"kind": "dump", "step": 4, "site": "relu1:out", "folder": "dump-4"}
+    again = {"kind": "operation", "folder": "dump-4", "operations": [{**made, "function": "f"}]}
+    shown = shareable(replace(recording, events=(*recording.events, kept, again)), source=False)
+    page = render_page(shown, check(shown))
+
+    assert "relu1/log:out" in page
+    assert "secret.py" not in page
+    assert "x.log()" not in page
+
+
 def test_a_page_tells_the_recordings_name_and_not_its_place(recording: Recording) -> None:
     """Where the recording lies is nobody's business."""
     events = (*recording.events, {"kind": "dump", "step": 4, "site": "relu1:out", "folder": "dump-4"})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import json
-import threading
 
 import duckdb
 import numpy as np
@@ -15,7 +13,6 @@ import zarr
 from imagesets import Images, Stream, batches_of, features, in_memory
 from rich.console import Console
 from safetensors.torch import load_file
-from zarr.core.sync import cleanup_resources
 
 from kedge.errors import ExtractionFailed, NoSuchSite
 from kedge.recipes.dataset import Options, extract_dataset, open_features
@@ -26,17 +23,7 @@ from kedge.recipes.reduce import Covariance, Mean, TopK
 FORMATS = ["safetensors", "zarr", "parquet"]
 
 
-@pytest.fixture(autouse=True)
-def no_threads_of_zarr():
-    """Zarr keeps threads for as long as the process lives, which every other test would find."""
-    yield
-    cleanup_resources()
-    gc.collect()  # the pool goes with the loop that held it
-    for thread in threading.enumerate():
-        if thread.name.startswith("asyncio_"):
-            thread.join(10)
-
-
+pytestmark = pytest.mark.usefixtures("no_threads_of_zarr")
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
 
 

@@ -28,7 +28,7 @@ from imagesets import Images, batches_of, features, net
 from kedge.recipes.dataset import Options, extract_dataset
 from kedge.recipes.reduce import Histogram, Mean
 
-out, workers, reduces = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+out, workers, reduces, form, most = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True", sys.argv[4], int(sys.argv[5])
 torch.set_num_threads(1)
 reduce = {{"4": [Mean(), Histogram(edges=[-9, -1, 0, 1, 9])]}} if reduces else {{}}
 
@@ -39,7 +39,8 @@ class Slow(Images):
 
 def attempt(folder):
     loader = batches_of(Slow({LENGTH}), num_workers=workers, shuffle=reduces)
-    extract_dataset(features(), loader, folder, Options(shard_bytes=4_000, reduce=reduce, keep=list(reduce)))
+    options = Options(shard_bytes=4_000, reduce=reduce, keep=list(reduce), format=form)
+    extract_dataset(features(), loader, folder, options)
 
 def forked(folder, seconds):
     child = os.fork()
@@ -59,7 +60,7 @@ chance = random.Random(workers * 2 + reduces)
 start = time.monotonic()
 attempt(out + "/measured")
 whole, kills, folders = time.monotonic() - start, 0, 0
-while kills < {KILLS}:
+while kills < most:
     folders += 1
     patience = whole / 3  # it grows, or a run that takes long to start would never come to anything
     while forked(f"{{out}}/{{folders}}", chance.uniform(0, patience)):
@@ -68,19 +69,30 @@ print(json.dumps([kills, folders]))
 """
 
 
-@pytest.mark.parametrize("reduces", [False, True], ids=["tensors", "reducers"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_kills_lose_and_double_no_sample(tmp_path, workers, reduces):
-    """After twelve kills at random moments all samples are there once, with their values, and were summed up once."""
+@pytest.mark.parametrize(
+    ("workers", "reduces", "form", "most"),
+    [
+        pytest.param(0, False, "safetensors", KILLS, id="tensors"),
+        pytest.param(2, False, "safetensors", KILLS, id="tensors-2"),
+        pytest.param(0, True, "safetensors", KILLS, id="reducers"),
+        pytest.param(2, True, "safetensors", KILLS, id="reducers-2"),
+        pytest.param(0, True, "zarr", 3, id="zarr"),
+        pytest.param(0, True, "parquet", 3, id="parquet"),
+    ],
+)
+@pytest.mark.usefixtures("no_threads_of_zarr")
+def test_kills_lose_and_double_no_sample(tmp_path, workers, reduces, form, most):
+    """After kills at random moments all samples are there once, with their values, and were summed up once."""
     path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path), str(workers), str(reduces)]
+    words = [str(tmp_path), str(workers), str(reduces), form, str(most)]
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     kills, folders = json.loads(done.stdout)
     wanted = in_memory(batches_of(Images(LENGTH)))
 
-    assert kills >= KILLS
+    assert kills >= most
     for folder in ["measured", *range(1, folders + 1)]:
         found = open_features(tmp_path / str(folder))
         assert sorted(map(int, written(found.path))) == list(range(LENGTH))

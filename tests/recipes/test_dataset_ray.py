@@ -67,13 +67,52 @@ def local(length=48):
     return in_memory(batches_of(Images(length)))
 
 
-def test_values_are_those_of_a_loop_in_memory(tmp_path, cluster):
-    """Two workers write what a loop over the same batches keeps, to the last bit, under the keys of a column."""
-    found = features().dataset(images(), tmp_path / "out", keys="id", cluster=CLUSTER)
+def meeting(marker, count):
+    """What makes the model's arguments, and waits until so many processes have begun."""
 
+    def give(rows):
+        (marker / str(os.getpid())).touch()
+        while len(list(marker.iterdir())) < count:
+            time.sleep(0.01)
+        return rows["image"]
+
+    return give
+
+
+def test_values_are_those_of_a_loop_in_memory(tmp_path, cluster):
+    """Two workers write what a loop over the same batches keeps, to the last bit, each a part, under a column's keys."""
+    (tmp_path / "begun").mkdir()
+    both = meeting(tmp_path / "begun", 2)
+    found = features().dataset(images(), tmp_path / "out", keys="id", batch=both, cluster=CLUSTER)
+
+    assert {path.name.split("-")[1] for path in (tmp_path / "out").glob("shard-*")} == {"1", "2"}
     assert found.samples == tuple(map(str, range(48)))
     assert_equal(found, local())
     assert_equal(open_features(tmp_path / "out"), local())
+
+
+def test_a_reducer_for_no_value_is_refused(tmp_path, cluster):
+    """A name that only a batch can tell to be none is an error that says the names, and nothing is written."""
+    with pytest.raises(ExtractionFailed, match="no value goes by the name '4'; the names are '1', '4:out'"):
+        taken = features(["1", "4:out"])
+        taken.dataset(images(16), tmp_path / "out", keys="id", reduce={"4": Mean()}, cluster=ONE)
+
+    assert list((tmp_path / "out").glob("shard-*")) == []
+
+
+def test_hooks_stay_between_the_batches_of_a_call(tmp_path, cluster):
+    """A worker puts its hooks up once for all batches that it is given together, as the loop in one process does."""
+    taken = features()
+
+    def looking(rows):
+        number, hooks = len(list(tmp_path.glob("batch *"))), taken.model[1]._forward_hooks
+        (tmp_path / f"batch {number} {len(hooks) > 0}").touch()
+        return rows["image"]
+
+    work = Cluster(workers=1, batch_size=8, rows=24)
+    taken.dataset(images(24), tmp_path / "out", keys="id", batch=looking, cluster=work)
+
+    assert [path.name for path in sorted(tmp_path.glob("batch *"))] == ["batch 0 False", "batch 1 True", "batch 2 True"]
 
 
 def test_rows_are_numbered_in_the_order_of_the_data_set(tmp_path, cluster):
@@ -156,7 +195,7 @@ def test_a_bad_row_is_named_and_can_be_left_out(tmp_path, cluster):
     assert before
     assert found.bad == {"30": "ValueError: image 30 is broken"}
     assert sorted(map(int, written(tmp_path / "out"))) == sorted(set(range(48)) - {30})
-    with pytest.raises(OtherRun, match="the data set is key id, here key other"):
+    with pytest.raises(OtherRun, match="the keys are 'id', here 'other'"):
         features().dataset(images(), tmp_path / "out", keys="other", cluster=ONE)
 
 
@@ -202,18 +241,19 @@ def test_a_key_stands_for_one_row(tmp_path, cluster):
         features().dataset(twice.select_columns(["turn", "image"]), tmp_path / "b", keys="turn", cluster=ONE)
 
 
-KILLED = """
-import sys, time
-import ray
-from imagesets import features
-from kedge.recipes.dataset import Cluster
-from test_dataset_ray import images
-ray.init(address=sys.argv[1], log_to_driver=False)
-
 def slow(rows):
+    """What makes the model's arguments, and leaves time to kill the program."""
     time.sleep(0.5)
     return rows["image"]
 
+
+KILLED = """
+import sys
+import ray
+from imagesets import features
+from kedge.recipes.dataset import Cluster
+from test_dataset_ray import images, slow
+ray.init(address=sys.argv[1], log_to_driver=False)
 features().dataset(images(), sys.argv[2], keys="id", batch=slow, cluster=Cluster(batch_size=8, rows=8))
 """
 
@@ -237,7 +277,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path, cluster):
     running.wait()
     running.stderr.close()
     before = set(written(tmp_path / "out"))
-    found = features().dataset(images(), tmp_path / "out", keys="id", batch=lambda rows: rows["image"], cluster=ONE)
+    found = features().dataset(images(), tmp_path / "out", keys="id", batch=slow, cluster=ONE)
 
     assert before < set(found.samples)
     assert sorted(map(int, written(tmp_path / "out"))) == list(range(48))

@@ -52,33 +52,42 @@ def test_the_share_under_the_smallest_normal_number_is_that_of_all_steps() -> No
     assert reach.under(FORMATS["float32"]) == 0.0
 
 
+def test_the_distance_to_the_smallest_normal_number_is_that_of_the_small_end() -> None:
+    """It is counted in halvings, from the magnitude under which 5 % of the elements lie; below, it is negative."""
+    (reach,) = reaches(recorded(np.full(100, 1.5 * 2.0**-10)))
+    assert 2.0**-10 <= reach.small < 2.0**-9
+    assert reach.depth(HALF) == pytest.approx(4, abs=0.1)
+    assert reach.depth(EIGHT) == pytest.approx(-4, abs=0.1)
+    assert reach.depth(FORMATS["float32"]) == pytest.approx(116, abs=0.1)
+
+
+def test_one_element_near_zero_is_not_the_small_end() -> None:
+    """The smallest of all says how many were drawn rather than how the values lie."""
+    (reach,) = reaches(recorded(np.array([1e-12, *[1.0] * 99])))
+    assert reach.small >= 1.0
+
+
 def test_what_was_never_measured_in_full_has_no_figures() -> None:
     """A site of light steps alone shows dashes."""
     recording = Recording.build(["fc:out"], [{"step": 0, "site": "fc:out", "count": 4, "sumsq": 1.0, "level": 1}])
     (reach,) = reaches(recording)
     assert math.isnan(reach.largest)
     assert math.isnan(reach.under(HALF))
+    assert math.isnan(reach.depth(HALF))
     assert drawn(recording).splitlines()[1].split().count("-") >= 10
 
 
 def test_the_table_has_a_column_for_each_format() -> None:
     """Its own format, and what would be in fp16, bf16 and the two of eight bits."""
     head, line, *_ = drawn(recorded(np.array([200.0, 1e-6, 1.0, 1.0]))).splitlines()
-    assert head.split() == ["site", "dtype", "largest", "own", "fp16", "bf16", "fp8", "e5m2", "fp8", "e4m3"]
+    assert head.split() == ["site", "dtype", "largest", "small", "own", "fp16", "bf16", "fp8", "e5m2", "fp8", "e4m3"]
     assert line.split() == [
-        "fc:out",
-        "float32",
-        "200",
-        "120",
-        "0%",
-        "8.4",
-        "25%",
-        "120",
-        "0%",
-        "8.2",
-        "25%",
-        "1.2",
-        "25%",
+        *("fc:out", "float32", "200", "1.1e-6"),
+        *("120", "106", "0%"),
+        *("8.4", "-5.8", "25%"),
+        *("120", "106", "0%"),
+        *("8.2", "-5.8", "25%"),
+        *("1.2", "-14", "25%"),
     ]
 
 

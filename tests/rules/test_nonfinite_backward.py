@@ -177,7 +177,7 @@ def test_another_use_of_the_output_is_not_ruled_out():
     finding = only(broken(scene, {"fc:out.grad": NAN}))
 
     assert (finding.evidence["how"], finding.evidence["module"], finding.confidence) == ("either", "branch", 0.7)
-    assert "or that of an operation outside any watched module that uses the same value" in finding.message
+    assert "or that of an operation in Net's own forward that takes the same value" in finding.message
 
 
 def test_a_bad_forward_explains_bad_gradients():

@@ -11,6 +11,9 @@ from kedge.rules.rule import Finding
 TOTAL = ":grad.norm"
 
 
+LOOK = "Run again with --budget none --every 1, which looks at every step, or with --dump, to have the module named."
+
+
 def only(scene: Scene) -> Finding:
     """Run the rule, which finds one thing."""
     (finding,) = NanBorn().check(scene.recording())
@@ -120,7 +123,7 @@ def test_steps_that_were_not_looked_at_are_said_so():
     """Where the last look was some steps before, nobody is named; the remedy is to look at every step."""
     scene = chain()
     scene.step(0)
-    scene.step(10)
+    scene.step(10, without=["fc.weight:update", "head.weight:update"])
     scene.step(23, all_of(EVERYTHING, NAN), level=FINITENESS)
 
     finding = only(scene)
@@ -130,8 +133,19 @@ def test_steps_that_were_not_looked_at_are_said_so():
         "fc.weight:param held NaN when the forward of step 23 used it, and all was finite in step 10: "
         "it was made between the two, in steps of which nothing was recorded."
     )
-    assert (
-        finding.remedy == "Run again with --budget none --every 1, which looks at every step, to have the module named."
+    assert finding.remedy == LOOK
+
+
+def test_steps_that_were_too_large_before_are_told():
+    """The last step that was measured in full had changed a weight by its own size."""
+    scene = chain()
+    scene.step(0)
+    scene.step(10)
+    scene.step(23, all_of(EVERYTHING, NAN), level=FINITENESS)
+
+    assert only(scene).remedy == (
+        "The optimizer's steps may be too large: the one of step 10, the last that was measured before, changed head.weight "
+        "by 1 times its size; lower the learning rate or warm it up, and clip gradients. " + LOOK
     )
 
 

@@ -207,19 +207,68 @@ def test_a_call_that_was_kept_is_offered():
 def test_a_dump_names_what_the_recording_did_not_see():
     """A dump looks at every step, also at those of which nothing was recorded."""
     scene = chain()
-    scene.events.append({"kind": "dump", "step": 17, "site": "log:out", "folder": "dump-17"})
+    scene.events.append({"kind": "dump", "step": 17, "site": "log:out", "folder": "dump-17", "value": "nan"})
     scene.step(0)
     scene.step(10)
     scene.step(20, all_of(EVERYTHING, NAN))
 
-    assert only(scene).message.endswith(
-        "in steps of which nothing was recorded. --dump saw log:out go first, at step 17."
+    finding = only(scene)
+
+    assert (finding.site, finding.step, finding.evidence["how"]) == ("log:out", 17, "kept")
+    assert finding.message.startswith(
+        "log:out was the first to hold NaN at step 17: --dump saw it, which looks at every"
     )
+    assert (
+        "of this step nothing was recorded. What went in was finite, so the forward of log (Log) made"
+        in finding.message
+    )
+    assert finding.message.endswith(" at step 20.")
+    assert finding.severity == "error"
+    assert finding.evidence["before"]["steps"] == [0, 10]
 
 
-def test_a_dump_of_another_step_is_not_offered():
-    """It belongs to something else."""
+def test_a_dump_of_another_step_is_a_birth_of_its_own():
+    """What it saw and the run outlived is told, and is not taken for what is recorded of a later step."""
     scene = chain()
     scene.events.append({"kind": "dump", "step": 3, "site": "log:out", "folder": "dump-3"})
 
-    assert "dump" not in only(broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))).evidence
+    healed, born = NanBorn().check(broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN)).recording())
+
+    assert (healed.severity, healed.step) == ("warning", 3)
+    assert healed.message.endswith(" The run went on.")
+    assert "dump" not in born.evidence
+
+
+def test_a_dump_speaks_where_no_row_shows_anything():
+    """A program of short steps may end before another of its steps is looked at."""
+    scene = chain()
+    scene.events.append({"kind": "dump", "step": 17, "site": "log:out", "folder": "dump-17", "reached": True})
+    scene.step(0)
+    scene.step(10)
+
+    assert (only(scene).severity, only(scene).step) == ("error", 17)
+
+
+def test_what_a_dump_saw_in_the_backward_has_its_words():
+    """A gradient has no input: what arrived was finite, and the module's backward made the rest of it."""
+    scene = chain()
+    kept = {"site": "log:in.grad", "module": "log", "direction": "backward", "value": "inf", "reached": True}
+    scene.events.append({"kind": "dump", "step": 17, "folder": "dump-17", **kept})
+    scene.step(0)
+
+    assert only(scene).message.startswith("log:in.grad was the first gradient to hold infinities at step 17")
+    assert "The gradient that arrived at log (Log) was finite, so its backward made it" in only(scene).message
+    assert "an operation whose derivative is infinite" in only(scene).remedy
+
+
+def test_the_operation_that_a_kept_call_shows_is_named():
+    """It takes the place of the last one, which the autograd node names."""
+    scene = chain()
+    scene.events.append({"kind": "dump", "step": 20, "site": "log:out", "folder": "dump-20"})
+    made = {"site": "log/log:out", "name": "log", "value": "inf", "file": "net.py", "line": 12, "text": "x.log()"}
+    scene.events.append({"kind": "operation", "folder": "dump-20", "operations": [made, {**made, "value": "nan"}]})
+
+    finding = only(broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN)))
+
+    assert "makes infinities in the operation log/log:out (net.py:12): `x.log()`, then NaN in" in finding.message
+    assert finding.evidence["operation"] == made

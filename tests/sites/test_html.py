@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import kedge
+from kedge.recipes import patch
 from kedge.sites import html
 
 
@@ -140,6 +141,28 @@ def test_statistics_can_be_read_in_a_notebook(model):
     assert [row[0] for row in read.rows[1:]] == ["0:out", "1:out"]
     assert one.rows[1:] == read.rows[2:]
     assert float(read.cell("min", 2)) >= 0
+
+
+def test_a_handle_shows_what_its_actions_hold(model):
+    """The handle of a measuring hook is the table of its statistics; one whose actions have none shows its ledger."""
+    with kedge.session() as session:
+        stats = session.hook(model, "0, 1", kedge.measure())
+        plain = session.hook(model, "**", lambda v: None)
+        model(torch.ones(2, 3))
+
+        assert stats._repr_html_() == stats.actions[0]._repr_html_()
+        assert plain._repr_html_() == plain.ledger()._repr_html_()
+        assert repr(stats) == "<hook measure('full') at 0:out, 1:out: fired 2 times>"
+        assert repr(plain).endswith(" at :out, 0:out, 1:out and 1 more: fired 4 times>")
+
+
+def test_the_effects_of_patches_can_be_read_in_a_notebook(model):
+    """Each patch has the row that it has in the text, under the metrics of the two inputs."""
+    table = patch(model, torch.ones(1, 3), -torch.ones(1, 3), "0, 1", torch.sum, along=1)
+    read = Reader(table._repr_html_())
+
+    assert [" ".join(row) for row in read.rows[1:]] == [" ".join(line.split()) for line in str(table).splitlines()[1:]]
+    assert str(table).splitlines()[0] in table._repr_html_()
 
 
 def test_a_bill_can_be_read_in_a_notebook(model):

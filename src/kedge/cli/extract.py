@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.factory import named
+from kedge.cli.reducers import function, pair, reducers
 from kedge.errors import ScriptError
 
 if TYPE_CHECKING:
     from kedge.recipes.dataset.options import Options
+    from kedge.recipes.dataset.ranks import Rank
     from kedge.recipes.dataset.reading import FeatureSet
 
+#: How many samples the model is given at once.
 BATCH_SIZE = 64
 _SHOWN = 5
 
@@ -24,7 +28,7 @@ class Extract:
     MODULE:NAME is a model, or a function that makes one; --data names a data set, a DataLoader, or a
     function that makes one. The model is put into evaluation mode. What is in the folder already is not
     computed again, so a run that was killed goes on when it is started again. Under torchrun each process
-    takes its part.
+    takes its part, and the first waits for the others and says what there is.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -48,23 +52,54 @@ class Extract:
             help="what values go through first: mean, max (over positions), tokens, first, last, flatten, or MODULE:FUNCTION",
         )
         parser.add_argument(
+            "--dtype", metavar="DTYPE", help="what to keep values as, such as float16 (default: as they are)"
+        )
+        self._add_summing(parser)
+        self._add_loading(parser)
+        self._add_writing(parser)
+
+    def _add_summing(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
             "--reduce",
             metavar="NAME=HOW",
             nargs="+",
             default=[],
-            help="sum a site up instead: mean, covariance, histogram, quantiles, topk, or MODULE:NAME of a reducer",
+            help="sum a site up instead: mean, covariance, histogram, quantiles, topk, or MODULE:NAME of a reducer; "
+            "arguments in parentheses, such as 'conv1=covariance(positions=mean)'; one name may have several; "
+            "exact(DIR) makes the quantiles in DIR exact",
         )
         parser.add_argument(
-            "--format", choices=["safetensors", "zarr", "parquet"], default="safetensors", help="of the shards"
+            "--keep", metavar="NAME", nargs="+", default=[], help="what to keep although it is summed up"
         )
+
+    def _add_loading(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--batch-size", metavar="N", type=int, help=f"samples a batch (default: {BATCH_SIZE})")
         parser.add_argument("--workers", metavar="N", type=int, help="processes that load samples (default: 0)")
         parser.add_argument("--device", metavar="DEVICE", help="where to compute, such as cuda")
         parser.add_argument(
-            "--dtype", metavar="DTYPE", help="what to keep values as, such as float16 (default: as they are)"
+            "--batch",
+            metavar="MODULE:FUNCTION",
+            help="what makes the model's arguments of a batch: a tensor, a tuple or a dict (default: its first entry)",
+        )
+        parser.add_argument(
+            "--keys",
+            metavar="FILE",
+            help="what samples are called: a file with a line for each, or MODULE:NAME of a list, or of a function "
+            "that gives those of a batch (default: their index)",
         )
         parser.add_argument(
             "--on-bad", choices=["raise", "skip"], default="raise", help="what happens with a sample that fails"
+        )
+
+    def _add_writing(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--format", choices=["safetensors", "zarr", "parquet"], default="safetensors", help="of the shards"
+        )
+        parser.add_argument(
+            "--shard-bytes", metavar="N", type=int, help="write a shard when it has so many bytes (default: 64 MiB)"
+        )
+        parser.add_argument(
+            "--shard-seconds", metavar="S", type=float, help="write a shard when it is so old (default: 60)"
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -73,30 +108,79 @@ class Extract:
         from kedge.recipes.dataset.ranks import Rank
         from kedge.recipes.features import extract
 
+        _must_be_at_least(args, {"batch_size": 1, "workers": 0, "shard_bytes": 1, "shard_seconds": 0})
+        options = _options(args)
         model = _model(args)
         sites = _transforms(args.sites, args.transform)
-        rename = dict(_pair(text, "--rename") for text in args.rename)
+        rename = dict(pair(text, "--rename", "NEW") for text in args.rename)
         features = extract(model, sites, rename=rename, dtype=_dtype(args.dtype))
-        found = extract_dataset(features, _loader(args), args.out, _options(args))
-        if Rank.here().rank == 0:
-            _tell(found)
+        _tell(extract_dataset(features, _loader(args), args.out, options), Rank.here())
         return 0
+
+
+def _must_be_at_least(args: argparse.Namespace, least: dict[str, int]) -> None:
+    for name, number in least.items():
+        given = getattr(args, name)
+        if given is not None and not given >= number:  # NaN is not, either
+            raise ScriptError(f"--{name.replace('_', '-')} {given}: it must be at least {number}")
 
 
 def _options(args: argparse.Namespace) -> Options:
     from kedge.recipes.dataset.options import Options
 
-    reduce = {name: _reducer(how) for name, how in (_pair(text, "--reduce") for text in args.reduce)}
-    return Options(format=args.format, on_bad=args.on_bad, device=args.device, reduce=reduce)
+    reduce = reducers(args.reduce)
+    strange = [name for name in args.keep if name not in reduce]
+    if strange:
+        raise ScriptError(f"--keep {' '.join(strange)}: that is kept anyway; name what --reduce sums up")
+    shards = {name: getattr(args, name) for name in ("shard_bytes", "shard_seconds") if getattr(args, name) is not None}
+    return Options(
+        batch=None if args.batch is None else _function(args.batch, "--batch"),
+        keys=None if args.keys is None else _keys(args.keys),
+        reduce=reduce,
+        keep=args.keep,
+        on_bad=args.on_bad,
+        format=args.format,
+        device=args.device,
+        **shards,
+    )
+
+
+def _function(text: str, option: str) -> Callable[[Any], Any]:
+    found: Callable[[Any], Any] = named(text)
+    if not callable(found):
+        raise ScriptError(f"{option} {text}: that is {_a(found)}; name a function that takes a batch")
+    return found
+
+
+def _keys(text: str) -> Any:
+    """Read keys from a file, or take what a name stands for."""
+    path = Path(text)
+    if path.is_file():
+        try:
+            with path.open(encoding="utf-8") as file:  # which takes no other character for the end of a line
+                return [line.removesuffix("\n") for line in file]
+        except (OSError, ValueError) as error:
+            raise ScriptError(f"--keys {text}: the file cannot be read ({error}); give UTF-8 text") from error
+    if ":" not in text:
+        raise ScriptError(
+            f"--keys {text}: there is no such file in {Path.cwd()}; name one with a line for each sample, or MODULE:NAME"
+        )
+    found = named(text)
+    if not (callable(found) or hasattr(found, "__iter__")):
+        raise ScriptError(f"--keys {text}: that is {_a(found)}; name a list of keys, or a function that takes a batch")
+    return found
 
 
 def _model(args: argparse.Namespace) -> Any:
     from torch import nn
 
+    from kedge.recipes.dataset.devices import usable
+
+    device = None if args.device is None else usable(args.device)
     model = _made(args.model, nn.Module)
     if not isinstance(model, nn.Module):
         raise ScriptError(f"{args.model} gave {_a(model)}, not a model; name a module or a function that returns one")
-    return model.eval() if args.device is None else model.eval().to(args.device)
+    return model.eval() if device is None else model.eval().to(device)
 
 
 def _loader(args: argparse.Namespace) -> Any:
@@ -104,7 +188,8 @@ def _loader(args: argparse.Namespace) -> Any:
 
     data = _made(args.data, (Dataset, DataLoader))
     if isinstance(data, Dataset):
-        return DataLoader(data, batch_size=args.batch_size or BATCH_SIZE, num_workers=args.workers or 0)
+        size = BATCH_SIZE if args.batch_size is None else args.batch_size
+        return DataLoader(data, batch_size=size, num_workers=args.workers or 0)
     given = [
         word for word, value in (("--batch-size", args.batch_size), ("--workers", args.workers)) if value is not None
     ]
@@ -136,30 +221,9 @@ def _transforms(sites: Sequence[str], texts: Sequence[str]) -> dict[str, Callabl
         site, _, how = text.rpartition("=")
         if site and site not in found:
             raise ScriptError(f"--transform {text}: {site} is not among the sites {' '.join(sites)}")
-        transform = POOLINGS.get(how) or _function(how, "--transform", POOLINGS)
+        transform = POOLINGS.get(how) or function(how, "--transform", POOLINGS)
         found |= dict.fromkeys([site] if site else sites, transform)
     return found
-
-
-def _function(text: str, option: str, known: Mapping[str, Any]) -> Any:
-    if ":" not in text:
-        raise ScriptError(f"{option} {text}: there is {', '.join(known)}, or MODULE:NAME of your own")
-    return named(text)
-
-
-def _reducer(how: str) -> Any:
-    from kedge.recipes import reduce
-
-    known = {name.lower(): getattr(reduce, name) for name in ("Mean", "Covariance", "Histogram", "Quantiles", "TopK")}
-    found = known.get(how) or _function(how, "--reduce", known)
-    return found() if callable(found) else found
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise ScriptError(f"{option} {text}: it is to be NAME={'VALUE' if option == '--reduce' else 'NEW'}")
-    return name, value
 
 
 def _dtype(name: str | None) -> Any:
@@ -173,7 +237,18 @@ def _dtype(name: str | None) -> Any:
     return found
 
 
-def _tell(found: FeatureSet) -> None:
+def _tell(found: FeatureSet, rank: Rank) -> None:
+    """Say what is in the folder; where other processes may still be writing, what this one has written."""
+    from kedge.recipes.dataset import open_features
+    from kedge.recipes.dataset.ranks import wait_for_others
+
+    if not wait_for_others(rank):
+        mine = found.written_by(rank.rank)
+        print(f"{found.path}: {mine:,} samples by rank {rank.rank} of {rank.world}; others may still be writing theirs")
+        return
+    if rank.rank:
+        return
+    found = open_features(found.path)
     print(found)
     bad = list(found.bad.items())
     for key, why in bad[:_SHOWN]:

@@ -52,7 +52,7 @@ class Report:
         parser.add_argument("--html", action="store_true", help="write a page instead, with everything in one file")
         parser.add_argument("-o", dest="output", metavar="FILE.html", help="where to write it (default: RUN.html)")
         parser.add_argument(
-            "--no-source", action="store_true", help="leave source lines and names of files out of the page"
+            "--no-source", action="store_true", help="leave source lines and their files out of the page"
         )
         add_config(parser)
 

@@ -27,7 +27,7 @@ class Serve:
         parser.add_argument("recording", metavar="RUN", help="the recording, as kedge run named it")
         parser.add_argument("--port", type=_port, default=0, help="the port (default: one that is free)")
         parser.add_argument("--open", action="store_true", help="open the page in the browser")
-        parser.add_argument("--no-source", action="store_true", help="leave out source lines and names of files")
+        parser.add_argument("--no-source", action="store_true", help="leave out source lines and their files")
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:

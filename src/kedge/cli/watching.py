@@ -68,7 +68,10 @@ class Watching:
             self.watch.__exit__(None, None, None)
         except Exception as error:  # noqa: BLE001 - the program has ended well; its exit status is not Kedge's to change
             self._fail(f"the watching ended badly: {error!r}", "the recording may lack its end")
-        return self.watch.summary
+        summary = self.watch.summary  # before that call: what takes place after the program is no part of its time
+        if self.watch.dump is not None:
+            self.watch.dump.run_again()
+        return summary
 
     @property
     def failed(self) -> bool:

@@ -52,6 +52,10 @@ class Asleep:
         self.passed = 0
         self.slept = self.spoiled = self._inside = False
 
+    def step(self) -> int:
+        """Give the step under way, the ones that the clock has not been told of counted."""
+        return self.clock.step + self.passed
+
     def listen(self) -> None:
         """Hear, at the end of a step that was looked at, whether the next ones will be heard to end."""
         self.pace.heard = self.clock.optimizer is not None and not self._inside

@@ -68,12 +68,13 @@ class Call:
         surroundings: Autocast and grad mode.
         grads: The gradients of the outputs that have arrived, by the output's name.
         entered_finite: Whether they were all finite.
+        split: Whether what it adds to the gradients of its inputs is looked at by itself.
         awaited: Gradients of inputs and parameters that have not come yet.
     """
 
     def __init__(self, module: nn.Module, label: str, number: int, outer: Call | None) -> None:
         self.module, self.label, self.number, self.outer = module, label, number, outer
-        self.training, self.began = module.training, False
+        self.training, self.began, self.split = module.training, False, False
         self.args: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
         self.inputs: dict[str, Held] = {}
         self.buffers: dict[tuple[int, str], Tensor] = {}

@@ -78,19 +78,25 @@ def owner_around(here: Any) -> tuple[Any, bool]:
     hooks = top_hooks(True)
     if hooks is not None:
         return frame_of(hooks[0]), False
-    return (_owner("forward", "ctx"), True) if here.graded and not torch.is_grad_enabled() else (None, False)
+    return (reentrant_around(), True) if here.graded and not torch.is_grad_enabled() else (None, False)
+
+
+def reentrant_around() -> Any:
+    """Return the context of the reentrant checkpoint that a forward is in, None if in none."""
+    return _owner("forward", "ctx")
 
 
 def frame_of(hook: Any) -> Any:
     """Return the frame of the non-reentrant checkpoint that a saved-tensor hook belongs to, if to any."""
     cells = getattr(hook, "__closure__", None) or ()
-    return next((c for c in map(_content, cells) if _Frame and isinstance(c, _Frame)), None)
+    return next((c for c in map(content, cells) if _Frame and isinstance(c, _Frame)), None)
 
 
-def _content(cell: Any) -> Any:
+def content(cell: Any) -> Any:
+    """Return what is in the cell of a closure; None where that is nothing yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # a cell that is not filled yet
+    except ValueError:
         return None
 
 

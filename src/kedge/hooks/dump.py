@@ -10,6 +10,10 @@ activations that autograd does not keep.
 A suspect is copied when it is seen, before anything can overwrite what it was given. Whether it
 matters is known when the optimizer is about to step: by then the gradients are what they are, and
 the parameters not changed yet. It is written as soon as the recording's folder is there.
+
+# Note [Which step]
+The hooks of a dump run in every step, also in those of which the watch hears nothing: there the number
+of the step is asked for, not told. See Note [Glances].
 """
 
 from __future__ import annotations
@@ -30,15 +34,17 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from kedge.hooks.calls import Call, Holders, Open, held, random_state
+from kedge.hooks.calls import Call, Open, held, random_state
 from kedge.hooks.compiled import in_backward
-from kedge.hooks.dynamo import has_compiled, untraced
+from kedge.hooks.dynamo import has_compiled
+from kedge.hooks.ears import Leave, Listen, Post, Share
 from kedge.hooks.looks import Bad, Look, Looks, bad
 from kedge.hooks.parcel import Parcel, TooLarge
 from kedge.hooks.roots import is_replica
 from kedge.hooks.schedule import rank
+from kedge.hooks.shares import Ways
 from kedge.hooks.suspects import Search, Suspect
-from kedge.hooks.veil import Own, conceal
+from kedge.hooks.veil import conceal
 from kedge.sites import leaves
 
 LIMIT = 1 << 30
@@ -52,73 +58,47 @@ class Notes(Protocol):
         """Take a note."""
 
 
-class Post(Own):
-    """What a dump knows of one module."""
-
-    def __init__(self, dump: Dump, label: str) -> None:
-        self.dump, self.label = dump, label
-        self.calls = Holders()
-        self.overwrites = False
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Be the forward-pre hook."""
-        if not torch.compiler.is_compiling():
-            self.dump.attempt(self.dump.entered, self, module, args, kwargs)
-
-
-class Leave(Own):
-    """The forward hook that belongs to a `Post`."""
-
-    def __init__(self, post: Post) -> None:
-        self.post = post
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Be the forward hook."""
-        if not torch.compiler.is_compiling():
-            self.post.dump.attempt(self.post.dump.left, self.post, module, (args, kwargs), output)
-
-
-class Listen:
-    """A hook for the gradient of a tensor."""
-
-    __torch_unserializable__ = True  # a tensor is sent or saved without it, and without a warning
-
-    def __init__(self, dump: Dump, work: Callable[[Tensor], None]) -> None:
-        self.dump, self.work = dump, work
-
-    def __call__(self, gradient: Tensor) -> None:
-        """Be the hook."""
-        self.dump.attempt(self.work, gradient)
-
-
 class Dump:
     """Keeps the first call of a run that made something that is not finite; see Note [What a dump costs].
 
     Args:
         folder: The folder of the recording, which may not be there yet.
         log: Is told of it.
+        step: Gives the step under way; see Note [Which step].
+        rerun: Names the operations that made it, given the dump's folder.
         limit: How many bytes the tensors of a dump may take.
 
     Attributes:
         over: Whether nothing more is looked for.
+        looks: The values that were summed up.
+        written: The folder of what was kept.
     """
 
-    def __init__(self, folder: Path, log: Notes, *, limit: int = LIMIT) -> None:
-        self.folder, self.log, self.limit = folder, log, limit
+    def __init__(
+        self,
+        folder: Path,
+        log: Notes,
+        step: Callable[[], int],
+        *,
+        rerun: Callable[[Path], list[dict[str, Any]]] | None = None,
+        limit: int = LIMIT,
+    ) -> None:
+        self.folder, self.log, self.step, self.rerun, self.limit = folder, log, step, rerun, limit
         self.over = False
-        self._step = 0
+        self.written: Path | None = None
         self._numbers = itertools.count()
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._open = Open()
+        self._open, self._ways = Open(), Ways()
         self._alive: weakref.WeakSet[Call] = weakref.WeakSet()
         self._pid = os.getpid()
-        self._looks = Looks(self._report, self._let_go)
+        self.looks = Looks(self._report, self._let_go)
         self._passed: list[Call] = []
         self._handles: list[Any] = []
         self._parcels: dict[int, Parcel] = {}
         self._ready: Parcel | None = None
+        self._reached = False
         self._why: tuple[int, str] | None = None
-        self._search = Search(self._keep)
+        self._search = Search(self._keep, self.step)
         self._undo = ExitStack()
         self._ahead = register_optimizer_step_pre_hook(self._before_update)
 
@@ -144,17 +124,11 @@ class Dump:
             call.began, call.random = True, random_state(())
             self._open.calls.append(call)
 
-    def step_began(self, step: int) -> None:
-        """Take note of the step under way."""
-        self._step = step
-        self._end_step()
-
-    def step_ended(self, step: int, suspicious: bool) -> None:
+    def step_ended(self, suspicious: bool) -> None:
         """Decide on what no optimizer of PyTorch's has decided, and write what is decided.
 
         Args:
-            step: The step.
-            suspicious: Whether something in it was not finite, as far as the watch has seen.
+            suspicious: Whether something in the step was not finite, as far as the watch has seen.
         """
         self.attempt(self._settle, suspicious)
         self._end_step()
@@ -172,6 +146,12 @@ class Dump:
             self._tell("nothing was dumped: what runs in compiled code cannot be kept; run without torch.compile")
         self._stop()
         self._ahead.remove()
+
+    def run_again(self) -> None:
+        """Have what was kept run once more to name its operations; call it when the watching has ended."""
+        made = self.rerun(self.written) if self.rerun is not None and self.written is not None else []
+        if made and self.written is not None:
+            self.log.event({"kind": "operation", "folder": self.written.name, "operations": made})
 
     # -- module calls ------------------------------------------------------------------------------
 
@@ -203,6 +183,7 @@ class Dump:
         call = Call(module, post.label, next(self._numbers), outer)
         found = call.take(args, kwargs, copy=post.overwrites or getattr(module, "inplace", False) is True)
         self._open.calls.append(call)
+        self._ways.begin(call, (tensor for _, tensor in found))
         self._begin(post, call, found)
 
     def left(self, post: Post, module: nn.Module, given: tuple[Any, Any], output: Any) -> None:
@@ -214,14 +195,22 @@ class Dump:
             return
         if call.began and call.args is None:
             self._begin(post, call, call.take(*given))
+        self._split(call, output)
         post.overwrites = post.overwrites or not all(kept.intact for kept in call.inputs.values())
         for name, tensor in leaves.find(output):
-            self._looks.look("out", (call,), tensor)
+            self.looks.look("out", (call,), tensor)
             self._listen(tensor, partial(self._gradient_of_output, call, name))
         if call.began:
             self._pack_late(call)
         if not self._open.calls:
-            self._looks.read()
+            self.looks.read()
+
+    def _split(self, call: Call, output: Any) -> None:
+        """Listen to each share that the call will have in the gradients of its inputs."""
+        takers = self._ways.end(call, [tensor for _, tensor in leaves.find(output)])
+        self._ways.keep_only(self._open.calls)
+        call.split = takers is not None
+        self._handles += [node.register_hook(Share(self, call, place)) for node, place in takers or ()]
 
     def _begin(self, post: Post, call: Call, found: Iterable[tuple[str, Tensor]]) -> None:
         self._alive.add(call)
@@ -229,7 +218,7 @@ class Dump:
         call.awaited = {n for n, p in call.module._parameters.items() if p is not None and p.requires_grad}
         ref = weakref.ref(call)
         for name, tensor in found:
-            self._looks.look("in", (call,), tensor)
+            self.looks.look("in", (call,), tensor)
             if self._listen(tensor, partial(self._gradient_of_input, ref, name)):
                 call.awaited.add(name)
 
@@ -245,17 +234,18 @@ class Dump:
 
     def _gradient_of_output(self, call: Call, name: str, gradient: Tensor) -> None:
         call.grads[name] = held(gradient)
-        self._looks.look("out.grad", (call,), gradient)
+        self.looks.look("out.grad", (call,), gradient)
 
     def _gradient_of_input(self, ref: weakref.ref[Call], name: str, gradient: Tensor) -> None:
         call = ref()
         if call is not None:
-            self._looks.look("in.grad", (call,), gradient)
+            if not call.split:
+                self.looks.look("in.grad", (call,), gradient)
             self._arrived(call, name)
 
     def _gradient_of_parameter(self, post: Post, name: str, gradient: Tensor) -> None:
         calls = tuple(post.calls)
-        self._looks.look("param.grad", calls, gradient)
+        self.looks.look("param.grad", calls, gradient)
         for call in calls:
             self._arrived(call, name)
 
@@ -264,8 +254,8 @@ class Dump:
         call.awaited.discard(name)
         if not call.awaited and call.grads:
             self._passed.append(call)
-            if not self._looks:
-                self._looks.read()
+            if not self.looks:
+                self.looks.read()
 
     # -- deciding ----------------------------------------------------------------------------------
 
@@ -276,7 +266,7 @@ class Dump:
 
     def _report(self, look: Look, kind: Bad) -> None:
         if look.where in ("in", "out"):
-            self._search.saw_value(look.where, look.calls[0], kind)
+            self._search.saw_value(look.where, look.calls[0], kind, look.value)
             return
         if look.where == "out.grad":
             look.calls[0].entered_finite = False
@@ -287,7 +277,7 @@ class Dump:
         call = suspect.call
         if call is None or call.args is None:
             return
-        parcel = Parcel(suspect, self._step, self.limit)
+        parcel = Parcel(suspect, suspect.step, self.limit)
         try:
             parcel.pack(call)
         except TooLarge:
@@ -312,21 +302,22 @@ class Dump:
 
     def _settle(self, suspicious: bool | None, optimizer: Optimizer | None = None) -> None:
         """Decide on the suspects of a step; see Note [When it is decided]."""
-        self._looks.read()
+        self.looks.read()
         if self._search.open:
             reached = bool(suspicious) if optimizer is None else _spoils(optimizer)
             chosen = self._search.choose(reached=reached)
-            self._ready = self._parcels.get(id(chosen))
+            self._ready, self._reached = self._parcels.get(id(chosen)), reached
             if chosen is not None:
-                self._why = None if self._ready is not None else self._why or (self._step, chosen.why)
+                self._why = None if self._ready is not None else self._why or (chosen.step, chosen.why)
             if self._ready is not None or (chosen is not None and reached and optimizer is not None):
                 self._stop()  # one is enough, and a model whose parameters are spoiled shows no births
+                self._write()
                 return
             self._search.restart(sound=not reached)
             self._parcels.clear()
         for call in [c for c in self._alive if c.grads]:
             call.release()
-        self._looks.forget()
+        self.looks.forget()
 
     def _stop(self) -> None:
         """Look for nothing more.
@@ -341,9 +332,9 @@ class Dump:
         for call in list(self._alive):
             call.release()
         self._handles, self._passed, self._parcels = [], [], {}
-        self._looks.forget()
-        self._search = Search(self._keep)
-        self._open = Open()
+        self.looks.forget()
+        self._search = Search(self._keep, self.step)
+        self._open, self._ways = Open(), Ways()
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -363,10 +354,13 @@ class Dump:
         except Exception as error:  # noqa: BLE001 - whatever the disk does, it must not end somebody's training
             sys.stderr.write(f"[kedge] the dump could not be written: {error}\n")
             return
-        self.log.event({"kind": "dump", "step": parcel.step, "site": parcel.suspect.site, "folder": name})
+        self.written, suspect = self.folder / name, parcel.suspect
+        module = suspect.call.label if suspect.call is not None else None
+        told = {"step": parcel.step, "site": suspect.site, "folder": name, "module": module, "value": suspect.value}
+        self.log.event({"kind": "dump", **told, "direction": suspect.direction, "reached": self._reached})
 
     def _tell(self, text: str, step: int | None = None) -> None:
-        self.log.event({"kind": "note", "step": self._step if step is None else step, "text": text})
+        self.log.event({"kind": "note", "step": self.step() if step is None else step, "text": text})
 
 
 def _wrapped() -> bool:
@@ -382,6 +376,3 @@ def _spoils(optimizer: Optimizer) -> bool:
     params: Iterable[Tensor] = (p for group in optimizer.param_groups for p in group["params"])
     grads = [p.grad for p in params if p.grad is not None and not p.grad.is_sparse]
     return any(bad(g) is not None for g in grads)
-
-
-untraced(Post.__call__, Leave.__call__, Listen.__call__)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from kedge.hooks.session import Session
     from kedge.hooks.tap import Tap
 
+_SHOWN = 3
+
 
 class Hooked:
     """One hook of a session, on one or many sites: removes them, and reads their records."""
@@ -46,6 +48,20 @@ class Hooked:
     def records(self, name: str) -> list[Record]:
         """Return every kept `Record` under a site's name, in order of arrival."""
         return self._readable().records(canonical(self, name))
+
+    def __repr__(self) -> str:
+        """Which actions it has, at which sites, and how often they ran there."""
+        fired: dict[str, int] = {}
+        for tap in self.taps:  # the actions at one site run together
+            fired[str(tap.site)] = max(fired.get(str(tap.site), 0), tap.fired)
+        more = f" and {len(fired) - _SHOWN} more" if len(fired) > _SHOWN else ""
+        sites = ", ".join(list(fired)[:_SHOWN]) + more
+        return f"<hook {', '.join(dict.fromkeys(tap.label for tap in self.taps))} at {sites}: fired {sum(fired.values())} times>"
+
+    def _repr_html_(self) -> str:
+        """What its actions show of themselves in a notebook, such as statistics; its ledger if they show nothing."""
+        shows = [show for action in self.actions if (show := getattr(action, "_repr_html_", None)) is not None]
+        return "".join(show() for show in shows) if shows else self.ledger()._repr_html_()
 
     def _readable(self) -> Readable:
         found = [action for action in self.actions if isinstance(action, Readable)]

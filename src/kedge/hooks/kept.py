@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,13 @@ _FURTHER = (
 )
 
 
+class Reader(Protocol):
+    """Who wants to know of a tensor that it left where it is; it lives as long as that is held."""
+
+    def unpacked(self) -> None:
+        """Hear that autograd asks for it."""
+
+
 class Kept:
     """One saved tensor that is kept by reference; see Note [By reference].
 
@@ -35,16 +42,23 @@ class Kept:
         tensor: An alias of it.
         origin: The tensor itself, weakly: what changed it last is named in the error.
         version: How often its memory had been changed when it was saved; None where PyTorch does not count.
+        reader: Who is told when autograd asks for it.
     """
 
-    __slots__ = ("__weakref__", "origin", "tensor", "version")
+    __slots__ = ("__weakref__", "origin", "reader", "tensor", "version")
 
-    def __init__(self, value: Tensor) -> None:
-        self.tensor, self.origin = value.detach(), _weak(value)
+    def __init__(self, value: Tensor, reader: Reader | None = None) -> None:
+        self.tensor, self.origin, self.reader = value.detach(), _weak(value), reader
         try:
             self.version: int | None = value._version
         except RuntimeError:  # inference tensors have no counter
             self.version = None
+
+    def unpack(self) -> Tensor:
+        """Return the tensor to autograd; see `read`."""
+        if self.reader is not None:
+            self.reader.unpacked()
+        return self.read()
 
     def read(self) -> Tensor:
         """Return the tensor.

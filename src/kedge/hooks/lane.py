@@ -5,13 +5,15 @@ PyTorch calls the innermost pair alone, and each thread has its own. So each of 
 keepers that are in force on its thread, and the program's own pair below: that gets the tensor
 first; a tensor that it returns goes on to the keepers, anything else stays as it is and goes to its
 unpack. The innermost keeper decides; what it leaves alone is offered to the next one outside, and
-what all leave alone is kept by reference (Note [By reference]).
+what all leave alone is kept by reference (Note [By reference]). Who is to be told that autograd asks for what it
+left alone is told, whoever has taken it.
 
 # Note [Checkpoints keep nothing]
 Inside a checkpointed function autograd saves nothing: it notes what will be made again. So there the
 checkpoint's pair acts alone. In its recompute the tensors live for a moment: they are shown to those who
 watch, and left to the checkpoint. Its arguments are saved like other tensors if they are tensors themselves; those inside
-lists and dicts, and keyword arguments, the checkpoint holds without saving them, so no pair of hooks is asked.
+lists and dicts, and keyword arguments, the checkpoint holds without saving them, so no pair of hooks is asked: how a keeper
+comes to them is in `kedge.hooks.withheld`.
 
 # Note [A pair in another's place]
 Pairs lie on a stack, and a block that ends takes off the top, whatever it is. If an interrupt leaves one of
@@ -31,7 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import checkpoint
 
 from kedge.hooks.checkpoints import top_hooks
-from kedge.hooks.kept import Kept
+from kedge.hooks.kept import Kept, Reader
 
 _autograd: Any = torch._C._autograd
 _push: Callable[[Any, Any], None] = _autograd._push_saved_tensors_default_hooks
@@ -61,13 +63,16 @@ class Live(Protocol):
 
 
 class Decided(NamedTuple):
-    """What stands in a saved tensor's place where several had a say: what one packed, and the ways back."""
+    """What stands in a saved tensor's place where several had a say: what one packed, the ways back, who is told."""
 
     packed: Any
     back: tuple[Callable[[Any], Tensor], ...]
+    readers: tuple[Reader, ...] = ()
 
     def read(self) -> Tensor:
         """Give the tensor back, through each in turn."""
+        for reader in self.readers:
+            reader.unpacked()
         *others, last = self.back
         value = self.packed
         for unpack in others:
@@ -107,7 +112,7 @@ def _alone(live: Live) -> Hooks:
         return Kept(value) if packed is None else packed
 
     def unpack(packed: Any) -> Tensor:
-        return packed.read() if type(packed) is Kept else live.unpack(packed)
+        return packed.unpack() if type(packed) is Kept else live.unpack(packed)
 
     return pack, unpack
 
@@ -124,6 +129,7 @@ def _joint(lives: tuple[Live, ...], below: Hooks | None) -> Hooks:
             return Decided(theirs, back)
         packed: Any = None
         decider: Live | None = None
+        readers: tuple[Reader, ...] = ()
         for live in lives:
             if type(theirs) is FakeTensor:
                 live.step_aside("fake")
@@ -132,14 +138,16 @@ def _joint(lives: tuple[Live, ...], below: Hooks | None) -> Hooks:
             else:
                 packed = live.pack(theirs, live.place)
                 decider = None if packed is None or type(packed) is Kept else live
+                if type(packed) is Kept and packed.reader is not None:
+                    readers = (*readers, packed.reader)
         if decider is None:
             packed = packed if type(packed) is Kept else Kept(theirs)
-        return Decided(packed, (_reader(decider, packed), *back))
+        return Decided(packed, (_way_back(decider), *back), readers)
 
     return pack, Decided.read
 
 
-def _reader(decider: Live | None, packed: Any) -> Callable[[Any], Tensor]:
+def _way_back(decider: Live | None) -> Callable[[Any], Tensor]:
     return Kept.read if decider is None else decider.unpack
 
 

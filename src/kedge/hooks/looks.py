@@ -105,6 +105,12 @@ def bad(value: Tensor) -> Bad | None:
     return "nan" if bool(value.isnan().any()) else "inf"
 
 
+def counts(value: Tensor) -> dict[str, int]:
+    """Count what is not finite in a tensor, and its elements."""
+    value = value.float() if value.itemsize == 1 else value
+    return {"nan": int(value.isnan().sum()), "inf": int(value.isinf().sum()), "elements": value.numel()}
+
+
 def _measurable(value: Tensor) -> bool:
     numbers = value.is_floating_point() or value.is_complex()
     there = value.layout is torch.strided and not value.is_meta and not value.is_nested

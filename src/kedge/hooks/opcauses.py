@@ -22,7 +22,7 @@ def explain_op(tap: Tap) -> Cause | None:
     """Find out why there was no such operation; None if there was, or if its module was not called."""
     gate: Any = tap.gate
     if gate.called:
-        return None
+        return _explain_ungraded(tap)
     door, module = gate.door, _module_of(tap)
     if door.captured or (not any(door.made.values()) and _is_compiled(tap)):
         return Cause(
@@ -39,6 +39,15 @@ def explain_op(tap: Tap) -> Cause | None:
             "call it with grad, or torch.backends.mha.set_fastpath_enabled(False)",
         )
     return _explain_made(tap)
+
+
+def _explain_ungraded(tap: Tap) -> Cause | None:
+    if tap.site.is_gradient and tap.gate.ungraded == tap.gate.called:
+        return Cause(
+            "it is in the forward of a torch.autograd.Function, which runs without grad and has its backward written by hand",
+            "hook what the function is given, or what is made of its result",
+        )
+    return None
 
 
 def _module_of(tap: Tap) -> nn.Module | None:

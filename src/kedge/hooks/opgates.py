@@ -34,6 +34,7 @@ class OpGate(Gate):
         super().__init__(session, passes, door.path)
         self.door, self.op, self.without, self.many = door, op, place.without, place.many
         self.early = self.late = self.backward = False
+        self.ungraded = 0
         self.plain = op[1] is None and not place.without
         self._each: dict[tuple[str, int], OneOp] = {}
 
@@ -83,7 +84,9 @@ class OpGate(Gate):
                 f"a value was returned at {one.site('in', lost[0])}, but {op[0]} changes that very tensor in place, "
                 "and the program goes on with it; edit the value where it is made, or what the operation returns"
             )
-        if self.taps["in.grad"]:
+        if new:
+            refuse_inside(entry, str(one.site("in", next(iter(new)))))
+        if self.taps["in.grad"] and not entry.function:
             one.listen("in.grad", found, call, recompute)
             self.listened = max(self.listened, one.listened)
         if not new:
@@ -96,6 +99,7 @@ class OpGate(Gate):
         __tracebackhide__ = True
         self.called += 1
         self.recalled += entry.recompute
+        self.ungraded += bool(entry.function)
         if not self.late:
             return value
         one, call, recompute = self._one(op), entry.call, entry.recompute
@@ -112,7 +116,7 @@ class OpGate(Gate):
                 f"a value was returned at {one.site('out', '')}, but {op[0]} returns nothing, so it has nowhere to go; "
                 "edit what is assigned, at :in[2]"
             )
-        if self.backward:
+        if self.backward and not entry.function:
             one.listen("out.grad", found, call, recompute)
             self.listened = max(self.listened, one.listened)
         return leaves.put(value, new) if new else value
@@ -135,6 +139,19 @@ class OneOp(Gate):
             site = self.sites[kind, leaf] = Site(self.path, kind, leaf or None, op=self.op)
             self.leaves[leaf] = None
         return site
+
+
+def refuse_inside(entry: Entry, site: str) -> None:
+    """Refuse an edit where no gradient would know of it; see Note [Inside a function of one's own].
+
+    Raises:
+        EditError: If the operation is in the forward of a `torch.autograd.Function`.
+    """
+    if entry.function:
+        raise EditError(
+            f"a value was returned at {site}, but this is in the forward of {entry.function}, a torch.autograd.Function, whose "
+            "backward does not know of it, so the gradient would be wrong; edit what it is given, or what is made of its result"
+        )
 
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:

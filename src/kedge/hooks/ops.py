@@ -11,6 +11,12 @@ action computes is nobody's operation, and neither is what stands in another hoo
 # Note [The frames that count]
 Kedge's own frames stand between the modes of two sessions. Where one passes an operation on, the other has to see it;
 what the first computes besides is none. So `_operate` and `fire` end the search, and `_onward` leads past `_operate`.
+
+# Note [Inside a function of one's own]
+What the forward of a `torch.autograd.Function` computes is seen, and may be looked at. But it runs without grad, and the
+backward that was written for it knows nothing of an edit: the output would change, and the gradient stay. So an edit
+there is an error, and there are no gradients to listen to. Where that forward turns grad on again, it makes a graph of
+its own, in which an edit counts. A reentrant checkpoint is such a function too, whose backward runs the forward again.
 """
 
 from __future__ import annotations
@@ -25,12 +31,13 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from kedge.errors import EditError
 from kedge.hooks.checkpoints import owner_around
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
-from kedge.hooks.opgates import OpGate
+from kedge.hooks.opgates import OpGate, refuse_inside
 from kedge.hooks.opinside import ATTENTION, INSIDE
 from kedge.hooks.opnames import name_of, overwrites
 from kedge.hooks.source import is_dropped, is_running
@@ -41,30 +48,40 @@ if TYPE_CHECKING:
 
 
 class Entry:
-    """One call of a module that is under way: its frame, and what it has called so far."""
+    """One call of a module that is under way: its frame, and what it has called so far.
 
-    __slots__ = ("again", "call", "checkpoint", "code", "counts", "door", "frame", "recompute", "seen")
+    Attributes:
+        function: The `torch.autograd.Function` in whose forward the operation under way is; empty if in none.
+    """
+
+    __slots__ = ("again", "call", "checkpoint", "code", "counts", "door", "frame", "function", "recompute", "seen")
 
     def __init__(self, door: Door, frame: FrameType, *, seen: bool) -> None:
         self.door, self.frame, self.seen = door, frame, seen
         self.checkpoint: Any = None
         self.again: list[Any] = []
         self.code: CodeType | None = None
-        self.call, self.recompute = 0, False
+        self.call, self.recompute, self.function = 0, False, ""
         self.counts: dict[str, int] = {}
 
     def owns(self, frame: FrameType | None) -> bool:
         """Tell whether what a frame calls is called by this module's own forward; see Note [Whose operation]."""
-        below = frame
+        below, function = frame, ""
         while frame is not None:
             code = id(frame.f_code)
             if code in _ENDS:
+                if code == _APPLY:
+                    if below is None or id(below.f_code) != _REENTRANT:
+                        function = function or frame.f_locals["cls"].__name__
+                    below, frame = frame, frame.f_back
+                    continue
                 if code == _ONWARD:
                     frame = _past_operate(frame)
                     continue
                 if code == _AGAIN and frame is not self.frame:  # another session's
                     frame = frame.f_back
                     continue
+                self.function = "" if torch.is_grad_enabled() else function
                 begun = None if below is None else below.f_code
                 return frame is self.frame and (self.code is None or begun is self.code or begun is _SLOW)
             below, frame = frame, frame.f_back
@@ -201,6 +218,8 @@ def _operate(mode: OpMode, entry: Entry, name: str, gates: Sequence[OpGate], fun
     value = made
     for gate in gates:
         value = gate.after(entry, op, value)
+    if value is not made:
+        refuse_inside(entry, f"{door.path}/{name}#{op[1]}:out")
     if value is not made and overwrites(name, args, kwargs) and is_dropped(sys._getframe(2)):
         raise EditError(
             f"a value was returned at {door.path}/{name}#{op[1]}:out, but this call works in place and what it returns is not "
@@ -285,9 +304,11 @@ def _inside(function: Any, name: str) -> Iterator[int]:
 
 OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)
 _AGAIN = next(_inside(_run_again, "again"))
+_APPLY = id(torch.autograd.Function.apply.__func__.__code__)  # type: ignore[attr-defined]
+_REENTRANT = id(CheckpointFunction.forward.__code__)
 _SLOW = nn.Module._slow_forward.__code__
 _CALL: Any = nn.Module._call_impl
 MODULE_CALLS = frozenset((id(_CALL.__code__), *_inside(_CALL, "inner")))
-_ENDS = MODULE_CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
+_ENDS = MODULE_CALLS | {OPERATE, _ONWARD, _AGAIN, _APPLY, id(fire.__code__)}
 
 untraced(_run_again, OpMode.__torch_function__, OpMode.enter, OpMode.leave)

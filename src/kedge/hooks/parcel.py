@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from kedge.flow import version_of
 from kedge.hooks.calls import Call
 from kedge.hooks.express import Writer, attributes
+from kedge.hooks.looks import counts
 from kedge.hooks.suspects import Suspect
 from kedge.store.disk import told
 
@@ -40,6 +41,7 @@ class Parcel:
         tensors: The tensors, copied to the CPU.
         notes: What is to be known besides.
         script: The text of ``replay.py``.
+        seen: How many elements were not finite where that was seen first.
     """
 
     suspect: Suspect
@@ -48,6 +50,7 @@ class Parcel:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     script: str = ""
+    seen: dict[str, int] = field(default_factory=dict)
     size: int = 0
     _names: dict[int, str] = field(default_factory=dict)
     _kept: list[Tensor] = field(default_factory=list)
@@ -65,6 +68,8 @@ class Parcel:
         for name, gradient in call.grads.items() if self.suspect.direction == "backward" else ():
             self._add(f"grad.{name}", gradient.tensor)
         self._note(call)
+        if self.suspect.seen is not None:
+            self.seen = counts(self.suspect.seen)
         self.script = _script(self, call, tied)
         self._names, self._kept = {}, []
 
@@ -74,6 +79,7 @@ class Parcel:
         with told(f"write {folder}"):
             temporary.mkdir()
             about = {"site": self.suspect.site, "step": str(self.step), "notes": json.dumps(self.notes)}
+            about["seen"] = json.dumps(self.seen)
             save_file(self.tensors, temporary / TENSORS, metadata=about)
             (temporary / SCRIPT).write_text(self.script, encoding="utf-8")
             temporary.replace(folder)

@@ -310,7 +310,11 @@ def main() -> int:
     for kind, told in seen.found:
         print(f"{_NAMES[kind]} in the {DIRECTION}: {told}")
     if not seen.found:
-        print(f"nothing was infinite or NaN in the {DIRECTION}: it was made around this module, or needs what is noted")
+        print(
+            f"nothing was infinite or NaN in the {DIRECTION}. This call alone does not make it: something outside of it has\n"
+            "a part in it, such as a global of the program, or what is noted above. Set that in this file; or make it an\n"
+            "argument of the module, and run with --dump again."
+        )
     return 0 if seen.found else 1
 
 

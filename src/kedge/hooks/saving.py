@@ -21,12 +21,10 @@ is found when the model is called next, or when the block ends.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -34,15 +32,16 @@ from torch import Tensor, nn
 
 from kedge.errors import SavedAside
 from kedge.hooks import aside, dynamo
-from kedge.hooks.checkpoints import top_hooks
+from kedge.hooks.checkpoints import frame_of, reentrant_around, top_hooks
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.lane import disabled, is_checkpoint, lane
 from kedge.hooks.mounts import Mount, Mounts
+from kedge.hooks.spans import running
 from kedge.hooks.telling import warn
 from kedge.hooks.veil import Own, Veil
+from kedge.hooks.withheld import Waiting
 from kedge.sites.select import Layout, runs
 
-_CALL = nn.Module._call_impl.__code__
 _ASIDE = {
     "torch.func": "saved tensors are not looked at inside a transform of torch.func, which runs under no saved-tensor hooks: "
     "what it saves stays where it is",
@@ -56,8 +55,9 @@ _graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lam
 class Keeper(Protocol):
     """What decides over saved tensors. Called from any thread; `pack` in the forward, `unpack` in the backward.
 
-    Two attributes are optional: ``watches = True`` with a method ``see(value, place)`` makes it be shown, too,
-    what another keeper or a foreign pair has taken, and what a checkpoint makes again.
+    Some are optional: ``watches = True`` with a method ``see(value, place)`` makes it be shown, too,
+    what another keeper or a foreign pair has taken, and what a checkpoint makes again. Two more methods are: ``beside`` and
+    ``stays``, see `kedge.hooks.withheld.Waiting`.
     """
 
     def pack(self, value: Tensor, place: Place) -> Any:
@@ -69,7 +69,8 @@ class Keeper(Protocol):
 
         Returns:
             What is to stand in its place; None (or a `kedge.hooks.kept.Kept`) to leave it where it is: then it is offered to
-            the keeper around this one, and in the end kept by reference with its version checked.
+            the keeper around this one, and in the end kept by reference with its version checked. The `Kept`'s reader
+            hears when autograd asks for it, whoever has it then.
         """
 
     def unpack(self, packed: Any) -> Tensor:
@@ -125,7 +126,8 @@ class OnThread:
         self.pack: Callable[[Tensor, Place], Any] = keeper.pack
         self.unpack: Callable[[Any], Tensor] = keeper.unpack
         self.see: Callable[[Tensor, Place], None] = getattr(keeper, "see", _nothing) if self.watches else _nothing
-        self.ended = False
+        self.waiting = Waiting(self, keeper)
+        self.ended = self.graded = False
 
     def enter(self, spot: Spot) -> None:
         """A module's call begins."""
@@ -137,6 +139,8 @@ class OnThread:
         top = top_hooks(True)
         if not lane.covers(self, top):
             place.placed = self._put(place, top)
+        if self.graded and task == -1 and not torch.is_grad_enabled():
+            self._pass(reentrant_around(), place)
         self.stack.append(place)
         self.place = place
 
@@ -146,9 +150,17 @@ class OnThread:
             self.step_aside("torch.func")
             return False
         if top is not None and is_checkpoint(top) and not (self.watches and _graph_task() != -1):
+            if _graph_task() == -1:
+                self._pass(frame_of(top[0]), place)
             return False  # see Note [Checkpoints keep nothing]
         lane.put(self, place, top)
         return True
+
+    def _pass(self, owner: Any, place: Place) -> None:
+        """A module's call begins in a checkpoint's forward."""
+        if owner is not None:
+            self.waiting.meet(owner, self.place)
+            self.waiting.passed(place)
 
     def leave(self, spot: Spot) -> None:
         """A module's call is over, and with it those inside that never ended."""
@@ -156,10 +168,10 @@ class OnThread:
         if stack and stack[-1].spot is spot and not stack[-1].placed:  # nearly always
             stack.pop()
             self.place = stack[-1] if stack else self.outside
-            return
-        at = next((i for i in reversed(range(len(stack))) if stack[i].spot is spot), None)
-        if at is not None:
+        elif (at := next((i for i in reversed(range(len(stack))) if stack[i].spot is spot), None)) is not None:
             self._cut(at)
+        if self.waiting.known and disabled() is None:
+            self.waiting.left([self.outside, *stack] if stack else [])
 
     def _cut(self, at: int) -> None:
         while len(self.stack) > at:
@@ -173,13 +185,14 @@ class OnThread:
     def _begin(self) -> None:
         """Begin a forward pass; a call that an interrupt has ended is no longer among the running frames."""
         if self.stack:
-            running = iter(_running()[:-1])  # the last is this very call
+            called = iter(running()[:-1])  # the last is this very call
             alive = 0
-            while alive < len(self.stack) and any(self.stack[alive].spot.is_before(module) for module in running):
+            while alive < len(self.stack) and any(self.stack[alive].spot.is_before(module) for module in called):
                 alive += 1
             self._cut(alive)
         if not self.stack:
             self.calls.clear()
+            self.graded = torch.is_grad_enabled()
 
     def step_aside(self, what: str) -> None:
         """Say once that nothing is seen here."""
@@ -203,17 +216,6 @@ class OnThread:
 
 def _nothing(*args: Any) -> None:
     return None
-
-
-def _running() -> list[nn.Module]:
-    """The modules that are being called on this thread, the outermost first."""
-    found: list[nn.Module] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _CALL:
-            found.append(frame.f_locals["self"])
-        frame = frame.f_back
-    return found[::-1]
 
 
 class _Threads(threading.local):

@@ -35,6 +35,17 @@ def given_to(module: nn.Module) -> Any:
     return ()
 
 
+def running() -> list[nn.Module]:
+    """The modules that are being called on this thread, the outermost first."""
+    found: list[nn.Module] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            found.append(frame.f_locals["self"])
+        frame = frame.f_back
+    return found[::-1]
+
+
 class Spans:
     """Hooks on models that follow the calls of their modules, in every thread.
 
@@ -59,6 +70,12 @@ class Spans:
         """The path and the call of the module that runs; the call is counted within one call of the outermost."""
         open_calls = getattr(self._here, "open", None)
         return open_calls[-1] if open_calls else OUTSIDE
+
+    @property
+    def around(self) -> Span:
+        """The path and the call of the module that has called the innermost."""
+        open_calls: list[Span] = getattr(self._here, "open", [])
+        return open_calls[-2] if len(open_calls) > 1 else OUTSIDE
 
     @property
     def under_way(self) -> tuple[Span, ...]:
@@ -87,7 +104,7 @@ class Spans:
             here.open, here.calls = [], Counter()
         tensors = [tensor for _, tensor in leaves.find(given)]
         self.given.setdefault(path, set()).update(n for tensor in tensors for n in self.number(tensor))
-        if not here.open:
+        if not here.open and torch._C._current_graph_task_id() == -1:  # a checkpoint's recompute is nobody's beginning
             self.entered.update(n for tensor in tensors if tensor.grad_fn is None for n in self.number(tensor))
         here.open.append((path, here.calls[path]))
         here.calls[path] += 1

@@ -4,8 +4,8 @@
 Values are looked at in the order in which the program makes them, so the first bad one is where it
 began. A bad output was made by the call itself, for all that its children returned was finite. A bad
 input was made by the code of the module around, between two of its children. Of gradients, the first
-bad one was made by the backward of the innermost call that takes that tensor in and whose own
-output's gradient was finite; or, if no module does, of the call around.
+bad one was made by the backward of the innermost call that sends it back (see Note [Shares of a gradient])
+and whose own output's gradient was finite; or, if no module does, of the call around.
 
 # Note [What is normal]
 Masks put -inf into scores on purpose, and loss scaling makes infinite gradients and skips the step.
@@ -35,14 +35,16 @@ class Suspect:
         direction: "forward" or "backward".
         value: What it made.
         site: Where it was seen first.
+        step: In which step.
         why: Why nothing can be kept of it; empty if something can.
-        seen: The gradient in which it was seen.
+        seen: The value or gradient in which it was seen.
     """
 
     call: Call | None
     direction: Literal["forward", "backward"]
     value: Bad
     site: str
+    step: int
     why: str = ""
     seen: Tensor | None = None
 
@@ -52,13 +54,14 @@ class Search:
     """The suspects of one step; see Note [The first one in time]."""
 
     keep: Callable[[Suspect], None]
+    step: Callable[[], int]
     forward: dict[str, Suspect] = field(default_factory=dict)
     backward: Suspect | None = None
     infinite: set[str] = field(default_factory=set)
     habitual: set[str] = field(default_factory=set)
     task: int = -1
 
-    def saw_value(self, where: Where, call: Call, value: Bad) -> None:
+    def saw_value(self, where: Where, call: Call, value: Bad, seen: Tensor) -> None:
         """Take note of an input or output that is not finite."""
         site = f"{call.label}:{where}"
         if value == "inf":
@@ -67,7 +70,7 @@ class Search:
             return
         blamed = call if where == "out" else call.outer
         why = _spoiled(blamed) if blamed is not None else f"{site} came in from outside of the model"
-        self._take(Suspect(blamed, "forward", value, site, why))
+        self._take(Suspect(blamed, "forward", value, site, self.step(), why, seen))
 
     def saw_gradient(self, where: Where, calls: Iterable[Call], value: Bad, gradient: Tensor, task: int) -> None:
         """Take note of a gradient that is not finite.
@@ -87,9 +90,9 @@ class Search:
             return
         self.task = task
         blamed = self._maker(where, calls)
-        site = f"{(blamed or calls[0]).label}:{where}"
+        site = f"{(blamed if blamed in calls else calls[0]).label}:{where}"
         why = "" if blamed is not None else f"the gradient that entered {calls[0].label or 'the model'} held it already"
-        self._take(Suspect(blamed, "backward", value, site, why, gradient))
+        self._take(Suspect(blamed, "backward", value, site, self.step(), why, gradient))
 
     def choose(self, *, reached: bool) -> Suspect | None:
         """Give the one to be kept, if it matters; see Note [What is normal].

@@ -61,7 +61,7 @@ from kedge.sites.site import escape
 if TYPE_CHECKING:
     from kedge.hooks.dump import Dump
 
-_PER_EVENT, _PER_STEP = 3.0, 6.0
+_PER_EVENT, _PER_STEP = 3.0, 12.0
 """What it takes to bring one event to the meter, and to count a step with cold memories, in calls of an empty module hook."""
 
 
@@ -79,13 +79,13 @@ class Watch:
         dump: Set to what keeps the call that made the first value that is not finite.
         holding: Set to a list to have it keep the roots alive to the end.
         failure: What Kedge failed with, and watches no more since; None where all goes well.
+        step: Gives the step under way.
         names: What to call modules that may turn out to be roots, by the model that holds them and is not called itself.
     """
 
     def __init__(self, meter: Gauge, log: Log, *, sites: str = "**", n: int = 10, budget: float | None = None) -> None:
         self.log, self.selector, self.pace = log, Selector(sites), Pace(n, budget)
-        self.meter = meter
-        meter.sink, meter.draws = self, True
+        self.meter, meter.sink, meter.draws = meter, self, True
         self.session = Quiet()
         self.roots: list[Root] = []
         self._places = Places(self.roots)
@@ -96,14 +96,13 @@ class Watch:
         self.holding: list[nn.Module] | None = None
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._known = Known()
-        self._written = (0, 0)
-        self._undo = ExitStack()
+        self._written, self._undo = (0, 0), ExitStack()
         self.levels = Levels(self.session, meter, self._trains)
         self.lookout = self.levels.lookout
         self.updates = Updates(meter, lambda: self.session.clock.step, self._places.of)
         self._leader = Leader(self.session.clock)
         self._asleep = Asleep(self.pace, self.session.clock, self.updates, self.levels, self.cost, self._timed)
-        self.survey = Survey()
+        self.survey, self.step = Survey(), self._asleep.step
         self._notes: list[Mapping[str, Any]] = []
         self.dump: Dump | None = None
         self._end_step, self._measure_update = self._spare(self._step_ended), self._spare(self._after_update)
@@ -309,7 +308,7 @@ class Watch:
         with self._timed():
             self._notes += self.survey.close(step)
             if self.dump is not None:
-                self.dump.step_ended(step, self.lookout.spoiled or self.meter.spoiled())
+                self.dump.step_ended(self.lookout.spoiled or self.meter.spoiled())
             self.meter.flush(curves=self.pace.level is not Level.LOOK)
             if self._unfinished:
                 self._finish_lazy()
@@ -320,18 +319,17 @@ class Watch:
         level = self.pace.ended(step, time.perf_counter(), self.cost(), heard)
         with self._timed():
             self.levels.prepare(level, scouts=self.pace.budget is None or leads_anew(self.session.clock, self.roots))
-            if self.dump is not None:
-                self.dump.step_began(step + 1)
 
     def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Hear that an optimizer has stepped: the one hook that runs in steps that are not looked at, and finds memories cold."""
+        asleep, leads = self._asleep, (leading := self._leader.leading) is not None and leading() is optimizer
+        if leads and time.perf_counter() < self.pace.wake:  # Dynamo breaks its graph at a clock
+            asleep.passed += 1
+            return
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break()
-        leading, asleep = self._leader.leading, self._asleep
-        if leading is not None and leading() is optimizer:
-            asleep.slept = time.perf_counter() < self.pace.wake
-            if not asleep.slept:
-                self._rise(optimizer)
+        if leads:
+            self._rise(optimizer)
             if asleep.slept:
                 asleep.passed += 1
                 return

@@ -15,7 +15,12 @@ _MOST = 24
 _COUNTS = ("small", "again", "unique", "stored", "freed", "reads", "repeated", "failed")
 _GROUPS = ("kept", "rebuilt", "moved")
 _OWNED = ("parameter", "buffer", "input")
-_SAID = {"memory": "encoded in memory", "here": "there already", "unknown": "unknown kind"}
+_SAID = {
+    "memory": "encoded in memory",
+    "here": "there already",
+    "unknown": "unknown kind",
+    "checkpoint": "held by a checkpoint",
+}
 
 
 class Count:
@@ -122,15 +127,16 @@ class Row:
         step: The step under way.
         small: Its small tensors, which have to be counted fast.
         asked: For how many of its tensors in this step there was a choice.
+        nth: For how many of them since the model was called last.
     """
 
-    __slots__ = ("_account", "_lock", "asked", "before", "path", "small", "step")
+    __slots__ = ("_account", "_call", "_lock", "asked", "before", "nth", "path", "small", "step")
 
     def __init__(self, account: Account, path: str | None) -> None:
         self._account, self.path = account, path
         # Of the kind that its holder can take again: the last handle of an entry may go at any moment.
         self._lock = account.lock
-        self.asked = 0
+        self.asked = self.nth = self._call = 0
         self.step, self.before = Tally(), Tally()
         self.small = self.step.small
 
@@ -139,10 +145,15 @@ class Row:
         over, self.step = self.step, Tally()
         self.small = self.step.small
         self.before.join(over)
-        self.asked = 0
+        self.asked = self.nth = self._call = 0
 
-    def ask(self) -> int:
-        """Number a tensor for which there is a choice."""
+    def ask(self, calls: int) -> int:
+        """Number a tensor for which there is a choice; the model was called so many times in this step."""
+        if calls != self._call:
+            if calls > 1:  # what is saved before the first call counts with it
+                self.nth = 0
+            self._call = calls
+        self.nth += 1
         self.asked += 1
         return self.asked - 1
 
@@ -201,18 +212,21 @@ class Account:
 
     Attributes:
         rows: By module, in the order in which they first saved something.
-        steps: How many forward passes with their backward passes are over.
+        steps: How many steps are over: forward passes with their backward passes; see Note [Steps].
+        checkpointed: How many calls of the selected modules ran in a checkpoint, which computes again what they save.
         dropped: Rules that were found wrong here and are not used, with why.
         plan: What a planner has decided on, and what it foretells; None if there is none.
+        file: The disk store of the block under way, or of the last one, which says what it did; None if there is none.
         seen: The storages of the step under way.
     """
 
     def __init__(self) -> None:
         self.rows: dict[str | None, Row] = {}
         self.lock = threading.RLock()
-        self.steps = 0
+        self.steps = self.checkpointed = 0
         self.dropped: dict[str, str] = {}
         self.plan: object | None = None
+        self.file: object | None = None
         self.seen: dict[int, StorageWeakRef] = {}
 
     def row(self, path: str | None) -> Row:
@@ -282,6 +296,13 @@ class Account:
         if total.failed.number:
             failed = f"{total.failed.number} tensors of {total.failed.bytes / _MB:.1f} MB"
             yield f"{failed}, of all steps, could not be moved and were kept"
+        if self.checkpointed:
+            yield (
+                f"{self.checkpointed / steps:.0f} module calls a step ran in a checkpoint, which computes again what they save: "
+                "there is nothing to take, and its inputs count for the module that calls it"
+            )
+        if self.file is not None:
+            yield str(self.file)
         if self.plan is not None:
             yield str(self.plan)
         for rule, why in self.dropped.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from kedge.hooks.lane import packed_of
 from kedge.hooks.nodes import behind, saved_by
 from kedge.hooks.source import Source
 from kedge.hooks.spans import Span
+from kedge.hooks.withheld import owner_behind, saved_arguments, withheld
 from kedge.offload.handle import Referred
 from kedge.offload.item import Item, Origin
 from kedge.offload.lines import Lines
@@ -97,6 +99,7 @@ class Clerk:
         innermost: Tells which call of which module is running.
         find: Finds out how a tensor could be rebuilt; None where that is not asked.
         least: The bytes of the smallest storage that is worth moving.
+        around: Tells which call has called that one; by default the same.
 
     Attributes:
         storages: The numbers of all storages.
@@ -104,20 +107,53 @@ class Clerk:
     """
 
     def __init__(
-        self, innermost: Callable[[], Span], storages: Storages, find: Find | None, least: int = LEAST
+        self,
+        innermost: Callable[[], Span],
+        storages: Storages,
+        find: Find | None,
+        least: int = LEAST,
+        around: Callable[[], Span] | None = None,
     ) -> None:
+        self.around = around or innermost
         self.innermost, self.find, self.least = innermost, find, least
         self.storages, self.timeline = storages, Timeline()
         self.drafts: list[Draft] = []
         self._lines = Lines()
+        self._checkpoints: dict[int, weakref.ref[Any]] = {}
 
     def pack(self, value: Tensor, place: object = None) -> Held:  # noqa: ARG002 - the spans say where it is
         """Take down a tensor that autograd saves."""
-        path, call = self.innermost()
+        held = Held(value, self._draft(value, self.innermost()), self)
+        self.timeline.saved(held.number)
+        return held
+
+    def beside(self, owner: Any, place: object = None) -> None:  # noqa: ARG002
+        """Take down what a checkpoint holds without saving it, given its frame or context; once for each."""
+        known = self._checkpoints.get(id(owner))
+        if known is not None and known() is owner:
+            return
+        for name, packed in saved_arguments(owner):
+            if isinstance(packed, Held) and packed.clerk is self:
+                self.drafts[packed.number].node, self.drafts[packed.number].field = "checkpoint", name
+        numbers = []
+        for name, value in withheld(owner):
+            numbers.append(self._draft(value, self.around()))
+            self.drafts[numbers[-1]].node, self.drafts[numbers[-1]].field = "checkpoint", name
+            self.timeline.saved(numbers[-1])
+        timeline = self.timeline
+
+        def gone(_: object) -> None:
+            for number in numbers:
+                timeline.released(number)
+
+        self._checkpoints[id(owner)] = weakref.ref(owner, gone)
+
+    def _draft(self, value: Tensor, span: Span) -> int:
+        """Describe a tensor that is held from now on; returns its number."""
         storages = self.storages.of(value)
         size = value.numel() * value.element_size() if value.layout == torch.strided else self.storages.held(storages)
         draft = Draft(
-            path, call, tuple(value.shape), value.dtype, value.device, size, storages, _version(value),
+            *span, tuple(value.shape), value.dtype, value.device, size, storages, _version(value),
             alias=value._is_view() or size < self.storages.held(storages), plain=is_plain(value), source=self._lines.here(),
         )  # fmt: skip
         if self.find is not None and draft.plain:
@@ -125,9 +161,7 @@ class Clerk:
             if recipe is not None:
                 draft.rule, draft.extra = recipe.rule, recipe.nbytes
         self.drafts.append(draft)
-        held = Held(value, len(self.drafts) - 1, self)
-        self.timeline.saved(held.number)
-        return held
+        return len(self.drafts) - 1
 
     def unpack(self, held: Held) -> Tensor:
         """Give it back; whoever asks in a backward pass is the node that saved it."""
@@ -147,9 +181,11 @@ class Clerk:
                 draft.output = packed.maker == (node.name(), node._sequence_nr()) or field.startswith("result")
 
     def walk(self, made: Iterable[Tensor]) -> None:
-        """Meet every node behind some results."""
+        """Meet every node behind some results, and every checkpoint."""
         for node in behind(tensor.grad_fn for tensor in made):
             self.meet(node)
+            if (owner := owner_behind(node)) is not None:
+                self.beside(owner)
 
     def items(self, numbers: Iterable[int], origins: Origins) -> tuple[Item, ...]:
         """Describe some of what was saved."""

@@ -1,12 +1,8 @@
 """Decides over each tensor that autograd saves: kept by reference, or an entry of its own, or one that there is.
 
-# Note [Steps]
-A step begins when the model is called; or before, when something is saved after something was read back. A model
-that is called several times before one backward pass makes as many steps.
-
 # Note [Proof]
-At each place, which is the how manieth tensor of a module in a step, a rule's first result is compared with the truth.
-What a rule assumes may hold at one place and not at another: a program can change what lies between under
+At each place, which is the how manieth tensor of a module in a call of the model, a rule's first result is compared with
+the truth. What a rule assumes may hold at one place and not at another: a program can change what lies between under
 ``no_grad``, where the graph does not show it. Later results are compared by what their bytes come to, when they are
 rebuilt (`kedge.offload.digest`).
 """
@@ -35,6 +31,7 @@ from kedge.offload.policy import Choice, HandleOf, Policy
 from kedge.offload.proof import disproof
 from kedge.offload.rebuild.recipe import Recipe
 from kedge.offload.sources import Rebuilt, encode, move
+from kedge.offload.turns import Turns
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _ROOM = 64 << 20
@@ -75,40 +72,53 @@ class Engine:
         self._proven: set[Any] = set()
         self._dropped: set[Any] = set()
         self._warned = False
-        self._read = self._called = False
+        self._turns = Turns()
         self._trimmer = Trimmer()
 
     def begin(self, inputs: Any) -> None:
         """Hear that the model is called; see Note [Steps]."""
         self._owned.look(inputs)
-        if self._called:
-            self._turn()
-        self._called = True
+        self._turns.begin()
 
-    def pack(self, value: Tensor, place: Place) -> Any:
-        """Return what stands for a tensor; None leaves it where it is."""
-        if self._read and not place.recompute:
+    def pack(self, value: Tensor, place: Place) -> Part | Kept:
+        """Return what stands for a tensor; a `Kept` leaves it where it is."""
+        if self._turns.due(place.path, recompute=place.recompute):
             self._turn()
+        call = self._turns.step.call()
         row: Row = place.spot.gate or self._row(place)
         try:
             nbytes = value.nbytes
         except RuntimeError:  # of a sparse tensor
             row.keep("unknown", 0)
-            return None
+            return Kept(value, call)
         if nbytes < self._least:
             small = row.small
             small.number += 1
             small.bytes += nbytes
-            return None
+            return Kept(value, call)
         why = self._why(value, place)
         if why is None:
-            return self._pack(value, place, row)
+            entry = self._entry(value, place, row)
+            return Kept(value, call) if entry is None else Part(entry, value, call)
         row.keep(why, nbytes)
-        return None
+        return Kept(value, call)
+
+    def stays(self, value: Tensor, place: Place) -> None:
+        """Count a tensor that a checkpoint holds in a way that leaves it where it is."""
+        row: Row = place.spot.gate or self._row(place)
+        why = self._why(value, place)
+        if why is None and value.nbytes >= self._least:
+            storage = value.untyped_storage()
+            row.saw(storage, storage._cdata)
+            row.keep(self._owned.why(value, storage._cdata) or "checkpoint", value.nbytes)
+
+    def passed(self, place: Place) -> None:
+        """Count a call of a module in a checkpoint's forward, of which nothing is saved."""
+        self.account.checkpointed += place.selected
 
     def unpack(self, packed: Part) -> Tensor:
         """Return a tensor that `pack` took."""
-        self._read = True
+        packed.call.unpacked()
         value = packed.read()
         self._freed(value)
         return value
@@ -126,7 +136,9 @@ class Engine:
         plain = type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
         return None if plain and not value.is_inference() and not value._is_zerotensor() else "unknown"
 
-    def _pack(self, value: Tensor, place: Place, row: Row) -> Part | None:
+    def _entry(self, value: Tensor, place: Place, row: Row) -> Entry | None:
+        """Return what holds a tensor's bytes; None if it stays where it is."""
+        self._forget()
         storage = value.untyped_storage()
         number = storage._cdata
         row.saw(storage, number)
@@ -142,13 +154,13 @@ class Engine:
         if entry is None:
             return self._take(value, place, row, number)
         row.again(value.nbytes)
-        return Part(entry, value)
+        return entry
 
-    def _take(self, value: Tensor, place: Place, row: Row, number: int) -> Part | None:
+    def _take(self, value: Tensor, place: Place, row: Row, number: int) -> Entry | None:
         """Make an entry for a tensor, or keep it."""
         planner = self.policy.planner
         alone = is_alone(value)
-        index = row.ask()
+        index = row.ask(self._turns.step.calls)
         choice = planner.choose(place.path, index, value.nbytes if alone else value.untyped_storage().nbytes())
         begun = time.perf_counter()
         source, what, alone = self._source(value, row, choice, alone=alone)
@@ -158,10 +170,9 @@ class Engine:
             row.keep(why, value.nbytes)
             if not alone:
                 self._stay.add(number)
-            self._forget()
             return None
         self._freed(value)
-        return Part(Entry(self._entries, source, value, own_key(value, number) if alone else number, row), value)
+        return Entry(self._entries, source, value, own_key(value, number) if alone else number, row)
 
     def _source(self, value: Tensor, row: Row, choice: Choice, *, alone: bool) -> tuple[Source | None, str, bool]:
         """Return what a tensor can be brought back from, what was done, and whether it is for this tensor alone."""
@@ -206,7 +217,7 @@ class Engine:
             return None
         exact = all(handle.exact for handle in recipe.inputs)
         key = recipe.rule, value.dtype, value.device.type, exact
-        site = key, row.path, row.asked
+        site = key, row.path, row.nth
         if key in self._dropped or site in self._dropped:
             return None
         if site not in self._proven:
@@ -235,7 +246,7 @@ class Engine:
             self._trimmer.freed(value.nbytes)
 
     def _forget(self) -> None:
-        """Bound what is remembered of a step, for programs in which none is seen to begin."""
+        """Bound what is remembered of a step, for programs in which none is seen to end."""
         if len(self.account.seen) > _REMEMBERED:
             self._stay, self.account.seen = set(), {}
 
@@ -244,10 +255,8 @@ class Engine:
         return row
 
     def _turn(self) -> None:
-        """Begin a step, unless a backward pass is under way."""
-        if torch._C._current_graph_task_id() == -1:
-            self._read = self._called = False
-            self._stay = set()
-            self.account.turn()
-            self.policy.planner.turn(self.account)
-            self._trimmer.turn()
+        """Begin a step."""
+        self._stay = set()
+        self.account.turn()
+        self.policy.planner.turn(self.account)
+        self._trimmer.turn()

@@ -13,6 +13,13 @@ changes behind autograd's back (``x.data[3] = 0`` between two uses of ``x``).
 Bytes that were brought back are shared by weak reference: as long as one tensor on them lives, the
 next handle gets the same. Those brought back last are held for a moment more if other handles
 want them too: autograd's nodes run one after the other, and each lets go before the next begins.
+
+# Note [Changed since]
+What is given out can be changed in place: by a Function that works in what it saved, or through a node's
+``_saved_self``. That is never given out again: the next handle gets what was saved, brought anew. To tell, all tensors
+that are given out on one storage share one version counter, that of an empty tensor of ours, which holds no
+memory; autograd gives what it unpacks the counter of what it was given. What counts nowhere, a change through ``.data``,
+is not seen, as it is not where autograd holds the tensor itself.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -56,6 +63,26 @@ class Source(Protocol):
 
     def free(self) -> None:
         """Let go."""
+
+
+class Brought(NamedTuple):
+    """Bytes that were brought back.
+
+    Attributes:
+        storage: What has them.
+        begin: Where in it they begin.
+        counter: Counts the changes of what is given out on them; see Note [Changed since].
+    """
+
+    storage: torch.UntypedStorage
+    begin: int
+    counter: Tensor
+
+    def give(self, value: Tensor) -> Tensor:
+        """Return an alias of a tensor on these bytes whose changes are counted."""
+        given = self.counter.detach()
+        given.data = value
+        return given
 
 
 class Window:
@@ -105,7 +132,7 @@ class Entry:
         self._version = value._version
         self._root = weakref.ref(_root_of(value)) if self._version else None
         self._digest = digest(value, alone=self.alone)
-        self._back: tuple[StorageWeakRef, int] | None = None
+        self._back: tuple[StorageWeakRef, int, Tensor] | None = None
         self._reads = 0
         self._before = entries.latest
         entries.latest = self.itself
@@ -123,13 +150,15 @@ class Entry:
             return False
         return self._digest is None or _comes_to(value, self._digest, alone=self.alone)
 
-    def home(self) -> tuple[torch.UntypedStorage, int]:
+    def home(self) -> Brought:
         """Return a storage that has the bytes, and where in it they begin; see Note [Brought back]."""
         back = self._back
         if back is not None:
             there = torch.UntypedStorage._new_with_weak_ptr(back[0].cdata)
-            if there is not None:
-                return there, back[1]
+            if there is not None and not back[2]._version:
+                return Brought(there, *back[1:])
+            del there  # what was changed makes room for what was saved
+            self._back = self.held = None
         begun = time.perf_counter()
         home = self.source.bring()
         if self.source.computed and self.source.exact and self._digest is not None:
@@ -138,10 +167,11 @@ class Entry:
         self._reads += 1
         storage = home.untyped_storage()
         begin = int(home.storage_offset()) * home.itemsize
-        self._back = StorageWeakRef(storage), begin  # in one go: another thread may read
+        counter = torch.empty(0, device=self.device)
+        self._back = StorageWeakRef(storage), begin, counter  # in one go: another thread may read
         self._window.hold(self, home)
         self._ahead()
-        return storage, begin
+        return Brought(storage, begin, counter)
 
     def _ahead(self) -> None:
         """Say that what was saved before is wanted next."""

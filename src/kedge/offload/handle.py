@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kedge.hooks.kept import Kept
 from kedge.offload.entry import Entry
+from kedge.offload.turns import Call
 
 
 class Handle(ABC):
@@ -103,12 +104,13 @@ class Part(Handle):
 
     Attributes:
         entry: What holds the bytes. It lasts as long as its handles.
+        call: The call that saved it, which lasts as long as what it saved.
     """
 
-    __slots__ = ("_conjugated", "_dtype", "_negated", "_offset", "_size", "_stride", "entry")
+    __slots__ = ("_conjugated", "_dtype", "_negated", "_offset", "_size", "_stride", "call", "entry")
 
-    def __init__(self, entry: Entry, value: Tensor) -> None:
-        self.entry = entry
+    def __init__(self, entry: Entry, value: Tensor, call: Call) -> None:
+        self.entry, self.call = entry, call
         self._size, self._stride, self._dtype = value.shape, value.stride(), value.dtype
         self._offset = 0 if entry.alone else value.storage_offset()
         self._conjugated, self._negated = value.is_conj(), value.is_neg()
@@ -139,13 +141,16 @@ class Part(Handle):
         return self.entry.source.exact
 
     def read(self) -> Tensor:
-        """Return a tensor on the entry's bytes, which are brought back if they are not there."""
-        storage, begin = self.entry.home()
+        """Return a tensor on the entry's bytes, which are brought back if they are not there, or were changed."""
+        if torch.is_inference_mode_enabled():  # what is made in it counts no changes
+            with torch.inference_mode(mode=False):
+                return self.read()
+        home = self.entry.home()
         value = torch.empty(0, dtype=self._dtype, device=self.entry.device)
-        value.set_(storage, begin // self._dtype.itemsize + self._offset, self._size, self._stride)
+        value.set_(home.storage, home.begin // self._dtype.itemsize + self._offset, self._size, self._stride)
         if self._conjugated:
             value = value.conj()
-        return torch._neg_view(value) if self._negated else value
+        return home.give(torch._neg_view(value) if self._negated else value)
 
     def intact(self) -> bool:
         """Tell whether what the bytes are made of is there."""

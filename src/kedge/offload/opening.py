@@ -90,6 +90,7 @@ class Offload:
     def _put_in_force(self, stack: ExitStack, *, ambient: bool) -> None:
         if self._store is None and (store := _open(self._to)) is not None:
             self._store = store
+            self.account.file = store if isinstance(store, DiskStore) else None
             self._close = weakref.finalize(self, store.close)
             self._engine.policy = self._policy.planner.equip(replace(self._policy, store=store))
         with ExitStack() as undo:

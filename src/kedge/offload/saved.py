@@ -65,7 +65,7 @@ class _Look:
     def __init__(self, model: nn.Module, least: int) -> None:
         self.model, self.storages = model, Storages()
         self.spans = Spans(self.storages.of)
-        self.clerk = Clerk(lambda: self.spans.innermost, self.storages, find, least)
+        self.clerk = Clerk(lambda: self.spans.innermost, self.storages, find, least, lambda: self.spans.around)
 
     def bill(self, call: Callable[[], Any], loss: Callable[[Any], Any] | None, *, backward: bool) -> Bill:
         """Call the model and draw up the bill."""

@@ -47,7 +47,7 @@ class StepBill:
     def __init__(self, spare: Callable[..., None]) -> None:
         self.storages = Storages()
         self.spans = Spans(self.storages.of, spare)
-        self.clerk = Clerk(lambda: self.spans.innermost, self.storages, find)
+        self.clerk = Clerk(lambda: self.spans.innermost, self.storages, find, around=lambda: self.spans.around)
         self.seconds = 0.0
         self._over = False
         self._thread: int | None = None
@@ -92,6 +92,11 @@ class StepBill:
             return None
         finally:
             self.seconds += time.perf_counter() - begun
+
+    def beside(self, owner: Any, place: Place) -> None:
+        """Take down what a checkpoint holds without saving it."""
+        if not self._over:
+            self.clerk.beside(owner, place)
 
     def unpack(self, held: Held) -> Tensor:
         """Give it back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kedge.actions.naming import single
 from kedge.errors import ExtractError, NotRecorded, SelectorError
@@ -75,12 +75,13 @@ def check(texts: tuple[str, ...], rename: Mapping[str, str], sites: list[list[Si
     _refuse_doubles([rename.get(name, name) for name in names])
     paths = {site.path for of in sites for site in of}
     for name in rename:
-        if name not in texts and not _may_be(name, paths):
+        if name not in texts and not may_be(name, paths):
             shown = ", ".join(f'"{text}"' for text in texts[:_SHOWN])
             raise ExtractError(f'rename: nothing can go by the name "{name}"; what was asked for is {shown}')
 
 
-def _may_be(name: str, paths: set[str]) -> bool:
+def may_be(name: str, paths: Collection[str]) -> bool:
+    """Tell whether a value of a module at one of these paths can go by a name."""
     try:
         return single(name).literal in paths
     except SelectorError:

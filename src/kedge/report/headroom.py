@@ -14,7 +14,7 @@ from rich.text import Text
 from kedge.report.lines import lines, matching
 from kedge.report.numbers import compact
 from kedge.report.paragraph import print_paragraph
-from kedge.store.exponents import SMALLEST_NORMAL, below
+from kedge.store.exponents import SMALLEST_NORMAL, below, quantile
 from kedge.store.formats import FORMATS, Format
 from kedge.store.recording import Recording, SiteInfo
 
@@ -22,10 +22,13 @@ WHAT_IF = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
 KINDS = ("out", "out.grad")
 #: Doublings that are few, and the share below the smallest normal number that is large: as in the rules.
 FEW, MUCH = 2.0, 0.05
+#: The share of the elements under what is taken for a site's small end; the very smallest says most of how many were drawn.
+TAIL = 0.05
 
 _LEGEND = (
-    "Of each site the largest magnitude of the run, then two figures a format: how often it could double before it overflows, "
-    "and the share of the non-zero elements that were drawn below the smallest normal number, where precision is lost."
+    "Of each site the largest magnitude of the run, and the small one under which 5 % of the non-zero elements lie that were "
+    "drawn. Then three figures a format: how often the largest could double before it overflows, how often the small one could "
+    "halve before it is below the smallest normal number, where precision is lost, and the share of the elements that are there."
 )
 
 
@@ -46,6 +49,15 @@ class Reach:
     def headroom(self, form: Format) -> float:
         """How often the largest magnitude could double before it overflows; negative if it would have."""
         return form.headroom(self.largest) if math.isfinite(self.largest) else math.nan
+
+    @property
+    def small(self) -> float:
+        """The magnitude under which 5 % of its non-zero elements lie; NaN if none were drawn."""
+        return float(quantile(self.counts, TAIL))
+
+    def depth(self, form: Format) -> float:
+        """How often the small magnitude could halve before it is subnormal; negative if it is."""
+        return form.depth(self.small) if math.isfinite(self.small) else math.nan
 
     def under(self, form: Format) -> float:
         """The share of the non-zero elements under the format's smallest normal number; NaN if none were drawn."""
@@ -80,11 +92,15 @@ def render_headroom(recording: Recording, console: Console, pattern: str | None 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("site", "dtype"):
         table.add_column(title, no_wrap=True)
-    for title in ("largest", "own", *(_short(name) for name in WHAT_IF)):
+    for title in ("largest", "small"):
         table.add_column(title, justify="right", no_wrap=True)
+    for title in ("own", *(_short(name) for name in WHAT_IF)):
+        table.add_column(title, justify="right")  # in a narrow terminal the share goes into a line of its own
     for reach in reaches(recording, pattern):
         formats = [FORMATS[reach.site.dtype], *(FORMATS[name] for name in WHAT_IF)]
-        table.add_row(reach.site.site, reach.site.dtype, compact(reach.largest), *_cells(reach, formats))
+        table.add_row(
+            reach.site.site, reach.site.dtype, compact(reach.largest), compact(reach.small), *_cells(reach, formats)
+        )
     if not table.row_count:
         console.print("nothing was measured in full: no output or gradient of a module was watched")
         return
@@ -95,14 +111,15 @@ def render_headroom(recording: Recording, console: Console, pattern: str | None 
 
 def _cells(reach: Reach, formats: Sequence[Format]) -> Iterator[Text]:
     for form in formats:
-        left, lost = reach.headroom(form), reach.under(form)
-        cell = Text(_doublings(left), "bold red" if left < FEW else "")
-        cell.append(f" {_share(lost):>4}", "yellow" if lost > MUCH else "dim")
+        left, deep, lost = reach.headroom(form), reach.depth(form), reach.under(form)
+        cell = Text(_powers(left), "bold red" if left < FEW else "")
+        cell.append(f" {_powers(deep)}", "yellow" if deep < 0 else "")
+        cell.append(f" {_share(lost)}", "yellow" if lost > MUCH else "dim")
         yield cell
 
 
-def _doublings(left: float) -> str:
-    return "-" if math.isnan(left) else f"{left:.1f}" if abs(left) < 10 else f"{left:.0f}"
+def _powers(room: float) -> str:
+    return "-" if math.isnan(room) else f"{room:.1f}" if abs(room) < 10 else f"{room:.0f}"
 
 
 def _share(lost: float) -> str:

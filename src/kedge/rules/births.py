@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from kedge.rules.beside import beside, innocent, uses_outside
 from kedge.rules.moment import ABSENT, FINITE, TOTAL, Moment
 from kedge.rules.wiring import Module, Wiring
 
@@ -26,14 +27,16 @@ How = Literal[
     "update",  # the optimizer made it
     "written",  # a gradient, between its backward and the optimizer's step
     "backward",  # a module's backward made it out of a finite gradient
-    "either",  # the same, or the backward of an operation outside of modules that uses the value too
+    "either",  # the same, or the backward of another module, or of an operation outside of modules, that takes the value too
+    "beside",  # the backward of such an operation: the module that takes the value cannot have made it
     "gap",  # a backward made it, somewhere between two modules
     "loss",  # the gradient that entered a root was not finite
+    "glanced",  # a gradient, in a step of which nothing but gradients was seen
 ]
 
 
 #: Births in a backward.
-BACKWARD: tuple[How, ...] = ("backward", "either", "gap", "loss")
+BACKWARD: tuple[How, ...] = ("backward", "either", "beside", "gap", "loss")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Birth:
         near: Sites with finite values next to it, which delimit the place.
         sure: From 0 to 1: how much of what the search would like to know was recorded.
         stale: Whether the module's parameters were seen for the last time in an earlier step.
+        also: Modules that may have made it as well, or hold the operation that did; see `kedge.rules.beside`.
     """
 
     how: How
@@ -56,6 +60,7 @@ class Birth:
     near: tuple[int, ...] = ()
     sure: float = 1.0
     stale: bool = False
+    also: tuple[Module, ...] = ()
 
 
 def forward_births(wiring: Wiring, moment: Moment) -> list[Birth]:
@@ -97,8 +102,8 @@ def parameter_birth(wiring: Wiring, moment: Moment) -> Birth | None:
     for module in wiring:
         for site in module.params:
             if site in moment.tainted:
-                how: How = "parameter" if moment.before < 0 else "unseen"
-                how = "stepped" if moment.before == moment.step - 1 >= 0 else how
+                how: How = "parameter" if moment.sane < 0 else "unseen"
+                how = "stepped" if moment.sane == moment.step - 1 >= 0 else how
                 return Birth(how, site, module, sure=0.6 if how == "unseen" else 0.9)
     return None
 
@@ -211,27 +216,35 @@ def _arrived(wiring: Wiring, moment: Moment, module: Module) -> Birth:
             return Birth("gap", site, same, same.grads[:1], 0.9)
         consumers = [m for m in wiring.consumers(same) if m.position > same.position]
         if consumers:
-            return _consumed(wiring, moment, site, consumers)
+            return _consumed(wiring, moment, site, same)
         if same.path in wiring.heads:
             return Birth("loss", site, None, sure=0.9)
     later = _following(wiring, moment, module)
     return Birth("gap", site, module, later, 0.8 if later else 0.6)
 
 
-def _consumed(wiring: Wiring, moment: Moment, site: int, consumers: list[Module]) -> Birth:
-    maker = next((m for m in consumers if moment.finite(m.grads)), consumers[0])
+def _consumed(wiring: Wiring, moment: Moment, site: int, same: Module) -> Birth:
+    """Tell in whose backward the gradient of an output was spoiled, of the modules that take it and of what lies beside them."""
+    consumers = [m for m in wiring.consumers(same) if m.position > same.position]
     near = tuple(grad for m in consumers for grad in _seen(moment, m.grads))
-    if any(None in m.sources and wiring.start(m) > maker.position for m in wiring if m.root == maker.root):
-        return Birth("either", site, maker, near, 0.7 if near else 0.6)
-    return Birth("backward", site, maker, near, 0.9 if len(consumers) == 1 and near else 0.7)
+    able = [m for m in consumers if moment.finite(m.grads)] or consumers
+    guilty = [m for m in able if not innocent(wiring, moment, m)]
+    others = beside(wiring, same, consumers)
+    if not guilty:
+        holder = others[0] if others else next(iter(wiring.ancestors(same)), None)
+        return Birth("beside", site, holder, near, 0.8 if others else 0.6, also=tuple(able))
+    others = [*guilty[1:], *others]
+    if others or uses_outside(wiring, same):
+        return Birth("either", site, guilty[0], near, 0.7 if near else 0.6, also=tuple(others))
+    return Birth("backward", site, guilty[0], near, 0.9 if near else 0.7)
 
 
 def _tail(wiring: Wiring, moment: Moment, module: Module) -> Iterator[Module]:
-    """Follow a container to the module inside it that returned last, as long as the gradient is bad."""
+    """Follow a container to the module inside it whose output it returned, as long as the gradient is bad."""
     yield module
-    inner = wiring.inside(module)
-    if inner and moment.finite(inner[-1].grads) is False:
-        yield from _tail(wiring, moment, inner[-1])
+    inner = wiring.returned(module)
+    if inner and moment.finite(inner.grads) is False:
+        yield from _tail(wiring, moment, inner)
 
 
 def _holders(wiring: Wiring, module: Module) -> Iterator[Module]:
@@ -240,6 +253,8 @@ def _holders(wiring: Wiring, module: Module) -> Iterator[Module]:
         if wiring.inside(holder)[-1].position > module.position:
             return
         yield holder
+        if wiring.returned(holder) is None:
+            return
 
 
 def _following(wiring: Wiring, moment: Moment, module: Module) -> tuple[int, ...]:

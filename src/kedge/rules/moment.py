@@ -42,6 +42,7 @@ class Moment:
         full: Whether the step was on schedule. Off schedule some sites are left out on purpose.
         steps: In how many steps in a row the same sites were not finite.
         before: The last step before it of which anything was recorded; -1 if there is none.
+        sane: The last one of those in which all that counts was fit for use; -1 if there is none.
     """
 
     step: int
@@ -51,6 +52,7 @@ class Moment:
     full: bool
     steps: int
     before: int = -1
+    sane: int = -1
 
     def finite(self, sites: Iterable[int]) -> bool | None:
         """Tell whether all of some sites were finite; None where none of them was seen."""
@@ -250,11 +252,12 @@ def _moments(
     suspects = [site for site in recording.of_kind("param") if not usable(recording.rows(site)).all()]
     full = set(recording.steps.tolist())
     every = seen_steps(recording)
+    fit = np.union1d(np.setdiff1d(every, steps), steps[sound])
     for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):
         step = int(steps[column])
         tainted = frozenset(site.id for site in suspects if _bad_by(recording.rows(site), step))
-        before = int(every[: np.searchsorted(every, step)].max(initial=-1))
-        yield Moment(step, table[:, column], tainted, bool(sound[column]), step in full, length, before)
+        before, sane = (int(some[: np.searchsorted(some, step)].max(initial=-1)) for some in (every, fit))
+        yield Moment(step, table[:, column], tainted, bool(sound[column]), step in full, length, before, sane)
 
 
 def seen_steps(recording: Recording) -> NDArray[np.int64]:

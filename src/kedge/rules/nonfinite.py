@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from kedge.rules.births import (
     update_birth,
     written_birth,
 )
+from kedge.rules.dumped import with_dump
+from kedge.rules.glance import AGAIN, Glance, glance_of, is_glance, makes_again
 from kedge.rules.moment import NAN, TOTAL, Course, Moment, complete, course, excuse, judged
 from kedge.rules.rule import SEVERITIES, Finding, Severity
 from kedge.rules.telling import Telling
@@ -45,7 +47,9 @@ class NanBorn:
         from were, the birth lies between them, in the forward of the module that holds both.
         Backward: of the gradients that are not finite, the one nearest to the loss; it was made by
         the module that takes this output in, if the gradient that arrived there was finite, and by
-        the loss if there is no such module. A parameter's gradient that is not finite while that of
+        the loss if there is no such module. If other modules take it too, or an operation in a container's
+        own forward can, all of them are named; a linear map whose numbers are too small to leave the
+        range is not. A parameter's gradient that is not finite while that of
         its module's output is was made in that module's backward. If all gradients were finite when
         they were made, but not when the optimizer got them, the program made it in between. A
         parameter that is not finite, and was at the last look, was made by the optimizer's steps.
@@ -54,7 +58,9 @@ class NanBorn:
         Every step in which something was not finite, the light ones included; there only norms
         are known, and for gradients only those of parameters. After the step from which the
         run never recovers nothing more is reported: everything later is a consequence. Steps that
-        were not looked at at all are said to be so.
+        were not looked at at all are said to be so. Of a step that was glanced at only gradients of
+        parameters are known: there it is said between which steps it was made, and a module is named only if the next
+        step that was seen shows it making something not finite out of finite inputs and parameters.
 
     Thresholds:
         - max_findings (5): how many independent births are reported. One is the rule; the number
@@ -76,7 +82,8 @@ class NanBorn:
         What kind of value, in how many elements; the program's line that calls the module, and the
         autograd node of the value; the range of the values next to it; which other sites held
         something that is not finite in the same step (propagators), and which modules took it in and
-        returned finite values (healed); a parameter that had grown a thousandfold (growth); and under
+        returned finite values (healed); who else may have made it (also); what a glance and the step after it
+        saw (glance); a parameter that had grown a thousandfold (growth); and under
         before the last 16 recorded steps of the site and of what went into it, with rms, absmax and
         state. The grades follow msProbe's reading of overflows: normal in and abnormal out is the
         critical one.
@@ -85,7 +92,8 @@ class NanBorn:
         It depends on what made it, and is given with the finding: an operation outside its domain, a
         product that left the range of its dtype, a derivative that is infinite, a batch with missing
         values, a learning rate that is too large. kedge run --dump keeps what the module was given, so
-        that its call can be run again alone.
+        that its call can be run again alone. It looks at every value of every step, so it names the
+        place also where nothing was recorded, and the operation.
     """
 
     max_findings: int = 5
@@ -98,22 +106,28 @@ class NanBorn:
         """Give one finding for every independent birth."""
         seen = course(recording)
         if not seen.moments:
-            return []
+            return with_dump(recording, seen, [])
         cases: dict[tuple[str, int], list[_Case]] = {}
         for case in _cases(recording, wire(recording), seen):
             cases.setdefault(case.kind, []).append(case)
-        return [_finding(recording, same, len(cases)) for same in list(cases.values())[: self.max_findings]]
+        told = [_finding(recording, same, len(cases)) for same in list(cases.values())[: self.max_findings]]
+        return with_dump(recording, seen, told)
 
 
 @dataclass(frozen=True)
 class _Case:
-    """One birth in one step."""
+    """One birth in one step.
+
+    ``later`` is the step after a glance of which more was seen; ``glance`` the one before, in which the birth showed first.
+    """
 
     wiring: Wiring
     moment: Moment
     birth: Birth
     severity: Severity
     recovered: bool
+    later: Moment | None = None
+    glance: Moment | None = None
 
     @property
     def kind(self) -> tuple[str, int]:
@@ -121,20 +135,52 @@ class _Case:
 
         Off schedule a gradient is seen at fewer sites, and so the same birth at another one.
         """
-        skipped = self.recovered and self.birth.how in BACKWARD
+        skipped = self.recovered and self.birth.how in (*BACKWARD, "glanced")
         return ("backward", -1) if skipped else (self.birth.how, self.birth.site)
+
+    @property
+    def step(self) -> int:
+        """The first step in which it showed."""
+        return self.moment.step if self.glance is None else self.glance.step
+
+    def telling(self, recording: Recording) -> Telling | Glance:
+        """Give what finds the words for it."""
+        told = Telling(recording, self.wiring, self.moment, self.birth)
+        if self.birth.how == "glanced" or self.glance is not None:
+            return Glance(told, self.glance or self.moment, self.later)
+        return told
 
 
 def _cases(recording: Recording, wiring: Wiring, seen: Course) -> Iterator[_Case]:
-    for raw in seen.moments:
-        moment = excuse(complete(raw, wiring), seen.habitual)
+    def known(start: int) -> Iterator[Moment]:
+        return (excuse(complete(raw, wiring), seen.habitual) for raw in seen.moments[start:])
+
+    returned = judged(recording)[1]
+    for at, moment in enumerate(known(0)):
         recovered = seen.recovered(recording, moment)
-        for birth in _births(wiring, moment, judged(recording)[1]):
-            severity = _severity(recording, moment, birth, recovered)
-            if severity:
-                yield _Case(wiring, moment, birth, severity, recovered)
+        if is_glance(wiring, moment):
+            yield from _glanced(wiring, moment, known(at + 1), recovered)
+        else:
+            for birth in _births(wiring, moment, returned):
+                severity = _severity(recording, moment, birth, recovered)
+                if severity:
+                    yield _Case(wiring, moment, birth, severity, recovered)
         if not recovered:
             return
+
+
+def _glanced(wiring: Wiring, moment: Moment, others: Iterable[Moment], recovered: bool) -> Iterator[_Case]:
+    """Tell what is known of a step of which only gradients were seen, with the step after it of which more was."""
+    severity: Severity = "warning" if recovered else "error"
+    later = next((m for m in others if not is_glance(wiring, m)), None)
+    if later is None or later.sane > moment.step:
+        later = None
+    else:
+        for birth in _births(wiring, later, judged(wiring.recording)[1]):
+            if makes_again(wiring, later, birth):
+                yield _Case(wiring, later, birth, severity, recovered, glance=moment)
+                return
+    yield _Case(wiring, moment, glance_of(wiring, moment), severity, recovered, later=later)
 
 
 def _births(wiring: Wiring, moment: Moment, returned: Iterable[SiteInfo]) -> list[Birth]:
@@ -193,40 +239,24 @@ def _above(recording: Recording, moment: Moment, sites: Iterable[int]) -> bool:
 
 
 def _finding(recording: Recording, same: list[_Case], births: int) -> Finding:
-    worst = min(same, key=lambda case: (SEVERITIES.index(case.severity), -case.birth.sure, case.moment.step))
-    telling = Telling(recording, worst.wiring, worst.moment, worst.birth)
+    worst = min(same, key=lambda case: (SEVERITIES.index(case.severity), -case.birth.sure, case.step))
+    telling = worst.telling(recording)
     evidence = telling.evidence() | {"recovered": worst.recovered, "births": births}
     message = telling.message()
     if worst.recovered:
         evidence["steps"] = steps = sum(case.moment.steps for case in same)
-        often = f"It was so in {steps} steps from step {same[0].moment.step} on, and the" if steps > 1 else "The"
+        often = f"It was so in {steps} steps from step {same[0].step} on, and the" if steps > 1 else "The"
         kept = all(_kept_away(case.moment, recording.of_kind(TOTAL)) for case in same)
         skipped = kept and worst.birth.how in BACKWARD
         evidence["skipped"] = skipped
         message = f"{message} {often} run went on{', as the optimizer never got these gradients' if skipped else ''}."
-    remedy = telling.remedy()
-    dump = _dump_of(recording, worst)
-    if dump is not None:
-        evidence["dump"] = dump
-        message += (
-            f" --dump saw {dump['site']} go first, at step {dump['step']}." if worst.birth.how == "unseen" else ""
-        )
-        remedy = f"To run that call again alone: python {recording.path / str(dump['folder']) / 'replay.py'}. {remedy}"
     return Finding(
         code=NanBorn.code,
         severity=worst.severity,
         site=worst.wiring.text(worst.birth.site),
-        step=worst.moment.step,
+        step=worst.step,
         message=message,
         evidence=evidence,
-        confidence=worst.birth.sure,
-        remedy=remedy,
+        confidence=worst.birth.sure if worst.glance is None else round(worst.birth.sure * AGAIN, 2),
+        remedy=telling.remedy(),
     )
-
-
-def _dump_of(recording: Recording, case: _Case) -> dict[str, Any] | None:
-    """Find the call that was kept of a birth; one in steps that were not looked at has another step than the finding."""
-    first = case.moment.before if case.birth.how == "unseen" else case.moment.step
-    kept = (event for event in recording.events if event.get("kind") == "dump")
-    found = next((event for event in kept if first <= event["step"] <= case.moment.step), None)
-    return {name: found[name] for name in ("step", "site", "folder")} if found else None

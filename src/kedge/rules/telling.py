@@ -12,18 +12,13 @@ from kedge.rules.advice import DOMAIN, Maker, operation
 from kedge.rules.births import BACKWARD, Birth
 from kedge.rules.leadup import lead_up
 from kedge.rules.moment import NAN, Moment, has_nan, usable
-from kedge.rules.wiring import Wiring
+from kedge.rules.strides import GROWN, SMALL, strides
+from kedge.rules.wiring import Module, Wiring
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import FULL
 
 #: How many sites a list in the evidence names, and how many of those that passed the value on.
 NAMED, PROPAGATORS = 6, 12
-
-#: How many times its first size a parameter has that has left all bounds.
-GROWN = 1e3
-
-#: Parameters that begin below this size say nothing by their growth.
-_SMALL = 1e-6
 
 
 @dataclass(frozen=True)
@@ -39,18 +34,21 @@ class Telling:
         """Say in one sentence what was born where, and where the program calls it."""
         said = self._form().format(
             site=self.wiring.text(self.birth.site),
-            value=self._value(),
+            value=self.value(),
             step=self.moment.step,
-            before=self.moment.before,
+            before=self.moment.sane,
             near=self._list(self.birth.near),
             name=self._name(),
             parts=self._parts(),
             operation=self._operation(),
+            others=self._others(),
+            takers=", ".join(map(name_of, self.birth.also)),
         )
         source = self._source()
         if source is None or self.birth.how in ("loss", "parameter", "stepped", "unseen", "update"):
             return said
-        where = _CALLED[self.birth.how in _BETWEEN].format(name=self._name(), **source)
+        called = name_of(self.birth.also[0]) if self.birth.how == "beside" else self._name()
+        where = _CALLED[self.birth.how in _BETWEEN].format(name=called, **source)
         return f"{said} {where}{': `' + source['text'] + '`' if source.get('text') else ''}."
 
     def remedy(self) -> str:
@@ -58,7 +56,7 @@ class Telling:
         how = self.birth.how
         if how == "update":
             return _UPDATED.format(figures=self._step_figures())
-        if how != "written" and (grown := self._growth()) and how not in ("entry", *BACKWARD):
+        if how != "written" and (grown := self.growth()) and how not in ("entry", *BACKWARD):
             return _GROWN.format(**grown)
         if how not in ("written", *BACKWARD) and self._largest() > self._huge():
             return _DIVERGED.format(largest=self._largest())
@@ -67,7 +65,8 @@ class Telling:
         if how in BACKWARD:
             own = self._maker().backward_advice() if how == "backward" else ""
             return (_SCALED if self._dtype() == "float16" else "") + (own or _REMEDIES[how].format(name=self._name()))
-        return _REMEDIES[how].format(name=self._name())
+        before = strides(self.recording, self.moment.step) if how == "unseen" else ""
+        return before + _REMEDIES[how].format(name=self._name())
 
     def evidence(self) -> dict[str, Any]:
         """Give the figures of the site and of its neighbours, what became of the value, and how it came to it."""
@@ -79,13 +78,14 @@ class Telling:
             "how": self.birth.how,
             "module": module.path if module else None,
             "type": module.type if module else None,
+            "also": [other.path for other in self.birth.also],
             "source": self._source(),
             "node": self.wiring.sites[self.birth.site].node,
             "value": self._kind(),
             "nonfinite": row["nonfinite"],
             "count": row["count"],
             "near": {self.wiring.text(site): self._figures(site) for site in self.birth.near[:NAMED]},
-            "growth": self._growth(),
+            "growth": self.growth(),
             "propagated": len(others),
             "propagators": [self.wiring.text(site) for site in others[:PROPAGATORS]],
             "healed": [self.wiring.text(m.outs[0]) for m in healed[:NAMED]],
@@ -94,7 +94,7 @@ class Telling:
 
     def _source(self) -> dict[str, Any] | None:
         """Find the program's line that calls the module; of an operation between two modules, that of the next one."""
-        module = self.birth.module
+        module = self.birth.also[0] if self.birth.how == "beside" else self.birth.module
         own = (*module.outs, *module.ins) if module is not None and self.birth.how not in _BETWEEN else ()
         found = (self.wiring.sites[site].source for site in (*own, self.birth.site))
         return next((dict(source) for source in found if source), None)
@@ -137,7 +137,7 @@ class Telling:
             return name
         return f"the forward of {name}{', after its modules' if self.birth.how == 'own' else ''}"
 
-    def _growth(self) -> dict[str, Any] | None:
+    def growth(self) -> dict[str, Any] | None:
         """Find the parameter of the same root that had grown most, if any had grown far."""
         root = self.wiring.sites[self.birth.site].root
         grown = [g for s in self.recording.of_kind("param") if s.root == root and (g := self._grown(s))]
@@ -148,7 +148,7 @@ class Telling:
         rows = self.recording.rows(site)
         until = np.flatnonzero((rows.step <= self.moment.step) & usable(rows))
         size = rows.statistic("rms")[until]
-        if len(size) < 2 or not _SMALL < size[0] < np.inf or not size[-1] > GROWN * size[0]:
+        if len(size) < 2 or not SMALL < size[0] < np.inf or not size[-1] > GROWN * size[0]:
             return None
         return {
             "site": site.site,
@@ -194,7 +194,8 @@ class Telling:
             return "infinities" if rows.nonfinite[at] > 0 else "an infinite norm"
         return "inf and -inf" if below and above else "-inf" if below else "inf"
 
-    def _value(self) -> str:
+    def value(self) -> str:
+        """Say what the site held, and in how many elements."""
         row = self._row()
         return self._kind() + (f" ({row['nonfinite']} of {row['count']} elements)" if row["nonfinite"] else "")
 
@@ -214,12 +215,18 @@ class Telling:
 
     def _name(self) -> str:
         """Name the module that made it, or that holds the operation that did."""
-        module = self.birth.module
-        if module is None:
-            return "the program"
-        if module.path and module.type and module.path != module.type:
-            return f"{module.path} ({module.type})"
-        return module.path or module.type or "the model"
+        return name_of(self.birth.module) if self.birth.module is not None else "the program"
+
+    def _others(self) -> str:
+        """Name who else takes the value whose gradient it is: other modules, and operations of containers' own forwards."""
+        own = self.wiring.modules.get(self.wiring.sites[self.birth.site].owner)
+        around = {m.path for inner in (own, self.birth.module) if inner for m in self.wiring.ancestors(inner)}
+        parts = [f"that of {name_of(m)}, which takes the same value" for m in self.birth.also if m.path not in around]
+        holders = [f"in {name_of(m)}'s own forward" for m in self.birth.also if m.path in around]
+        if holders or not parts:
+            place = " and ".join(holders) or "outside any watched module"
+            parts.append(f"that of an operation {place} that takes the same value")
+        return ", or ".join(parts)
 
     def _parts(self) -> str:
         """Name what of a module was finite."""
@@ -236,6 +243,13 @@ class Telling:
         if held:
             return f"{given} and parameters were finite"
         return f"{given} {verb} finite"
+
+
+def name_of(module: Module) -> str:
+    """Name a module in a sentence."""
+    if module.path and module.type and module.path != module.type:
+        return f"{module.path} ({module.type})"
+    return module.path or module.type or "the model"
 
 
 def _latest(rows: Rows, step: int) -> int:
@@ -291,9 +305,9 @@ _MESSAGES = {
     "written": "{site} held {value} when the optimizer got the gradients of step {step}, and the backward had made all of "
     "them finite: they were changed in between, by accumulation, unscaling, clipping or the program itself.",
     "backward": _GRADIENT + "the gradient that arrived at {name} was finite, so its backward made it.",
-    "either": _GRADIENT
-    + "the gradient that arrived at {name} was finite: its backward made it, or that of an operation "
-    "outside any watched module that uses the same value.",
+    "either": _GRADIENT + "the gradient that arrived at {name} was finite: its backward made it, or {others}.",
+    "beside": _GRADIENT + "the gradient that arrived at {takers} was finite, and too small to leave the range there: "
+    "the backward of an operation in {name}'s own forward made it, or of one on what it returned, which takes the same value.",
     "gap": _GRADIENT + "{near}, nearer to the loss, was finite: a backward between the two made it.",
     "loss": _GRADIENT + "there the gradient enters the model: the loss, computed outside any watched module, made it.",
 }
@@ -331,7 +345,7 @@ _REMEDIES = {
     "lower the learning rate.",
     "stepped": "Lower the learning rate or warm it up, clip gradients, and check the optimizer's state if it came from a "
     "checkpoint.",
-    "unseen": "Run again with --budget none --every 1, which looks at every step, to have the module named.",
+    "unseen": "Run again with --budget none --every 1, which looks at every step, or with --dump, to have the module named.",
     "written": "Look at what the program does between backward() and step(): clip_grad_norm_ with an infinite norm makes NaN "
     "of every gradient (error_if_nonfinite=True tells), accumulated gradients can leave the range of the dtype, and an "
     "unscaling by zero divides by it.",
@@ -339,7 +353,11 @@ _REMEDIES = {
     "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch not taken by zero: infinity times "
     "zero is NaN. Change its input, not its output (clamp or where before the operation).",
     "either": "Look, there and in the forward around it, for an operation whose derivative is infinite: sqrt or norm at "
-    "0, a division, or torch.where around one of them. Change its input, not its output.",
+    "0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not its output. With --dump the "
+    "operation is named.",
+    "beside": "Look in the forward of {name} for an operation whose derivative is infinite, beside the modules that it "
+    "calls: sqrt or norm at 0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not "
+    "its output. With --dump the operation is named.",
     "gap": "Look at the operations between these sites for one whose derivative is infinite: sqrt or norm at 0, "
     "a division, or torch.where around one of them. Change its input, not its output.",
     "loss": "Look at the loss and what it is computed from: log of 0, division by a zero count (an empty mask), sqrt "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from kedge.store.recording import Recording, SiteInfo
 
@@ -38,6 +41,7 @@ class Wiring:
     modules: dict[str, Module]
     heads: frozenset[str]
     "The paths of the roots."
+    recording: Recording = field(repr=False, compare=False)
 
     def __iter__(self) -> Iterator[Module]:
         return iter(self.modules.values())
@@ -60,6 +64,10 @@ class Wiring:
         taking = [m for m in self if m is not module and not m.sources.isdisjoint(module.outs)]
         return [m for m in taking if not any(other in taking for other in self.inside(m))]
 
+    def returned(self, holder: Module) -> Module | None:
+        """Give the module whose output a container returned as it was; None if its own forward made what it returned."""
+        return next((m for m in reversed(self.inside(holder)) if self._returns(holder, m)), None)
+
     def start(self, module: Module) -> int:
         """Give the position of the first module that returns after this one was entered."""
         return min([module.position, *(inner.position for inner in self.inside(module))])
@@ -67,6 +75,40 @@ class Wiring:
     def text(self, site: int) -> str:
         """Give the text of a site."""
         return self.sites[site].site
+
+    def _returns(self, holder: Module, module: Module) -> bool:
+        """Tell whether what a container returned may be a module's output: the same node, gradient and figures."""
+        if not holder.outs or not module.outs:
+            return module is self.inside(holder)[-1]
+        outer, inner = self.sites[holder.outs[0]], self.sites[module.outs[0]]
+        if outer.node != inner.node:
+            return False
+        # Hooks on one tensor fire as they were put there, the inner one first; backward meets a later tensor earlier.
+        if holder.grads and module.grads and holder.grads[0] < module.grads[0]:
+            return False
+        return self._alike(outer, inner)
+
+    def _alike(self, outer: SiteInfo, inner: SiteInfo) -> bool:
+        """Tell whether two outputs had the same figures in all steps in which both modules were called equally often."""
+        a, b = self.recording.rows(outer), self.recording.rows(inner)
+        _, i, j = np.intersect1d(a.step, b.step, return_indices=True)
+        same = a.calls[i] == b.calls[j]
+        i, j = i[same], j[same]
+        with np.errstate(invalid="ignore"):
+            other = (a.count[i] != b.count[j]) | (
+                np.isfinite(a.sum[i]) & np.isfinite(b.sum[j]) & (a.sum[i] != b.sum[j])
+            )
+        return not other.any()
+
+    @cached_property
+    def has_nodes(self) -> bool:
+        """Whether the nodes of the autograd graph are known."""
+        return any(site.node is not None for site in self.sites)
+
+    @cached_property
+    def described(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the recording says about the modules themselves, by path."""
+        return {module["path"]: module for root in self.recording.roots for module in root.modules}
 
     @cached_property
     def _inside(self) -> dict[str, tuple[Module, ...]]:
@@ -85,7 +127,7 @@ def wire(recording: Recording) -> Wiring:
             groups.setdefault(site.owner, []).append(site)
     modules = sorted((_module(path, sites) for path, sites in groups.items()), key=lambda m: m.position)
     heads = {root.prefix.rstrip(".") for root in recording.roots} or {""}
-    return Wiring(recording.sites, {module.path: module for module in modules}, frozenset(heads))
+    return Wiring(recording.sites, {module.path: module for module in modules}, frozenset(heads), recording)
 
 
 _KINDS = ("in", "out", "out.grad", "param", "param.grad")

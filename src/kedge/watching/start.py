@@ -11,6 +11,7 @@ import torch
 
 from kedge.actions.measure import Meter
 from kedge.hooks.dump import Dump
+from kedge.hooks.rerun import operations_of
 from kedge.hooks.roots import Log
 from kedge.hooks.watch import Watch
 from kedge.store.folder import RecordingWriter, create, join
@@ -28,7 +29,7 @@ def make_watch(log: Log, order: Order, place: Path | None = None) -> Watch:
     """
     watch = Watch(Meter(), log, sites=order.sites, n=order.every, budget=order.budget)
     if order.dump and place is not None:
-        watch.dump = Dump(place, log)
+        watch.dump = Dump(place, log, watch.step, rerun=operations_of)
     if order.saved is not None:
         watch.survey.taker = order.saved(watch.survey.spare)
     return watch

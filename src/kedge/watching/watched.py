@@ -148,9 +148,12 @@ class Watched:
             try:
                 watch.__exit__(None, None, None)
             finally:
-                into.event(end_of(watch.summary, int(error is not None), error))
+                summary = watch.summary  # before that call: what takes place after the program is no part of its time
+                if watch.dump is not None:
+                    watch.dump.run_again()
+                into.event(end_of(summary, int(error is not None), error))
                 into.close()
-            self._tell_last_words(watch.summary, into.recorder)
+            self._tell_last_words(summary, into.recorder)
         except Exception as failure:  # noqa: BLE001 - the program has ended well; that is not Kedge's to change
             self._complain(f"the watching ended badly: {failure!r}")
 

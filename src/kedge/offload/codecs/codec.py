@@ -26,4 +26,4 @@ class Codec(Protocol):
         """
 
     def decode(self, kept: Tensor, extra: Any) -> Tensor:
-        """Make a tensor with the shape, dtype, device and strides of the one that was encoded."""
+        """Make a tensor with the shape, dtype, device and strides of the one that was encoded, in memory of its own."""

@@ -14,10 +14,13 @@ from kedge.errors import ExtractionFailed, KedgeError, OtherRun
 from kedge.recipes.dataset.batch import Columns, Places
 from kedge.recipes.dataset.cluster import is_of_ray
 from kedge.recipes.dataset.folder import only_writer
+from kedge.recipes.dataset.identity import identity
 from kedge.recipes.dataset.keys import Keys
 from kedge.recipes.dataset.loading import Source, is_loader, is_stream
 from kedge.recipes.dataset.manifest import (
     about_columns,
+    about_functions,
+    about_keys,
     about_model,
     about_reducers,
     about_sites,
@@ -25,6 +28,7 @@ from kedge.recipes.dataset.manifest import (
     read_manifest,
     settle,
 )
+from kedge.recipes.dataset.naming import must_be_names, must_be_possible
 from kedge.recipes.dataset.options import OnBad, Options
 from kedge.recipes.dataset.progress import progress
 from kedge.recipes.dataset.ranks import Rank
@@ -52,12 +56,14 @@ def extract_dataset(
 
     Raises:
         BadSample: A sample cannot be loaded, or the model cannot take it, and none is to be skipped.
-        ExtractionFailed: The loader ends with an error, or gives what features cannot be taken of.
+        ExtractionFailed: The loader ends with an error, or gives what features cannot be taken of; or a name in
+            reduce= is none of a value, or the device cannot be used.
         OtherRun: The folder holds the features of another run.
         BeingWritten: Another process writes there.
         RecordingError: The folder cannot be written to; the disk is full, say.
     """
     options = options or Options()
+    must_be_possible(features, options.reduce)
     if is_of_ray(loader):
         found: FeatureSet = import_module("kedge.recipes.dataset.on_ray").extract_on_ray(features, loader, out, options)
         return found
@@ -91,6 +97,9 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
         "files": options.format,
         "model": about_model(features),
         "sites": about_sites(features),
+        "functions": about_functions(features),
+        "keys": about_keys(options.keys),
+        "batch": identity(options.batch),
         "data": data,
         "reduce": about_reducers(options.reducers),
     }
@@ -117,11 +126,14 @@ def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
 
     Raises:
         OtherRun: It is not.
+        ExtractionFailed: The run has reducers for values that it does not have, which an earlier Kedge let pass.
     """
     others = [name for name in sorted(path.name for path in folder.iterdir()) if not name.startswith((".", "writer-"))]
     found = read_manifest(folder)  # after that, as another rank may just be writing the first files
     if found is not None:
         check_same(folder, found, wanted)
+        if "columns" in found:
+            must_be_names(wanted["reduce"], found["columns"])
     elif others:
         raise OtherRun(f"cannot write to {folder}, which holds something else ({others[0]}); name a new folder")
 
@@ -142,7 +154,10 @@ def _write(computed: Iterator[Columns], shelf: Shelf, total: int | None) -> None
         first.append(columns)
         if columns.values:
             break
-    known = {"columns": about_columns(first[-1].values)} if first and first[-1].values else {}
+    known = {}
+    if first and first[-1].values:
+        must_be_names(shelf.options.reduce, first[-1].values)
+        known = {"columns": about_columns(first[-1].values)}
     settle(shelf.folder, {**shelf.wanted, **known})
     options = shelf.options
     shards = Shards(shelf.folder, shelf.rank.rank, options)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
 from importlib import metadata
-from itertools import chain
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from kedge.errors import NewerFormat, NotFeatures, OtherRun
+from kedge.recipes.dataset.identity import alike, identity, listed, name_of, weights
+from kedge.recipes.dataset.keys import texts
 from kedge.recipes.reduce.reducer import Reducer
 from kedge.store.disk import told
 
@@ -23,13 +22,14 @@ MANIFEST = "features.json"
 #: The number of the format, which grows when an older Kedge can no longer read what is written.
 FORMAT = 1
 
-#: So many numbers of each parameter take part in a model's digest.
-_LOOKED_AT = 4096
 _WHAT = {
     "files": "the shards are {}",
     "model": "the model is {}",
     "data": "the data set is {}",
     "sites": "the sites are {}",
+    "functions": "the functions are {}",
+    "keys": "the keys are {}",
+    "batch": "batch= is {}",
     "reduce": "the reducers are {}",
     "columns": "the values are {}",
 }
@@ -100,7 +100,7 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
         OtherRun: It is not.
     """
     wanted = json.loads(json.dumps(wanted))  # as the file would give it back
-    unlike = [name for name in _WHAT if name in found and name in wanted and found[name] != wanted[name]]
+    unlike = [name for name in _WHAT if name in found and name in wanted and not alike(found[name], wanted[name])]
     if unlike:
         said = "; ".join(
             f"there {_WHAT[name].format(_shown(found[name]))}, here {_shown(wanted[name])}" for name in unlike
@@ -117,48 +117,38 @@ def _shown(value: Any) -> str:
 
 
 def about_model(features: Any) -> dict[str, Any]:
-    """Describe a model: its class, and a digest of what it has learnt.
-
-    A few thousand numbers of each parameter and buffer stand for all: any training changes nearly every one. Buffers
-    are left out while the model is in training mode, in which some change with every batch.
-    """
+    """Describe a model: its class, and a digest of what it has learnt."""
     if not isinstance(features, nn.Module):
-        return {"type": _named(features)}
-    model = getattr(features, "model", features)
-    buffers = () if features.training else features.named_buffers()
-    digest = blake2b(digest_size=12)
-    for name, tensor in sorted(chain(features.named_parameters(), buffers)):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_some_bytes(tensor))
-    return {"type": type(model).__qualname__, "digest": digest.hexdigest()}
+        return {"type": name_of(features)}
+    return {"type": type(getattr(features, "model", features)).__qualname__, "digest": weights(features)}
 
 
 def about_sites(features: Any) -> dict[str, Any]:
     """Describe which sites' values are taken, and what they go through, as far as features of Kedge say."""
+    return {
+        text: "as they are" if change is None else f"through {name_of(change)}" for text, change in _taken(features)
+    }
+
+
+def about_functions(features: Any) -> dict[str, str]:
+    """Describe what computes features, where that is no model, or what sites' values go through."""
+    if not isinstance(features, nn.Module):
+        return {"features": identity(features)}
+    return {text: identity(change) for text, change in _taken(features) if change is not None}
+
+
+def about_keys(keys: Any) -> str:
+    """Describe what samples are called: not at all, by a column, by a function, or by a list."""
+    if keys is None:
+        return "the samples' places"
+    if callable(keys):
+        return identity(keys)
+    return repr(keys) if isinstance(keys, str) else listed(texts(keys))
+
+
+def _taken(features: Any) -> list[tuple[str, Any]]:
     wanted = getattr(features, "wanted", None)
-    if wanted is None:
-        return {}
-    pairs = zip(wanted.texts, wanted.transforms, strict=True)
-    return {text: "as they are" if change is None else f"through {_named(change)}" for text, change in pairs}
-
-
-def _named(made: Any) -> str:
-    return str(getattr(made, "__name__", type(made).__name__))
-
-
-def _some_bytes(tensor: Tensor) -> bytes:
-    """Give the bytes of some numbers of a tensor, from its beginning to its end."""
-    if (
-        type(tensor.detach()) is not Tensor
-        or tensor.is_meta
-        or not tensor.numel()
-        or tensor.layout is not torch.strided
-    ):
-        return b""  # a shard of a distributed tensor, say, which is another one at each rank
-    flat = tensor.detach().flatten() if tensor.is_contiguous() else tensor.detach().reshape(-1)
-    step = max(1, -(-flat.numel() // _LOOKED_AT))
-    some: bytes = flat[::step].contiguous().cpu().view(torch.uint8).numpy().tobytes()
-    return some
+    return [] if wanted is None else list(zip(wanted.texts, wanted.transforms, strict=True))
 
 
 def about_reducers(reducers: Mapping[str, Sequence[Reducer]]) -> dict[str, list[str]]:

@@ -26,8 +26,9 @@ class Options:
         keys: What samples are called: a sequence with one for each sample of the data set, or a function that
             gives one for each sample of a batch of the loader. By default the sample's index. Of a
             `ray.data.Dataset` also the name of the column that holds them.
-        reduce: For each site the reducer, or several, that takes its values in; they are not kept then.
-        keep: Sites of `reduce` whose values are kept as well.
+        reduce: For each name that a value has in the result the reducer, or several, that takes it in; such values are
+            not kept then.
+        keep: Names in `reduce` whose values are kept as well.
         on_bad: What happens with a sample that cannot be loaded, or that the model cannot take: "raise" stops,
             "skip" leaves it out and writes that down.
         format: How shards are written: "safetensors", or with an extra of that name "zarr" or "parquet".
@@ -66,6 +67,8 @@ class Options:
             raise ExtractionFailed(
                 f"keep={strange!r}: only sites of reduce= are to be named, all others are kept anyway"
             )
+        if not (self.keys is None or callable(self.keys) or hasattr(self.keys, "__len__")):
+            object.__setattr__(self, "keys", list(self.keys))  # an iterator gives them once, and they are read twice
 
     @property
     def reducers(self) -> dict[str, list[Reducer]]:

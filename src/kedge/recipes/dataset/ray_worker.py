@@ -27,10 +27,12 @@ from torch import nn
 
 from kedge.errors import BeingWritten, ExtractionFailed, KedgeError
 from kedge.recipes.dataset.batch import Places
+from kedge.recipes.dataset.devices import usable
 from kedge.recipes.dataset.engine import compute
 from kedge.recipes.dataset.folder import LOCK, only_writer
 from kedge.recipes.dataset.keys import Keys, texts
 from kedge.recipes.dataset.manifest import about_columns, settle
+from kedge.recipes.dataset.naming import must_be_names
 from kedge.recipes.dataset.options import Options
 from kedge.recipes.dataset.reading import places_of
 from kedge.recipes.dataset.samples import Loaded, why
@@ -148,9 +150,10 @@ class Worker:
         options, folder = self._job.options, self._job.folder
         loads = _batches(self._inputs(rows), places, rest, options)
         results = compute(loads, self._keys, self._work, options.on_bad)
-        with Writer(self._shards, options.shard_bytes) as writer, closing(results):
+        with self._work.held(), Writer(self._shards, options.shard_bytes) as writer, closing(results):
             for columns in results:
                 if columns.values:
+                    must_be_names(options.reduce, columns.values)
                     settle(folder, {**self._job.wanted, "columns": about_columns(columns.values)})
                 writer.put(columns)
 
@@ -223,7 +226,7 @@ def opened(sent: bytes) -> Job:
 
 
 def _work(job: Job, proven: bool) -> Work:
-    device = job.options.device
+    device = None if job.options.device is None else usable(job.options.device)
     if device is None and ray.get_runtime_context().get_accelerator_ids().get("GPU"):
         device = torch.device("cuda")
     if device is not None and isinstance(job.features, nn.Module):

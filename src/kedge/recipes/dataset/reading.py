@@ -133,6 +133,10 @@ class FeatureSet(Mapping[str, Column]):
             path = self.path / entry.name
             yield about["keys"], {name: read_rows(path, name, slice(0, entry.samples)) for name in entry.shapes}
 
+    def written_by(self, rank: int) -> int:
+        """Count the samples that a process of this rank has written, in this run or an earlier one."""
+        return sum(entry.samples for entry in self._entries if entry.rank == rank)
+
     @cached_property
     def reduced(self) -> dict[str, list[Reducer]]:
         """For each site that was summed up its reducers, over the samples of all ranks."""

@@ -44,6 +44,7 @@ class Shards:
         self._format = format_of(options.format)
         self._number = repair(folder, rank)
         self._reducers = {name: [copy.deepcopy(one) for one in some] for name, some in options.reducers.items()}
+        self._names: list[str] = []
         self._load_state()
         self._begin()
 
@@ -58,9 +59,11 @@ class Shards:
         """Take in the features of a batch; write a shard if there is enough.
 
         Raises:
+            ExtractionFailed: Its values go by other names than those before.
             RecordingError: The disk is full, say.
         """
         columns.wait()
+        self._must_be_named_as_before(columns)
         if not self._keys and not self._bad:
             self._since = time.monotonic()  # a shard is as old as the first of what it holds
         kept = {name: value for name, value in columns.values.items() if self._is_kept(name)}
@@ -77,6 +80,17 @@ class Shards:
         self._bad += columns.bad
         if self._is_due():
             self.write()
+
+    def _must_be_named_as_before(self, columns: Columns) -> None:
+        names = sorted(columns.values)
+        if columns.keys and names != (self._names or names):
+            self.write()
+            raise ExtractionFailed(
+                f"from sample {columns.keys[0]!r} on values go by the names {', '.join(names)}, and before that by "
+                f"{', '.join(self._names)}; a site has to stand for as many values in each batch: ask for one call, "
+                'such as "encoder#0"'
+            )
+        self._names = names if columns.keys else self._names
 
     def _is_kept(self, name: str) -> bool:
         return name not in self._reducers or name in self._options.keep

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kedge.errors import BadSample, ExtractionFailed, KedgeError
 from kedge.recipes.dataset.batch import Bad, Batch, Columns
+from kedge.recipes.dataset.devices import usable
 from kedge.recipes.dataset.inputs import called_with, given, moved, narrowed
 from kedge.recipes.dataset.samples import bad
 
@@ -38,6 +39,9 @@ class Work:
         batch: Makes the model's arguments from a batch; see `Options`.
         device: Where batches are moved to; by default where the model's first parameter is.
         proven: Whether the model is known to work on other samples of the data set.
+
+    Raises:
+        ExtractionFailed: Nothing can be computed on that device.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class Work:
         proven: bool = False,
     ) -> None:
         self.features, self.batch = features, batch
-        self.device = _device_of(features) if device is None else torch.device(device)
+        self.device = _device_of(features) if device is None else usable(device)
         self._proven = proven
         self._taken: tuple[Any, int] | None = None  # a batch that the model took
 

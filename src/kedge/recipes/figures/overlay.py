@@ -49,7 +49,7 @@ def attributions(
     signed = any(bool((found < 0).any()) for found in named.values())
     beside = how == "beside"
     columns, (height, width) = len(named) + beside, pictures.shape[1:3]
-    each = min((WIDTH - 1.1) / columns, 1.9)
+    each = min((WIDTH - 1.45) / columns, 1.9)  # the rest is for the colour bar and what it says
     figure = Drawing(min(each * height / width + 0.2, 4) * len(pictures) + 0.4, min(WIDTH, each * columns + 1.5))
     grid = figure.subplots(len(pictures), columns, squeeze=False)
     image: Any = None

@@ -16,7 +16,7 @@ from kedge.recipes.attribution.named import name_of, shortened
 from kedge.recipes.attribution.undisturbed import undisturbed
 from kedge.recipes.interventions.inputs import run
 from kedge.recipes.interventions.places import mask
-from kedge.sites import leaves
+from kedge.sites import html, leaves
 
 Metric: TypeAlias = Callable[[Any], Any]
 
@@ -75,15 +75,24 @@ class Patching:
         table = torch.tensor([line + [float("nan")] * (width - len(line)) for line in by_site], dtype=torch.float64)
         return table if self.rows[0].position is not None else table.squeeze(1)
 
+    def _names(self) -> list[str]:
+        return [row.site if row.position is None else f"{row.site} at {row.position}" for row in self.rows]
+
     def __str__(self) -> str:
         """One line a patch, under the metrics of the two inputs."""
-        names = [row.site if row.position is None else f"{row.site} at {row.position}" for row in self.rows]
+        names = self._names()
         width = max(map(len, names))
         lines = [f"metric: clean {self.clean:.6g}, corrupted {self.corrupted:.6g}"]
         lines += [
             f"{name:{width}}  {r.metric:12.6g}  {r.effect:8.1%}" for name, r in zip(names, self.rows, strict=True)
         ]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+        rows = [(n, f"{r.metric:.6g}", f"{r.effect:.1%}") for n, r in zip(self._names(), self.rows, strict=True)]
+        title = f"metric: clean {self.clean:.6g}, corrupted {self.corrupted:.6g}"
+        return html.table(("site", "metric", "effect"), rows, title=title, align="mrr")
 
 
 class _Values:

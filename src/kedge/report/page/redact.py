@@ -13,6 +13,7 @@ from kedge.store.recording import Recording
 Entry = Mapping[str, Any]
 
 PLACES = ("file", "line")
+OPERATION = ("site", "name", "value")
 
 
 def shareable(recording: Recording, *, source: bool = True) -> Recording:
@@ -22,8 +23,8 @@ def shareable(recording: Recording, *, source: bool = True) -> Recording:
 
     Args:
         recording: What was recorded.
-        source: Whether to keep source lines, names of files, the command's arguments, and what an error says beyond
-            its class.
+        source: Whether to keep source lines and their files, the folder of the script, the command's arguments, and
+            what an error says beyond its class.
     """
     named = replace(recording, path=Path(recording.path.name))
     return named if source else _without_source(named)
@@ -49,6 +50,9 @@ def _event(event: Entry) -> Entry:
     if event.get("kind") == "saved" and "lines" in event:
         items = [{key: value for key, value in item.items() if key != "line"} for item in event.get("items", ())]
         return {**event, "lines": [], "items": items}
+    if event.get("kind") == "operation":
+        told = [{key: entry[key] for key in OPERATION if key in entry} for entry in event.get("operations", ())]
+        return {**event, "operations": told}
     if event.get("kind") != "end" or not event.get("error"):
         return event
     return {**event, "error": str(event["error"]).partition(":")[0]}

@@ -1,0 +1,108 @@
+"""Reducers as they are typed: NAME=HOW, where HOW is a name, with arguments in parentheses if it takes any."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kedge.cli.factory import named
+from kedge.errors import ScriptError
+
+_CALL = re.compile(r"([^()]+)(\(.*\))?", re.DOTALL)
+_KNOWN = ("Mean", "Covariance", "Histogram", "Quantiles", "TopK")
+#: What stands for the second pass over quantiles that were taken into another folder.
+_EXACT = "exact"
+
+
+def pair(text: str, option: str, value: str) -> tuple[str, str]:
+    """Cut NAME=VALUE in two.
+
+    Raises:
+        ScriptError: It is something else.
+    """
+    name, equals, rest = text.partition("=")
+    if not (name and equals and rest):
+        raise ScriptError(f"{option} {text}: it is to be NAME={value}")
+    return name, rest
+
+
+def function(text: str, option: str, known: Iterable[str]) -> Any:
+    """Import a function, where a word is none of those that are known.
+
+    Raises:
+        ScriptError: It names none.
+    """
+    if ":" not in text:
+        raise ScriptError(f"{option} {text}: there is {', '.join(known)}, or MODULE:NAME of your own")
+    return named(text)
+
+
+def reducers(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Make reducers of what was typed: for each value those that are to take it in, in that order.
+
+    Raises:
+        ScriptError: One of them cannot be made.
+    """
+    made: dict[str, list[Any]] = {}
+    for text in texts:
+        name, how = pair(text, "--reduce", "HOW")
+        made.setdefault(name, []).append(_reducer(name, how))
+    return made
+
+
+def _reducer(name: str, how: str) -> Any:
+    from kedge.recipes import reduce
+
+    shown = f"--reduce {name}={how}"
+    found = _CALL.fullmatch(how)
+    if found is None:
+        raise ScriptError(f"{shown}: it is to be HOW or HOW(ARGUMENT=VALUE, ...), such as topk(5)")
+    word, call = found[1], found[2] or "()"
+    known: dict[str, Any] = {one.lower(): getattr(reduce, one) for one in _KNOWN}
+    if word == _EXACT:
+        return _second_pass(name, call[1:-1].strip("\"' "))
+    kind = known.get(word) or function(word, "--reduce", [*known, f"{_EXACT}(DIR)"])
+    args, kwargs = arguments(call, shown)
+    try:
+        made = kind(*args, **kwargs) if callable(kind) or found[2] else kind
+    except (TypeError, ValueError) as error:
+        raise ScriptError(f"{shown}: {error}; mend the arguments in parentheses") from error
+    if not hasattr(made, "update"):
+        raise ScriptError(f"{shown}: {word} gives a value of type {type(made).__name__}, which is no reducer; name one")
+    return made
+
+
+def arguments(text: str, shown: str) -> tuple[list[Any], dict[str, Any]]:
+    """Read the arguments of a call: what Python has for numbers, text, lists and so on; plain words are text.
+
+    Raises:
+        ScriptError: It is something else.
+    """
+    try:
+        call: Any = ast.parse(f"call{text}", mode="eval").body  # which begins like a call and ends like one
+        return [_value(one) for one in call.args], {str(one.arg): _value(one.value) for one in call.keywords}
+    except (SyntaxError, ValueError, AttributeError) as error:
+        raise ScriptError(
+            f"{shown}: {text} cannot be read; arguments are words, numbers and lists, such as (positions=mean) or ([0.5, 0.9])"
+        ) from error
+
+
+def _value(node: ast.expr) -> Any:
+    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+
+
+def _second_pass(name: str, folder: str) -> Any:
+    from kedge.recipes.dataset import open_features
+    from kedge.recipes.reduce import Quantiles, Reducer
+
+    reduced: Mapping[str, list[Reducer]] = open_features(folder).reduced
+    first = [one for one in reduced.get(name, []) if isinstance(one, Quantiles)]
+    if not first:
+        there = ", ".join(f"{one}={type(some).__name__.lower()}" for one, each in reduced.items() for some in each)
+        raise ScriptError(
+            f"--reduce {name}={_EXACT}({folder}): there are no quantiles of {name!r} in {folder}; there is "
+            f"{there or 'nothing that was summed up'}: take {name}=quantiles into a folder before"
+        )
+    return first[0].second_pass()

@@ -1,0 +1,129 @@
+"""Where one step ends and the next one begins.
+
+# Note [Steps]
+A step is what is saved together and gone together: forward passes that are alive at the same time are of one step, so what a
+plan keeps in memory it keeps once. The first tensor that is saved in a call of the model begins a step if something of the step
+before was read back, or if what its first call saved has gone: its graph was abandoned, or each graph is dropped when the next
+one is there. A call that saves nothing, as under ``no_grad``, is nothing. Outside of the model a saved tensor begins a step if
+something was read back and all is gone: what belongs to the next call may be saved before it, and what is saved
+beside a graph that was read and retained is of its step. Within a call no step ends, whatever is differentiated in it. A model
+of which only parts are called has a step from the first to the last that is read. In a backward pass no step begins.
+
+What is gone is known without asking autograd: whatever stands in a saved tensor's place holds a `Call`, what is kept
+by reference too, and the step has a weak reference to its first one.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+
+import torch
+
+
+def _none() -> None:
+    return None
+
+
+class Step:
+    """What is saved together; see Note [Steps].
+
+    Attributes:
+        read: Whether something of it was read back.
+        calls: How many calls of the model have saved something in it.
+    """
+
+    __slots__ = ("_first", "_latest", "_lock", "calls", "read")
+
+    def __init__(self) -> None:
+        self.read, self.calls = False, 0
+        self._first: weakref.ref[Call] | None = None
+        self._latest: Callable[[], Call | None] = _none
+        self._lock = threading.RLock()  # what is collected meanwhile may save, too
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing is left of what was saved first."""
+        return self._first is not None and self._first() is None
+
+    def call(self) -> Call:
+        """Return what is to be held by what the call under way saves."""
+        return self._latest() or self._make()
+
+    def called(self) -> None:
+        """Hear that what is saved from now on is another call's."""
+        self.calls += 1
+        if self.calls > 1:
+            self._latest = _none
+
+    def _make(self) -> Call:
+        with self._lock:  # other threads save too
+            latest = self._latest()
+            if latest is None:
+                latest = Call(self)
+                self._latest = ref = weakref.ref(latest)
+                if self.calls <= 1:
+                    self._first = ref
+            return latest
+
+
+class Call:
+    """Lives as long as anything that one call of the model saved."""
+
+    __slots__ = ("__weakref__", "step")
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    def unpacked(self) -> None:
+        """Hear that something is read back."""
+        self.step.read = True
+
+
+class Turns:
+    """Knows which step is under way.
+
+    Attributes:
+        step: That.
+    """
+
+    def __init__(self) -> None:
+        self.step = Step()
+        self._called = False
+
+    def begin(self) -> None:
+        """Hear that the model is called."""
+        if torch.is_grad_enabled() and not _in_backward():
+            self._called = True
+
+    def due(self, path: str | None, *, recompute: bool) -> bool:
+        """Tell, before a tensor is saved, whether it begins another step.
+
+        Args:
+            path: The module that saves it; None outside of all.
+            recompute: Whether activation checkpointing makes it again.
+        """
+        step, called = self.step, self._called
+        if not called and not step.read:  # nearly always
+            return False
+        if recompute or _in_backward():
+            return False
+        self._called = False
+        due = _is_over(step, path, called=called)
+        if due:
+            step = self.step = Step()
+        if called:
+            step.called()
+        return due
+
+
+def _is_over(step: Step, path: str | None, *, called: bool) -> bool:
+    """See Note [Steps]."""
+    if called:
+        return step.read or (step.calls > 0 and step.gone)
+    return step.read and (step.gone if path is None else not step.calls)
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)

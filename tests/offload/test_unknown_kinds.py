@@ -1,0 +1,95 @@
+"""Saved tensors of a kind that is not known stay where they are, and the account says so by name."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+from engines import Save
+from torch import nn
+from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+
+import kedge
+
+X = torch.linspace(-2, 2, 64 * 128).view(64, 128)
+PART = 64 * 128 * 4  # bytes
+TO = {
+    "rebuild": {"to": kedge.Rebuild()},
+    "disk": {"to": kedge.Disk()},
+    "disk alone": {"to": kedge.Disk(rebuild=False)},
+    "codec": {"to": kedge.Rebuild(), "codec": "int8"},
+}
+
+
+class Kind(nn.Module):
+    """Multiplies with a weight; what is saved of the rest is of another kind than an ordinary tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 128 * 128).view(128, 128))
+
+
+class Mkldnn(Kind):
+    def forward(self, x):
+        return F.relu((x @ self.weight).to_mkldnn()).to_dense()
+
+
+class Jagged(Kind):
+    def forward(self, x):
+        rows = torch.nested.as_nested_tensor([x[:20], x[20:]], layout=torch.jagged)
+        return F.gelu(rows @ self.weight).sin().values()
+
+
+class Coo(Kind):
+    def forward(self, x):
+        return torch.sparse.mm(torch.eye(64).to_sparse(), x @ self.weight)
+
+
+class Csr(Kind):
+    def forward(self, x):
+        return torch.eye(64).to_sparse_csr() @ (x @ self.weight)
+
+
+class Wrapper(Kind):
+    def forward(self, x):
+        return Save.apply(x @ self.weight, TwoTensor(x.detach(), x.detach()))
+
+
+KINDS = {  # the module, and how much it saves of its kind, where a tensor of that kind tells
+    "mkldnn": (Mkldnn, PART),
+    "jagged": (Jagged, 2 * PART),
+    "sparse": (Coo, 0),
+    "compressed sparse": (Csr, 0),
+    "a wrapper": (Wrapper, PART),
+}
+
+
+def grads(model, x):
+    """Run a step; return all gradients."""
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's: some kinds are in beta
+        model(x).square().sum().backward()
+    return [model.weight.grad, x.grad]
+
+
+@pytest.mark.parametrize("mode", TO)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_of_an_unknown_kind_stays(kind, mode):
+    """Gradients keep their bits, what is saved of the kind is counted as kept, and the printed account names it."""
+    build, least = KINDS[kind]
+    model = build()
+    plain = grads(model, X)
+    with kedge.offload(model, min_bytes=0, **TO[mode]) as account:
+        offloaded = grads(model, X)
+
+    unknown = account.total.kept["unknown"]
+    assert unknown.number
+    assert unknown.bytes >= least
+    assert re.search(r"kept: .*unknown kind \d+\.\d MB", str(account))
+    if "codec" not in TO[mode]:  # which takes the tensors of a known kind beside them
+        assert all(map(torch.equal, plain, offloaded))

@@ -13,7 +13,7 @@ from kedge.watching.order import Order
 class Broken:
     """A watch that cannot be ended."""
 
-    summary = "what came out"
+    summary, dump = "what came out", None
 
     def __exit__(self, *_: object) -> None:
         raise RuntimeError("no end")

@@ -22,8 +22,9 @@ from kedge.store.recording import Recording
 LEVELS = (Level.OFF, Level.OFF, Level.GLANCE)
 TOTAL = ":grad.norm"
 BETWEEN = (
-    "{site} held NaN at step {step}: it was made between the backward of step 0, the last that was recorded and sound, "
-    "and the end of step {step}. Of step {step} gradients alone were seen, not what the modules returned nor the parameters: "
+    "{site} held NaN at step {step}: it was made between the backward of step {sound}, of which a glance met finite "
+    "gradients alone, and the end of step {step}. Of step {step} gradients alone were seen, not what the modules returned "
+    "nor the parameters: "
     "a forward, the loss, a backward, the clipping or an optimizer's step can have made it."
 )
 SPOILED = (
@@ -31,7 +32,7 @@ SPOILED = (
     "first no longer shows."
 )
 AGAIN = (
-    "To have the module named, run it again with --budget none --every 1, which looks at every step, or with --dump, "
+    "To have the module named, run it again from a checkpoint of step {sound} or before, if there is one, with --budget none --every 1, which looks at every step, or with --dump, "
     "which keeps the first call that goes wrong."
 )
 
@@ -70,6 +71,7 @@ class Kept:
         self.entries: Any = []
         self.roots: Any = []
         self.rows: list[dict[str, Any]] = []
+        self.events: list[Any] = []
 
     def sites(self, sites: Any, roots: Any) -> None:
         """Take the sites."""
@@ -82,6 +84,7 @@ class Kept:
 
     def event(self, event: Any) -> None:
         """Take an event."""
+        self.events.append(event)
 
 
 @pytest.fixture
@@ -131,7 +134,7 @@ def train(
                 with torch.no_grad():
                     for param, value in zip(model.parameters(), kept, strict=True):
                         param.copy_(value)
-    return Recording.build(log.entries, log.rows, {"every": 10}, (), log.roots)
+    return Recording.build(log.entries, log.rows, {"every": 10}, log.events, log.roots)
 
 
 def only(recording: Recording) -> Finding:
@@ -157,11 +160,11 @@ def test_no_place_is_named_where_nobody_saw_one(how):
     assert (finding.severity, finding.site, finding.confidence) == ("error", TOTAL, 0.5)
     assert finding.evidence["module"] is None
     assert finding.evidence["glance"] == {
-        "step": finding.step, "sound": 0, "finite": [], "later": finding.step + 1,
+        "step": 8, "sound": 0, "glanced": 5, "finite": [], "later": 9,
     }  # fmt: skip
-    said = BETWEEN.format(site=TOTAL, step=finding.step)
+    said = BETWEEN.format(site=TOTAL, step=8, sound=5)
     assert finding.message == said + SPOILED.format(step=finding.step + 1, bad="4 of 4")
-    assert finding.remedy == AGAIN
+    assert finding.remedy == AGAIN.format(sound=5)
 
 
 @pytest.mark.usefixtures("glancing")
@@ -185,7 +188,7 @@ def test_who_goes_on_making_it_is_named():
     assert 7 <= finding.step <= 10
     assert finding.message.startswith(
         f"Gradients were not finite at step {finding.step}, of which nothing else was seen: it was made between the "
-        f"backward of step 0, the last that was recorded and sound, and the end of step {finding.step}. The next step that "
+        f"backward of step 5, of which a glance met finite gradients alone, and the end of step {finding.step}. The next step that "
         f"was seen shows who goes on making it: 1:out was the first to hold -inf (32 of 32 elements) at step "
         f"{finding.step + 1}; its input was finite."
     )
@@ -197,7 +200,7 @@ def test_gradients_that_were_finite_are_listed(glancing):
     """What a backward spoils halfway leaves the gradients nearer to the loss finite, and the parameters too."""
     finding = only(train(Rooted(7)))
 
-    said = BETWEEN.format(site=finding.site, step=finding.step)
+    said = BETWEEN.format(site=finding.site, step=7, sound=6)
     listed = " Finite in this step were b.bias:param.grad, b.weight:param.grad."
     assert finding.site in ("a.bias:param.grad", "a.weight:param.grad")
     assert finding.message == said + listed + SPOILED.format(step=finding.step + 1, bad="2 of 4")
@@ -213,7 +216,7 @@ def test_steps_that_were_too_large_are_the_remedy():
     assert finding.remedy.startswith(
         "The optimizer's steps are too large: the rms of 2.weight:param had gone from 0.24 at"
     )
-    assert finding.remedy.endswith(AGAIN)
+    assert finding.remedy.endswith(AGAIN.format(sound=5))
 
 
 @pytest.mark.usefixtures("glancing")
@@ -221,7 +224,7 @@ def test_a_rate_that_is_raised_where_nobody_looked_is_no_claim():
     """Steps that were small when they were measured are no sign."""
     finding = only(train(net(), rate=lambda step: 1e12 if step >= 5 else 1e-3))
 
-    assert (finding.evidence["how"], finding.remedy) == ("glanced", AGAIN)
+    assert (finding.evidence["how"], finding.remedy) == ("glanced", AGAIN.format(sound=5))
 
 
 @EVERY_STEP
@@ -230,7 +233,7 @@ def test_a_run_that_went_on_is_no_error(glancing):
     finding = only(train(net(), loss=at(7), lasting=False))
 
     assert (finding.step, finding.severity, finding.evidence["recovered"]) == (7, "warning", True)
-    assert finding.message == BETWEEN.format(site=TOTAL, step=7) + " The run went on."
+    assert finding.message == BETWEEN.format(site=TOTAL, step=7, sound=6) + " The run went on."
 
 
 def test_a_long_step_before_is_the_remedy():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kedge.errors import BeingWritten, RecordingError, RecordingExists
-from kedge.store import lock
+from kedge.store import lock, place
 from kedge.store.folder import create, join
 from kedge.store.place import check_place
 from kedge.store.recording import Recording
@@ -185,3 +185,19 @@ def test_what_was_removed_is_an_error_for_its_writer(tmp_path: Path) -> None:
                 write()
         with pytest.raises(RecordingError, match="it was removed"):
             writer.close()
+
+
+def test_what_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old recording is there again if the new one cannot be put in its place."""
+    path = tmp_path / "r.kedge"
+    create(path, {"who": 1}, force=False).close()
+
+    def refuse(fresh: Path, folder: Path) -> None:
+        raise RecordingError(f"cannot move {fresh} to {folder}")
+
+    monkeypatch.setattr(place, "_move", refuse)
+    with pytest.raises(RecordingError, match="cannot move"):
+        create(path, {"who": 2}, force=True)
+
+    assert Recording.open(path).manifest["who"] == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["r.kedge"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -25,6 +26,7 @@ class Asleep:
         levels: What puts up the hooks of a level.
         cost: Gives what watching has taken so far.
         timed: Times a block, for that.
+        note: Takes an event for the recording.
 
     Attributes:
         passed: How many steps the clock has not been told of.
@@ -40,16 +42,11 @@ class Asleep:
         levels: Levels,
         cost: Callable[[], float],
         timed: Callable[[], AbstractContextManager[None]],
+        note: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        self.pace, self.clock, self.updates, self.levels, self.cost, self.timed = (
-            pace,
-            clock,
-            updates,
-            levels,
-            cost,
-            timed,
-        )
-        self.passed = 0
+        self.pace, self.clock, self.updates, self.levels = pace, clock, updates, levels
+        self.cost, self.timed, self.note = cost, timed, note
+        self.passed, self._sound = 0, -1
         self.slept = self.spoiled = self._inside = False
 
     def step(self) -> int:
@@ -79,6 +76,8 @@ class Asleep:
             return risen is Level.OFF
         sound = self.updates.glance(optimizer)
         self.spoiled = sound is False
+        if sound:
+            self._sound = step
         pace.glanced(step, now, time.perf_counter())
         return sound is True
 
@@ -96,6 +95,7 @@ class Asleep:
             self.levels.lookout.spoiled = True
             self.updates.tell(optimizer)
             self.pace.wish()
+            self.note({"kind": "glance", "step": self.clock.step, "sound": self._sound})
 
     def awaken(self) -> None:
         """Measure what is left of the step under way in full."""

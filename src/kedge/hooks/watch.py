@@ -101,9 +101,10 @@ class Watch:
         self.lookout = self.levels.lookout
         self.updates = Updates(meter, lambda: self.session.clock.step, self._places.of)
         self._leader = Leader(self.session.clock)
-        self._asleep = Asleep(self.pace, self.session.clock, self.updates, self.levels, self.cost, self._timed)
-        self.survey, self.step = Survey(), self._asleep.step
         self._notes: list[Mapping[str, Any]] = []
+        clock, note = self.session.clock, self._notes.append
+        self._asleep = Asleep(self.pace, clock, self.updates, self.levels, self.cost, self._timed, note)
+        self.survey, self.step = Survey(), self._asleep.step
         self.dump: Dump | None = None
         self._end_step, self._measure_update = self._spare(self._step_ended), self._spare(self._after_update)
         self._waken, self._forget_gone = self._spare(self._asleep.awaken), self._spare(self._release_gone)
@@ -112,9 +113,8 @@ class Watch:
         self._unfinished: list[Root] = []
         self._attaching = threading.RLock()
         self._began = time.perf_counter()
-        self.session.clock.counters = []
-        self.session.clock.on_step[:] = [self._stepped]  # when a site fires is decided by the level of the step
-        self.session.clock.on_pass.append(self._spare(self._pass_began))
+        clock.counters, clock.on_step[:] = [], [self._stepped]  # when a site fires is decided by the level of the step
+        clock.on_pass.append(self._spare(self._pass_began))
 
     def __enter__(self) -> Self:
         """Begin to watch."""

@@ -101,9 +101,8 @@ class Glance:
         if self._again:
             return self.told.remedy()
         signs = self._grown() or strides(self.told.recording, self.moment.step)
-        start = (
-            f"from a checkpoint of step {self.moment.sane} or before, if there is one, " if self.moment.sane > 0 else ""
-        )
+        sane = max(self.moment.sane, self._glanced)
+        start = f"from a checkpoint of step {sane} or before, if there is one, " if sane > 0 else ""
         return f"{signs}{_AGAIN.format(start=start)}"
 
     def evidence(self) -> dict[str, Any]:
@@ -111,6 +110,7 @@ class Glance:
         seen = {
             "step": self.moment.step,
             "sound": self.moment.sane if self.moment.sane >= 0 else None,
+            "glanced": self._glanced if self._glanced >= 0 else None,
             "finite": [self.told.wiring.text(site) for site in self._near()[:NAMED]],
             "later": self.told.moment.step if self._again else self.later.step if self.later else None,
         }
@@ -119,14 +119,20 @@ class Glance:
     def _near(self) -> tuple[int, ...]:
         return () if self._again else self.told.birth.near
 
+    @property
+    def _glanced(self) -> int:
+        """The last step before of which a glance met only finite gradients; -1 if there is none."""
+        told = (event for event in self.told.recording.events if event.get("kind") == "glance")
+        return max((int(event["sound"]) for event in told if event["step"] == self.moment.step), default=-1)
+
     def _span(self) -> str:
         """Say between which steps it was made."""
-        if self.moment.sane < 0:
+        until, sane, glanced = f"and the end of step {self.moment.step}", self.moment.sane, self._glanced
+        if glanced > sane:
+            return f"between the backward of step {glanced}, of which a glance met finite gradients alone, {until}"
+        if sane < 0:
             return "then or before, and no sound step was recorded before"
-        return (
-            f"between the backward of step {self.moment.sane}, the last that was recorded and sound, and the end of step "
-            f"{self.moment.step}"
-        )
+        return f"between the backward of step {sane}, the last that was recorded and sound, {until}"
 
     def _sound(self) -> Iterator[str]:
         texts = [self.told.wiring.text(site) for site in self._near()]

@@ -28,6 +28,8 @@ def told(what: str) -> Iterator[None]:
     """Turn what the operating system refuses into a RecordingError that says what to do."""
     try:
         yield
+    except RecordingError:  # one of them is an OSError too, and has been told
+        raise
     except OSError as error:
         cause = error.strerror or str(error)
         advice = _ADVICE.get(error.errno or 0, "see that the disk can be used, or name another place")

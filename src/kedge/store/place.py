@@ -57,7 +57,14 @@ def put(fresh: Path, folder: Path, force: bool) -> None:
     with alone(folder):
         with told(f"remove the old recording {folder}"):
             folder.rename(old)
-        _move(fresh, folder)
+        try:
+            _move(fresh, folder)
+        except RecordingExists:  # of another process, which has replaced it meanwhile
+            shutil.rmtree(old)
+            raise
+        except RecordingError:
+            old.rename(folder)
+            raise
     with told(f"remove the old recording {old}"):
         shutil.rmtree(old)
 

@@ -70,7 +70,7 @@ class Asleep:
             return True
         if not pace.glancing or pace.level is not Level.OFF:
             return False
-        step = self.clock.step + self.passed
+        step = self.step()
         risen = pace.rise(step, now)
         if risen is not Level.GLANCE:
             return risen is Level.OFF

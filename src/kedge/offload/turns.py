@@ -21,6 +21,8 @@ from collections.abc import Callable
 
 import torch
 
+from kedge.hooks.compiled import in_backward
+
 
 def _none() -> None:
     return None
@@ -94,7 +96,7 @@ class Turns:
 
     def begin(self) -> None:
         """Hear that the model is called."""
-        if torch.is_grad_enabled() and not _in_backward():
+        if torch.is_grad_enabled() and not in_backward():
             self._called = True
 
     def due(self, path: str | None, *, recompute: bool) -> bool:
@@ -107,7 +109,7 @@ class Turns:
         step, called = self.step, self._called
         if not called and not step.read:  # nearly always
             return False
-        if recompute or _in_backward():
+        if recompute or in_backward():
             return False
         self._called = False
         due = _is_over(step, path, called=called)
@@ -123,7 +125,3 @@ def _is_over(step: Step, path: str | None, *, called: bool) -> bool:
     if called:
         return step.read or (step.calls > 0 and step.gone)
     return step.read and (step.gone if path is None else not step.calls)
-
-
-def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kedge.rules.moment import TOTAL
-from kedge.store.recording import Recording, SiteInfo
+from kedge.store.recording import Recording, Rows
 
 #: How many times its first size a parameter has that has left all bounds, and a gradient its usual one.
 GROWN = 1e3
@@ -51,14 +51,14 @@ def _long(recording: Recording, step: int) -> str:
         param = params.get(site.path)
         # Whatever a weight that began at zero becomes is large against that.
         if param is not None and (recording.rows(param).statistic("rms")[:1] > SMALL).all():
-            size, change = (_rms_at(recording, each, int(steps[-1])) for each in (param, site))
+            size, change = (rms_at(recording.rows(each), int(steps[-1])) for each in (param, site))
             if size > 0 and np.isfinite(change / size):
                 found.append((change / size, param.path))
     ratio, path = max(found, default=(0.0, ""))
     return _LONG_STEPS.format(path=path, ratio=ratio, step=int(steps[-1])) if ratio > _LONG else ""
 
 
-def _rms_at(recording: Recording, site: SiteInfo, step: int) -> float:
-    rows = recording.rows(site)
+def rms_at(rows: Rows, step: int) -> float:
+    """Give the rms of the row of one step; NaN if there is none."""
     at = np.flatnonzero(rows.step == step)
     return float(rows.statistic("rms")[at[0]]) if len(at) else np.nan

@@ -12,7 +12,7 @@ from kedge.rules.advice import DOMAIN, Maker, operation
 from kedge.rules.births import BACKWARD, Birth
 from kedge.rules.leadup import lead_up
 from kedge.rules.moment import NAN, Moment, has_nan, usable
-from kedge.rules.strides import GROWN, SMALL, strides
+from kedge.rules.strides import GROWN, SMALL, rms_at, strides
 from kedge.rules.wiring import Module, Wiring
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import FULL
@@ -267,8 +267,7 @@ def _row(rows: Rows, at: int) -> dict[str, Any]:
 
 def _figure(rows: Rows, step: int) -> float | None:
     """Give the rms of a row of one step, if it is finite."""
-    at = np.flatnonzero(rows.step == step)
-    size = float(rows.statistic("rms")[at[0]]) if len(at) else np.nan
+    size = rms_at(rows, step)
     return size if np.isfinite(size) else None
 
 

@@ -132,6 +132,65 @@ def test_a_folder_that_is_no_dump_names_nothing(tmp_path: Path) -> None:
     assert operations_of(tmp_path) == []
 
 
+SURROUNDED = """
+import sys
+from pathlib import Path
+
+import helper
+
+sys.path.insert(1, Path("beside"))
+Path("alive.txt").touch()
+"""
+
+HELPER = """
+import atexit
+import subprocess
+import sys
+
+Path = __import__("pathlib").Path
+if not Path("alive.txt").exists():
+    atexit.register(Path("alive.txt").unlink, missing_ok=True)
+else:
+    atexit.register(Path("twice.txt").touch)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"])
+print("no end of a line", end="")
+sys.stdout.buffer.write(bytes([255, 254]))
+"""
+
+
+def test_what_the_program_does_around_itself_hides_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not its prints, a path that is no string, a process it starts, a handler at exit, or a file in the working folder."""
+    program = PROGRAM.replace('if __name__ == "__main__":', f'{SURROUNDED}\nif __name__ == "__main__":', 1)
+    monkeypatch.setattr(sys.modules[__name__], "PROGRAM", program)
+    (tmp_path / "helper.py").write_text(HELPER)
+    events, _ = run(tmp_path, "Chain", "--budget", "none")
+
+    (named,) = [e for e in events if e["kind"] == "operation"]
+    assert [o["site"] for o in named["operations"]] == ["1/log:out", "1/mul#1:out"]
+    assert not (tmp_path / "twice.txt").exists()
+
+
+def test_a_file_in_the_working_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is named as a module that Kedge needs, in a folder that the program does not import from, is left alone."""
+    run(tmp_path, "Chain", "--budget", "none")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "safetensors.py").write_text("open('run.txt', 'w')")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    assert len(operations_of(tmp_path / "run.kedge" / "dump-12")) == 2
+    assert not Path("run.txt").exists()
+
+
+def test_a_process_that_nobody_waits_for_ends_by_itself(tmp_path: Path) -> None:
+    """If the program is killed while the call is run again, that takes no longer than it may."""
+    (tmp_path / "replay.py").write_text("import time\n\ntime.sleep(600)\n")
+    text = f"import sys, kedge.hooks.rerun as r; r.PATIENCE = 0.5; sys.argv = ['', {str(tmp_path)!r}]; r.main()"
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=60, check=False)
+
+    assert ended.returncode == 1
+    assert b"Timeout" in ended.stderr
+
+
 SHORT = """
 import torch
 from torch import nn

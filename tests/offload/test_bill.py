@@ -94,6 +94,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_total_is_what_is_alive(case: str, autocast: bool) -> None:
     """The bytes on the bill are, to 1 %, those of the storages that a forward makes and that are alive when it is over."""
+    if case == "lstm" and autocast and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no bfloat16, without which PyTorch computes no LSTM under autocast")
     torch.manual_seed(0)
     model, x = (make() for make in CASES[case])
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):

@@ -284,4 +284,4 @@ def test_storages_are_not_remembered_for_ever(monkeypatch, shelf):
     assert engine.account.steps == 0
     assert sum(engine.account.total.sum(what).number for what in ("kept", "moved")) == 500
     assert len(engine.account.seen) <= 51
-    assert len(engine._stay) <= 51
+    assert len(engine._staying) <= 51

@@ -209,3 +209,44 @@ def test_a_second_backward_has_gradients_to_the_last_bit():
     plain = grads()
     with engaged(model, Shelf(), find=find):
         assert all(map(torch.equal, plain, grads()))
+
+
+class Gives(torch.autograd.Function):
+    """A product with a tensor, which is its gradient: it gives away what it saved."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.save_for_backward(factor)
+        return (x * factor).sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        return *ctx.saved_tensors, None
+
+
+@pytest.mark.parametrize("to", [kedge.Disk(rebuild=False), kedge.Disk(), kedge.Disk(uncached=True)])
+def test_gradients_that_are_a_saved_tensor_share_no_memory(to):
+    """Two nodes that return what both saved give two gradients: to scale the one, as clipping does, leaves the other."""
+    one, two = leaf(), leaf()
+    with kedge.offload(nn.Identity(), to=to, min_bytes=0):
+        factor = torch.full((64, 64), 3.0) * 1
+        loss = Gives.apply(one, factor) + Gives.apply(two, factor)
+        del factor
+        loss.backward()
+        one.grad.mul_(2)
+    assert torch.equal(one.grad, torch.full((64, 64), 6.0))
+    assert torch.equal(two.grad, torch.full((64, 64), 3.0))
+
+
+@pytest.mark.parametrize("to", [kedge.Disk(rebuild=False), kedge.Disk()])
+def test_gradients_of_two_backward_passes_share_no_memory(to):
+    """What a first backward left in ``.grad`` is not what a second one brings."""
+    x, found = leaf(), []
+    with kedge.offload(nn.Identity(), to=to, min_bytes=0):
+        loss = Gives.apply(x, torch.full((64, 64), 3.0) * 1)
+        for _ in range(3):
+            loss.backward(retain_graph=True)
+            found.append(x.grad)
+            x.grad = None
+        found[0].mul_(2)
+    assert [grad[0, 0].item() for grad in found] == [6, 3, 3]

@@ -124,6 +124,17 @@ def test_steps_around_a_finding_stay_apart() -> None:
     assert sheet(document, "rms", 0)[near].tolist() == [1, 1, 1, 1, 1, 7, 1, 1, 1, 1, 1]
 
 
+def test_a_finding_of_a_step_without_rows_has_a_column_of_its_own() -> None:
+    """What was seen in a step that no row tells of stands between its neighbours, where nothing has a value."""
+    found = Finding("X", "error", "fc:out", 13, "It is so.")
+    document = condense(chain(4, every=10), [found])
+
+    assert unpacked(document.tables["first"], "f8").tolist() == [0, 10, 13, 20, 30]
+    assert sheet(document, "rms", 0) == pytest.approx([1, 1, NAN, 1, 1], nan_ok=True)
+    assert sheet(document, "state", 0).tolist() == [1, 1, 0, 1, 1]
+    assert document.described["columns"]["steps"] == 4
+
+
 def test_few_steps_are_shown_as_they_were() -> None:
     """Up to the width of the page each step is a column, and its figures are those of the recording."""
     recording = chain(MOST, {3: 0.125})

@@ -24,6 +24,14 @@ model = net()
 def data(): return Images()
 def loader(): return batches_of(Images(), 4)
 def number(): return 3
+def needs(n): return net()
+def fails(*batch): raise KeyError("weights")
+def unkeyed(batch): return 3
+calls = []
+def fails_later(batch):
+    calls.append(1)
+    if len(calls) > 3: raise KeyError("later")
+    return [f"{len(calls)} {i}" for i in range(len(batch[1]))]
 def halved(batch): return batch[0] / 2
 def named(batch): return [f"p{x[0, 0, 1]:.6f}" for x in batch[0]]
 class Slow(Images):
@@ -197,6 +205,14 @@ def test_bad_samples_are_listed(kedge, tmp_path):
         (["parts:net", "--data", "parts:data", "--sites", "4", "--workers", "-1"], "it must be at least 0"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--batch-size", "0"], "it must be at least 1"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--shard-bytes", "0"], "it must be at least 1"),
+        (["parts:needs", "--data", "parts:data", "--sites", "4"], "called without arguments: missing a required argument: 'n'"),
+        (["parts:net", "--data", "parts:needs", "--sites", "4"], "parts:needs cannot be called without arguments"),
+        (["parts:fails", "--data", "parts:data", "--sites", "4"], "parts:fails raised KeyError: 'weights' ("),
+        (["parts:net", "--data", "parts:fails", "--sites", "4"], "parts.py, line "),
+        (["parts:net", "--data", "parts:data", "--sites", "4", "--transform", "parts:torch.pi"], "that is a value of type float"),
+        (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4=parts:fails()"], "parts:fails raised KeyError"),
+        (["parts:net", "--data", "parts:data", "--sites", "4", "--keys", "parts:fails"], "keys= failed for the batch from sample 0"),
+        (["parts:net", "--data", "parts:data", "--sites", "4", "--keys", "parts:unkeyed"], "unkeyed gave a int"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_said(typed, words, message):
@@ -207,6 +223,15 @@ def test_what_cannot_be_done_is_said(typed, words, message):
     assert said.err.count("\n") == 1
     assert message in said.err
     assert said.out == ""
+
+
+def test_what_was_written_before_a_function_failed_can_be_read(typed, tmp_path):
+    """The error names the function and the sample at which it failed, and the batches before are there."""
+    words = ("parts:net", "--data", "parts:data", "--sites", "4", "--batch-size", "8")
+    said = typed(*words, "--keys", "parts:fails_later", code=2)
+
+    assert "from sample 24 of the data set on: fails_later raised KeyError: 'later'" in said.err
+    assert torch.equal(open_features(tmp_path / "out")["4"].tensor(), in_memory(batches_of(Images()))["4"][:24])
 
 
 def test_the_library_gives_the_same(kedge, tmp_path):

@@ -221,7 +221,9 @@ def test_an_error_of_a_reducer_is_raised_where_batches_are_computed(tmp_path):
         def update(self, values, keys=None):
             raise ZeroDivisionError("as asked")
 
-    with pytest.raises(ZeroDivisionError, match="as asked"):
+    with pytest.raises(
+        ExtractionFailed, match="the reducer Failing of '4' failed at the batch of .*ZeroDivisionError: as asked"
+    ):
         extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(reduce={"4": Failing()}))
 
 
@@ -232,7 +234,8 @@ def test_an_error_of_a_reducer_is_raised_where_batches_are_computed(tmp_path):
         (lambda: (features(), Images(49), SMALL), "there the data set is samples 50, here samples 49"),
         (lambda: (extract(trained(), ["1", "4"]), Images(), SMALL), "there the model is type Sequential, digest"),
         (lambda: (extract(net(), {"1": torch.abs, "4": None}), Images(), SMALL), "1 through abs"),
-        (lambda: (features(dtype=torch.float16), Images(), SMALL), "there the values are 1 float32 3-dimensional"),
+        (lambda: (features(dtype=torch.float16), Images(), SMALL), "all kept as float16"),
+        (lambda: (features(rename={"4": "x"}), Images(), SMALL), "4, renamed to 'x'"),
         (lambda: (features(), Images(), Options(format="parquet")), "there the shards are safetensors, here parquet"),
         (lambda: (features(), Images(), Options(reduce={"4": Mean()})), "there the reducers are none, here 4 Mean"),
         (lambda: (features(), Stream(50), SMALL), "there the data set is samples 50, here type stream"),
@@ -243,14 +246,31 @@ def test_a_folder_of_another_run_is_refused(tmp_path, change, message):
     extract_dataset(features(), batches_of(Images()), tmp_path / "out", SMALL)
     before = sorted(written(tmp_path / "out"))
     taken, data, options = change()
-
-    if taken.wanted.dtype:  # which shows when the first batch is computed, so there must be something left to compute
-        max((tmp_path / "out").glob("shard-*")).unlink()
-        before = None
     with pytest.raises(OtherRun, match="which holds the features of another run: .*name another folder") as raised:
         extract_dataset(taken, batches_of(data), tmp_path / "out", options)
     assert message in str(raised.value)
-    assert before is None or sorted(written(tmp_path / "out")) == before
+    assert sorted(written(tmp_path / "out")) == before
+
+
+def test_samples_put_together_otherwise_are_another_run(tmp_path):
+    """What a loader's own function does to the samples is in the values, so another one is refused."""
+    extract_dataset(features(), batches_of(Images()), tmp_path / "out", SMALL)
+
+    def halved(samples):
+        return torch.stack(samples) / 2
+
+    with pytest.raises(OtherRun, match="there samples are put together by default_collate, here halved code"):
+        extract_dataset(features(), batches_of(Images(), collate_fn=halved), tmp_path / "out", SMALL)
+
+
+def test_what_makes_the_arguments_is_named_when_it_fails(tmp_path):
+    """An error in `batch=` is not told as one of the model."""
+
+    def images_of(batch):
+        return batch["image"]
+
+    with pytest.raises(ExtractionFailed, match=r"^batch= \(images_of\) cannot take a batch of 8 samples"):
+        extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(batch=images_of))
 
 
 def trained():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import operator
 import subprocess
 import sys
+from collections import OrderedDict
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,7 +86,7 @@ def test_a_folder_of_an_earlier_kedge_goes_on(tmp_path):
 
 
 PROGRAM = """
-import functools, sys
+import enum, functools, sys
 import numpy as np
 import torch
 from kedge.recipes.dataset.identity import identity
@@ -112,7 +115,20 @@ class Scaled:
     def half(self, values):
         return values / 2
 
+class Kind(enum.Enum):
+    ONE = object()
+    def __call__(self, values):
+        return values
+
+class Beside(Scaled):
+    def __call__(self, values):
+        def inner(value):
+            "{DOC}"
+            return value
+        return inner(values) * len(self.by) + self.half(self.seen)
+
 made = [whole, again, Scaled(3), Scaled(3).half, functools.partial(whole, by=3), functools.lru_cache(again), torch.abs]
+made += [Kind.ONE, torch.compile(torch.nn.ReLU()), Beside({"x", "y"})]
 print("\\n".join(map(identity, made)))
 """
 
@@ -141,9 +157,10 @@ def test_a_function_is_the_same_in_every_process():
     )
     assert moved == first
 
-    assert [mine == its for mine, its in zip(first, other, strict=True)] == [False, True, True, True, False, True, True]
-    assert [line.split()[0] for line in first] == ["whole", "again", "Scaled", "half", "partial", "again", "abs"]
-    assert first[-1] == "abs"
+    assert [place for place, (mine, its) in enumerate(zip(first, other, strict=True)) if mine != its] == [0, 4]
+    named = ["whole", "again", "Scaled", "half", "partial", "again", "abs", "Kind", "OptimizedModule", "Beside"]
+    assert [line.split()[0] for line in first] == named
+    assert first[6] == "abs"
     assert len(set(first)) == len(first)
 
 
@@ -154,7 +171,65 @@ class Named:
         self.by = by
 
     def __call__(self, values):
+        return self.scaled(values)
+
+    def scaled(self, values):
+        """Another method, in which the attribute is used."""
         return values * self.by
+
+
+class Slotted:
+    """An object without a dict."""
+
+    __slots__ = ("by",)
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, values):
+        return values * self.by
+
+
+class Most(nn.Module):
+    """A module without parameters."""
+
+    def forward(self, values):
+        return values.amax(1)
+
+
+class Least(nn.Module):
+    """The same with other code."""
+
+    def forward(self, values):
+        return values.amin(1)
+
+
+Least.__qualname__ = Least.__name__ = "Most"
+
+
+def module(by):
+    """A module of the user's own, with a function and a number."""
+    made = ModuleType("mine")
+    made.__file__ = "own.py"
+    exec(f"by = {by}\ndef scaled(values): return values * by", made.__dict__)
+    return made
+
+
+def through(held):
+    """Use what something has under two names."""
+    return lambda values: held.scaled(values) if values is None else held.by
+
+
+def statistics(moved):
+    """Normalise as in evaluation, in a wrapper that was never told so."""
+    norm = nn.BatchNorm1d(2).eval()
+    norm.running_mean += moved
+    outer = nn.Sequential(norm)
+    outer.training = True
+    return outer
+
+
+FIRST, SECOND = torch.zeros(2), torch.ones(2)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +247,21 @@ class Named:
         (torch.no_grad()(scaled(1)), torch.no_grad()(scaled(2))),
         (scaled(scaled(1)), scaled(scaled(2))),
         (scaled({"b", "a"}), scaled({"b", "c"})),
+        (scaled([FIRST, SECOND, FIRST]), scaled([FIRST, SECOND, SECOND])),
+        (Named(torch.zeros(2)), Named(torch.ones(2))),
+        (Named([0.5]), Named([0.4])),
+        (Named(1).scaled, Named(2).scaled),
+        (Slotted(1), Slotted(2)),
+        (Most(), Least()),
+        (through(module(1)), through(module(2))),
+        (through(SimpleNamespace(by=1)), through(SimpleNamespace(by=2))),
+        (scaled(OrderedDict(a=1)), scaled(OrderedDict(a=2))),
+        (operator.itemgetter("image"), operator.itemgetter("mask")),
+        (torch.zeros(2).mul, torch.ones(2).mul),
+        (np.vectorize(scaled(1)), np.vectorize(scaled(2))),
+        (statistics(0), statistics(1)),
+        (nn.Sequential(nn.ReLU()), nn.Sequential(nn.GELU())),
+        (nn.Conv2d(1, 1, 1, stride=1), nn.Conv2d(1, 1, 1, stride=2)),
     ],
 )
 def test_what_can_be_told_apart_is(one, other):
@@ -191,6 +281,48 @@ def test_what_cannot_be_told_counts_by_its_kind():
     assert identity(mean) == "mean"
     assert identity(nn.functional.relu) == "relu"
     assert identity(None) == "none"
+
+
+class Busy:
+    """Counts, keeps and remembers what it was given."""
+
+    def __init__(self):
+        self.count, self.seen, self.known = 0, [], {}
+
+    def __call__(self, values):
+        self.count += 1
+        self.seen.append(values)
+        self.known[values % 2, 1] = values
+        return values
+
+
+SEEN, KNOWN, MADE = [], {}, None
+
+
+def busy(values):
+    """Do the same with what is outside of it."""
+    global MADE  # noqa: PLW0603 - it is what this is about
+    MADE = MADE or Busy()
+    SEEN.append(values)
+    KNOWN[values % 2, 1] = values
+    return values
+
+
+@pytest.mark.parametrize("made", [Busy(), busy, Busy().__call__])
+def test_what_a_function_itself_changes_is_no_part_of_it(made):
+    """A counter, a list that it adds to, a cache and what it makes at the first call do not make it another one."""
+    before = identity(made)
+    made(3)
+    made(4)
+    assert identity(made) == before
+
+
+def test_weights_in_any_memory_have_a_digest():
+    """Conjugated, negated, strided and single numbers too, and each rank's own device is the same one."""
+    odd = [torch.tensor([1j]).conj().imag, torch.tensor([1 + 2j, 1j]).conj(), torch.arange(4.0)[::2][:1]]
+    assert len({identity(scaled(one)) for one in odd}) == len(odd)
+    assert identity(scaled(torch.device("cuda:0"))) == identity(scaled(torch.device("cuda", 1)))
+    assert identity(scaled("cuda:0")) == identity(scaled("cuda:1")) != identity(scaled("cpu"))
 
 
 def around(inner):

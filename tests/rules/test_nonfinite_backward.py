@@ -220,7 +220,8 @@ def test_off_schedule_the_parameters_gradients_delimit_the_place():
 
     assert finding.message == (
         "fc.weight:param.grad was the first gradient to hold NaN at step 20; "
-        "head.weight:param.grad, nearer to the loss, was finite: a backward between the two made it."
+        "head.weight:param.grad, nearer to the loss, was finite: a backward between the two made it, "
+        "or the program changed it before the optimizer got it."
     )
     assert finding.confidence == 0.7
 

@@ -11,7 +11,10 @@ from kedge.rules.rule import Finding
 TOTAL = ":grad.norm"
 
 
-LOOK = "Run again with --budget none --every 1, which looks at every step, or with --dump, to have the module named."
+LOOK = (
+    "Run again with --budget none --every 1, which looks at every step, or with --dump, to have the module named. "
+    "Where --dump keeps nothing, no module made it, but the loss or an optimizer's step."
+)
 
 
 def only(scene: Scene) -> Finding:

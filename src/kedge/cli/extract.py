@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.factory import named
-from kedge.cli.reducers import function, pair, reducers
+from kedge.cli.reducers import failed, function, pair, reducers
 from kedge.errors import ScriptError
 
 if TYPE_CHECKING:
@@ -205,7 +206,20 @@ def _loader(args: argparse.Namespace) -> Any:
 def _made(text: str, kinds: Any) -> Any:
     """Give what a name stands for, or what it makes when it is called."""
     found = named(text)
-    return found() if callable(found) and not isinstance(found, kinds) else found
+    if not callable(found) or isinstance(found, kinds):
+        return found
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise ScriptError(
+            f"{text} cannot be called without arguments: {error}; name a function without any that calls it"
+        ) from error
+    except ValueError:  # one in C, which does not say what it takes
+        pass
+    try:
+        return found()
+    except Exception as error:
+        raise failed(text, error) from error
 
 
 def _a(value: object) -> str:
@@ -222,6 +236,10 @@ def _transforms(sites: Sequence[str], texts: Sequence[str]) -> dict[str, Callabl
         if site and site not in found:
             raise ScriptError(f"--transform {text}: {site} is not among the sites {' '.join(sites)}")
         transform = POOLINGS.get(how) or function(how, "--transform", POOLINGS)
+        if not callable(transform):
+            raise ScriptError(
+                f"--transform {text}: that is {_a(transform)}; name a function that takes a site's values"
+            )
         found |= dict.fromkeys([site] if site else sites, transform)
     return found
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kedge.cli.factory import named
-from kedge.errors import ScriptError
+from kedge.errors import KedgeError, ScriptError
 
 _CALL = re.compile(r"([^()]+)(\(.*\))?", re.DOTALL)
 _KNOWN = ("Mean", "Covariance", "Histogram", "Quantiles", "TopK")
@@ -26,6 +27,15 @@ def pair(text: str, option: str, value: str) -> tuple[str, str]:
     if not (name and equals and rest):
         raise ScriptError(f"{option} {text}: it is to be NAME={value}")
     return name, rest
+
+
+def failed(what: str, error: Exception) -> Exception:
+    """Make the error about a user's own function that raised one: what it was, and where; Kedge's own say enough."""
+    if isinstance(error, KedgeError):
+        return error
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    said = str(error).strip().partition("\n")[0]
+    return ScriptError(f"{what} raised {type(error).__name__}: {said} ({last.filename}, line {last.lineno}); mend it")
 
 
 def function(text: str, option: str, known: Iterable[str]) -> Any:
@@ -69,6 +79,8 @@ def _reducer(name: str, how: str) -> Any:
         made = kind(*args, **kwargs) if callable(kind) or found[2] else kind
     except (TypeError, ValueError) as error:
         raise ScriptError(f"{shown}: {error}; mend the arguments in parentheses") from error
+    except Exception as error:
+        raise failed(f"{shown}: {word}", error) from error
     if not hasattr(made, "update"):
         raise ScriptError(f"{shown}: {word} gives a value of type {type(made).__name__}, which is no reducer; name one")
     return made

@@ -4,7 +4,9 @@
 A forward of the program's may print, count, draw random numbers or wait for other ranks. Run once more in the
 program it would change what the program does, so it runs beside it, when the watching has ended. It is given
 neither the place in a distributed run nor much time, and whatever fails there is no more than a name that is not
-known. What happens there is what ``replay.py`` does, under the sites of Kedge's own operations.
+known. What happens there is what ``replay.py`` does, under the sites of Kedge's own operations. What the program's code
+prints there is heard by nobody, nor do processes that it starts keep this one waiting; and what it has asked for at exit
+is not done a second time. If nobody waits for it any more, because the program was killed, it ends by itself.
 
 # Note [No name is better than a wrong one]
 What went in, the parameters and the random numbers are the same again, but the program around is not there. So
@@ -17,6 +19,7 @@ What puts an infinity where it is told to, as a mask is made, has computed none.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib.util
 import json
 import os
@@ -57,15 +60,21 @@ def operations_of(folder: Path) -> Found:
     if not sys.executable:
         return []
     environment = {name: value for name, value in os.environ.items() if name not in _PLACE_IN_RUN}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, "-B", "-m", "kedge.hooks.rerun", str(folder)]
+    environment["PYTHONPATH"] = os.pathsep.join(each or os.curdir for each in sys.path if isinstance(each, str))
+    command = [sys.executable, "-B", "-P", "-m", "kedge.hooks.rerun", str(folder)]
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     try:
         ended = subprocess.run(  # noqa: S603 - this very Python, on a folder that this process has written
-            command, env=environment, stdout=subprocess.PIPE, timeout=PATIENCE, check=False, text=True, **quiet
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            timeout=PATIENCE,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+            **quiet,
         )
-        told = [line for line in ended.stdout.splitlines() if line.startswith(_MARK)]
-        return list(json.loads(told[-1].removeprefix(_MARK))) if told else []
+        return list(json.loads(ended.stdout.rpartition(_MARK)[2])) if _MARK in ended.stdout else []
     except (OSError, ValueError, subprocess.SubprocessError, KeyboardInterrupt):  # who interrupts wants to be off
         return []
 
@@ -219,5 +228,16 @@ def _load(path: Path) -> Any:
     return module
 
 
+def main() -> None:
+    """Be the other process; see Note [A process of its own]."""
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    try:
+        with os.fdopen(os.dup(1), "w", encoding="utf-8") as out, Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            out.write(f"{_MARK}{json.dumps(rerun(Path(sys.argv[1])))}\n")
+    finally:
+        os._exit(0)  # whatever has failed: what the program's code has registered for the exit is not this one's to do
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{_MARK}{json.dumps(rerun(Path(sys.argv[1])))}\n")
+    main()

@@ -30,13 +30,16 @@ _ALIKE = 8
 
 KEEPS_FINITE = frozenset(
     {
-        *("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "Tanh", "Sigmoid", "Hardsigmoid", "Softmax", "Embedding"),
+        *("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "Tanh", "Sigmoid", "Hardsigmoid", "Embedding"),
         *("Identity", "Flatten", "Unflatten", "ZeroPad2d", "Dropout", "Dropout1d", "Dropout2d"),
         *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AdaptiveMaxPool2d"),
         *("AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d"),
     }
 )
-"""Modules that make finite values of finite ones."""
+"""Modules that make finite values of finite ones.
+
+`Softmax` is not among them: scores are masked with -inf, and of a row of nothing else it makes NaN.
+"""
 
 
 Parts = Literal["all", "bad", "none"]

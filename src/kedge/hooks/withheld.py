@@ -39,10 +39,10 @@ from kedge.hooks.checkpoints import content, frame_of
 from kedge.hooks.kept import Kept
 from kedge.hooks.lane import packed_of
 from kedge.hooks.nodes import SavedTensor, saved_by
+from kedge.hooks.oneness import Origin, arguments_of, give_one
 from kedge.sites import leaves
 
 _make_saved: Callable[..., Any] | None = getattr(torch._C._autograd, "_make_saved_tensor", None)
-_LEFT = object()
 
 
 class Slot(NamedTuple):
@@ -117,32 +117,56 @@ def _within(function: Any) -> Iterator[tuple[str, Tensor]]:
         yield from leaves.find(content(cell), "function")
 
 
+class _Given:
+    """Stands in a container for a tensor that the checkpoint was given as an argument, too."""
+
+    def __init__(self, place: int, value: Tensor) -> None:
+        self.place, self.origin = place, Origin(value)
+        self.value: Tensor | None = None
+
+    def read(self, args: Sequence[Any]) -> Any:
+        """Return the argument; later on the same again."""
+        if self.value is None:
+            still = self.origin.unchanged()
+            self.value = args[self.place] if still is None else still
+        return self.value
+
+
 class _Taken:
     """Stands in a container for a tensor that a keeper has taken."""
 
-    __slots__ = ("origin", "saved")
+    __slots__ = ("origin", "saved", "value")
 
     def __init__(self, saved: Any, value: Tensor) -> None:
         self.saved, self.origin = saved, TensorWeakRef(value)
+        self.value: Tensor | None = None
 
-    def read(self) -> Tensor:
-        """Return the tensor, with its graph."""
-        origin: Tensor | None = self.origin()
-        found: Tensor = self.saved.unpack() if origin is None else origin
-        return found
+    def read(self, args: Sequence[Any]) -> Any:
+        """Return the tensor, with its graph; later on the same again."""
+        if self.value is None:
+            origin: Tensor | None = self.origin()
+            self.value = self.saved.unpack() if origin is None else origin
+            self.saved = None
+        return self.value
 
 
 class _Tuple:
     """Stands for a tuple in which there are some of these."""
 
-    __slots__ = ("items", "kind")
+    __slots__ = ("items", "kind", "value")
 
     def __init__(self, kind: type, items: list[Any]) -> None:
         self.kind, self.items = kind, items
+        self.value: Any = None
 
-    def read(self) -> Any:
+    def read(self, args: Sequence[Any]) -> Any:
         """Return the tuple; what is in it was put back before."""
-        return tuple(self.items) if self.kind is tuple else self.kind(*self.items)
+        if self.value is None:
+            self.value = tuple.__new__(self.kind, self.items)  # a named tuple's own `__new__` may want other arguments
+        return self.value
+
+
+_Instead = _Given | _Taken | _Tuple
 
 
 class Asker(Protocol):
@@ -166,6 +190,7 @@ class Withheld:
     def __init__(self, owner: Any, place: Any) -> None:
         self._owner, self.place, self.tried = weakref.ref(owner), place, False
         self._asked: set[int] = set()
+        self._given = [_Given(i, arg) for i, arg in enumerate(arguments_of(owner)) if isinstance(arg, Tensor)]
 
     def is_of(self, owner: Any) -> bool:
         """Whether this is the checkpoint."""
@@ -182,11 +207,13 @@ class Withheld:
         if owner is None or not self.over:
             return
         self.tried = True
-        taking = _Taking(lambda value: asker.pack(value, self.place), asker.unpack, self._asked)
-        for _, holder, key in slots(owner):
-            taking.lift(holder, key, alone=_count(holder, key) <= _ALONE)
-        if taking.back:
-            _put_back_before(owner, taking.back)
+        taking = _Taking(lambda value: asker.pack(value, self.place), asker.unpack, self._asked, self._given)
+        try:
+            for _, holder, key in slots(owner):
+                taking.lift(holder, key, alone=_count(holder, key) <= _ALONE)
+        finally:
+            if taking.back:  # also if the keeper fails: what it has taken until then is to come back
+                _put_back_before(owner, taking.back)
 
     def stays(self) -> list[Tensor]:
         """Return what the keeper could not be asked for."""
@@ -198,19 +225,22 @@ class Withheld:
 class _Taking:
     """Asks a keeper for the tensors in containers, and puts something else in the place of what it takes."""
 
-    def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], asked: set[int]) -> None:
+    def __init__(
+        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], asked: set[int], given: Sequence[_Given]
+    ) -> None:
         self.pack, self.unpack, self.asked = pack, unpack, asked
-        self.back: list[tuple[Any, Any, _Taken | _Tuple]] = []
+        self.back: list[tuple[Any, Any, _Instead]] = []
+        self._known: dict[int, _Given | _Taken] = {id(each.origin()): each for each in reversed(given)}
 
     def lift(self, holder: Any, key: Any, *, alone: bool) -> None:
         """Take what is in one place, or what is in there."""
         value = holder[key]
         if isinstance(value, Tensor):
-            if id(value) not in self.asked and (taken := self._taken(value)) is not None:
+            if id(value) not in self.asked and (taken := self._instead_of(value)) is not None:
                 self._put(holder, key, taken)
         elif not alone:
             return
-        elif isinstance(value, tuple) and (type(value) is tuple or hasattr(value, "_fields")):
+        elif isinstance(value, tuple) and (type(value) is tuple or (hasattr(value, "_fields") and _is_bare(value))):
             alone_in = [_count(value, place) <= _ALONE for place in range(len(value))]
             items, before = list(value), len(self.back)
             for place, itself in enumerate(alone_in):
@@ -221,12 +251,21 @@ class _Taking:
             for name in list(inner) if isinstance(inner, dict) else range(len(inner)):
                 self.lift(inner, name, alone=_count(inner, name) <= _ALONE)
 
-    def _put(self, holder: Any, key: Any, instead: _Taken | _Tuple) -> None:
+    def _put(self, holder: Any, key: Any, instead: _Instead) -> None:
         self.back.append((holder, key, instead))
         holder[key] = instead
 
-    def _taken(self, value: Tensor) -> _Taken | None:
-        if type(value) is FakeTensor or _make_saved is None:
+    def _instead_of(self, value: Tensor) -> _Given | _Taken | None:
+        """Return what stands for a tensor: the same in all its places; see Note [One tensor in several places]."""
+        known = self._known.get(id(value))
+        if known is not None and known.origin() is value:
+            return known
+        if (taken := self._ask(value)) is not None:
+            self._known[id(value)] = taken
+        return taken
+
+    def _ask(self, value: Tensor) -> _Taken | None:
+        if type(value) is FakeTensor or _make_saved is None or value.is_inference() or not _is_bare(value):
             return None
         decided: list[Any] = []
         ask = self.pack  # `self` leads to what is saved, and the collector does not see into that
@@ -244,19 +283,29 @@ class _Taking:
         return _Taken(saved, value)
 
 
-def _put_back_before(owner: Any, back: list[tuple[Any, Any, _Taken | _Tuple]]) -> None:
+def _put_back_before(owner: Any, back: list[tuple[Any, Any, _Instead]]) -> None:
     """Have a checkpoint's recompute begin with putting back what was taken."""
     name = "run_function" if is_reentrant(owner) else "recompute_fn"
     run, lock = getattr(owner, name), threading.Lock()
-    there: dict[int, Any] = {}
+    given = {instead for _, _, instead in back if isinstance(instead, _Given)}
 
     def whole(*args: Any) -> Any:
+        now = list(args)
         with lock, torch.no_grad():  # what is computed for it would be taken for a part of the recompute
-            for holder, key, instead in back if not there else ():
-                holder[key] = there[id(instead)] = instead.read()
-        return run(*(there.get(id(arg), arg) for arg in args))
+            while back:
+                holder, key, instead = back[0]
+                holder[key] = instead.read(args)
+                del back[0]  # not before: what cannot be read now may be asked for again
+        for each in given:
+            now[each.place] = each.read(args)
+        return run(*(arg.read(args) if isinstance(arg, _Instead) else arg for arg in now))
 
     setattr(owner, name, whole)
+
+
+def _is_bare(value: Any) -> bool:
+    """Whether an object is no more than what it holds: what the program has noted on it would not come back with that."""
+    return not getattr(value, "__dict__", None) and not (isinstance(value, tuple) and weakref.getweakrefcount(value))
 
 
 def _container(value: Any) -> Any:
@@ -299,6 +348,7 @@ class Waiting:
 
     def meet(self, owner: Any, place: Any) -> None:
         """Hear that a module is called in a checkpoint's forward, and where that checkpoint was called."""
+        give_one(owner)
         if self._watches or any(each.is_of(owner) for each in self.known):
             return
         if self._beside is not None:

@@ -218,6 +218,7 @@ class Account:
         plan: What a planner has decided on, and what it foretells; None if there is none.
         file: The disk store of the block under way, or of the last one, which says what it did; None if there is none.
         seen: The storages of the step under way.
+        staying: The bytes that are kept by choice now, those of earlier steps among them.
     """
 
     def __init__(self) -> None:
@@ -228,6 +229,12 @@ class Account:
         self.plan: object | None = None
         self.file: object | None = None
         self.seen: dict[int, StorageWeakRef] = {}
+        self.staying = 0
+
+    def stays(self, nbytes: int) -> None:
+        """Count bytes that are kept by choice, or are so no longer."""
+        with self.lock:
+            self.staying += nbytes
 
     def row(self, path: str | None) -> Row:
         """Return a module's row."""

@@ -31,6 +31,8 @@ from kedge.offload.policy import Choice, HandleOf, Policy
 from kedge.offload.proof import disproof
 from kedge.offload.rebuild.recipe import Recipe
 from kedge.offload.sources import Rebuilt, encode, move
+from kedge.offload.staying import Stay, Stayer, Staying
+from kedge.offload.store import FULL
 from kedge.offload.turns import Turns
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
@@ -38,7 +40,6 @@ _ROOM = 64 << 20
 """The bytes of what was brought back that are held for a moment more."""
 _REMEMBERED = 1 << 16
 """How many storages are remembered of one step."""
-_FULL = (OSError, MemoryError, torch.OutOfMemoryError)
 _REBUILDS = (Choice.ALL, Choice.REBUILD)
 _MOVES = (Choice.ALL, Choice.MOVE, Choice.COMPRESS)
 
@@ -68,7 +69,7 @@ class Engine:
         self.policy, self._least = policy, policy.least
         self._owned = Owned(model)
         self._entries = Entries(Window(_ROOM))
-        self._stay: set[int] = set()  # storages of this step that stay, so that each is decided on once
+        self._staying = Staying(self.account)
         self._proven: set[Any] = set()
         self._dropped: set[Any] = set()
         self._warned = False
@@ -98,8 +99,10 @@ class Engine:
             return Kept(value, call)
         why = self._why(value, place)
         if why is None:
-            entry = self._entry(value, place, row)
-            return Kept(value, call) if entry is None else Part(entry, value, call)
+            held = self._held(value, place, row)
+            if isinstance(held, Entry):
+                return Part(held, value, call)
+            return Kept(value, call if held is None else Stayer(call, held))
         row.keep(why, nbytes)
         return Kept(value, call)
 
@@ -136,8 +139,8 @@ class Engine:
         plain = type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
         return None if plain and not value.is_inference() and not value._is_zerotensor() else "unknown"
 
-    def _entry(self, value: Tensor, place: Place, row: Row) -> Entry | None:
-        """Return what holds a tensor's bytes; None if it stays where it is."""
+    def _held(self, value: Tensor, place: Place, row: Row) -> Entry | Stay | None:
+        """Return what holds a tensor's bytes; if it stays where it is what counts it, or None if it is there anyhow."""
         self._forget()
         storage = value.untyped_storage()
         number = storage._cdata
@@ -148,29 +151,25 @@ class Engine:
         entry = self._entries.find(number, value)
         if entry is None and value.nbytes < storage.nbytes():
             entry = self._entries.find(own_key(value, number), value)
-        if entry is None and number in self._stay:
-            row.again(value.nbytes)
-            return None
-        if entry is None:
+        held = self._staying.find(number) if entry is None else entry
+        if held is None:
             return self._take(value, place, row, number)
         row.again(value.nbytes)
-        return entry
+        return held
 
-    def _take(self, value: Tensor, place: Place, row: Row, number: int) -> Entry | None:
+    def _take(self, value: Tensor, place: Place, row: Row, number: int) -> Entry | Stay:
         """Make an entry for a tensor, or keep it."""
         planner = self.policy.planner
         alone = is_alone(value)
-        index = row.ask(self._turns.step.calls)
-        choice = planner.choose(place.path, index, value.nbytes if alone else value.untyped_storage().nbytes())
+        index, nbytes = row.ask(self._turns.step.calls), value.nbytes if alone else value.untyped_storage().nbytes()
+        choice = planner.choose(place.path, index, nbytes)
         begun = time.perf_counter()
         source, what, alone = self._source(value, row, choice, alone=alone)
         planner.took(place.path, index, what, time.perf_counter() - begun)
         if source is None:
             why = what.removeprefix("kept ")
             row.keep(why, value.nbytes)
-            if not alone:
-                self._stay.add(number)
-            return None
+            return self._staying.begin(nbytes, None if alone else number)
         self._freed(value)
         return Entry(self._entries, source, value, own_key(value, number) if alone else number, row)
 
@@ -182,7 +181,7 @@ class Engine:
             return Rebuilt(recipe), f"rebuilt {recipe.rule}", False
         try:
             source = self._put(value, row, choice, alone=alone)
-        except _FULL as failure:
+        except FULL as failure:
             row.fail(value.nbytes)
             self._warn(failure)
             return None, "kept failed", alone
@@ -248,7 +247,8 @@ class Engine:
     def _forget(self) -> None:
         """Bound what is remembered of a step, for programs in which none is seen to end."""
         if len(self.account.seen) > _REMEMBERED:
-            self._stay, self.account.seen = set(), {}
+            self._staying.forget()
+            self.account.seen = {}
 
     def _row(self, place: Place) -> Row:
         row = place.spot.gate = self.account.row(place.path)
@@ -256,7 +256,7 @@ class Engine:
 
     def _turn(self) -> None:
         """Begin a step."""
-        self._stay = set()
+        self._staying.forget()
         self.account.turn()
         self.policy.planner.turn(self.account)
         self._trimmer.turn()

@@ -10,9 +10,10 @@ and the bytes must come to the same as they did (Note [Digest]): that finds what
 changes behind autograd's back (``x.data[3] = 0`` between two uses of ``x``).
 
 # Note [Brought back]
-Bytes that were brought back are shared by weak reference: as long as one tensor on them lives, the
-next handle gets the same. Those brought back last are held for a moment more if other handles
-want them too: autograd's nodes run one after the other, and each lets go before the next begins.
+Bytes that were brought back are shared by weak reference: while a node runs, all its handles get the same. Those
+brought back last are held for a moment more if other handles want them too: autograd's nodes run one after the other, and
+each lets go before the next begins. If one has not, the next gets its own: a node can return what it saved as a
+gradient, which then is ``.grad`` without a copy, since nobody else seems to have it; two of them must not be one.
 
 # Note [Changed since]
 What is given out can be changed in place: by a Function that works in what it saved, or through a node's
@@ -132,7 +133,7 @@ class Entry:
         self._version = value._version
         self._root = weakref.ref(_root_of(value)) if self._version else None
         self._digest = digest(value, alone=self.alone)
-        self._back: tuple[StorageWeakRef, int, Tensor] | None = None
+        self._back: tuple[StorageWeakRef, int, Tensor, object] | None = None
         self._reads = 0
         self._before = entries.latest
         entries.latest = self.itself
@@ -152,11 +153,13 @@ class Entry:
 
     def home(self) -> Brought:
         """Return a storage that has the bytes, and where in it they begin; see Note [Brought back]."""
-        back = self._back
+        back, asker = self._back, _asker()
         if back is not None:
             there = torch.UntypedStorage._new_with_weak_ptr(back[0].cdata)
-            if there is not None and not back[2]._version:
-                return Brought(there, *back[1:])
+            alone = there is not None and torch._C._storage_Use_Count(there._cdata) <= 1 + (self.held is not None)
+            if there is not None and not back[2]._version and (alone or back[3] == asker):
+                self._back = *back[:3], asker
+                return Brought(there, *back[1:3])
             del there  # what was changed makes room for what was saved
             self._back = self.held = None
         begun = time.perf_counter()
@@ -168,7 +171,7 @@ class Entry:
         storage = home.untyped_storage()
         begin = int(home.storage_offset()) * home.itemsize
         counter = torch.empty(0, device=self.device)
-        self._back = StorageWeakRef(storage), begin, counter  # in one go: another thread may read
+        self._back = StorageWeakRef(storage), begin, counter, asker  # in one go: another thread may read
         self._window.hold(self, home)
         self._ahead()
         return Brought(storage, begin, counter)
@@ -199,6 +202,12 @@ class Entries:
         ref = self.table.get(key)
         entry = ref() if ref is not None else None
         return entry if entry is not None and entry.stands_for(value) else None
+
+
+def _asker() -> object:
+    """Tell the node that is run now from others, and from itself in another backward pass."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else (torch._C._current_graph_task_id(), node._sequence_nr())
 
 
 def _root_of(value: Tensor) -> Tensor:

@@ -11,6 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+FULL = (OSError, MemoryError, torch.OutOfMemoryError)
+"""What is raised where there is no room: in a store, or on a device."""
+
 
 class Slot(Protocol):
     """Bytes that a store holds.

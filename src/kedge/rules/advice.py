@@ -37,6 +37,9 @@ _NORMALISED = (
     "In {name}, the variance was zero and eps too small to help, or squares left the range of {dtype}{figures}: look at "
     "the spread of what came in, raise eps, or normalise in float32."
 )
+_STATISTICS = (
+    " In eval mode, look at running_mean and running_var: a NaN there, or a variance below zero, does the same."
+)
 _MASKED = (
     "In {name}, a row that is -inf all over has no softmax: it is NaN. Leave one position unmasked in every row, or mask "
     "with torch.finfo(dtype).min; if nothing is masked, look for an infinity in what came in."
@@ -76,13 +79,19 @@ class Maker:
         """Whether it is a sum of products, which has no forbidden inputs and can only overflow."""
         return bool(_PRODUCTS.match(self.type) or (self.node and _PRODUCT_NODES.match(self.node)))
 
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether it may hold a running mean and variance, which are not watched."""
+        return "BatchNorm" in self.type or "InstanceNorm" in self.type
+
     def advice(self) -> str:
         """Say what to do."""
         if self.multiplies:
             wider = ", or compute it in bfloat16 or float32" if self.dtype in _NARROW else ""
             return _OVERFLOW.format(name=self.name, dtype=self.dtype, figures=self.headroom(), wider=wider)
         if _NORMS.match(self.type):
-            return _NORMALISED.format(name=self.name, dtype=self.dtype, figures=self.headroom())
+            said = _NORMALISED.format(name=self.name, dtype=self.dtype, figures=self.headroom())
+            return said + (_STATISTICS if self.keeps_statistics else "")
         if _SOFTMAX.match(self.type):
             return _MASKED.format(name=self.name)
         if self.type in _LOSSES:

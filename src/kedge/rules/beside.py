@@ -12,23 +12,9 @@ program takes past what is returned, as out of an attribute, does not show.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
-from kedge.rules.moment import Moment
 from kedge.rules.wiring import Module, Wiring
-from kedge.store.formats import FORMATS
-from kedge.store.recording import SiteInfo
-
-#: Modules whose backward only adds products of what arrives with their weights, or passes on what arrives.
-_SUMS = re.compile(r"(Lazy)?(Linear|Conv(Transpose)?\dd)$")
-_PASSING = re.compile(r"(ReLU6?|Identity|Flatten|Unflatten)$")
-
-#: How far below the end of the format a bound on the sums has to stay.
-_ROOM = 1e3
 
 
 def beside(wiring: Wiring, module: Module, consumers: Iterable[Module]) -> list[Module]:
@@ -44,23 +30,6 @@ def uses_outside(wiring: Wiring, module: Module) -> bool:
         return False
     later = (m for m in wiring if m.root == module.root and wiring.start(m) > module.position)
     return any(None in m.sources for m in later if not wiring.ancestors(m))
-
-
-def innocent(wiring: Wiring, moment: Moment, module: Module) -> bool:
-    """Tell whether a module's backward cannot have left the finite numbers, by its kind and by the size of its figures."""
-    file = str(wiring.described.get(module.path, {}).get("file")).replace("\\", "/")
-    if not moment.full or not moment.finite(module.grads) or "/torch/nn/modules/" not in file:
-        return False
-    if _PASSING.match(module.type):
-        return True
-    if not _SUMS.match(module.type) or not module.params:
-        return False
-    known = [FORMATS.get(wiring.sites[i].dtype) for i in (*module.grads, *module.params, *module.ins)]
-    arrived = max(_norm(wiring, wiring.sites[i], moment.step) for i in module.grads)
-    weights = max(_norm(wiring, wiring.sites[i], moment.step) for i in module.params)
-    ends = [form.largest for form in known if form is not None]
-    # No sum of products is larger than the product of the two norms.
-    return len(ends) == len(known) and arrived * weights * _ROOM < min(ends)
 
 
 def _having(wiring: Wiring, module: Module) -> Iterator[Module]:
@@ -97,10 +66,3 @@ def _computed(wiring: Wiring, holder: Module, module: Module) -> bool:
     given = {wiring.sites[site].node for site in holder.ins if None in wiring.sites[site].sources}
     # Of several values that came in, the node is the first one's: that of the unknown one is not told.
     return any(len(site.sources) > 1 or (site.node is not None and site.node not in given) for site in foreign)
-
-
-def _norm(wiring: Wiring, site: SiteInfo, step: int) -> float:
-    rows = wiring.recording.rows(site)
-    at = np.flatnonzero(rows.step == step)
-    size = math.sqrt(rows.sumsq[at[0]]) if len(at) else math.inf
-    return size if math.isfinite(size) else math.inf

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kedge.rules.beside import beside, innocent, uses_outside
+from kedge.rules.beside import beside, uses_outside
+from kedge.rules.bounds import contained, innocent
 from kedge.rules.moment import ABSENT, FINITE, TOTAL, Moment
 from kedge.rules.wiring import Module, Wiring
 
@@ -25,6 +26,7 @@ How = Literal[
     "stepped",  # a parameter that was finite in the step before
     "unseen",  # a parameter that was finite some steps before, of which nothing was recorded
     "update",  # the optimizer made it
+    "within",  # a parameter, between two calls in one step
     "written",  # a gradient, between its backward and the optimizer's step
     "backward",  # a module's backward made it out of a finite gradient
     "either",  # the same, or the backward of another module, or of an operation outside of modules, that takes the value too
@@ -161,10 +163,22 @@ class _Forward:
         sure = self._inputs_finite(module)
         if sure is None:
             return None
+        if contained(self.wiring, self.moment, module):
+            return self._elsewhere(module, bad[0])
         near = tuple(site for m in inner for site in m.outs if self.moment.finite([site]))
         stale = any(self.moment.states[site] == ABSENT for site in module.params)
         sure = min(sure, 0.8) if stale else sure
         return Birth("own" if near else "module", bad[0], module, near or module.ins, sure, stale)
+
+    def _elsewhere(self, module: Module, site: int) -> Birth:
+        """Tell the birth of what a module returned, and cannot have made of what was seen of its input and parameters."""
+        guessed = self.moment.worked.intersection(module.ins)
+        if guessed:
+            sources = {source for entry in guessed for source in self.wiring.sites[entry].sources if source is not None}
+            return Birth("between", site, self._holder(module), tuple(sorted(sources)), 0.8)
+        if spoiled := self.moment.bad(module.param_grads):
+            return Birth("within", site, module, tuple(spoiled), 0.8)
+        return Birth("module", site, module, module.ins, 0.7)
 
     def unclear(self) -> list[Birth]:
         """Name the first output of the flow that was not finite, as where a module is fed by itself."""

@@ -26,6 +26,9 @@ TOTAL = "grad.norm"
 #: Sites whose values show that a root was hurt, and not only what it computed with.
 _JUDGED = ("out", "param", "param.grad", "update", TOTAL)
 
+#: Modules that make a NaN of a row that is -inf all over, and finite values of one that is so in places.
+_OF_MASKED = ("Softmax",)
+
 States = NDArray[np.int8]
 
 
@@ -43,6 +46,8 @@ class Moment:
         steps: In how many steps in a row the same sites were not finite.
         before: The last step before it of which anything was recorded; -1 if there is none.
         sane: The last one of those in which all that counts was fit for use; -1 if there is none.
+        worked: Sites that were not looked at, whose state was worked out.
+        excused: Sites whose infinities are taken for finite values.
     """
 
     step: int
@@ -53,6 +58,8 @@ class Moment:
     steps: int
     before: int = -1
     sane: int = -1
+    worked: frozenset[int] = frozenset()
+    excused: frozenset[int] = frozenset()
 
     def finite(self, sites: Iterable[int]) -> bool | None:
         """Tell whether all of some sites were finite; None where none of them was seen."""
@@ -119,8 +126,9 @@ def _habitual(recording: Recording, table: States, sound: NDArray[np.bool_]) -> 
 def excuse(moment: Moment, habitual: Iterable[int]) -> Moment:
     """Take the infinities of some sites for finite values."""
     states = moment.states.copy()
-    states[[site for site in habitual if states[site] == INFINITE]] = FINITE
-    return replace(moment, states=states)
+    excused = [site for site in habitual if states[site] == INFINITE]
+    states[excused] = FINITE
+    return replace(moment, states=states, excused=frozenset(excused))
 
 
 def complete(moment: Moment, wiring: Wiring) -> Moment:
@@ -129,6 +137,7 @@ def complete(moment: Moment, wiring: Wiring) -> Moment:
     Off schedule an input that is some watched module's output is not measured, and neither is the
     output of a module such as ReLU that makes finite values of finite ones. What a module made of an
     input that is not finite, and nobody could look at any more, is taken to be not finite either.
+    A softmax of masked scores may be either.
     """
     if moment.full:
         return moment
@@ -138,9 +147,12 @@ def complete(moment: Moment, wiring: Wiring) -> Moment:
             if states[site] == ABSENT:
                 states[site] = _given(wiring, states, module, site)
         given = {int(states[site]) for site in module.ins}
+        if module.type in _OF_MASKED and not moment.excused.isdisjoint(module.ins):
+            continue
         if not wiring.inside(module) and (given == {FINITE} or max(given, default=ABSENT) > FINITE):
             states[[site for site in module.outs if states[site] == ABSENT]] = max(given)
-    return replace(moment, states=states)
+    worked = np.flatnonzero((states != ABSENT) & (moment.states == ABSENT))
+    return replace(moment, states=states, worked=frozenset(worked.tolist()))
 
 
 def _given(wiring: Wiring, states: States, module: Module, site: int) -> int:

@@ -27,7 +27,7 @@ from kedge.rules.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
 
 #: Births between a backward and the next forward, and in parameters.
-OPTIMIZER = ("parameter", "stepped", "unseen", "update", "written")
+OPTIMIZER = ("parameter", "stepped", "unseen", "update", "within", "written")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class NanBorn:
         its module's output is was made in that module's backward. If all gradients were finite when
         they were made, but not when the optimizer got them, the program made it in between. A
         parameter that is not finite, and was at the last look, was made by the optimizer's steps.
+        A linear map whose numbers are too small to leave the range made nothing of them: what it took in was not
+        what it takes in other steps, or its parameters changed between two calls.
 
     Window:
         Every step in which something was not finite, the light ones included; there only norms
@@ -153,7 +155,7 @@ class _Case:
 
 def _cases(recording: Recording, wiring: Wiring, seen: Course) -> Iterator[_Case]:
     def known(start: int) -> Iterator[Moment]:
-        return (excuse(complete(raw, wiring), seen.habitual) for raw in seen.moments[start:])
+        return (complete(excuse(raw, seen.habitual), wiring) for raw in seen.moments[start:])
 
     returned = judged(recording)[1]
     for at, moment in enumerate(known(0)):

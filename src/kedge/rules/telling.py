@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from kedge.rules.advice import DOMAIN, Maker, operation
+from kedge.rules import phrases
+from kedge.rules.advice import Maker, operation
 from kedge.rules.births import BACKWARD, Birth
 from kedge.rules.leadup import lead_up
-from kedge.rules.moment import NAN, Moment, has_nan, usable
+from kedge.rules.moment import ABSENT, NAN, Moment, has_nan, usable
 from kedge.rules.strides import GROWN, SMALL, rms_at, strides
 from kedge.rules.wiring import Module, Wiring
 from kedge.store.recording import Recording, Rows, SiteInfo
@@ -43,30 +44,35 @@ class Telling:
             operation=self._operation(),
             others=self._others(),
             takers=", ".join(map(name_of, self.birth.also)),
+            unseen=", ".join(name_of(module) for module in self._unseen()[:NAMED]),
         )
         source = self._source()
         if source is None or self.birth.how in ("loss", "parameter", "stepped", "unseen", "update"):
             return said
         called = name_of(self.birth.also[0]) if self.birth.how == "beside" else self._name()
-        where = _CALLED[self.birth.how in _BETWEEN].format(name=called, **source)
+        where = phrases.CALLED[self.birth.how in phrases.BETWEEN].format(name=called, **source)
         return f"{said} {where}{': `' + source['text'] + '`' if source.get('text') else ''}."
 
     def remedy(self) -> str:
         """Say what to do about it."""
         how = self.birth.how
         if how == "update":
-            return _UPDATED.format(figures=self._step_figures())
+            return phrases.UPDATED.format(figures=self._step_figures())
         if how != "written" and (grown := self.growth()) and how not in ("entry", *BACKWARD):
-            return _GROWN.format(**grown)
+            return phrases.GROWN.format(**grown)
         if how not in ("written", *BACKWARD) and self._largest() > self._huge():
-            return _DIVERGED.format(largest=self._largest())
+            return phrases.DIVERGED.format(largest=self._largest())
         if how in ("module", "own", "between"):
             return self._maker().advice()
+        if how == "gap" and not self.birth.near:
+            how = "loss"
         if how in BACKWARD:
             own = self._maker().backward_advice() if how == "backward" else ""
-            return (_SCALED if self._dtype() == "float16" else "") + (own or _REMEDIES[how].format(name=self._name()))
+            return (phrases.SCALED if self._dtype() == "float16" else "") + (
+                own or phrases.REMEDIES[how].format(name=self._name())
+            )
         before = strides(self.recording, self.moment.step) if how == "unseen" else ""
-        return before + _REMEDIES[how].format(name=self._name())
+        return before + phrases.REMEDIES[how].format(name=self._name())
 
     def evidence(self) -> dict[str, Any]:
         """Give the figures of the site and of its neighbours, what became of the value, and how it came to it."""
@@ -95,7 +101,7 @@ class Telling:
     def _source(self) -> dict[str, Any] | None:
         """Find the program's line that calls the module; of an operation between two modules, that of the next one."""
         module = self.birth.also[0] if self.birth.how == "beside" else self.birth.module
-        own = (*module.outs, *module.ins) if module is not None and self.birth.how not in _BETWEEN else ()
+        own = (*module.outs, *module.ins) if module is not None and self.birth.how not in phrases.BETWEEN else ()
         found = (self.wiring.sites[site].source for site in (*own, self.birth.site))
         return next((dict(source) for source in found if source), None)
 
@@ -105,13 +111,34 @@ class Telling:
 
     def _operation(self) -> str:
         """Name the last operation on the value, where it is the module's own."""
-        name = operation(self.wiring.sites[self.birth.site].node)
+        name = operation(self._node())
         return f" ({name} was its last)" if name else ""
 
+    def _node(self) -> str | None:
+        """Give the node of what was made; None where the one that is known belongs to what another module made."""
+        site, module = self.wiring.sites[self.birth.site], self.birth.module
+        if self.birth.how == "between":
+            return None if site.kind.startswith("out") else site.node
+        if module is None or self.moment.full:
+            return site.node
+        # The node was noted in a full step, in which the module may have returned what it got, or what one inside it did.
+        given = {self.wiring.sites[source].node for source in module.sources if source is not None}
+        return None if site.node in given or self.wiring.returned(module) is not None else site.node
+
+    def _unseen(self) -> list[Module]:
+        """List the modules inside the one of the birth of whose output nothing was seen, as off schedule."""
+        if self.birth.how != "own" or self.birth.module is None or self.moment.full:
+            return []
+        states, worked = self.moment.states, self.moment.worked
+        inner = [m for m in self.wiring.inside(self.birth.module) if m.outs]
+        return [m for m in inner if all(states[site] == ABSENT or site in worked for site in m.outs)]
+
     def _maker(self) -> Maker:
-        info, module = self.wiring.sites[self.birth.site], self.birth.module
+        module = self.birth.module
         kind = module.type if module is not None and self.birth.how in ("module", "backward") else ""
-        node = None if self.birth.how == "backward" else info.node
+        node = None if self.birth.how == "backward" else self._node()
+        if masked := [m.type for m in self._unseen() if not self.moment.excused.isdisjoint(m.ins)]:
+            kind, node = masked[0], None
         return Maker(self._where(), kind, node, self._dtype(), self._largest())
 
     def _dtype(self) -> str:
@@ -135,7 +162,7 @@ class Telling:
         name = self._name()
         if self.birth.how in ("module", "backward"):
             return name
-        return f"the forward of {name}{', after its modules' if self.birth.how == 'own' else ''}"
+        return f"the forward of {name}{', after its modules' if self.birth.how == 'own' and not self._unseen() else ''}"
 
     def growth(self) -> dict[str, Any] | None:
         """Find the parameter of the same root that had grown most, if any had grown far."""
@@ -159,6 +186,11 @@ class Telling:
             "ratio": plain(size[-1] / size[0]),
             "words": f"{size[-1]:.2g}" if np.isfinite(size[-1]) else "more than 1e19",
         }
+
+    def _is_vast(self, site: int) -> bool:
+        """Tell whether the squares of a parameter left float32: it is very large, or holds infinities."""
+        rows = self.recording.rows(self.wiring.sites[site])
+        return bool(len(rows) and np.isinf(rows.sumsq[_latest(rows, self.moment.step)]))
 
     def _largest(self) -> float:
         """Give the largest value next to the birth."""
@@ -203,10 +235,14 @@ class Telling:
         """Choose the sentence."""
         how, near = self.birth.how, self.birth.near
         if how == "gap" and not near:
-            return _GAP_AT_THE_LOSS
+            return phrases.GAP_AT_THE_LOSS
+        if how == "gap" and not self.moment.full:
+            return phrases.MESSAGES["gap"][:-1] + phrases.OR_WRITTEN
+        if self._unseen():
+            return phrases.OWN_OR_UNSEEN
         if how == "between" and not near:
-            return _BETWEEN_AT_THE_START
-        return _MESSAGES[how]
+            return phrases.BETWEEN_AT_THE_START
+        return phrases.MESSAGES[how]
 
     def _list(self, sites: Iterable[int]) -> str:
         texts = [self.wiring.text(site) for site in sites]
@@ -235,9 +271,12 @@ class Telling:
             return ""
         inputs = len(module.ins) or len(module.sources)
         given, verb = ("inputs", "were") if inputs > 1 else ("input", "was")
-        held = any(m.params for m in (module, *self.wiring.inside(module)))
+        params = [site for m in (module, *self.wiring.inside(module)) for site in m.params]
+        held = bool(params)
         if self.birth.sure < 0.8:
             return f"{given} and parameters were finite, as far as they were watched"
+        if vast := [site for site in params if self._is_vast(site)]:
+            return f"{given} {verb} finite, and {self._list(vast)} {'were' if len(vast) > 1 else 'was'} beyond 1e19 or infinite"
         if self.birth.stale:
             return f"{given} {verb} finite, and so were its parameters when they were last seen"
         if held:
@@ -274,91 +313,3 @@ def _figure(rows: Rows, step: int) -> float | None:
 def plain(number: float) -> float | None:
     """Round a figure to six digits for a finding's evidence; None in place of what JSON cannot hold."""
     return float(f"{number:.6g}") if np.isfinite(number) else None
-
-
-_FIRST = "{site} was the first to hold {value} at step {step}; "
-_GRADIENT = "{site} was the first gradient to hold {value} at step {step}; "
-_BETWEEN = ("between", "entry")
-_CALLED = {
-    False: "{name} is called at {file}:{line}, in {function}",
-    True: "The result goes in at {file}:{line}, in {function}",
-}
-
-_MESSAGES = {
-    "module": _FIRST + "its {parts}.",
-    "own": _FIRST
-    + "the modules inside it returned finite values, so an operation in its own forward made it{operation}.",
-    "between": "{site} was the first to hold {value} at step {step}, although {near} before it was finite: "
-    "an operation in the forward of {name} made it, outside any watched module{operation}.",
-    "entry": "{site} was the first to hold {value} at step {step}: it came in from outside the model, "
-    "with the batch or from what the program computed before this call{operation}.",
-    "unclear": _FIRST + "so did what came in, or that was not watched: which call or operation made it cannot be told.",
-    "parameter": "{site} held {value} already when the forward of step {step} used it, and nothing was recorded "
-    "before: it came from the initialisation or a checkpoint, or from a step that was not looked at.",
-    "stepped": "{site} held {value} when the forward of step {step} used it, and all was finite in step {before}: "
-    "the optimizer's step between the two made it.",
-    "unseen": "{site} held {value} when the forward of step {step} used it, and all was finite in step {before}: "
-    "it was made between the two, in steps of which nothing was recorded.",
-    "update": "{site} was the first to hold {value} at step {step}; "
-    "the parameter and its gradient were finite, so the optimizer's step made it.",
-    "written": "{site} held {value} when the optimizer got the gradients of step {step}, and the backward had made all of "
-    "them finite: they were changed in between, by accumulation, unscaling, clipping or the program itself.",
-    "backward": _GRADIENT + "the gradient that arrived at {name} was finite, so its backward made it.",
-    "either": _GRADIENT + "the gradient that arrived at {name} was finite: its backward made it, or {others}.",
-    "beside": _GRADIENT + "the gradient that arrived at {takers} was finite, and too small to leave the range there: "
-    "the backward of an operation in {name}'s own forward made it, or of one on what it returned, which takes the same value.",
-    "gap": _GRADIENT + "{near}, nearer to the loss, was finite: a backward between the two made it.",
-    "loss": _GRADIENT + "there the gradient enters the model: the loss, computed outside any watched module, made it.",
-}
-_GAP_AT_THE_LOSS = (
-    "{site} held {value} at step {step}, and so did every gradient nearer to the loss, while the outputs were finite: "
-    "the loss or a backward made it, and clipping by norm spreads it to all gradients."
-)
-_BETWEEN_AT_THE_START = (
-    "{site} was the first to hold {value} at step {step}: "
-    "an operation in the forward of {name} made it, outside any watched module{operation}."
-)
-
-_GROWN = (
-    "The optimizer's steps are too large: the rms of {site} had gone from {was:.2g} at step {first} to {words} at step "
-    "{step}. Lower the learning rate or warm it up, clip gradients, and look at the steps before."
-)
-_UPDATED = (
-    "Lower the learning rate: the step left the range of the numbers{figures}. If the rate is small, raise the optimizer's "
-    "eps, and check its state if it came from a checkpoint."
-)
-_DIVERGED = (
-    "The values next to it had grown to {largest:.1e}: the run had diverged before, and this is where it left the range "
-    "of the dtype. Lower the learning rate or warm it up, clip gradients, and look at the steps before."
-)
-_SCALED = (
-    "Now and then this is as it should be: a loss scale that is too large for float16 makes it, and the scaler skips the "
-    "step and halves the scale. If it goes on: "
-)
-_REMEDIES = {
-    "entry": "Check the batch before the model sees it: torch.isfinite(x).all(); missing values, a division by a zero "
-    "standard deviation and a bad file are the usual causes.",
-    "unclear": "Watch more sites (the default selector watches all modules), or every step (--every 1), and run again. "
-    "In {name}, " + DOMAIN + ".",
-    "parameter": "Check the checkpoint and the initialisation with torch.isfinite; if the parameter was finite before, "
-    "lower the learning rate.",
-    "stepped": "Lower the learning rate or warm it up, clip gradients, and check the optimizer's state if it came from a "
-    "checkpoint.",
-    "unseen": "Run again with --budget none --every 1, which looks at every step, or with --dump, to have the module named.",
-    "written": "Look at what the program does between backward() and step(): clip_grad_norm_ with an infinite norm makes NaN "
-    "of every gradient (error_if_nonfinite=True tells), accumulated gradients can leave the range of the dtype, and an "
-    "unscaling by zero divides by it.",
-    "backward": "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt or norm at "
-    "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch not taken by zero: infinity times "
-    "zero is NaN. Change its input, not its output (clamp or where before the operation).",
-    "either": "Look, there and in the forward around it, for an operation whose derivative is infinite: sqrt or norm at "
-    "0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not its output. With --dump the "
-    "operation is named.",
-    "beside": "Look in the forward of {name} for an operation whose derivative is infinite, beside the modules that it "
-    "calls: sqrt or norm at 0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not "
-    "its output. With --dump the operation is named.",
-    "gap": "Look at the operations between these sites for one whose derivative is infinite: sqrt or norm at 0, "
-    "a division, or torch.where around one of them. Change its input, not its output.",
-    "loss": "Look at the loss and what it is computed from: log of 0, division by a zero count (an empty mask), sqrt "
-    "at 0, or a loss scale that is too large.",
-}

@@ -5,11 +5,13 @@ In the first step rules are verified, memory grows and kernels are chosen, so it
 second. In both, all that can be done is done, so that they stay within a limit of memory if that can be
 had. From the third step on the plan holds. A tensor that it does not know, or that is larger than it was planned for, is treated
 as in the first step, and notes are taken anew of the step that follows; one that is smaller is treated as
-planned. So a program whose batches differ in length soon has a plan for the longest.
+planned. What is planned to be kept is treated so, too, if graphs of earlier steps live on, and hold so much that it would not
+fit. So a program whose batches differ in length soon has a plan for the longest.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
@@ -48,6 +50,9 @@ class Learner:
         self._warm = False
         self._stale = False
         self._told = False
+        self._room = math.inf  # for what is kept by choice, whenever it was saved
+        self._beyond = False
+        self._account = Account()
         self._met: Counter[tuple[str | None, int]] = Counter()
         self._notes: list[Note] = []
         self._started: Any = None
@@ -79,7 +84,8 @@ class Learner:
         if nbytes > known:
             self._stale = True
             return Choice.ALL
-        return choice
+        self._beyond = choice is Choice.KEEP and self._account.staying + nbytes > self._room
+        return Choice.ALL if self._beyond else choice
 
     def took(self, path: str | None, index: int, what: str, seconds: float) -> None:  # noqa: ARG002 - a Planner
         """Note what was done."""
@@ -87,12 +93,13 @@ class Learner:
         if note is not None:
             note.what = what
             note.took = note.took[0], self._desk.clock.mark()
-        elif self.plan is not None and what.startswith("kept") and what != "kept planned":
+        elif self.plan is not None and not self._beyond and what.startswith("kept") and what != "kept planned":
             self._stale = True  # it was planned to be rebuilt or moved, and cannot be any more
 
     def turn(self, account: Account) -> None:
         """End a step: plan, or learn, or go on."""
         self._met.clear()
+        self._account = account
         if self._started is not None:
             self._plan()
         elif not self._warm:
@@ -111,9 +118,15 @@ class Learner:
         clock, ended = self._desk.clock, self._desk.clock.mark()
         if self._store is not None and self._link is None and self._store.takes(self._desk.device):
             self._link = measured(self._store, self._desk.device)
+            if self._link is None:  # no room to measure it: do all that can be done, and ask in the next step
+                self._learn()
+                return
         table = Course(clock, self._started, ended, self._notes).table(self._link)
         self._started, self._notes = None, []
         self.plan = solve(table, self.limit)
+        self._room = math.inf
+        if self.plan.feasible and self.limit.memory is not None:
+            self._room = self.limit.memory - self.plan.peak + self.plan.bytes_of(Choice.KEEP)[1]
         if not self.plan.feasible and not self._told:
             self._told = True
             self._tell(self.plan)

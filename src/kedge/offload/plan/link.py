@@ -9,36 +9,55 @@ import torch
 
 from kedge.offload.cpu import CpuStore
 from kedge.offload.plan.tables import Link
-from kedge.offload.store import Store
+from kedge.offload.store import FULL, Store
 
 _NBYTES = 64 << 20
+_LEAST = 1 << 20
 _ROUNDS = 2
 """The first round also pays for memory or a file that grows."""
 
 
-def measured(store: Store, device: torch.device) -> Link:
-    """Send 64 MB and get them back, twice, and give the faster rates.
+def measured(store: Store, device: torch.device) -> Link | None:
+    """Send 64 MB and get them back, twice, and give the faster rates; fewer where that is too much.
 
     Args:
         store: Where to.
         device: Where from.
+
+    Returns:
+        The rates; None if there is no room now.
     """
-    data = torch.zeros(_NBYTES, dtype=torch.uint8, device=device)
-    rates = [_round(store, data) for _ in range(_ROUNDS)]
+    rates, nbytes = _rates(store, device, _NBYTES), _NBYTES
+    while rates is None and nbytes > _LEAST:
+        nbytes //= 4
+        rates = _rates(store, device, nbytes)
+    if rates is None:
+        return None
     write, read = (max(column) for column in zip(*rates, strict=True))
     beside = isinstance(store, CpuStore)
     return Link(store.name, write, read, overlaps=beside, window=store.window if isinstance(store, CpuStore) else 0)
+
+
+def _rates(store: Store, device: torch.device, nbytes: int) -> list[tuple[float, float]] | None:
+    """Send so many bytes; None if there is no room for them."""
+    try:
+        data = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        return [_round(store, data) for _ in range(_ROUNDS)]
+    except FULL:
+        return None
 
 
 def _round(store: Store, data: torch.Tensor) -> tuple[float, float]:
     begun = _now(data.device)
     slot = store.put(data)
     put = _now(data.device)
-    back = slot.get()
-    if data.device.type == "cpu":
-        back[:: mmap.PAGESIZE].amax()  # what is mapped comes when it is looked at
-    got = _now(data.device)
-    slot.free()
+    try:
+        back = slot.get()
+        if data.device.type == "cpu":
+            back[:: mmap.PAGESIZE].amax()  # what is mapped comes when it is looked at
+        got = _now(data.device)
+    finally:
+        slot.free()
     return back.numel() / (put - begun), back.numel() / (got - put)
 
 

@@ -93,6 +93,7 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
     data: dict[str, Any] = {"type": "stream"} if length is None else {"samples": length}
     if is_loader(loader) and is_stream(loader):
         data["workers"] = max(1, loader.num_workers)
+    collated = {"collate": identity(loader.collate_fn)} if is_loader(loader) else {}
     return {
         "files": options.format,
         "model": about_model(features),
@@ -100,6 +101,7 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
         "functions": about_functions(features),
         "keys": about_keys(options.keys),
         "batch": identity(options.batch),
+        **collated,
         "data": data,
         "reduce": about_reducers(options.reducers),
     }

@@ -7,7 +7,8 @@ from typing import Any
 
 from kedge.errors import ExtractionFailed
 from kedge.recipes.dataset.batch import Batch
-from kedge.recipes.dataset.samples import Loaded
+from kedge.recipes.dataset.identity import name_of
+from kedge.recipes.dataset.samples import Loaded, why
 
 
 class Keys:
@@ -46,11 +47,28 @@ class Keys:
         failed = [one._replace(key=self._of_place(one.place)) for one in loaded.bad]
         keys = [self._of_place(place) for place in loaded.places]
         if self._of_batch is not None and keys:
-            keys = texts(self._of_batch(loaded.data))
+            keys = self._given(loaded)
             if len(keys) != len(loaded.places):
                 raise ExtractionFailed(f"keys= gave {len(keys)} keys for a batch of {len(loaded.places)} samples")
             self._meet(loaded.places, keys)
         return Batch(loaded.places, keys, loaded.data, failed)
+
+    def _given(self, loaded: Loaded) -> list[str]:
+        """Call the user's own function."""
+        name = name_of(self._of_batch)
+        if self._of_batch is None or not loaded.places:
+            return []
+        where = f"for the batch from sample {loaded.places[0]} of the data set on"
+        try:
+            found = self._of_batch(loaded.data)
+        except Exception as error:
+            raise ExtractionFailed(
+                f"keys= failed {where}: {name} raised {why(error)}; mend it, and name another folder"
+            ) from error
+        if isinstance(found, (str, bytes)) or not (hasattr(found, "tolist") or isinstance(found, Iterable)):
+            kind = type(found).__name__
+            raise ExtractionFailed(f"keys= failed {where}: {name} gave a {kind}; let it give a key for each sample")
+        return texts(found)
 
     def _of_place(self, place: str) -> str:
         if self._all is None:

@@ -30,6 +30,7 @@ _WHAT = {
     "functions": "the functions are {}",
     "keys": "the keys are {}",
     "batch": "batch= is {}",
+    "collate": "samples are put together by {}",
     "reduce": "the reducers are {}",
     "columns": "the values are {}",
 }
@@ -105,7 +106,10 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
         said = "; ".join(
             f"there {_WHAT[name].format(_shown(found[name]))}, here {_shown(wanted[name])}" for name in unlike
         )
-        raise OtherRun(f"cannot add to {folder}, which holds the features of another run: {said}; name another folder")
+        drawn = ", or load or seed the weights if each process draws its own" if "model" in unlike else ""
+        raise OtherRun(
+            f"cannot add to {folder}, which holds the features of another run: {said}; name another folder{drawn}"
+        )
 
 
 def _shown(value: Any) -> str:
@@ -125,9 +129,15 @@ def about_model(features: Any) -> dict[str, Any]:
 
 def about_sites(features: Any) -> dict[str, Any]:
     """Describe which sites' values are taken, and what they go through, as far as features of Kedge say."""
-    return {
+    sites = {
         text: "as they are" if change is None else f"through {name_of(change)}" for text, change in _taken(features)
     }
+    wanted = getattr(features, "wanted", None)
+    if wanted is None:
+        return sites
+    renamed = {f"{name}, renamed": f"to {new!r}" for name, new in sorted(wanted.rename.items())}
+    kept = {} if wanted.dtype is None else {"all": f"kept as {str(wanted.dtype).removeprefix('torch.')}"}
+    return sites | renamed | kept
 
 
 def about_functions(features: Any) -> dict[str, str]:

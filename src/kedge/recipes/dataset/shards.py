@@ -14,12 +14,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from kedge.errors import ExtractionFailed
+from kedge.errors import ExtractionFailed, KedgeError
 from kedge.recipes.dataset.batch import Bad, Columns
 from kedge.recipes.dataset.folder import INDEX, SHARD, STATE, Entry, remove, repair
 from kedge.recipes.dataset.formats import safetensors
 from kedge.recipes.dataset.formats.format import Shard, format_of
 from kedge.recipes.dataset.options import Options
+from kedge.recipes.dataset.samples import why
+from kedge.recipes.reduce.reducer import Reducer
 from kedge.store.disk import told, write_all
 
 #: A shard has at most so many samples, for their keys are read at once.
@@ -71,7 +73,7 @@ class Shards:
             self.write()
         for name, value in columns.values.items():
             for reducer in self._reducers.get(name, ()):
-                reducer.update(value, columns.keys)
+                _take_in(reducer, name, value, columns.keys)
         for name, value in kept.items():
             self._columns.setdefault(name, []).append(value)
             self._size += value.nbytes
@@ -157,6 +159,19 @@ class Shards:
             for name, some in self._reducers.items():
                 for number, reducer in enumerate(some):
                     reducer.load(states[name][number])
+
+
+def _take_in(reducer: Reducer, name: str, value: Tensor, keys: Sequence[str]) -> None:
+    """Let a reducer, perhaps the user's own, take in the values of a batch."""
+    try:
+        reducer.update(value, keys)
+    except KedgeError:
+        raise
+    except Exception as error:
+        raise ExtractionFailed(
+            f"the reducer {type(reducer).__name__} of {name!r} failed at the batch of sample {keys[0]!r}, values of shape "
+            f"{tuple(value.shape)}: {why(error)}; mend it, and name another folder, as what it holds now is not whole"
+        ) from error
 
 
 def read_state(path: Path) -> dict[str, list[dict[str, Tensor]]]:

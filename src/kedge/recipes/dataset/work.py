@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from kedge.errors import BadSample, ExtractionFailed, KedgeError
 from kedge.recipes.dataset.batch import Bad, Batch, Columns
 from kedge.recipes.dataset.devices import usable
+from kedge.recipes.dataset.identity import name_of
 from kedge.recipes.dataset.inputs import called_with, given, moved, narrowed
 from kedge.recipes.dataset.samples import bad
 
@@ -56,6 +57,7 @@ class Work:
         self.device = _device_of(features) if device is None else usable(device)
         self._proven = proven
         self._taken: tuple[Any, int] | None = None  # a batch that the model took
+        self._taker = "the model"  # what was called last, or batch=, which fails before it
 
     def __call__(self, batch: Batch) -> Columns:
         """Compute the features of a batch.
@@ -81,18 +83,20 @@ class Work:
 
     def _features(self, data: Any, size: int) -> tuple[dict[str, Tensor], torch.cuda.Event | None]:
         data = moved(data, self.device)
+        self._taker = "the model" if self.batch is None else f"batch= ({name_of(self.batch)})"
         args, kwargs = called_with(data) if self.batch is None else given(self.batch(data))
+        self._taker = "the model"
         with torch.no_grad():
             found = self.features(*args, **kwargs)
             return {name: _own(name, value, size) for name, value in found.items()}, _copied(found.values())
 
     def _without_bad(self, batch: Batch, error: Exception) -> Columns:
         """Find the samples that the model cannot take; see Note [Which sample it was]."""
-        size = len(batch.places)
+        size, taker = len(batch.places), self._taker
         failed = {row: found for row in range(size) if (found := self._alone(batch, row)) is not None}
         if not failed or (len(failed) == size and not self._still_works()):
             raise ExtractionFailed(
-                f"the model cannot take a batch of {size} samples, from {batch.keys[0]!r} to {batch.keys[-1]!r}: "
+                f"{taker} cannot take a batch of {size} samples, from {batch.keys[0]!r} to {batch.keys[-1]!r}: "
                 f"{type(error).__name__}: {error}; {'each alone it can' if not failed else 'nor any of them alone'}"
             ) from error
         rest = [row for row in range(size) if row not in failed]

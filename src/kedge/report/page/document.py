@@ -48,7 +48,9 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
         rules: The rules that were run; the page of each that found something is put in.
     """
     wanted = [finding.step for finding in findings if finding.step >= 0]
-    bins = Bins.of(shown_steps(recording), wanted, recording.steps)
+    shown = shown_steps(recording)
+    # A finding may be of a step that no row tells of: it is pinned on a column of its own, not on the one before.
+    bins = Bins.of(np.union1d(shown, np.array(wanted, dtype=np.int64)), wanted, recording.steps)
     tables: dict[str, str] = {"first": packed(bins.first.astype(np.float64), "f8")}
     tables["last"] = packed(bins.last.astype(np.float64), "f8")
     entries = sheets_of(recording, bins).entries()
@@ -66,7 +68,7 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
             {"name": root.name, "prefix": root.prefix, "parameters": root.parameters} for root in recording.roots
         ],
         "sites": [_site(site) for site in recording.sites],
-        "columns": {"count": len(bins), "single": bins.single, "steps": len(bins.steps)},
+        "columns": {"count": len(bins), "single": bins.single, "steps": len(shown)},
         "sheets": entries,
         "ranks": ranks,
         "curves": list(curves(recording)),

@@ -162,10 +162,12 @@ def test_two_runs_measure_common_steps_in_full() -> None:
             pace.ended(step, now, cost)
         return found
 
-    fast, slow = full_steps(9e-3, 1), full_steps(1.2e-2, 2)
-    fewer, more = sorted((fast, slow), key=len)
-    assert len(fewer) > 20
-    assert len(fewer & more) > 0.7 * len(fewer)
+    shares = []
+    for seed in range(0, 12, 2):
+        fewer, more = sorted((full_steps(9e-3, seed), full_steps(1.2e-2, seed + 1)), key=len)
+        assert len(fewer) > 20
+        shares.append(len(fewer & more) / len(fewer))
+    assert statistics.mean(shares) > 0.6  # of the multiples of ten each measures one in five
 
 
 def test_without_a_budget_the_schedule_alone_decides() -> None:
@@ -221,7 +223,7 @@ def test_what_devices_took_is_charged_to_full_steps() -> None:
     paces[1].charge(5.0)
     paces[1].charge(5.0)
     assert paces[1].seconds - paces[0].seconds == pytest.approx(5.0)
-    before = [pace.counts[Level.FULL] for pace in paces]
+    before = [pace.counts[Level.FULL] + (pace.level is Level.FULL) for pace in paces]  # what is chosen already is made
     for pace in paces:
         pace.begin(0.0, 0.0)
         for step in range(3000, 3800):

@@ -11,7 +11,7 @@ What a step took is what Kedge timed itself, or more: code that runs once in a w
 processor's memories, and throws out what is the program's. So a step's length, with what went before to wake and with the two
 steps that follow, is compared with that of the steps that were not looked at, and the mean difference counts, up to three times
 what was timed. Where all are looked at, it is compared with what the light ones took without what was timed in them. The first
-step also attaches the hooks; a fifth of the income goes to it until it is paid.
+step also attaches the hooks, and the end of a run takes about as long; a fifth of the income goes to both until they are paid.
 
 # Note [Glances]
 Where a step takes less than a millisecond, putting up the hooks of a light step, and taking them down, takes longer
@@ -56,7 +56,9 @@ _BARE = 15
 _FEW = 5
 """How many light steps say what a step takes."""
 _REPAID = 0.2
-"""Which share of the income pays for the first step, until it is paid for."""
+"""Which share of the income pays for the first step and the end, until they are paid for."""
+_BOTH_ENDS = 2.0
+"""What the first step took, and as much again for the end, which writes what is left and asks the rules."""
 _SETTLING = 2
 """How many steps after one that was looked at still take longer for it."""
 _RARE = 8
@@ -136,7 +138,7 @@ class Pace:
             if self.counts[Level.FULL] > 1 or level is not Level.FULL:
                 spent = self._pay(level, spent, lasted)
             else:
-                self._debt += spent
+                self._debt += _BOTH_ENDS * spent
         self.seconds += spent
         wished, self._wished = self._wished, False
         if self.budget is None:

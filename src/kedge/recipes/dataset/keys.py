@@ -47,28 +47,11 @@ class Keys:
         failed = [one._replace(key=self._of_place(one.place)) for one in loaded.bad]
         keys = [self._of_place(place) for place in loaded.places]
         if self._of_batch is not None and keys:
-            keys = self._given(loaded)
+            keys = _given(self._of_batch, loaded)
             if len(keys) != len(loaded.places):
                 raise ExtractionFailed(f"keys= gave {len(keys)} keys for a batch of {len(loaded.places)} samples")
             self._meet(loaded.places, keys)
         return Batch(loaded.places, keys, loaded.data, failed)
-
-    def _given(self, loaded: Loaded) -> list[str]:
-        """Call the user's own function."""
-        name = name_of(self._of_batch)
-        if self._of_batch is None or not loaded.places:
-            return []
-        where = f"for the batch from sample {loaded.places[0]} of the data set on"
-        try:
-            found = self._of_batch(loaded.data)
-        except Exception as error:
-            raise ExtractionFailed(
-                f"keys= failed {where}: {name} raised {why(error)}; mend it, and name another folder"
-            ) from error
-        if isinstance(found, (str, bytes)) or not (hasattr(found, "tolist") or isinstance(found, Iterable)):
-            kind = type(found).__name__
-            raise ExtractionFailed(f"keys= failed {where}: {name} gave a {kind}; let it give a key for each sample")
-        return texts(found)
 
     def _of_place(self, place: str) -> str:
         if self._all is None:
@@ -88,6 +71,18 @@ class Keys:
                     f"the key {key!r} stands for two samples, at {other} and at {place} of the data set; "
                     "each sample needs a key of its own"
                 )
+
+
+def _given(give: Callable[[Any], Any], loaded: Loaded) -> list[str]:
+    """Call the user's own function."""
+    failed = f"keys= failed for the batch from sample {loaded.places[0]} of the data set on: {name_of(give)}"
+    try:
+        found = give(loaded.data)
+    except Exception as error:
+        raise ExtractionFailed(f"{failed} raised {why(error)}; mend it, and name another folder") from error
+    if isinstance(found, (str, bytes)) or not (hasattr(found, "tolist") or isinstance(found, Iterable)):
+        raise ExtractionFailed(f"{failed} gave a {type(found).__name__}; let it give a key for each sample")
+    return texts(found)
 
 
 def texts(keys: Any) -> list[str]:

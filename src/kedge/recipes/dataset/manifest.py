@@ -129,12 +129,12 @@ def about_model(features: Any) -> dict[str, Any]:
 
 def about_sites(features: Any) -> dict[str, Any]:
     """Describe which sites' values are taken, and what they go through, as far as features of Kedge say."""
+    wanted = getattr(features, "wanted", None)
+    if wanted is None:
+        return {}
     sites = {
         text: "as they are" if change is None else f"through {name_of(change)}" for text, change in _taken(features)
     }
-    wanted = getattr(features, "wanted", None)
-    if wanted is None:
-        return sites
     renamed = {f"{name}, renamed": f"to {new!r}" for name, new in sorted(wanted.rename.items())}
     kept = {} if wanted.dtype is None else {"all": f"kept as {str(wanted.dtype).removeprefix('torch.')}"}
     return sites | renamed | kept

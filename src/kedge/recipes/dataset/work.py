@@ -57,7 +57,7 @@ class Work:
         self.device = _device_of(features) if device is None else usable(device)
         self._proven = proven
         self._taken: tuple[Any, int] | None = None  # a batch that the model took
-        self._taker = "the model"  # what was called last, or batch=, which fails before it
+        self._preparing = False  # batch= was called, and has not returned
 
     def __call__(self, batch: Batch) -> Columns:
         """Compute the features of a batch.
@@ -83,16 +83,17 @@ class Work:
 
     def _features(self, data: Any, size: int) -> tuple[dict[str, Tensor], torch.cuda.Event | None]:
         data = moved(data, self.device)
-        self._taker = "the model" if self.batch is None else f"batch= ({name_of(self.batch)})"
+        self._preparing = self.batch is not None
         args, kwargs = called_with(data) if self.batch is None else given(self.batch(data))
-        self._taker = "the model"
+        self._preparing = False
         with torch.no_grad():
             found = self.features(*args, **kwargs)
             return {name: _own(name, value, size) for name, value in found.items()}, _copied(found.values())
 
     def _without_bad(self, batch: Batch, error: Exception) -> Columns:
         """Find the samples that the model cannot take; see Note [Which sample it was]."""
-        size, taker = len(batch.places), self._taker
+        size = len(batch.places)
+        taker = f"batch= ({name_of(self.batch)})" if self._preparing else "the model"
         failed = {row: found for row in range(size) if (found := self._alone(batch, row)) is not None}
         if not failed or (len(failed) == size and not self._still_works()):
             raise ExtractionFailed(

@@ -215,6 +215,26 @@ def test_where_every_step_is_looked_at_a_full_one_costs_what_it_was_longer_than_
     assert pace.cost(Level.NORM) == pytest.approx(6e-4, rel=0.1)
 
 
+@pytest.mark.parametrize("heard", [True, False])
+def test_where_every_step_could_be_paid_for_what_hides_is_found(heard: bool) -> None:
+    """Some steps are let alone to compare with, so that a budget is kept also where no clock of ours sees what is lost."""
+    hidden = {Level.OFF: 0.0, Level.LOOK: 7.5e-4, Level.NORM: 1.9e-3, Level.FULL: 3.8e-3}
+    timed = {level: seconds / 2.5 for level, seconds in hidden.items()}
+    pace = Pace(10, 0.01)
+    now = cost = 0.0
+    pace.begin(now, cost)
+    for step in range(4000):
+        now, cost = now + 0.1 + hidden[pace.level], cost + timed[pace.level]
+        if pace.settling:
+            pace.settled(now, cost)
+        elif now >= pace.wake:
+            pace.heard = heard
+            pace.ended(step, now, cost)
+    assert now / 400 - 1 == pytest.approx(0.01, rel=0.1)
+    assert pace.seconds == pytest.approx(now - 400, rel=0.1)
+    assert pace.counts[Level.LOOK] > 1000
+
+
 def test_what_devices_took_is_charged_to_full_steps() -> None:
     """Time on a device, known only later, delays the next full step and is in the total."""
     paces = [Pace(10, 0.03), Pace(10, 0.03)]

@@ -10,8 +10,10 @@ in debt waits; one that is full passes its income on, so that a long pause of th
 What a step took is what Kedge timed itself, or more: code that runs once in a while finds nothing of itself in the
 processor's memories, and throws out what is the program's. So a step's length, with what went before to wake and with the two
 steps that follow, is compared with that of the steps that were not looked at, and the mean difference counts, up to three times
-what was timed. Where all are looked at, it is compared with what the light ones took without what was timed in them. The first
-step also attaches the hooks, and the end of a run takes about as long; a fifth of the income goes to both until they are paid.
+what was timed. Where all can be paid for as timed, but could not if each took three times that, some steps are let alone now and
+then, to compare with. Where all can be paid for even so, it is compared with what the light ones took without what was timed in
+them. The first step also attaches the hooks, and the end of a run takes about as long; a fifth of the income goes to both until
+they are paid.
 
 # Note [Glances]
 Where a step takes less than a millisecond, putting up the hooks of a light step, and taking them down, takes longer
@@ -55,6 +57,8 @@ _BARE = 15
 """How many stretches of steps that were not looked at are remembered, and how many light steps."""
 _FEW = 5
 """How many light steps say what a step takes."""
+_APART, _FAR_APART = 8, 64
+"""How many steps that were looked at lie between those let alone to compare with: until a few are known, and after that."""
 _REPAID = 0.2
 """Which share of the income pays for the first step and the end, until they are paid for."""
 _BOTH_ENDS = 2.0
@@ -95,6 +99,7 @@ class Pace:
         self._after: dict[Level, float] = {}
         self._bare: deque[float] = deque(maxlen=_BARE)
         self._light: deque[float] = deque(maxlen=_BARE)
+        self._looked = 0
         self._debt = 0.0
         self._spacing = 1
         self._asked = 0
@@ -150,6 +155,9 @@ class Pace:
             self.glancing = self._promised = False
         chosen, self._chosen = self._chosen, None
         self.level = Level.FULL if wished else self._affordable(step + 1) if chosen is None else chosen
+        self._looked = 0 if level is Level.OFF else self._looked + 1
+        if self._may_hide(self.level, self.budget):
+            self.level = Level.OFF
         if self.level in {Level.OFF, Level.GLANCE}:
             self._fall_asleep(level, now)
         return self.level
@@ -161,11 +169,17 @@ class Pace:
             self._bare.append((lasted - self._glanced) / steps)
         self._glances, self._glanced = 0, 0.0
 
+    def _may_hide(self, level: Level, budget: float) -> bool:
+        """Tell whether it is time to let a step alone, because what a light one takes may be more than can be paid for."""
+        if self._looked < (_APART if len(self._bare) < _FEW else _FAR_APART) or not self._light:
+            return False
+        return level in {Level.LOOK, Level.NORM} and _MOST * self._timed.get(level, 0.0) > budget * median(self._light)
+
     def _fall_asleep(self, level: Level, now: float) -> None:
         if self.level is Level.OFF and self.budget is not None:
             self.wake = now + self._idle(self._step, self.budget)
         self.level, self._promised = Level.OFF, self.level is Level.GLANCE
-        if self.heard and level is not Level.OFF and self._bare:
+        if self.heard and level is not Level.OFF:
             self.settling, self._settles, self.wake = _SETTLING, level, 0.0
 
     def settled(self, now: float, cost: float) -> None:
@@ -176,6 +190,8 @@ class Pace:
         (then, _), self._mark, level = self._mark, (now, cost), self._settles
         self._step += _SETTLING
         self.counts[Level.OFF] += _SETTLING
+        if not self._bare:
+            return
         longer = max(now - then - _SETTLING * median(self._bare), 0.0)
         _learn(self._after, level, min(longer, _MOST * self._within(level)))
         self._purses[level] -= self._after[level]

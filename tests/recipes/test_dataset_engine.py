@@ -24,8 +24,9 @@ from imagesets import (
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from kedge.errors import ExtractionFailed
-from kedge.recipes.dataset import Options, extract_dataset, open_features, work
+from kedge.recipes.dataset import Options, extract_dataset, open_features, shards, work
 from kedge.recipes.dataset.batch import Batch
+from kedge.recipes.dataset.folder import entries
 from kedge.recipes.dataset.formats.safetensors import Safetensors
 from kedge.recipes.dataset.manifest import about_columns, settle
 from kedge.recipes.dataset.ranks import Rank
@@ -242,6 +243,15 @@ def test_memory_is_bounded_however_slow_the_disk(tmp_path, monkeypatch):
     assert most <= 2 * 8_000 + 3 * batch
     assert [ref for ref in alive if ref() is not None] == []
     assert len(found.samples) == 400
+
+
+def test_the_first_shards_are_smaller(tmp_path, monkeypatch):
+    """Each is as large as all before it, up to the size that was asked for, so that little is left to write at the end."""
+    monkeypatch.setattr(shards, "_FIRST_BYTES", 4 * 3072)
+    given = DataLoader(Images(400), batch_size=4)
+    extract_dataset(features(["1"]), given, tmp_path / "out", Options(shard_bytes=16 * 3072))
+
+    assert [entry.samples for entry in entries(tmp_path / "out")] == [32, 32, 64, 128, 128, 16]
 
 
 def test_values_are_not_those_that_the_model_overwrites(tmp_path):

@@ -142,7 +142,7 @@ class Work:
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         """What must be the same for two forwards to be taken for alike."""
-        modes = bytes(module.training for module in self.modules)
+        modes = bytes([module.training for module in self.modules])
         named = tuple((name, _shape(value)) for name, value in kwargs.items())
         return tuple(map(_shape, args)), named, modes, torch.is_grad_enabled()
 

@@ -33,7 +33,7 @@ class Options:
             "skip" leaves it out and writes that down.
         format: How shards are written: "safetensors", or with an extra of that name "zarr" or "parquet".
         device: Where batches are moved to; by default where the model's first parameter is.
-        shard_bytes: A shard is written when it has so many bytes; as many again may wait while it is written.
+        shard_bytes: A shard is written when it has so many bytes, the first ones earlier; as many again may wait meanwhile.
         shard_seconds: A shard is written when it is so old, so that no more than that is lost by a kill.
         progress: Whether progress is shown; None: if stderr is a terminal.
         split: Whether each rank of a distributed run takes its part of what the loader gives; False if the loaders

@@ -75,16 +75,19 @@ class Named(Dataset[Fetched]):
         return self._one_by_one(indices)
 
     def _one_by_one(self, indices: Sequence[Any]) -> Fetched:
-        dataset, found = self.dataset, Fetched([], [], [])
-        places, contents, failed = found
+        dataset, failed = self.dataset, dict[int, Bad]()
+        contents: list[Any] = []
         for index in indices:
             try:
                 contents.append(dataset[index])
             except Exception as error:  # noqa: BLE001 - whatever it is, it is told with the sample's key
-                failed.append(bad(str(index), error))
-            else:
-                places.append(str(index))
-        return found
+                failed[len(contents) + len(failed)] = bad(str(index), error)
+        places = (
+            [str(index) for row, index in enumerate(indices) if row not in failed]
+            if failed
+            else list(map(str, indices))
+        )
+        return Fetched(places, contents, list(failed.values()))
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -27,6 +27,8 @@ from kedge.store.disk import told, write_all
 #: A shard has at most so many samples, for their keys are read at once.
 MOST_ROWS = 1 << 17
 _RESERVED = "#"
+_FIRST_BYTES = 4 << 20
+"""A shard is no larger than this or all before it together, so that most of a small data set is written while it is computed."""
 
 
 class Shards:
@@ -47,6 +49,7 @@ class Shards:
         self._number = repair(folder, rank)
         self._reducers = {name: [copy.deepcopy(one) for one in some] for name, some in options.reducers.items()}
         self._names: list[str] = []
+        self._written = 0
         self._load_state()
         self._begin()
 
@@ -99,7 +102,8 @@ class Shards:
 
     def _is_due(self) -> bool:
         age = time.monotonic() - self._since
-        many = self._size >= self._options.shard_bytes or len(self._keys) >= MOST_ROWS
+        enough = min(self._options.shard_bytes, max(_FIRST_BYTES, self._written))
+        many = self._size >= enough or len(self._keys) >= MOST_ROWS
         return many or age >= self._options.shard_seconds
 
     def write(self) -> None:
@@ -119,6 +123,7 @@ class Shards:
         with told(f"write {self.folder / INDEX.format(rank=self.rank)}"):
             _append(self.folder / INDEX.format(rank=self.rank), entry.line())
         self._number += 1
+        self._written += self._size
         self._begin()
 
     def _put(self, name: str, shard: Shard) -> None:

@@ -10,7 +10,7 @@ import pyarrow.ipc
 import pytest
 
 from kedge.store import arrow
-from kedge.store.arrow import StatsWriter, read_stats
+from kedge.store.arrow import StatsWriter, read_table
 from kedge.store.folder import create
 from kedge.store.recording import Recording
 from kedge.store.rows import FULL, LIGHT
@@ -34,7 +34,7 @@ def sizes(path: Path) -> list[int]:
 
 def steps(path: Path) -> list[int]:
     """List the steps that are on disk."""
-    return np.unique(read_stats([path])[0]["step"]).tolist()
+    return np.unique(read_table(path)[0].columns["step"]).tolist()
 
 
 @pytest.fixture

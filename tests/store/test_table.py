@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.errors import NotARecording
-from kedge.store.arrow import StatsWriter, read_stats, read_table
+from kedge.store.arrow import StatsWriter, read_table
 from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
 from kedge.store.table import Table, tabulate
 
@@ -69,7 +69,7 @@ def test_rows_are_found_whatever_the_patterns(
     path = tmp_path_factory.mktemp("table") / "s.arrows"
     written(path, [*patterns, *[[0, 1, 2, 3, 4]] * usual, *patterns[:2]])
     table, torn = read_table(path)
-    columns = read_stats([path])[0]
+    columns = read_table(path)[0].columns
 
     assert not torn
     assert len(table) == len(columns["step"])
@@ -81,7 +81,7 @@ def test_rows_are_found_whatever_the_patterns(
 def test_a_table_in_memory_is_as_one_in_a_file(tmp_path: Path) -> None:
     """Rows given one by one are found as those of a file are."""
     written(tmp_path / "s.arrows", [[0, 1], [1, 0], [1]])
-    columns = read_stats([tmp_path / "s.arrows"])[0]
+    columns = read_table(tmp_path / "s.arrows")[0].columns
     names = (*NUMBERS, *BINARY)
     rows = [{"site": site, **dict(zip(names, row, strict=True))} for site in (0, 1) for row in plain(columns, site)]
 
@@ -151,9 +151,9 @@ def test_no_spoilt_head_breaks_the_reader(tmp_path_factory: pytest.TempPathFacto
     which = data.draw(st.integers(0, 2))
     length = 8 + int.from_bytes(content[starts[which] + 4 : starts[which] + 8], "little")
     place = starts[which] + data.draw(st.integers(0, length - 1))
-    before = read_stats([path])[0]
+    before = read_table(path)[0].columns
     path.write_bytes(spoilt(content, place, data.draw(st.integers(0, 255))))
-    after, table = read_stats([path])[0], read_table(path)[0]
+    after, table = read_table(path)[0].columns, read_table(path)[0]
 
     for name in COLUMNS:
         assert after[name][: 3 * which].tolist() == before[name][: 3 * which].tolist()

@@ -71,7 +71,7 @@ class Looks:
         total = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
         total = (total.float() if total.itemsize == 1 else total).sum(dtype=torch.float32)
         self._waiting.append(Look(where, calls, value, total, _graph_task()))
-        if value.device.type == "cpu" or len(self._waiting) >= self.together:
+        if value.device.type in AT_ONCE or len(self._waiting) >= self.together:
             self.read()
 
     def read(self) -> None:

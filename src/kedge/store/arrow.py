@@ -24,7 +24,7 @@ from nanoarrow.ipc import StreamWriter
 from numpy.typing import NDArray
 
 from kedge.store.batches import Finder
-from kedge.store.columns import BINARY, COLUMNS, Columns
+from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.disk import told, write_all
 from kedge.store.rows import LIGHT
 from kedge.store.stretch import Stretch
@@ -183,10 +183,3 @@ def read_table(path: str | os.PathLike[str]) -> tuple[Table, bool]:
     finder = Finder(Path(path))
     found = finder.find()
     return Table(stretches=[Stretch(found)] if found else []), finder.torn
-
-
-def read_stats(paths: Sequence[str | os.PathLike[str]]) -> tuple[Columns, bool]:
-    """Read the columns of one or several files, as :func:`read_table` reads one."""
-    parts = [read_table(path) for path in paths]
-    table = Table(stretches=[stretch for part, _ in parts for stretch in part.stretches])
-    return table.columns, any(torn for _, torn in parts)

@@ -9,8 +9,6 @@ from typing import Any
 from kedge.store.account import newest
 from kedge.store.recording import Recording, SiteInfo
 
-PARAMETER_KINDS = ("param", "param.grad", "update")
-
 
 def modules_of(recording: Recording) -> list[dict[str, Any]]:
     """Describe every module, in registration order where that was recorded."""

@@ -60,3 +60,13 @@ def test_it_observes() -> None:
     """It returns nothing and prints as it is written."""
     assert kedge.error_if(kedge.nonfinite)(torch.ones(1)) is None
     assert repr(kedge.error_if(kedge.nonfinite)) == "error_if(nonfinite)"
+
+
+def test_a_condition_is_looked_at_under_vmap() -> None:
+    """Under `vmap` there is an answer for each sample, and one that is true stops the program."""
+    model, x = torch.nn.Sequential(torch.nn.Identity()), torch.ones(4, 3)
+    with kedge.hook(model, "0", kedge.error_if(kedge.nonfinite)):
+        torch.func.vmap(model)(x)
+        x[2, 1] = NAN
+        with pytest.raises(ConditionMet, match="nonfinite is true of 12 elements, 1 of them NaN"):
+            torch.func.vmap(model)(x)

@@ -258,3 +258,34 @@ def test_a_module_seen_only_in_recomputes_has_a_cause() -> None:
         "it ran only in a checkpoint's recompute",
         "observers skip those; ask with record(recomputes=True)",
     )
+
+
+@MODES
+def test_a_gradient_that_enters_a_checkpoint_is_seen_and_edited_once(reentrant: bool) -> None:
+    """in.grad of what a checkpoint is given is one event with PyTorch's total, and an edit of it is made once."""
+    net, plain, x = pair(reentrant)
+    results = []
+    for model in (net, plain):
+        x.grad = None
+        with kedge.session() as s:
+            seen = s.hook(model, "two:in.grad, two.a:in.grad", kedge.record())
+            s.hook(model, "two.a:in.grad", kedge.scale(2))
+            out = step(model, x)
+        results.append([*out, x.grad, seen["two:in.grad"], seen["two.a:in.grad"]])
+
+    assert all(map(torch.equal, *results))
+
+
+@MODES
+@pytest.mark.parametrize("selector", ["one.act:out", "two:in", "two.a/linear:out"])
+def test_a_recompute_has_the_edits_of_its_forwards_step(reentrant: bool, selector: str) -> None:
+    """An edit that was off schedule again when backward ran is made in the recomputes of its own step, and of no other."""
+    net, plain, x = pair(reentrant)
+    results = []
+    for model in (net, plain):
+        model.zero_grad()
+        with kedge.hook(model, selector, kedge.scale(3), when=kedge.at(1)):
+            sum(model(k * x).square().sum() for k in range(1, 4)).backward()
+        results.append([p.grad.clone() for p in model.parameters()])
+
+    assert all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(*results, strict=True))

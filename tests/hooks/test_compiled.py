@@ -295,6 +295,8 @@ def test_a_checkpointed_compiled_model_records_each_value_once(compiled: Callabl
             lambda v, event: v * 2,
             "takes (value, event), but inside compiled code there is one graph for all passes",
         ),
+        ("fc#1", kedge.scale(2), "is to edit one call, but inside compiled code there is one graph for all passes"),
+        ("fc#1:out.grad", kedge.scale(2), "is to edit one call, but inside compiled code there is one graph"),
     ],
 )
 def test_what_compiled_code_cannot_do_is_said(
@@ -312,7 +314,9 @@ def test_what_compiled_code_cannot_do_is_said(
         hook.remove()
 
 
-@pytest.mark.parametrize("selector", ["act:in.share", "act:in.grad", "act:out", "act:out.grad"])
+@pytest.mark.parametrize(
+    "selector", ["act:in.share", "act:in.grad", "act:out", "act:out.grad", "fc#1", "fc#0:out.grad"]
+)
 def test_without_fullgraph_the_same_works_or_is_an_error(selector: str, compiled: Callable[..., Any]) -> None:
     """Where Dynamo may break the graph, an action that takes the event acts as in an uncompiled model, or says that it cannot."""
     model, x = Net(), torch.randn(5, 4)
@@ -352,3 +356,23 @@ def test_a_compiled_model_can_be_copied_while_hooked(compiled: Callable[..., Any
         out = compiled(twin, backend="eager", fullgraph=True)(x)
         assert seen == []
         assert torch.allclose(model(x), out)
+
+
+@BACKENDS
+def test_parameters_are_seen_in_compiled_code(backend: str, compiled: Callable[..., Any]) -> None:
+    """`:param` fires at each call with the value of then, a parameter of several modules where the first is called."""
+    model, x = Net(), torch.randn(5, 4)
+    model.head = nn.Linear(4, 4)
+    model.head.weight = model.fc.weight
+    fast = compiled(model, backend=backend, fullgraph=True)
+    with kedge.session() as s:
+        h = s.hook(model, "**:param", kedge.record(keep=None))
+        for _ in range(2):
+            fast(x)
+            with torch.no_grad():
+                model.fc.weight += 1
+
+    assert [r.event.pass_ for r in h.records("head.bias:param")] == [0, 1]
+    assert [(r.event.pass_, r.event.call) for r in h.records("fc.weight:param")] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for record, added in zip(h.records("fc.weight:param"), (2, 2, 1, 1), strict=True):
+        assert torch.allclose(record.value, model.fc.weight - added, atol=1e-6)

@@ -243,3 +243,15 @@ def test_the_timeline_tells_what_fired_in_which_order() -> None:
     assert len(timeline) == 5
     assert str(timeline).splitlines()[0] == "step 0  pass 0        call 0  g:out  record()"
     assert str(timeline).splitlines()[-1] == "step 0  backward 0    call 0  g:out.grad  scale(2)"
+
+
+def test_an_optimizer_whose_making_failed_does_no_harm() -> None:
+    """What an exception keeps of it, as a notebook does, is no optimizer; each forward is a step."""
+    net, x = Net(), torch.randn(3, 2)
+    with pytest.raises(ValueError, match="Invalid learning rate") as kept:
+        torch.optim.SGD(net.parameters(), lr=-1)
+    with kedge.hook(net, ":out", kedge.record(keep=None)) as h:
+        for _ in range(3):
+            net(x)
+    assert kept.tb is not None
+    assert [e.step for e in events(h, ":out")] == [0, 1, 2]

@@ -424,3 +424,71 @@ def test_retain_grad_shows_the_gradient_after_all_edits() -> None:
         model(torch.randn(5, 3)).sum().backward()
 
     assert torch.equal(outs[0].grad, torch.full((5, 4), 3.0))
+
+
+class SelfAttention(nn.Module):
+    """Gives one tensor to its child three times, and returns one twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.mix = nn.Linear(3, 3), Mix()
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        h = self.a(x)
+        out = self.mix(h, h, h)
+        return {"last": out, "all": (out,)}
+
+
+class Mix(nn.Module):
+    """Takes three inputs."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q * k + v
+
+
+@pytest.mark.parametrize(("selector", "leaves"), [("mix:in.grad", "qkv"), (":out.grad", ("last", "all.0"))])
+def test_a_tensor_that_stands_at_several_leaves_is_edited_once(selector: str, leaves: Any) -> None:
+    """It has one gradient: every leaf shows that, an edit of it is made once, and what comes after sees it edited."""
+    model, x = SelfAttention(), torch.randn(2, 3)
+    with kedge.session() as s:
+        before = s.hook(model, selector, kedge.record())
+        s.hook(model, selector, kedge.scale(2))
+        after = s.hook(model, selector, kedge.record())
+        model(x)["last"].sum().backward()
+    edited = model.a.weight.grad.clone()
+    model.zero_grad()
+    model(x)["last"].sum().backward()
+
+    assert torch.equal(edited, model.a.weight.grad * 2)
+    for leaf in leaves:
+        assert torch.equal(after[f"{selector}[{leaf}]"], before[f"{selector}[{leaves[0]}]"] * 2)
+
+
+def test_a_parameter_that_was_replaced_is_the_cause() -> None:
+    """The gradient of a parameter that the model holds no longer never comes, and the ledger says so."""
+    model, x = Chain(), torch.randn(2, 3)
+    with kedge.session() as s:
+        s.hook(model, "a.weight:param.grad", kedge.record())
+        model.load_state_dict(Chain().state_dict(), assign=True)
+        model(x).sum().backward()
+        cause = s.ledger()["a.weight:param.grad"].cause
+        s.end(quiet=True)
+
+    assert cause.why == "the model holds another parameter in its place by now"
+    assert "load_state_dict(assign=True)" in cause.remedy
+
+
+def test_a_grad_that_an_earlier_hook_used_up_is_the_cause() -> None:
+    """Where an optimizer steps within the backward and clears .grad, a later param.acc has nothing to see, and says why."""
+    model = Chain()
+    weight = model.a.weight
+    handle = weight.register_post_accumulate_grad_hook(lambda leaf: setattr(leaf, "grad", None))
+    with kedge.session() as s:
+        s.hook(model, "a.weight:param.acc", kedge.record())
+        model(torch.randn(2, 3)).sum().backward()
+        cause = s.ledger()["a.weight:param.acc"].cause
+        s.end(quiet=True)
+    handle.remove()
+
+    assert "another hook had used its .grad" in cause.why
+    assert '"a.weight:param.grad"' in cause.remedy

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kedge
-from kedge.errors import NeverFiredWarning, NotRecorded, Overwritten, SeveralRecorded
+from kedge.errors import ActionError, NeverFiredWarning, NotRecorded, Overwritten, SeveralRecorded
 
 
 class Reuse(nn.Module):
@@ -455,3 +455,39 @@ def test_a_leaf_that_is_not_there_has_a_cause() -> None:
         h.remove()
 
     assert cause == ("its value has no leaf [2]", "it has [0], [1.0], [1.1]")
+
+
+def test_a_parameter_that_a_call_is_given_is_seen() -> None:
+    """Under `functional_call`, or when another has taken its place, `:param` is the value that the forward works with."""
+    model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
+    given = {"0.weight": torch.full((2, 2), 7.0), "0.bias": torch.zeros(2)}
+    with kedge.hook(model, "0.weight:param", kedge.record()) as h:
+        torch.func.functional_call(model, given, (x,))
+        assert torch.equal(h["0.weight:param"], given["0.weight"])
+        model(x)
+        assert torch.equal(h["0.weight:param"], model[0].weight)
+        model[0].weight = nn.Parameter(torch.full((2, 2), 3.0))
+        model(x)
+        assert torch.equal(h["0.weight:param"], model[0].weight)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_values_are_edited_and_failures_told() -> None:
+    """Nested tensors, as the encoder's fast path makes of a padding mask, have no shape, and can be edited all the same."""
+    nested = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)])
+    model = nn.Sequential(nn.ReLU(), nn.Linear(4, 2))
+    with kedge.hook(model, "0", kedge.scale(2)):
+        out = model(nested)
+    for part, edited in zip(nested.unbind(), out.unbind(), strict=True):
+        assert torch.allclose(edited, model[1](part.relu() * 2))
+
+    with (
+        pytest.raises(ActionError, match=re.escape("float32[(2, 4), (3, 4)]): ValueError: no")),
+        kedge.hook(model, "0", failing),
+    ):
+        model(nested)
+
+
+def failing(value: Tensor) -> None:
+    """Be an action that fails."""
+    raise ValueError("no")

@@ -446,3 +446,15 @@ def test_an_edit_of_an_output_that_cannot_be_rebuilt_says_so() -> None:
 
     with kedge.hook(model := nn.Sequential(Makes()), "0:out[a]", kedge.scale(2)):
         assert torch.equal(model(torch.ones(2)).a, torch.full((2,), 2.0))
+
+
+@pytest.mark.parametrize("kind", ["param.grad", "param.acc"])
+def test_a_lazy_parameter_has_to_be_made_first(kind: str) -> None:
+    """What has no shape yet cannot be hooked: the error says to call the model once, after which it works."""
+    model = nn.Sequential(nn.LazyLinear(2))
+    with pytest.raises(NoSuchKind, match="has no shape before the first forward.*call the model once"):
+        kedge.hook(model, f"0.weight:{kind}", kedge.record())
+    model(torch.ones(1, 3))
+    with kedge.hook(model, f"0.weight:{kind}", kedge.record()) as h:
+        model(torch.ones(1, 3)).sum().backward()
+    assert torch.equal(h[f"0.weight:{kind}"], model[0].weight.grad)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ConditionMet
+from kedge.sites.leaves import untransformed
 
 
 class ErrorIf:
@@ -21,7 +22,9 @@ class ErrorIf:
 
     def __call__(self, value: Tensor) -> None:
         """Raise if the condition holds."""
-        if self.condition(value):
+        found = self.condition(value)
+        plain = untransformed(found) if isinstance(found, Tensor) else found
+        if found if plain is found else plain.any():  # under `vmap` one answer a sample
             name = getattr(self.condition, "__name__", repr(self.condition))
             raise ConditionMet(f"{name} is true of {_summary(value)}")
 
@@ -51,5 +54,6 @@ def nonfinite(value: Tensor) -> Tensor:
 def _summary(value: Tensor) -> str:
     if not value.is_floating_point() and not value.is_complex():
         return f"{value.numel()} elements"
+    value = untransformed(value)
     nans, infinities = int(value.isnan().sum()), int(value.isinf().sum())
     return f"{value.numel()} elements, {nans} of them NaN and {infinities} infinite"

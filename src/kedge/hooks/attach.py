@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
@@ -250,7 +251,7 @@ def _place_value(session: Session, target: Target, param: nn.Parameter, site: Si
     """Stand before every module that holds a parameter; the first of them that is called fires."""
     for path, module in _holders(target.model(), param):
         before = _before(session, target, module, path)
-        before.params[site.path] = param
+        before.params[site.path] = next(name for name, p in module._parameters.items() if p is param), param
         for tap in spec.make(session, site):
             tap.key = compiled.register(tap)
             before.add(tap)
@@ -281,6 +282,11 @@ def _after(session: Session, target: Target, module: nn.Module, path: str) -> Af
 def _place_param(session: Session, target: Target, place: Place, spec: Spec) -> None:
     if place.param is None:
         return
+    if is_lazy(place.param):
+        raise NoSuchKind(
+            f'"{place.site}": this parameter has no shape before the first forward, and until then nothing can hook its '
+            "gradient; call the model once before hooking"
+        )
     key = (id(place.param), place.site.kind)
     station = target.stations.get(key)
     table = place.param._post_accumulate_grad_hooks if place.site.kind == "param.acc" else place.param._backward_hooks
@@ -363,7 +369,8 @@ def has_optimizer(model: nn.Module | None) -> bool:
     """Tell whether an optimizer exists that holds one of a model's parameters; looks through all objects."""
     held = {id(p) for p in model.parameters()} if model is not None else set()
     optimizers = (o for o in gc.get_objects() if issubclass(type(o), Optimizer))  # isinstance would ask odd objects
-    return bool(held) and any(id(p) in held for o in optimizers for group in o.param_groups for p in group["params"])
+    groups = (group for o in optimizers for group in getattr(o, "param_groups", ()))  # one whose making failed has none
+    return bool(held) and any(id(p) in held for group in groups for p in group["params"])
 
 
 def count_steps(session: Session, model: nn.Module) -> None:

@@ -42,6 +42,7 @@ class Station:
         self.session, self.site = session, Site(name, kind)
         self.taps: tuple[Tap, ...] = ()
         self.param: Tensor | None = None
+        self.emptied = False  # another hook had taken ``.grad`` away
         self.handle: RemovableHandle | None = None
 
     def event(self, leaf: str = "") -> Event:
@@ -86,6 +87,7 @@ def attach_accumulated(station: Station, tensor: Tensor) -> RemovableHandle:
     """Fire with ``.grad`` of a leaf tensor once a backward pass has accumulated into it."""
 
     def accumulated(leaf: Tensor) -> None:
+        station.emptied = station.emptied or leaf.grad is None
         if leaf.grad is not None and (new := station.fire(leaf.grad)) is not None:
             leaf.grad = new
 
@@ -121,6 +123,7 @@ class Listener:
 
     def __init__(self, gate: Gate, origin: Event) -> None:
         self.gate, self.origin = gate, origin
+        self.also: dict[Site, Event] = {}  # where else in the same call this very tensor stands
         self.shape: torch.Size | None = None  # of the view, where the whole of its memory is listened to
         self.pulse: Pulse | None = None
 
@@ -130,8 +133,21 @@ class Listener:
         if grad is None or not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
             return None
         value = grad if self.shape is None else grad.reshape(self.shape)
-        new = fire(now, value, gradient_event(self.origin, self.gate.session.clock))
+        new = self._through(now, value)
         return None if new is value else new.reshape(grad.shape)
+
+    def _through(self, taps: Sequence[Tap], value: Tensor) -> Tensor:
+        """Fire at every place of the tensor. It has one gradient, so that an action which has edited it is done."""
+        clock = self.gate.session.clock
+        if not self.also:
+            return fire(taps, value, gradient_event(self.origin, clock))
+        events = [gradient_event(origin, clock) for origin in (self.origin, *self.also.values())]
+        for tap in taps:
+            given = value
+            for event in events:
+                if value is given:
+                    value = fire((tap,), given, event)
+        return value
 
     def hears(self, gate: Gate, origin: Event) -> bool:
         """Whether this is the one that another call of the same place would set again."""
@@ -155,7 +171,7 @@ def gradient_event(origin: Event, clock: Clock) -> Event:
     )
 
 
-def listen(tensor: Tensor, gate: Gate, origin: Event) -> Pulse | None:
+def listen(tensor: Tensor, gate: Gate, origin: Event) -> Listener:
     """Fire a gate's taps with the gradient of a tensor that a forward has made or was given.
 
     A tensor may live for several passes (an input that is used again, a parameter that a module
@@ -168,13 +184,14 @@ def listen(tensor: Tensor, gate: Gate, origin: Event) -> Pulse | None:
         origin: The forward's event.
 
     Returns:
-        What tells that the gradient cannot be had, if it is in doubt; see Note [Gradients of views].
+        What listens; its `pulse` tells that the gradient cannot be had, if it is in doubt; see Note [Gradients of views].
     """
     aliased = tensor._is_view()
     known = _heard(tensor, gate, origin) or (_heard(tensor._base, gate, origin) if aliased else None)
     if known is not None:
-        known.origin = known.origin if origin.recompute else origin
-        return known.pulse
+        if not origin.recompute:
+            known.origin, known.also = origin, {}
+        return known
     listener = Listener(gate, origin)
     base = whole(tensor) if aliased else None
     if base is not None:
@@ -182,7 +199,7 @@ def listen(tensor: Tensor, gate: Gate, origin: Event) -> Pulse | None:
     elif aliased and type(tensor) is Tensor:
         listener.pulse = Pulse(tensor)
     gate.session.mounts.keep((tensor if base is None else base).register_hook(listener))
-    return listener.pulse
+    return listener
 
 
 def _heard(tensor: Tensor | None, gate: Gate, origin: Event) -> Listener | None:

@@ -11,7 +11,8 @@ from torch import nn
 
 from kedge.hooks.opcauses import explain_op
 from kedge.hooks.why import Cause, Natural
-from kedge.sites.site import escape
+from kedge.sites.leaves import own_part
+from kedge.sites.site import Site, escape
 
 if TYPE_CHECKING:
     from kedge.hooks.tap import Tap
@@ -27,9 +28,30 @@ def explain(tap: Tap) -> Cause:
     if hasattr(tap.gate, "called"):
         return _explain_gate(tap)
     param = getattr(tap.gate, "param", None)
-    if param is not None and not param.requires_grad:
+    return (None if param is None else _explain_parameter(tap, param)) or _explain_backward(tap)
+
+
+def _explain_parameter(tap: Tap, param: nn.Parameter) -> Cause | None:
+    if not param.requires_grad:
         return Cause("it requires no grad, or did not when it was hooked", "call requires_grad_() before hooking")
-    return _explain_backward(tap)
+    if tap.gate.emptied:
+        return Cause(
+            "another hook had used its .grad and put None there, as an optimizer does that steps within the backward",
+            f'hook "{Site(tap.site.path, "param.grad")}", or hook before it does',
+        )
+    models = [model for target in tap.session.targets.values() if (model := target.model()) is not None]
+    if models and not any(p is param for model in models for p in model.parameters()):
+        return Cause(
+            "the model holds another parameter in its place by now",
+            "hook after what has replaced it, such as fully_shard, to_empty or load_state_dict(assign=True)",
+        )
+    shards = any(kind.__name__ == "FSDPModule" for model in models for m in model.modules() for kind in type(m).__mro__)
+    if tap.site.kind == "param.grad" and shards and own_part(param) is not param:
+        return Cause(
+            "it is spread over processes, and FSDP differentiates what it has gathered in its place",
+            f'hook "{Site(tap.site.path, "param.acc")}"',
+        )
+    return None
 
 
 def _explain_backward(tap: Tap) -> Cause:

@@ -29,11 +29,12 @@ Stopped: Any = getattr(checkpoint, "_StopRecomputationError", ())
 class Segment:
     """One checkpointed block in one forward: its pass, and the calls made in it."""
 
-    __slots__ = ("calls", "micro_batch", "pass_", "reentrant", "replica", "seen")
+    __slots__ = ("calls", "heard", "micro_batch", "pass_", "reentrant", "replica", "seen", "step")
 
     def __init__(self, here: Any, *, reentrant: bool) -> None:
         self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
-        self.reentrant = reentrant
+        self.reentrant, self.step = reentrant, here.step
+        self.heard: set[Any] = set()
         self.calls: dict[Any, list[int]] = {}
         self.seen: dict[tuple[int, Any], int] = {}
 
@@ -50,6 +51,11 @@ class Segments:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Segment]] = {}
+
+    @property
+    def some(self) -> bool:
+        """Whether there have been any."""
+        return bool(self._known)
 
     def forward(self, here: Any) -> Segment | None:
         """The block that a forward is in, if it is in one."""

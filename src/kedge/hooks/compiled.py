@@ -14,7 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._library.effects import EffectType
 
 from kedge.errors import CannotCompile
@@ -63,12 +63,13 @@ def _count(tap: Tap, leaf: str, kind: str) -> tuple[int, bool]:
 
 def _event(tap: Tap, leaf: str, call: int, recompute: bool) -> Event:
     gate: Gate = tap.gate
-    return gate.passes.event(gate.site(tap.site.kind, leaf), call, recompute)
+    site = tap.site if tap.site.kind == "param" else gate.site(tap.site.kind, leaf)
+    return gate.passes.event(site, call, recompute)
 
 
 def _value(x: Tensor, key: int, leaf: str) -> None:
     tap = _registered.get(key)
-    if tap is None or tap.gate is None:
+    if tap is None or tap.gate is None or (tap.site.kind == "param" and not tap.gate.is_first(tap.site)):
         return
     call, recompute = _count(tap, leaf, "value")
     tap.gate.called += 1
@@ -225,6 +226,11 @@ def _forward_taps(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
 
 
 def _needs_no_event(tap: Tap) -> None:
+    if tap.site.call is not None:
+        raise CannotCompile(
+            f"{tap.label} at {tap.site} is to edit one call, but inside compiled code there is one graph for all passes and "
+            "calls are not counted; edit every call, or run the model uncompiled"
+        )
     if tap.takes_event:
         raise CannotCompile(
             f"{tap.label} at {tap.site} takes (value, event), but inside compiled code there is one graph for all passes and so "
@@ -232,7 +238,7 @@ def _needs_no_event(tap: Tap) -> None:
         )
 
 
-def before(gate: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def before(gate: Before, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Put the taps on a module's inputs into the graph; returns the arguments if they changed."""
     if gate.sharing:
         raise CannotCompile(f'"{gate.path}:in.share" cannot be followed inside compiled code; run the model uncompiled')
@@ -240,6 +246,9 @@ def before(gate: Before, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise CannotCompile(
             f'"{gate.path}:in.grad" cannot be followed inside compiled code; hook the ":out.grad" it comes from'
         )
+    for tap in gate.taps["param"]:
+        if not _leaves():
+            _ops.value(gate.held(module, tap.site), tap.key, "")
     if not gate.taps["in"]:
         return None
     new = {leaf: _forward_taps(gate.taps["in"], leaf, tensor) for leaf, tensor in gate.find(args, kwargs)}

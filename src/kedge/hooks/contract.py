@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kedge.errors import ActionArity, EditError, InPlaceEdit
 from kedge.flow import Act, Action
-from kedge.sites.leaves import describe
+from kedge.sites.leaves import describe, shape_of
 from kedge.sites.site import Site
 
 
@@ -57,10 +57,14 @@ def check_edit(value: Tensor, result: Any, action: Any, site: Site, *, in_place:
         raise EditError(f"it returned a {type(result).__name__}; return None to leave the value, or a tensor")
     fixed = "a gradient" if site.is_gradient else "what autograd saved" if site.kind == "saved" else None
     free = getattr(action, "reshape", False) and fixed is None
-    if not free and (result.shape, result.dtype, result.device) != (value.shape, value.dtype, value.device):
+    if not free and _form(result) != _form(value):
         advice = (
             "to change them use kedge.replace(..., reshape=True)" if fixed is None else f"{fixed} must keep all three"
         )
         raise EditError(
             f"it returned {describe(result)} on {result.device} in place of {describe(value)} on {value.device}; {advice}"
         )
+
+
+def _form(value: Tensor) -> tuple[Any, ...]:
+    return shape_of(value), value.dtype, value.device

@@ -31,8 +31,8 @@ def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
     """
     __tracebackhide__ = True
     for tap in taps:
-        skipped = event.recompute and not (tap.edited or tap.recomputes)
-        if tap.on and not skipped and (tap.broad or tap.means(event)):
+        on = tap.repeats() if event.recompute else tap.on
+        if on and (tap.broad or tap.means(event)):
             value = _run(tap, value, event)
     return value
 

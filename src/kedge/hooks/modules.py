@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from kedge.flow import Preserving
 from kedge.hooks import compiled
 from kedge.hooks.aliases import Pulse
-from kedge.hooks.autograd import Share, edge_of, edges_into, listen, listen_share
+from kedge.hooks.autograd import Listener, Share, edge_of, edges_into, listen, listen_share
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
 from kedge.hooks.mounts import Mount
@@ -73,7 +73,11 @@ class Gate(Own):
 
     def retime(self) -> None:
         """Find out whether anything here is on schedule."""
-        self.live = any(tap.on for taps in self.taps.values() for tap in taps)
+        self.live = any(self.wakes(tap) for taps in self.taps.values() for tap in taps)
+
+    def wakes(self, tap: Tap) -> bool:
+        """Whether a tap is on schedule, or is to edit again what a checkpoint will recompute of a step that was."""
+        return tap.on or (tap.when is not None and tap.edited and self.passes.segments.some)
 
     def site(self, kind: str, leaf: str) -> Site:
         """The site of one leaf, made once."""
@@ -97,14 +101,19 @@ class Gate(Own):
         """Set hooks for the gradients of the leaves that have one."""
         if recompute and not self.passes.differentiates_again(self.listened):
             return
+        heard: dict[int, Listener] = {}
         for leaf, tensor in found:
             site = self.site(kind, leaf)
-            if not tensor.requires_grad:
+            if not tensor.requires_grad or self.passes.is_heard((self, site, call), recompute=recompute):
                 continue
             self.listened += not recompute
-            pulse = listen(tensor, self, self.passes.event(site, call, recompute))
-            if pulse is not None:
-                self.pulses[kind] = pulse
+            event, known = self.passes.event(site, call, recompute), heard.get(id(tensor))
+            if known is not None:
+                known.also[site] = event
+                continue
+            listener = heard[id(tensor)] = listen(tensor, self, event)
+            if listener.pulse is not None:
+                self.pulses[kind] = listener.pulse
 
 
 class After(Gate):
@@ -172,7 +181,7 @@ class Before(Gate):
     def __init__(self, session: Session, passes: Passes, path: str, module: nn.Module) -> None:
         super().__init__(session, passes, path)
         self.names = _positional_names(module)
-        self.params: dict[str, nn.Parameter] = {}
+        self.params: dict[str, tuple[str, nn.Parameter]] = {}
         self.sharing: list[After] = []
         self.preserving: list[Preserving] = []
 
@@ -216,11 +225,12 @@ class Before(Gate):
             return None
         kwargs = {} if kwargs is None else kwargs
         if torch.compiler.is_compiling():
-            return compiled.before(self, args, kwargs)
+            return compiled.before(self, module, args, kwargs)
         call, recompute = self.passes.count(self)
         self.called += 1
         self.recalled += recompute
-        self._parameters(call, recompute)
+        if self.taps["param"]:
+            self._parameters(module, call, recompute)
         found = look_through(self, self.find, args, kwargs)
         if not found:
             self.empty = self.empty or "its arguments hold no tensor"
@@ -239,11 +249,22 @@ class Before(Gate):
                 action.preserve(overwritten)
         return self.replaced(args, kwargs, new) if new else None
 
-    def _parameters(self, call: int, recompute: bool) -> None:
+    def _parameters(self, module: nn.Module, call: int, recompute: bool) -> None:
         for tap in self.taps["param"]:
-            # A parameter that several modules hold is seen where the first of them is called.
-            if tap.on and self.passes.here.holders.setdefault(tap.site.path, self) is self:
-                fire((tap,), self.params[tap.site.path].detach(), self.passes.event(tap.site, call, recompute))
+            if tap.on and self.is_first(tap.site):
+                fire((tap,), self.held(module, tap.site), self.passes.event(tap.site, call, recompute))
+
+    def is_first(self, site: Site) -> bool:
+        """Whether a parameter, which several modules may hold, is seen here: where the first of them is called."""
+        return self.passes.here.holders.setdefault(site.path, self) is self
+
+    def held(self, module: nn.Module, site: Site) -> Tensor:
+        """Return the value of a parameter now: a call may be given another, as by `torch.func.functional_call`."""
+        name, param = self.params[site.path]
+        now = module._parameters.get(name)
+        if now is None or now is param or leaves.own_part(param) is not param:  # FSDP gathers what is spread
+            return param.detach()
+        return now.detach().clone()  # it may live no longer than the call
 
     def replaced(self, args: tuple[Any, ...], kwargs: dict[str, Any], new: Mapping[str, Tensor]) -> Any:
         """Return the arguments with some of their tensors replaced."""

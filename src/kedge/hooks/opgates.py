@@ -41,9 +41,9 @@ class OpGate(Gate):
     def retime(self) -> None:
         """Find out whether anything here is on schedule, and on which side of an operation."""
         super().retime()
-        self.early = any(tap.on for kind in ("in", "in.grad") for tap in self.taps[kind])
+        self.early = any(self.wakes(tap) for kind in ("in", "in.grad") for tap in self.taps[kind])
         self.backward = any(tap.on for tap in self.taps["out.grad"])
-        self.late = self.backward or any(tap.on for tap in self.taps["out"])
+        self.late = self.backward or any(self.wakes(tap) for tap in self.taps["out"])
         self.door.retime()
 
     def may_mean(self, name: str) -> bool:

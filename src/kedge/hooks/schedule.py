@@ -228,10 +228,11 @@ class Passes(threading.local):
             self.begin(inside=False)
         call = calls.get(key, 0) or (here.past.get(key, 0) if here.past else 0)
         calls[key] = call + 1
+        here.segment = None
         if top_hooks(True) is not None or (here.graded and not torch.is_grad_enabled()):
-            segment = self.segments.forward(here)
-            if segment is not None:
-                segment.calls.setdefault(key, []).append(call)
+            here.segment = self.segments.forward(here)
+            if here.segment is not None:
+                here.segment.calls.setdefault(key, []).append(call)
         return call, False
 
     def _recount(self, task: int, key: Any) -> int:
@@ -255,6 +256,15 @@ class Passes(threading.local):
         """
         segment = self.here.segment
         return segment.reentrant if segment is not None else not listened
+
+    def is_heard(self, place: tuple[Any, Site, int], *, recompute: bool) -> bool:
+        """Tell whether a reentrant checkpoint's forward has set this hook already: what it was given has its own graph."""
+        segment = self.here.segment
+        if segment is None or not segment.reentrant:
+            return False
+        if not recompute:
+            segment.heard.add(place)
+        return recompute and place in segment.heard
 
     def event(self, site: Site, call: int, recompute: bool) -> Event:
         """Make the event of a forward value."""

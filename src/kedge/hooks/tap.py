@@ -57,6 +57,14 @@ class Tap:
         leaf = site.leaf is None or site.leaf == event.site.leaf
         return leaf and (site.call is None or site.call == event.call)
 
+    def repeats(self) -> bool:
+        """Whether the action runs in the recompute under way: its schedule is that of the forward that is run again."""
+        segment = self.gate.passes.here.segment
+        on = self.on
+        if self.when is not None and segment is not None and not self.session.ended:
+            on = self.when(segment.step)
+        return on and (self.edited or self.recomputes)
+
     @property
     def observes(self) -> bool:
         """Whether the action promises never to return a value."""

@@ -83,10 +83,17 @@ def _with(value: Any, changed: Mapping[str, Any]) -> Any:
 def describe(value: Any) -> str:
     """Say in a few words what a value holds, for messages: type, and shape or leaves."""
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(shape_of(value))}"
     names = [f"[{n}]" for n, _ in find(value)]
     inside = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "no tensor"
     return f"{type(value).__name__} with {inside}"
+
+
+def shape_of(value: Tensor) -> tuple[Any, ...]:
+    """Return a tensor's shape; that of each part for a nested one that has none itself."""
+    if value.is_nested and value.layout is torch.strided:
+        return tuple(tuple(part.shape) for part in value.detach().unbind())
+    return tuple(value.shape)
 
 
 def own_part(value: Tensor) -> Tensor:

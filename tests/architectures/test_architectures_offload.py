@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers")
-from training import train, unlike
+from training import plain, train, unlike
 from zoo import ZOO, Architecture
 
 import kedge
@@ -45,12 +45,12 @@ def settled(account: Account) -> None:
 @architectures
 def test_offloading_changes_no_bit_of_a_training(architecture: Architecture, mode: str) -> None:
     """Outputs, loss, gradients, generators and weights of two steps are those of a model that keeps all in memory."""
-    plain = train(architecture, architecture.build())
+    bare = plain(architecture)
     model = architecture.build()
     with kedge.offload(model, to=MODES[mode], min_bytes=LEAST) as account:
         offloaded = train(architecture, model)
 
-    assert unlike(plain, offloaded) == []
+    assert unlike(bare, offloaded) == []
     settled(account)
 
 
@@ -67,7 +67,7 @@ def test_what_leaves_memory_comes_back_with_its_bits(
         advise(arena, extent, advice)
 
     monkeypatch.setattr(writer, "_advise", noted)
-    plain = train(architecture, architecture.build())
+    bare = plain(architecture)
     model = architecture.build()
     block = kedge.offload(model, to=kedge.Disk(uncached=True, checksum=True), min_bytes=LEAST)
     with block as account:
@@ -75,7 +75,7 @@ def test_what_leaves_memory_comes_back_with_its_bits(
         store: Any = block._store
         left = store._open.window.out
 
-    assert unlike(plain, offloaded) == []
+    assert unlike(bare, offloaded) == []
     assert left > 0
     assert advised == {os.POSIX_FADV_DONTNEED, os.POSIX_FADV_WILLNEED}
     settled(account)
@@ -85,14 +85,14 @@ def test_what_leaves_memory_comes_back_with_its_bits(
 @architectures
 def test_a_plan_changes_no_bit_of_a_training(architecture: Architecture, limit: str) -> None:
     """Four steps within a limit: from the third on a plan holds, and all that comes of them keeps its bits."""
-    plain = train(architecture, architecture.build(), steps=4)
+    bare = plain(architecture, steps=4)
     model = architecture.build()
     plans: list[Any] = []
     with kedge.offload(model, min_bytes=LEAST, **PLANS[limit]) as account:
         model.register_forward_hook(lambda *_: plans.append(account.plan))  # when the step has begun for sure
         offloaded = train(architecture, model, steps=4)
 
-    assert unlike(plain, offloaded) == []
+    assert unlike(bare, offloaded) == []
     assert plans[:2] == [None, None]
     assert plans[2] is not None
     assert plans[2].feasible

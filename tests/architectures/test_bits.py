@@ -14,7 +14,7 @@ from torch.nn.modules import module as global_hooks
 from torch.optim import optimizer as optimizer_hooks
 
 pytest.importorskip("transformers")
-from training import EVERYTHING, train, unlike
+from training import EVERYTHING, plain, train, unlike
 from zoo import BY_NAME, ZOO, Architecture
 
 import kedge
@@ -58,7 +58,7 @@ def tables(model: nn.Module) -> dict[str, Any]:
 @architectures
 def test_observing_a_training_changes_no_bit(architecture: Architecture, observer: str) -> None:
     """Outputs, loss, gradients, generators and weights of two steps are those of a model nobody watches."""
-    bare = train(architecture, architecture.build())
+    bare = plain(architecture)
     watched = observed(architecture, architecture.build(), OBSERVERS[observer]())
     assert unlike(bare, watched) == []
 
@@ -66,7 +66,7 @@ def test_observing_a_training_changes_no_bit(architecture: Architecture, observe
 def test_the_comparison_sees_one_changed_bit() -> None:
     """An edit of one gradient by one unit in the last place is found, so that equality above means something."""
     architecture = BY_NAME["bert"]
-    bare = train(architecture, architecture.build())
+    bare = plain(architecture)
     site = "bert.encoder.layer.1.output.dense.bias:param.grad"
     nudged = observed(architecture, architecture.build(), lambda g: torch.nextafter(g, torch.ones_like(g)), site)
     different = unlike(bare, nudged)
@@ -77,7 +77,7 @@ def test_the_comparison_sees_one_changed_bit() -> None:
 def test_the_comparison_sees_one_drawn_number() -> None:
     """An action that draws from the generator is found, so that equality of generators means something."""
     architecture = BY_NAME["bert"]
-    bare = train(architecture, architecture.build())
+    bare = plain(architecture)
     drawn = observed(architecture, architecture.build(), lambda value: torch.rand(1) and None, "cls:out")
     assert "rng.torch" in unlike(bare, drawn)
 
@@ -86,7 +86,7 @@ def test_the_comparison_sees_one_drawn_number() -> None:
 def test_observing_the_share_of_each_call_changes_no_bit(name: str) -> None:
     """Following what every call sends back to each input leaves the training as it is."""
     architecture = BY_NAME[name]
-    bare = train(architecture, architecture.build())
+    bare = plain(architecture)
     watched = observed(
         architecture, architecture.build(), kedge.record(), f"{EVERYTHING}, **:in, **:param, **:in.share"
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 pytest.importorskip("transformers")
-from training import train, unlike
+from training import plain, train, unlike
 from zoo import BY_NAME, ZOO, Architecture
 
 import kedge
@@ -44,7 +44,7 @@ architectures = pytest.mark.parametrize("architecture", ZOO, ids=lambda a: a.nam
 @architectures
 def test_observing_every_operation_changes_no_bit(architecture: Architecture, observer: str) -> None:
     """Outputs, loss, gradients, generators and weights of two steps are those of a model nobody watches."""
-    bare = train(architecture, architecture.build())
+    bare = plain(architecture)
     model = architecture.build()
     with kedge.session() as s:
         s.hook(model, EVERY_OP, OBSERVERS[observer]())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from zoo import Architecture
+from zoo import BY_NAME, Architecture
 
 EVERYTHING = "**:out, **:out.grad, **:in.grad, **:param.grad"
 
@@ -73,6 +74,17 @@ def train(architecture: Architecture, model: nn.Module, steps: int = 2) -> dict[
         optimizer.step()
         all_of_it |= tensors(model.state_dict(), f"{step}.state") | generators()
     return all_of_it
+
+
+@functools.lru_cache(maxsize=2)
+def _plain(name: str, steps: int) -> dict[str, Tensor]:
+    architecture = BY_NAME[name]
+    return train(architecture, architecture.build(), steps)
+
+
+def plain(architecture: Architecture, steps: int = 2) -> dict[str, Tensor]:
+    """What comes of training without Kedge; it is the same for all that is compared with it one after the other."""
+    return _plain(architecture.name, steps)
 
 
 def unlike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:

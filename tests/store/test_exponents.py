@@ -8,8 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kedge.errors import NotARecording
 from kedge.store import exponents
 from kedge.store.formats import FORMATS
+from kedge.store.held import Held
 
 
 def test_each_power_of_two_has_its_bucket() -> None:
@@ -40,6 +42,18 @@ def test_zeros_and_what_is_not_finite_are_not_counted() -> None:
 def test_a_histogram_comes_back_as_it_was(counts: list[int]) -> None:
     """Bytes hold every count exactly, small ones and large ones."""
     assert exponents.decode(exponents.encode(np.array(counts))).tolist() == counts
+
+
+@pytest.mark.parametrize(
+    "damaged", [bytes([80, *[1, 0] * 4]), bytes([0x80 | 80, *[1, 0, 0, 0] * 4]), bytes([3, 1]), bytes([100])]
+)
+def test_a_damaged_histogram_is_said_to_be_one(damaged: bytes) -> None:
+    """Counts beyond the last bucket, and half of a count, are an error that says what is damaged."""
+    whole = exponents.encode(np.ones(exponents.BUCKETS, dtype=np.int64))
+    with pytest.raises(NotARecording, match="a histogram in it does not fit"):
+        exponents.decode(damaged)
+    with pytest.raises(NotARecording, match="a histogram in it does not fit"):
+        exponents.decode_all(Held.of([whole, b"", damaged]))
 
 
 def test_a_histogram_takes_few_bytes() -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.errors import NotARecording
 from kedge.store.held import Held
 
 LOWEST, HIGHEST = -48, 31
@@ -87,7 +88,9 @@ def decode(histogram: bytes) -> Counts:
     counts = np.zeros(BUCKETS, dtype=np.int64)
     if histogram:
         start = histogram[0] & ~_WIDE
-        kept = np.frombuffer(histogram, "<u4" if histogram[0] & _WIDE else "<u2", offset=1)
+        width = 4 if histogram[0] & _WIDE else 2
+        _must_fit((len(histogram) - 1) % width == 0 and start + (len(histogram) - 1) // width <= BUCKETS)
+        kept = np.frombuffer(histogram, f"<u{width}", offset=1)
         counts[start : start + len(kept)] = kept
     return counts
 
@@ -107,7 +110,8 @@ def _decode_into(
     counts: Counts, rows: NDArray[np.int64], firsts: NDArray[np.uint8], histograms: Held, width: int
 ) -> None:
     """Spread the counts of histograms with counts of one width over their rows."""
-    lengths = (histograms.lengths[rows] - 1) // width
+    lengths, rest = np.divmod(histograms.lengths[rows] - 1, width)
+    _must_fit(not rest.any() and bool((firsts + lengths <= BUCKETS).all()))
     begins = np.cumsum(lengths) - lengths
     within = np.arange(lengths.sum()) - np.repeat(begins, lengths)
     places = np.repeat(histograms.starts[rows] + 1, lengths) + width * within
@@ -115,6 +119,13 @@ def _decode_into(
     for digit in range(width):
         kept |= histograms.data[places + digit].astype(np.int64) << 8 * digit
     counts[np.repeat(rows, lengths), np.repeat(firsts, lengths) + within] = kept
+
+
+def _must_fit(fits: bool) -> None:
+    if not fits:
+        raise NotARecording(
+            "the recording is damaged: a histogram in it does not fit its buckets; record the run again"
+        )
 
 
 def quantile(counts: Counts, q: float) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ from kedge.offload.account import Account, Row
 from kedge.offload.digest import KNOWN
 from kedge.offload.entry import Entries, Entry, Source, Window
 from kedge.offload.extent import is_alone, own_key
+from kedge.offload.filled import is_filled_later
 from kedge.offload.handle import Handle, Part, Referred
 from kedge.offload.malloc import Trimmer
 from kedge.offload.owned import Owned
@@ -137,7 +138,9 @@ class Engine:
         if not place.selected:
             return "excluded"
         plain = type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
-        return None if plain and not value.is_inference() and not value._is_zerotensor() else "unknown"
+        if not plain or value.is_inference() or value._is_zerotensor() or is_filled_later(value):
+            return "unknown"
+        return None
 
     def _held(self, value: Tensor, place: Place, row: Row) -> Entry | Stay | None:
         """Return what holds a tensor's bytes; if it stays where it is what counts it, or None if it is there anyhow."""

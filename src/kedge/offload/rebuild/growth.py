@@ -119,10 +119,9 @@ class Growth:
     def saved(self, node: Any, field: str, edge: int | None = None) -> Term | None:
         """Give what the node saved under a name; ``edge`` is by which of its edges it came in."""
         came = None if edge is None else node.next_functions[edge][0]
-        handle = self._handle_of(getattr(node, field))
-        if edge is not None and not self._lasting and handle is not None and _may_be_parameter(came):
-            return self._copy(handle.read()) if handle.intact() else None
-        return self._leaf(handle, came)
+        if edge is not None and not self._lasting and _may_be_parameter(came):
+            return self.copied(node, field)
+        return self._leaf(self._handle_of(getattr(node, field)), came)
 
     def behind(self, edge: Edge) -> Term | None:
         """Give what an operation got along an edge: a parameter, what its maker saved, or what can be made again."""
@@ -149,6 +148,11 @@ class Growth:
         """Give a copy of the small parameter at the end of an edge."""
         variable = parameter(edge)
         return None if variable is None else self._copy(variable)
+
+    def copied(self, node: Any, field: str) -> Term | None:
+        """Give a copy of something small that the node saved under a name."""
+        handle = self._handle_of(getattr(node, field))
+        return self._copy(handle.read()) if handle is not None and handle.intact() else None
 
     def handle(self, node: Any, field: str) -> Handle | None:
         """Give the handle of what the node saved under a name, to look at it now."""
@@ -207,7 +211,8 @@ class Unchanged:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"[{self._tensor.type()} {[*self._tensor.size()]}] is at version {self._tensor._version}; "
-                f"expected version {self._version} instead. A saved tensor is rebuilt from it."
+                f"expected version {self._version} instead. kedge.offload rebuilds a saved tensor from it: leave that module out "
+                "(where=...), or rebuild nothing: kedge.Disk(rebuild=False)"
             )
         return self._tensor
 

@@ -32,9 +32,11 @@ class BatchNorm:
     def term(self, node: Any, growth: Growth) -> Term | None:
         """Normalise the input by the same statistics."""
         training = node._saved_training
-        mean, spread = ("result1", "result2") if training else ("running_mean", "running_var")
-        fields = ["_raw_saved_input", f"_raw_saved_{mean}", f"_raw_saved_{spread}"]
-        terms = [growth.saved(node, field, 0 if field == "_raw_saved_input" else None) for field in fields]
+        if training:
+            statistics = [growth.saved(node, f"_raw_saved_{field}") for field in ("result1", "result2")]
+        else:  # the next forward in training changes them, and counts no change
+            statistics = [growth.copied(node, f"_raw_saved_{field}") for field in ("running_mean", "running_var")]
+        terms = [growth.saved(node, "_raw_saved_input", 0), *statistics]
         affine = _affine(node, growth)
         if affine is None or None in terms:
             return None

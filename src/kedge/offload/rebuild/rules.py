@@ -38,7 +38,7 @@ def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
     if node is None:
         return _by_content(value, whole)
     rule = _BY_NODE.get(type(node).__name__)
-    if rule is None or whole.output_nr or not _is_dense(whole):
+    if rule is None or whole.output_nr or not _is_dense(whole) or value.dtype != whole.dtype:
         return None
     return _by_rule(rule, node, value, Growth(_BY_NODE, handle_of, whole))
 

@@ -359,3 +359,12 @@ def test_an_interrupted_run_is_finished(kedge: Kedge, script: Script, tmp_path: 
     end = Recording.open(tmp_path / "it.kedge").end
     assert end is not None
     assert end["exit"] == 130
+
+
+def test_sites_that_no_module_has_are_not_taken_for_a_program_without_modules(kedge: Kedge, script: Script) -> None:
+    """Where ``--sites`` names nothing that was called, the last words do not say that nothing was."""
+    done = kedge("run", "--sites", "nosuch", "-o", "it.kedge", script(TRAIN), "2")
+    assert done.stderr == (
+        "[kedge] nothing was recorded: modules were called, but nothing that can be measured was seen at the sites to be "
+        "watched; see them with kedge sites\n"
+    )

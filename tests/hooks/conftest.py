@@ -58,6 +58,7 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def fix(*levels: Level) -> None:
         order = itertools.cycle(levels)
         monkeypatch.setattr(Pace, "_affordable", lambda self, step, **_: next(order))
+        monkeypatch.setattr(Pace, "_may_hide", lambda *_: False)
         ended = Pace.ended
 
         def awake(self: Pace, step: int, now: float, cost: float, heard: tuple[float, float] | None = None) -> Level:

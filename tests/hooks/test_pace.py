@@ -235,6 +235,26 @@ def test_where_every_step_could_be_paid_for_what_hides_is_found(heard: bool) -> 
     assert pace.counts[Level.LOOK] > 1000
 
 
+@pytest.mark.parametrize("heard", [True, False])
+def test_few_steps_are_let_alone_to_compare_with(heard: bool) -> None:
+    """Where each step could be paid for, those let alone are few, however long other purses are in debt."""
+    pace = Pace(10, 0.01)
+    now = cost = 0.0
+    costs = {Level.OFF: 0.0, Level.LOOK: 1.2e-4, Level.NORM: 1.2e-3, Level.FULL: 4e-3}
+    pace.begin(now, cost)
+    seen = []
+    for step in range(1000):
+        seen += [step] if pace.level is not Level.OFF else []
+        now, cost = now + 0.1 + costs[pace.level], cost + costs[pace.level]
+        if pace.settling:
+            pace.settled(now, cost)
+        elif now >= pace.wake:
+            pace.heard = heard
+            pace.ended(step, now, cost)
+    assert max(b - a for a, b in itertools.pairwise(seen)) == (4 if heard else 2)
+    assert pace.counts[Level.OFF] < 60
+
+
 def test_what_devices_took_is_charged_to_full_steps() -> None:
     """Time on a device, known only later, delays the next full step and is in the total."""
     paces = [Pace(10, 0.03), Pace(10, 0.03)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from watched import descend, net, watched
+from watched import descend, net, watch, watched
 
 from kedge.hooks.pace import Level
 from kedge.hooks.watch import Watch
@@ -182,3 +182,26 @@ def test_a_compiled_step_of_an_optimizer_is_a_step(paced: Paced, compiled: Any) 
     log = watched(program)
     assert log.watch is not None
     assert log.watch.summary.levels == {"full": 3, "light": 3, "off": 0}
+
+
+@pytest.mark.parametrize("transformed", [False, True])
+def test_parameters_that_torch_func_replaced_are_found_at_the_optimizer(transformed: bool) -> None:
+    """A model met in `functional_call`, with other weights in place: the optimizer makes the steps, and what it holds is watched."""
+
+    def program() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(6):
+            weights = {n: p * 1.0 for n, p in model.named_parameters()}
+
+            def loss(x: Tensor, weights: dict[str, Tensor] = weights) -> Tensor:
+                return functional_call(model, weights, (x,)).square().mean()
+
+            x = torch.randn(3, 8, 4)
+            optimizer.zero_grad()
+            (vmap(loss)(x).mean() if transformed else loss(x[0])).backward()
+            optimizer.step()
+
+    log = watch(program, every=1)
+    assert log.watch.step() == 6
+    assert {"0.weight:param", "0.weight:update", "0.weight:param.grad", ":grad.norm"} <= set(log.texts())

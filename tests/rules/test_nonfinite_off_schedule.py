@@ -48,6 +48,16 @@ def test_what_was_left_out_off_schedule_is_worked_out():
     assert (only(scene).site, only(scene).confidence) == ("log:out", 0.9)
 
 
+def test_gradients_behind_a_clipping_do_not_hide_an_infinity_of_the_forward():
+    """Off schedule every gradient may be spoiled by clipping: an infinity that a module in between healed is named."""
+    scene = chain()
+    scene.step(0)
+    bad = {"log:out": -INF} | all_of(["fc.weight:param.grad", "head.weight:param.grad"], NAN)
+    scene.step(17, bad, level=FINITENESS, without=["log:in", "head:in"])
+
+    assert (only(scene).site, only(scene).severity) == ("log:out", "error")
+
+
 @pytest.mark.parametrize("value", [NAN, INF])
 def test_a_module_that_was_left_out_may_have_passed_it_on(value):
     """The output of a ReLU is not measured off schedule: who takes it in is no second producer."""

@@ -31,6 +31,7 @@ from kedge.hooks.roots import Gauge, Root
 from kedge.hooks.session import Session
 from kedge.hooks.shelf import Shelf
 from kedge.hooks.tap import Tap
+from kedge.sites.site import escape
 from kedge.store.rows import FULL, LIGHT
 
 OFF = 0
@@ -47,6 +48,11 @@ class Quiet(Session):
     def complain(self, warning: ActionDisabled) -> None:
         """Say it without raising."""
         sys.stderr.write(f"[kedge] {warning}\n")
+
+    def hook_each(self, module: nn.Module, paths: list[str], kind: str, action: Any) -> None:
+        """Hook one kind of site at some paths, if there are any."""
+        if paths:
+            self.hook(module, ", ".join(f"{escape(p)}:{kind}" for p in paths), action)
 
     def refresh(self) -> None:
         """Nothing: a root gets its hooks before its first forward, so before it is compiled."""

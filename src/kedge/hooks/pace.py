@@ -57,7 +57,7 @@ _BARE = 15
 """How many stretches of steps that were not looked at are remembered, and how many light steps."""
 _FEW = 5
 """How many light steps say what a step takes."""
-_APART, _FAR_APART = 8, 64
+_APART, _FAR_APART = 8, 200
 """How many steps that were looked at lie between those let alone to compare with: until a few are known, and after that."""
 _REPAID = 0.2
 """Which share of the income pays for the first step and the end, until they are paid for."""
@@ -156,9 +156,7 @@ class Pace:
         chosen, self._chosen = self._chosen, None
         self.level = Level.FULL if wished else self._affordable(step + 1) if chosen is None else chosen
         self._looked = 0 if level is Level.OFF else self._looked + 1
-        if self._may_hide(self.level, self.budget):
-            self.level = Level.OFF
-        if self.level in {Level.OFF, Level.GLANCE}:
+        if self.level in {Level.OFF, Level.GLANCE} or self._may_hide(self.level, self.budget):
             self._fall_asleep(level, now)
         return self.level
 
@@ -176,7 +174,7 @@ class Pace:
         return level in {Level.LOOK, Level.NORM} and _MOST * self._timed.get(level, 0.0) > budget * median(self._light)
 
     def _fall_asleep(self, level: Level, now: float) -> None:
-        if self.level is Level.OFF and self.budget is not None:
+        if self.level is Level.OFF and self.budget is not None:  # else there is enough already, and one step passes
             self.wake = now + self._idle(self._step, self.budget)
         self.level, self._promised = Level.OFF, self.level is Level.GLANCE
         if self.heard and level is not Level.OFF:
@@ -271,7 +269,7 @@ class Pace:
         others = self._bare or (self._light if len(self._light) >= _FEW else None)
         longer = lasted - median(others) if others else timed
         _learn(self._timed, level, timed)
-        _learn(self._longer, level, longer)
+        _learn(self._longer, level, longer, self._timed[level])
         self._purses[level] -= self._within(level)
         return self._within(level)
 
@@ -325,10 +323,21 @@ class Pace:
         return max(min(waits, default=0.0), self.cost(self._kind(Level.LOOK)) / (2 * budget))
 
 
-def _learn(means: dict[Level, float], level: Level, value: float) -> None:
-    """Take a value into a running mean; a step may be slow for reasons of its own."""
-    known = means.get(level)
-    means[level] = value if known is None else known + _LEARNING * (min(value, _MOST * abs(known)) - known)
+def _learn(means: dict[Level, float], level: Level, value: float, least: float = 0.0) -> None:
+    """Take a value into a running mean, but none too far from it on either side; a step may be slow for reasons of its own.
+
+    Args:
+        means: The means.
+        level: Of what kind of step.
+        value: What this one took.
+        least: Values may be as far from zero as this in any case.
+    """
+    if level not in means:
+        means[level] = value
+        return
+    known = means[level]
+    far = (_MOST - 1) * max(abs(known), least)
+    means[level] = known + _LEARNING * min(max(value - known, -far), far)
 
 
 def unit() -> float:

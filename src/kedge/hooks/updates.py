@@ -103,6 +103,10 @@ class Updates:
             changes = torch._foreach_sub([sample(p) for p in each.params], old) if old else []
             self.meter.add(each.changes, self.step(), list(changes))
 
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Tell whether an optimizer holds a parameter that is watched."""
+        return any(self.place(param) is not None for param in _params(optimizer))
+
     def _learn(self, optimizer: Optimizer) -> list[Held]:
         by_root: dict[int, Held] = {}
         for param in _params(optimizer):

@@ -50,13 +50,11 @@ from kedge.hooks.roots import (
     unwrapped,
 )
 from kedge.hooks.schedule import Passes
-from kedge.hooks.session import Session
 from kedge.hooks.source import module_tree
 from kedge.hooks.survey import Survey
 from kedge.hooks.updates import Updates
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
-from kedge.sites.site import escape
 
 if TYPE_CHECKING:
     from kedge.hooks.dump import Dump
@@ -107,12 +105,11 @@ class Watch:
         self.survey, self.step = Survey(), self._asleep.step
         self.dump: Dump | None = None
         self._end_step, self._measure_update = self._spare(self._step_ended), self._spare(self._after_update)
-        self._waken, self._forget_gone = self._spare(self._asleep.awaken), self._spare(self._release_gone)
+        self._waken, self._meet = self._spare(self._asleep.awaken), self._spare(self._place_again)
         self._rise, self._tell = self._spare(self._asleep.rise), self._spare(self._asleep.tell)
-        self._unit = 0.0
         self._unfinished: list[Root] = []
         self._attaching = threading.RLock()
-        self._began = time.perf_counter()
+        self._unit, self._began = 0.0, time.perf_counter()
         clock.counters, clock.on_step[:] = [], [self._stepped]  # when a site fires is decided by the level of the step
         clock.on_pass.append(self._spare(self._pass_began))
 
@@ -259,7 +256,7 @@ class Watch:
         for path, (how, numbers) in saturations(fresh, root).items():
             self.meter.saturates(path, how, numbers)
         for kind in ("out", "in", "out.grad"):
-            _hook_each(self.session, module, paths, kind, action)
+            self.session.hook_each(module, paths, kind, action)
         self._hook_parameters(module, root)
 
     def _hook_parameters(self, module: nn.Module, root: Root) -> None:
@@ -271,7 +268,7 @@ class Watch:
         self._places.put(fresh, root)
         # Hooks on a parameter that is spread over several processes do not fire: its gradient is seen at the optimizer.
         chosen = [name for name, param in fresh if param.requires_grad and own_part(param) is param]
-        _hook_each(self.session, module, chosen, "param.grad", Prefixed(self.meter, root))
+        self.session.hook_each(module, chosen, "param.grad", Prefixed(self.meter, root))
         for station in self.session.targets[id(module)].stations.values():
             station.param = None  # as with the module itself: they live as long as the program wants
 
@@ -339,7 +336,7 @@ class Watch:
             self._tell(optimizer)
         if self.pace.level is Level.FULL:
             self._measure_update(optimizer)
-        wished = self._leader.meets(optimizer) and self._met_new()
+        wished = self._leader.meets(optimizer) and self._met_new(optimizer)
         self._leader.count(optimizer, args, kwargs)
         if wished and self.pace.level is not Level.FULL and not compiled.in_backward():
             self._waken()
@@ -355,9 +352,19 @@ class Watch:
         with self._timed():
             self.updates.after(optimizer)
 
-    def _met_new(self) -> bool:
+    def _place_again(self, optimizer: Optimizer) -> None:
+        """Let go of what is gone; watch what an optimizer holds where `torch.func` had put others in its place before."""
+        self._release_gone()
+        clock, held = self.session.clock, self.updates.holds(optimizer)
+        for module, root in [] if held else [(root.module(), root) for root in self.roots]:
+            if module is not None:
+                self._hook_parameters(module, root)
+        if not held and clock.optimizer is None and self.updates.holds(optimizer):
+            clock.optimizer = id(optimizer), 0  # nobody else counts its steps
+
+    def _met_new(self, optimizer: Optimizer) -> bool:
         """Take a new optimizer for a sign of a new model; tell whether to measure the next step in full for it."""
-        self._forget_gone()
+        self._meet(optimizer)
         return self.pace.level is not Level.FULL and self.pace.wish()
 
     # -- writing ---------------------------------------------------------------------------------
@@ -382,11 +389,6 @@ class Watch:
             yield
         finally:
             self.spent += time.perf_counter() - start - (self.meter.seconds - inner)
-
-
-def _hook_each(session: Session, module: nn.Module, paths: list[str], kind: str, action: Any) -> None:
-    if paths:
-        session.hook(module, ", ".join(f"{escape(p)}:{kind}" for p in paths), action)
 
 
 dynamo.untraced(Watch._updated)  # an optimizer's step may be compiled

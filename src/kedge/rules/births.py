@@ -87,11 +87,14 @@ def backward_birth(wiring: Wiring, moment: Moment) -> Birth | None:
     return _arrived(wiring, moment, last) if last else None
 
 
-def explains(wiring: Wiring, forward: Birth, backward: Birth) -> bool:
+def explains(wiring: Wiring, moment: Moment, forward: Birth, backward: Birth) -> bool:
     """Tell whether a birth in the forward lies where the backward went wrong.
 
-    An infinity that the forward replaced by something finite still meets its own derivative.
+    An infinity that the forward replaced by something finite still meets its own derivative. Off schedule gradients are
+    seen behind their clipping, which spreads what is not finite to all: then they show no place.
     """
+    if backward.how == "gap" and not backward.near and not moment.full:
+        return True
     if forward.module is None:
         return False
     places = [wiring.modules[wiring.sites[site].owner].position for site in (backward.site, *backward.near)]

@@ -192,7 +192,7 @@ def _births(wiring: Wiring, moment: Moment, returned: Iterable[SiteInfo]) -> lis
     if not moment.tainted and not moment.bad(site.id for site in returned):
         backward = backward_birth(wiring, moment)
     if backward:
-        causes = [birth for birth in forward if explains(wiring, birth, backward)]
+        causes = [birth for birth in forward if explains(wiring, moment, birth, backward)]
         return causes or [backward]
     if forward:
         return forward

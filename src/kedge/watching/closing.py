@@ -18,6 +18,7 @@ from kedge.store.recording import Recording
 from kedge.watching.recorder import Recorder
 
 NO_MODULE = "the program called no module in this process, outside of functions that are compiled as a whole"
+NO_SITE = "modules were called, but nothing that can be measured was seen at the sites to be watched; see them with kedge sites"
 #: How many rules the last lines name.
 NAMED_RULES = 3
 
@@ -47,7 +48,7 @@ def end_of(summary: Summary, status: int, error: BaseException | None) -> dict[s
 def last_words(name: str, recorder: Recorder, summary: Summary) -> Iterator[str]:
     """Tell how much was seen, what was found, and what to type next."""
     if recorder.writer is None:
-        yield "nothing was recorded" + ("" if recorder.failed else f": {NO_MODULE}")
+        yield "nothing was recorded" + ("" if recorder.failed else f": {NO_SITE if summary.steps else NO_MODULE}")
         return
     cost = percent(summary.watching / summary.seconds) if summary.seconds else "nothing"
     yield (

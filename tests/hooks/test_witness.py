@@ -176,6 +176,20 @@ def test_a_digest_is_of_bytes_shape_and_dtype(change):
     assert digest(x.to(torch.complex64).conj()) == digest(x.to(torch.complex64).conj().resolve_conj())
 
 
+def test_what_is_transformed_has_the_digest_of_what_is_inside(witnessed):
+    """Gradients of single samples are told of: a forward under `vmap` and `grad` computes the values of all of them."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    weights = {name: param.detach() for name, param in model.named_parameters()}
+
+    def loss(params, one):
+        return torch.func.functional_call(model, params, (one,)).square().sum()
+
+    lines = witnessed(lambda: torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x))
+
+    assert [line["digests"] for line in lines if "digests" in line] == [digest(model(x))]
+
+
 def test_a_failure_is_written_and_the_program_goes_on(witnessed):
     """What the witness cannot do ends neither the program nor silently the comparison."""
 

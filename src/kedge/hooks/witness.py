@@ -167,12 +167,13 @@ def _is_called_by_kedge() -> bool:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return the beginning of the SHA-256 of a tensor's dtype, shape and bytes."""
+    """Return the beginning of the SHA-256 of a tensor's dtype, shape and bytes; under ``vmap`` those of all samples."""
     sum_ = hashlib.sha256()
-    for part in parts(tensor.detach()):
-        sum_.update(f"{part.dtype}{list(part.shape)}".encode())
-        for content in _contents(part):
-            sum_.update(content)
+    with torch._C._DisableFuncTorch():  # or what is inside a transform were wrapped again
+        for part in parts(leaves.untransformed(tensor).detach()):
+            sum_.update(f"{part.dtype}{list(part.shape)}".encode())
+            for content in _contents(part):
+                sum_.update(content)
     return sum_.hexdigest()[:LENGTH]
 
 

@@ -257,6 +257,27 @@ def test_a_measurement_that_fails_costs_its_own_site_alone(capsys: pytest.Captur
     assert silent == ["act:out", *(f"{p}:param.grad" for p, _ in model.named_parameters())]
 
 
+class Drops(nn.Module):
+    """Uses a dropout's probability without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop = nn.Linear(2, 2), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.fc(x), self.drop.p, self.training)
+
+
+def test_the_ledger_says_why_also_where_the_model_is_gone() -> None:
+    """A function that has returned has left no model behind, and yet what it did with its parts is told."""
+    log = watch(lambda: nn.Sequential(Drops(), Drops())(torch.ones(1, 2)).sum().backward())
+    (event,) = [event for event in log.events if event["kind"] == "ledger"]
+
+    assert [(s["site"], s["cause"], s["remedy"]) for s in event["sites"]] == [
+        (f"{i}.drop:out", "bypassed: Drops uses its p without calling it", f'hook "{i}" instead') for i in (0, 1)
+    ]
+
+
 def test_the_ledger_says_what_never_fired_and_why() -> None:
     """A module that was never called is written down with its cause and a remedy."""
     model = Conv()

@@ -149,30 +149,37 @@ def _explain_skipped(tap: Tap) -> Cause:
 
 def _explain_uncalled(tap: Tap) -> Cause:
     parent_path, _, name = tap.gate.path.rpartition(".")
-    model = next(t.model() for t in tap.session.targets.values() if t.passes is tap.gate.passes)
-    if model is None:
-        return Cause("never called while the hook was there", "the model is gone, so it cannot be looked at any more")
-    try:
-        parent = model.get_submodule(parent_path)
-    except AttributeError:
-        return Cause("it is no longer part of the model", "hook again after the model has changed")
+    target = next(t for t in tap.session.targets.values() if t.passes is tap.gate.passes)
+    model = target.model()
+    if model is None:  # a script's `main` has returned
+        kinds = (target.kinds.get(path) for path in (parent_path, tap.gate.path))
+        kind, child = (None if ref is None else ref() for ref in kinds)
+        if kind is None:
+            return Cause("never called while the hook was there", "the model is gone, so it cannot be looked at any more")
+    else:
+        try:
+            parent = model.get_submodule(parent_path)
+        except AttributeError:
+            return Cause("it is no longer part of the model", "hook again after the model has changed")
+        kind, child = type(parent), getattr(parent, name, None)
     taps = (t for t in tap.session.taps if getattr(t.gate, "called", 0))
     called = {t.gate.path for t in taps if t.gate.passes is tap.gate.passes}
     if not called and not tap.session.clock.passes:
         return Cause("the model was not called", "call it inside the block")
-    by_parent = _explain_by_parent(parent, parent_path, name, called) if name else None
+    by_parent = _explain_by_parent(kind, child, tap.gate.path, called) if name else None
     return by_parent or _explain_by_calls(tap.gate.path, called)
 
 
-def _explain_by_parent(parent: nn.Module, path: str, name: str, called: set[str]) -> Cause | None:
-    """Look in the source of the module that holds it for what is done with it."""
+def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: set[str]) -> Cause | None:
+    """Look in the source of what holds a module for what is done with it; of one that is gone its class is the child."""
+    path, _, name = place.rpartition(".")
     remedy = f'hook "{path or ":out"}" instead'
-    if name == "out_proj" and isinstance(parent, nn.MultiheadAttention):
+    if name == "out_proj" and issubclass(kind, nn.MultiheadAttention):
         return Cause("bypassed by a fused path: attention uses its weights without calling it", remedy)
-    if calls_forward(parent, name):
+    if _calls_forward(kind, name):
         return Cause("its .forward() was called directly, which fires no hook", "call the module itself: layer(x)")
-    used = " and ".join(reads(parent, name)) if path in called or not path else ""
-    return Cause(f"bypassed: {type(parent).__name__} uses its {used} without calling it", remedy) if used else None
+    used = " and ".join(_reads(kind, child, name)) if path in called or not path else ""
+    return Cause(f"bypassed: {kind.__name__} uses its {used} without calling it", remedy) if used else None
 
 
 def _explain_by_calls(path: str, called: set[str]) -> Cause:
@@ -185,11 +192,10 @@ def _explain_by_calls(path: str, called: set[str]) -> Cause:
     return Cause("never called while the hook was there", "this forward takes another way, or calls it as .forward()")
 
 
-def reads(parent: nn.Module, name: str) -> list[str]:
+def _reads(kind: type[nn.Module], child: Any, name: str) -> list[str]:
     """Find what a module's methods read of a child, as attention does of a dropout's ``p`` for a fused kernel."""
-    child = getattr(parent, name, None)
     found: dict[str, None] = {}
-    for node in ast.walk(_source(type(parent))):
+    for node in ast.walk(_source(kind)):
         if isinstance(node, ast.FunctionDef) and node.name.startswith(("__init__", "_init", "init_", "reset_")):
             node.body.clear()  # `walk` has not looked inside yet: it goes level by level
         elif (
@@ -214,10 +220,10 @@ def _source(of: Any) -> Any:
         return ast.parse("")
 
 
-def calls_forward(parent: nn.Module, name: str) -> bool:
+def _calls_forward(kind: type[nn.Module], name: str) -> bool:
     """Tell whether the source of a module's forward calls ``self.<name>.forward(...)``."""
     try:
-        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(type(parent).forward)))
+        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
     except (OSError, TypeError, SyntaxError):  # no source to read: built in, or typed at a prompt
         return False
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))

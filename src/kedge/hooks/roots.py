@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -165,6 +166,7 @@ class Root:
         session.cleanup = self.undo
         try:
             self.target = session.targets[id(module)] = Target(session, module)
+            self.target.kinds = {name: weakref.ref(type(m)) for name, m in module.named_modules(remove_duplicate=False)}
             if self.follows and session.clock.leader is self.past:
                 session.clock.leader = self.target.passes
             yield self.target

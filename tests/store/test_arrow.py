@@ -19,8 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.errors import NotARecording, RecordingError
-from kedge.store.arrow import StatsWriter, read_stats
+from kedge.store.arrow import StatsWriter, read_table
 from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
+from kedge.store.table import Table
+
+
+def read_stats(paths: list[Path]) -> tuple[Columns, bool]:
+    """Read the columns of one or several files, and whether one of them is torn."""
+    parts = [read_table(path) for path in paths]
+    table = Table(stretches=[stretch for part, _ in parts for stretch in part.stretches])
+    return table.columns, any(torn for _, torn in parts)
 
 
 @pytest.fixture

@@ -52,7 +52,8 @@ class Target:
         self.stations: dict[tuple[int, str], Station] = {}
         self.saves: Saves | None = None
         self.ops: Doors | None = None
-        self.kinds: dict[str, weakref.ref[type[nn.Module]]] = {}  # what its modules are, where it may be gone in the end
+        #: What its modules are, where it may be gone in the end.
+        self.kinds: dict[str, weakref.ref[type[nn.Module]]] = {}
         self.compiled = False
         session.mount(dynamo.Hold())
         modules.attach(session, model, self.begin)

@@ -155,7 +155,9 @@ def _explain_uncalled(tap: Tap) -> Cause:
         kinds = (target.kinds.get(path) for path in (parent_path, tap.gate.path))
         kind, child = (None if ref is None else ref() for ref in kinds)
         if kind is None:
-            return Cause("never called while the hook was there", "the model is gone, so it cannot be looked at any more")
+            return Cause(
+                "never called while the hook was there", "the model is gone, so it cannot be looked at any more"
+            )
     else:
         try:
             parent = model.get_submodule(parent_path)

@@ -224,10 +224,6 @@ def _source(of: Any) -> Any:
 
 def _calls_forward(kind: type[nn.Module], name: str) -> bool:
     """Tell whether the source of a module's forward calls ``self.<name>.forward(...)``."""
-    try:
-        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
-    except (OSError, TypeError, SyntaxError):  # no source to read: built in, or typed at a prompt
-        return False
-    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    calls = (node.func for node in ast.walk(_source(kind.forward)) if isinstance(node, ast.Call))
     found = (f.value for f in calls if isinstance(f, ast.Attribute) and f.attr == "forward")
     return any(isinstance(v, ast.Attribute) and v.attr == name for v in found)

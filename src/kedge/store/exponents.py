@@ -89,9 +89,9 @@ def decode(histogram: bytes) -> Counts:
     if histogram:
         start = histogram[0] & ~_WIDE
         width = 4 if histogram[0] & _WIDE else 2
-        _must_fit((len(histogram) - 1) % width == 0 and start + (len(histogram) - 1) // width <= BUCKETS)
-        kept = np.frombuffer(histogram, f"<u{width}", offset=1)
-        counts[start : start + len(kept)] = kept
+        number, rest = divmod(len(histogram) - 1, width)
+        _must_fit(rest == 0 and start + number <= BUCKETS)
+        counts[start : start + number] = np.frombuffer(histogram, f"<u{width}", offset=1)
     return counts
 
 

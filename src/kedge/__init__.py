@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kedge.recipes.features import extract
     from kedge.sites.select import select
     from kedge.sites.table import sites
-    from kedge.watching.watched import watch
+    from kedge.watch.block import watch
 
 __all__ = [
     "Cpu",
@@ -72,7 +72,7 @@ _HOME = {
     "recipes.features": ("extract",),
     "sites.select": ("select",),
     "sites.table": ("sites",),  # as above
-    "watching.watched": ("watch",),
+    "watch.block": ("watch",),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 LAZY = {"cli", "integrations"}
-IN_TOUCH = "hooks"
+IN_TOUCH = {"hooks", "watch"}
 MODES = {"TorchFunctionMode", "TorchDispatchMode", "saved_tensors_hooks", "save_on_cpu", "disable_saved_tensors_hooks"}
 
 
@@ -71,12 +71,12 @@ def test_no_import_is_relative_or_of_everything(sources):
     assert vague == set()
 
 
-def test_only_hooks_touches_the_hooks_and_modes_of_torch(sources):
-    """Whoever looks for what Kedge installs in PyTorch finds all of it in one folder."""
+def test_only_hooks_and_watch_touch_the_hooks_and_modes_of_torch(sources):
+    """Whoever looks for what Kedge installs in PyTorch finds all of it in two folders."""
     outside = {
         f"{source.at(node)} {name}"
         for source in sources
-        if source.folder != IN_TOUCH
+        if source.folder not in IN_TOUCH
         for node, name in _names(source.tree)
         if name in MODES or (name.strip("_").startswith("register_") and "hook" in name)
     }

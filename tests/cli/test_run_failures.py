@@ -245,9 +245,11 @@ def _indented(source: str) -> str:
     return "\n".join(f"    {line}" for line in source.strip().splitlines())
 
 
-FAILING_HOOK = "import kedge.hooks.updates as kedges\ndef fail(*_, **__): raise RuntimeError('broken')\nkedges.Updates.before = fail\n"
+FAILING_HOOK = "import kedge.watch.optimizer_updates as kedges\ndef fail(*_, **__): raise RuntimeError('broken')\nkedges.Updates.before = fail\n"
 FAILING_SURVEY = FAILING_HOOK.replace("hooks.updates", "hooks.saved").replace("Updates.before", "SavedBill.account")
-FAILING_END = FAILING_HOOK.replace("hooks.updates", "hooks.watch").replace("Updates.before", "Watch._write_last")
+FAILING_END = FAILING_HOOK.replace("watch.optimizer_updates", "watch.watcher").replace(
+    "Updates.before", "Watch._write_last"
+)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -77,7 +77,7 @@ def test_a_program_that_differs_from_itself_is_told_so(kedge: Kedge, script: Scr
 
 def test_a_program_that_watching_changes_is_found_out(kedge: Kedge, script: Script) -> None:
     """A draw of random numbers that only the watched run makes is found at its step: status 1."""
-    watched = "if step == 1 and 'kedge.hooks.watch' in sys.modules: torch.rand(1)"
+    watched = "if step == 1 and 'kedge.watch.watcher' in sys.modules: torch.rand(1)"
     name = script(TRAIN.replace("optimizer.zero_grad()", watched))
 
     done = kedge("run", "-q", "--verify", name)

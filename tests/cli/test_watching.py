@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kedge.cli.watching import Watching
-from kedge.watching.order import Order
+from kedge.watch.options import Order
 
 
 class Broken:

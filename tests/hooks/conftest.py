@@ -1,72 +1,16 @@
-"""What the tests of hooks share: what stands in PyTorch's hook tables, and in which order."""
+"""What the tests of hooks share."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torch.nn.modules import module as nn_module
-from torch.optim import optimizer as optim_module
 
-from kedge.hooks.pace import Level, Pace
-
-MODULE_TABLES = [name for name, table in vars(nn.Module()).items() if "hook" in name and hasattr(table, "items")]
-TENSOR_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
-def global_tables() -> dict[str, list[Any]]:
-    """Every hook that PyTorch calls for all modules and all optimizers."""
-    found: dict[str, list[Any]] = {}
-    for module in (nn_module, optim_module):
-        tables = {
-            n: t for n, t in vars(module).items() if n.startswith("_global_") and "hooks" in n and hasattr(t, "items")
-        }
-        found |= {n: list(t.items()) for n, t in tables.items()}
-    return found
-
-
-def hook_tables(*things: nn.Module | torch.Tensor) -> dict[str, Any]:
-    """Everything hooked on models and tensors and globally, with the names of the models' attributes."""
-    found: dict[str, Any] = dict(global_tables())
-    for n, thing in enumerate(things):
-        tensors = (
-            {"": thing} if isinstance(thing, torch.Tensor) else dict(thing.named_parameters(remove_duplicate=False))
-        )
-        modules = {} if isinstance(thing, torch.Tensor) else dict(thing.named_modules(remove_duplicate=False))
-        for name, module in modules.items():
-            found |= {f"{n}.{name}.{t}": list(vars(module)[t].items()) for t in MODULE_TABLES}
-            found[f"{n}.{name}.__dict__"] = list(vars(module))
-        for name, tensor in tensors.items():
-            found |= {f"{n}.{name}.{t}": list((getattr(tensor, t) or {}).items()) for t in TENSOR_TABLES}
-    return found
+from hook_tables import hook_tables
 
 
 @pytest.fixture
 def tables() -> Callable[..., dict[str, Any]]:
     """The function that lists what is hooked on models and tensors."""
     return hook_tables
-
-
-@pytest.fixture
-def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Give what fixes the level of each step after the first, over and over."""
-
-    def fix(*levels: Level) -> None:
-        order = itertools.cycle(levels)
-        monkeypatch.setattr(Pace, "_affordable", lambda self, step, **_: next(order))
-        monkeypatch.setattr(Pace, "_may_hide", lambda *_: False)
-        ended = Pace.ended
-
-        def awake(self: Pace, step: int, now: float, cost: float, heard: tuple[float, float] | None = None) -> Level:
-            level = ended(self, step, now, cost, heard)
-            self.wake, self.settling = 0.0, 0
-            return level
-
-        monkeypatch.setattr(Pace, "ended", awake)
-        monkeypatch.setattr(Pace, "_idle", lambda *_: 0.0)
-
-    return fix

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kedge.hooks.saved import SavedBill
+from kedge.watch.saved_by_module import SavedBill
 
 Sums = dict[str | None, tuple[int, int]]
 

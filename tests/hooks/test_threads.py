@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 import kedge
 from kedge.errors import SeveralRecorded
+from threaded import in_threads, replicas_of
 
 
 class Net(nn.Module):
@@ -24,25 +24,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(self.fc(x).tanh())
-
-
-def in_threads(*work: Callable[[], Any]) -> None:
-    """Run functions at the same time, raising what one of them raises."""
-    errors: list[BaseException] = []
-
-    def run(job: Callable[[], Any]) -> None:
-        try:
-            job()
-        except BaseException as error:  # noqa: BLE001 - raised again in the main thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(job,), name=f"worker-{i}") for i, job in enumerate(work)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 @pytest.fixture
@@ -134,21 +115,6 @@ def test_sessions_of_two_threads_do_not_meet() -> None:
 
     assert seen == {0: {"worker-0", "worker-1"}, 1: {"worker-0", "worker-1"}}
     assert not model.fc._forward_hooks
-
-
-def replicas_of(model: nn.Module, n: int) -> list[nn.Module]:
-    """Replicas as `DataParallel` makes them, on one device: the same hooks, each its own modules."""
-    replicas = []
-    for _ in range(n):
-        copies = {id(m): m._replicate_for_data_parallel() for m in model.modules()}
-        for m in model.modules():
-            twin = copies[id(m)]
-            for name, child in m._modules.items():
-                setattr(twin, name, copies[id(child)])
-            for name, param in m._parameters.items():
-                setattr(twin, name, param * 1)  # a replica's parameters are no leaves
-        replicas.append(copies[id(model)])
-    return replicas
 
 
 def test_replicas_record_under_their_thread_and_gradients_reach_the_model() -> None:

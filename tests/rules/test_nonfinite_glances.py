@@ -12,11 +12,11 @@ from scenes import FINITENESS, NAN, Scene, all_of, chain
 from torch import Tensor, nn
 
 from kedge.actions.measure import Meter
-from kedge.hooks.pace import Level, Pace
-from kedge.hooks.watch import Watch
 from kedge.rules.nonfinite import NanBorn
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from kedge.watch.budget import Level, Pace
+from kedge.watch.watcher import Watch
 
 #: Some steps are glanced at, the others are not looked at; a glance that finds something is followed by a full step.
 LEVELS = (Level.OFF, Level.OFF, Level.GLANCE)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from kedge.cli.ending import Ending
 from kedge.cli.program import Program
 from kedge.cli.watching import Watching
-from kedge.watching.launch import Launch
-from kedge.watching.messenger import messenger
-from kedge.watching.order import Order, manifest_of
-from kedge.watching.recorder import Recorder
-from kedge.watching.strict import STATUS
+from kedge.watch.messenger import messenger
+from kedge.watch.options import Order, manifest_of
+from kedge.watch.ranks import Launch
+from kedge.watch.recorder import Recorder
+from kedge.watch.strict import STATUS
 
 if TYPE_CHECKING:
-    from kedge.hooks.roots import Summary
     from kedge.store.folder import RecordingWriter
+    from kedge.watch.roots import Summary
 
 NO_TORCH = "nothing was recorded: the program did not import torch"
 
@@ -177,7 +177,7 @@ def _run(program: Program, order: Order, output: Output) -> Ending:
 def _finish(watching: Watching, recorder: Recorder, ending: Ending) -> Summary | None:
     summary = watching.finish()
     if summary is not None:
-        from kedge.watching.closing import end_of
+        from kedge.watch.summary import end_of
 
         recorder.event(end_of(summary, ending.status, ending.error))
     recorder.close()
@@ -192,7 +192,7 @@ def _recorder(program: Program, order: Order, output: Output, tell: Callable[[st
     place, manifest = Path(output.name).absolute(), manifest_of(program.command, program.target, order)
 
     def begin() -> RecordingWriter | None:  # with the first step: numpy and torch are the program's to import first
-        from kedge.watching.start import begin_recording
+        from kedge.watch.begin import begin_recording
 
         return begin_recording(place, manifest, output.force)
 
@@ -200,6 +200,6 @@ def _recorder(program: Program, order: Order, output: Output, tell: Callable[[st
 
 
 def _last_words(output: str, recorder: Recorder, summary: Summary | None) -> Iterable[str]:
-    from kedge.watching.closing import last_words
+    from kedge.watch.summary import last_words
 
     return last_words(output, recorder, summary) if summary is not None else [NO_TORCH]

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from kedge.cli.ending import Ending
 from kedge.cli.run import add_program, program_of
 from kedge.cli.watching import Watching
-from kedge.watching.messenger import messenger
-from kedge.watching.order import Order
+from kedge.watch.messenger import messenger
+from kedge.watch.options import Order
 
 if TYPE_CHECKING:
     from kedge.hooks.operations import Listing
-    from kedge.hooks.watch import Watch
+    from kedge.watch.watcher import Watch
 
 
 class Sites:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.imports import AfterImport
-from kedge.watching.hush import hush
-from kedge.watching.order import Order
-from kedge.watching.strict import give_up
+from kedge.watch.hush import hush
+from kedge.watch.options import Order
+from kedge.watch.strict import give_up
 
 if TYPE_CHECKING:
-    from kedge.hooks.roots import Log, Summary
-    from kedge.hooks.watch import Watch
+    from kedge.watch.roots import Log, Summary
+    from kedge.watch.watcher import Watch
 
 
 class Watching:
@@ -83,7 +83,7 @@ class Watching:
         if os.getpid() != self._pid:
             return
         try:
-            from kedge.watching.start import make_watch
+            from kedge.watch.begin import make_watch
 
             self.watch = make_watch(self.log, self.order, self.place)
             self.watch.holding = self.holding

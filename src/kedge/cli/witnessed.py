@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kedge.cli.imports import AfterImport
 from kedge.cli.main import main as command_line
 from kedge.cli.program import Program
-from kedge.watching.hush import hush
+from kedge.watch.hush import hush
 
 if TYPE_CHECKING:
     from kedge.hooks.witness import Witness

@@ -179,3 +179,8 @@ class Open(threading.local):
         call = self.calls[at]
         del self.calls[at:]
         return call
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether `DataParallel` made it for one call, of a model that is hooked itself."""
+    return bool(getattr(module, "_is_replica", False))

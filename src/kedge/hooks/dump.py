@@ -34,13 +34,12 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from kedge.hooks.calls import Call, Open, held, random_state
+from kedge.hooks.calls import Call, Open, held, is_replica, random_state
 from kedge.hooks.compiled import in_backward
 from kedge.hooks.dynamo import has_compiled
 from kedge.hooks.ears import Leave, Listen, Post, Share
 from kedge.hooks.looks import Bad, Look, Looks, bad
 from kedge.hooks.parcel import Parcel, TooLarge
-from kedge.hooks.roots import is_replica
 from kedge.hooks.schedule import rank
 from kedge.hooks.shares import Ways
 from kedge.hooks.suspects import Search, Suspect

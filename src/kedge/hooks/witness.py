@@ -28,8 +28,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from kedge.hooks.calls import is_replica
 from kedge.hooks.parts import parts
-from kedge.hooks.roots import is_replica
 from kedge.hooks.source import OWN, TORCH
 from kedge.sites import leaves
 

@@ -8,19 +8,27 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from kedge.hooks.checkpoints import top_hooks
-from kedge.hooks.roots import Root
 from kedge.hooks.saving import Keep, Place
 from kedge.hooks.spans import Spans, given_to
 from kedge.offload.bill import bill_of
 from kedge.offload.clerk import Clerk, Held, Origins
 from kedge.offload.rebuild import find
 from kedge.offload.storages import Storages
+
+
+class Labelled(Protocol):
+    """A watched model: which modules are its own, and under which paths they are recorded."""
+
+    types: dict[str, str]
+
+    def label(self, path: str) -> str:
+        """Return the path under which a module is recorded."""
 
 
 class QuietKeep(Keep):
@@ -56,7 +64,7 @@ class StepBill:
         self._undo = ExitStack()
         self._undo.callback(self.spans.close)
 
-    def add(self, module: nn.Module, root: Root) -> None:
+    def add(self, module: nn.Module, root: Labelled) -> None:
         """Follow a root whose call is under way."""
         if self._over:
             return

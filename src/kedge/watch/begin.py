@@ -1,0 +1,69 @@
+"""Where a watch and a recording are made, for a command and for a block of code alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kedge.actions.measure import Meter
+from kedge.hooks.dump import Dump
+from kedge.hooks.rerun import operations_of
+from kedge.store.folder import RecordingWriter, create, join
+from kedge.watch.options import Order
+from kedge.watch.ranks import places
+from kedge.watch.roots import Log
+from kedge.watch.watcher import Watch
+
+
+def make_watch(log: Log, order: Order, place: Path | None = None) -> Watch:
+    """Make what watches all models of this process; nothing is watched yet.
+
+    Args:
+        log: Where records go.
+        order: What is watched, and how often.
+        place: The recording, which a dump is put into; without one, none is made.
+    """
+    watch = Watch(Meter(), log, sites=order.sites, n=order.every, budget=order.budget)
+    if order.dump and place is not None:
+        watch.dump = Dump(place, log, watch.step, rerun=operations_of)
+    if order.saved is not None:
+        watch.survey.taker = order.saved(watch.survey.spare)
+    return watch
+
+
+def begin_recording(place: Path, manifest: Mapping[str, Any], force: bool) -> RecordingWriter | None:
+    """Make a recording whose manifest also says what it runs on, or take part in the one that rank 0 makes.
+
+    Returns:
+        None as long as rank 0 has not made it.
+    """
+    described: dict[str, Any] = {**manifest, **_surroundings()}
+    if not manifest.get("rank"):
+        return create(place, described, force=force)
+    for candidate in takewhile(Path.exists, places(place)):
+        writer = join(candidate, described)
+        if writer is not None:
+            writer.event({"kind": "joined"} | {name: described.get(name) for name in _OWN})
+            return writer
+    return None
+
+
+_OWN = ("started", "pid", "host", "device")
+"""What of the manifest differs from rank to rank."""
+
+
+def _surroundings() -> dict[str, str]:
+    """Name torch's version and the device in use.
+
+    Asking whether there is a device would start it, and spoil later forks; what is in use has been started.
+    """
+    device = "mps" if torch.backends.mps.is_available() else "cpu"
+    if torch.cuda.is_initialized():
+        device = f"cuda ({torch.cuda.get_device_name()})"
+    elif torch.xpu.is_initialized():
+        device = "xpu"
+    return {"torch": torch.__version__, "device": device}

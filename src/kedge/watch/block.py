@@ -1,0 +1,259 @@
+"""Watching a part of a program from within: ``with kedge.watch("run.kedge"): train()``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import distributed, nn
+
+from kedge.errors import WatchingFailed
+from kedge.hooks import dynamo
+from kedge.hooks.schedule import every as schedule_of
+from kedge.rules.project import configured_rules
+from kedge.rules.registry import check
+from kedge.rules.rule import Finding, Rule
+from kedge.sites.select import Selector
+from kedge.store.recording import Recording
+from kedge.watch.begin import begin_recording, make_watch
+from kedge.watch.hush import hush, unhush
+from kedge.watch.messenger import messenger
+from kedge.watch.options import Order, manifest_of
+from kedge.watch.ranks import Launch
+from kedge.watch.recorder import Recorder
+from kedge.watch.roots import Summary
+from kedge.watch.sinks import RunSink, Sinks
+from kedge.watch.summary import end_of, last_words
+from kedge.watch.watcher import Watch
+
+
+class Watched:
+    """A part of a program that is watched, from `begin` to `end` or as a ``with`` block.
+
+    What is wrong with the order itself, such as a recording that is there already, is raised by
+    `begin`. Whatever fails later is told once, and the program goes on; with `strict` it is raised
+    at the end. If it is not ended, it ends with the program.
+
+    Args:
+        path: The recording; None for a name made of the script's and the process's.
+        order: What is watched, and how often.
+        force: Whether an old recording may be replaced.
+        strict: Whether failures of Kedge are raised.
+
+    Attributes:
+        recording: Where the recording is, or will be. When it is begun again it is numbered: ``run-2.kedge``.
+        tell: Tells the user something; assign another function to have it elsewhere than on stderr, or None
+            to have nothing told.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, order: Order, *, force: bool, strict: bool) -> None:
+        Selector(order.sites)
+        schedule_of(order.every)
+        self.order, self.force, self.strict = order, force, strict
+        self.recording = self._first = Path(path) if path is not None else Path(default_name())
+        self.tell: Callable[[str], None] | None = _tell
+        self._sinks: list[RunSink] = []
+        self._named: list[weakref.ref[nn.Module]] = []
+        self._watch: Watch | None = None
+        self._into: Sinks | None = None
+        self._failures: list[str] = []
+        self._begun, self._launch, self._pid, self._running = 0, Launch(), os.getpid(), False
+
+    def send_to(self, *sinks: RunSink) -> Self:
+        """Send what is recorded to these too, from the next `begin` on; they are closed at the end."""
+        self._sinks += sinks
+        return self
+
+    def naming(self, model: nn.Module) -> Self:
+        """Call modules as this model does, also where they are called one by one and the model itself is not."""
+        self._named[:] = [weakref.ref(model)]
+        if self._watch is not None:
+            self._watch.names.update((module, name) for name, module in model.named_modules())
+        return self
+
+    def begin(self) -> Self:
+        """Begin to watch; what is under way is ended first.
+
+        Raises:
+            RecordingError: The recording cannot be made there.
+        """
+        self.end()
+        self._launch = launch = launched()
+        manifest = {**manifest_of(sys.argv, script_name(), self.order), **launch.describe()}
+        first, number = self._first, f"-{self._begun + 1}" if self._begun else ""
+        self.recording = Path(launch.settle(str(first.with_name(f"{first.stem}{number}{first.suffix}")), self.force))
+        self._begun, self._pid, place = self._begun + 1, os.getpid(), self.recording.absolute()
+        recorder = Recorder(place, lambda: begin_recording(place, manifest, self.force), self._complain)
+        self._into = Sinks(recorder, self._sinks if launch.leads else (), self._complain)
+        self._into.look = self._look
+        self._watch = None
+        self._failures.clear()
+        self._running = True
+        atexit.register(self._end_with_program)
+        self._start(self._into)
+        return self
+
+    def _start(self, into: Sinks) -> None:
+        hush()
+        try:
+            dynamo.refresh()
+            watch = make_watch(into, self.order, self.recording.absolute())
+            with ExitStack() as undo:
+                undo.push(watch)
+                watch.__enter__()
+                undo.pop_all()
+        except Exception as error:
+            if self.strict:
+                self.end(error)
+                raise
+            self._complain(f"cannot watch: {error!r}; the program goes on unwatched")
+        else:
+            self._watch = watch
+            for model in filter(None, (known() for known in self._named)):
+                self.naming(model)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Remove every hook and finish the recording; ending twice does nothing.
+
+        Args:
+            error: What ended the program's part, for the recording.
+
+        Raises:
+            WatchingFailed: Kedge failed, `strict` is given, and there is no other error.
+        """
+        if not self._running or os.getpid() != self._pid:
+            return
+        self._running = False
+        atexit.unregister(self._end_with_program)
+        unhush()
+        self._finish(error)
+        failure = self._watch.failure if self._watch is not None else None
+        if failure is not None:
+            self._failures.append(f"a hook failed: {type(failure).__name__}: {failure}")
+        if self.strict and self._failures and error is None:
+            raise WatchingFailed(f"watching into {self.recording} failed: {'; '.join(self._failures)}") from failure
+
+    def _finish(self, error: BaseException | None) -> None:
+        watch, into = self._watch, self._into
+        if watch is None or into is None:
+            return
+        try:
+            try:
+                watch.__exit__(None, None, None)
+            finally:
+                summary = watch.summary  # before that call: what takes place after the program is no part of its time
+                if watch.dump is not None:
+                    watch.dump.run_again()
+                into.event(end_of(summary, int(error is not None), error))
+                into.close()
+            self._tell_last_words(summary, into.recorder)
+        except Exception as failure:  # noqa: BLE001 - the program has ended well; that is not Kedge's to change
+            self._complain(f"the watching ended badly: {failure!r}")
+
+    def _tell_last_words(self, summary: Summary, recorder: Recorder) -> None:
+        if self._launch.leads and self.tell is not None:
+            self._launch.await_others(recorder.place)
+            for line in last_words(str(self.recording), recorder, summary):
+                self.tell(line)
+
+    def findings(self, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:
+        """Run rules, all of them if none are given, on what is written so far.
+
+        A step is written when the next one begins, so have the last one too by calling `end` first.
+        Before the first one there is nothing to judge, and nothing is found.
+        """
+        if self._into is None or self._into.recorder.writer is None:
+            return ()
+        return check(Recording.open(self._into.recorder.place), configured_rules() if rules is None else rules)
+
+    @property
+    def summary(self) -> Summary | None:
+        """How much was seen so far and what it cost; None before the beginning."""
+        return self._watch.summary if self._watch is not None else None
+
+    def _look(self) -> tuple[Finding, ...]:
+        if not self._running and self._into is not None:
+            self._launch.await_others(self._into.recorder.place)
+        try:
+            return self.findings()
+        except Exception as error:  # noqa: BLE001 - a rule that fails must not end the training
+            self._complain(f"the recording could not be checked: {error!r}")
+            return ()
+
+    def _complain(self, text: str) -> None:
+        self._failures.append(text)
+        if not self.strict and self.tell is not None:
+            self.tell(text if self._launch.leads else f"rank {self._launch.rank}: {text}")
+
+    def _end_with_program(self) -> None:
+        self.strict = False  # there is nobody left to catch it
+        self.end(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
+
+    def __enter__(self) -> Self:
+        return self.begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        self.end(error)
+
+
+def _tell(text: str) -> None:
+    messenger()(text)
+
+
+def launched() -> Launch:
+    """What this process's launcher says about it, or else the process group: not all launchers tell the rank."""
+    launch = Launch.here()
+    grouped = distributed.is_available() and distributed.is_initialized()
+    if launch.run is not None or not grouped or distributed.get_world_size() == 1:
+        return launch
+    numbers = {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
+    return Launch.here({"MASTER_PORT": str(os.getppid()), **os.environ, **numbers})
+
+
+def script_name() -> str:
+    """The script that runs in this process, as it was typed; ``python`` where there is none."""
+    typed = sys.argv[0] if sys.argv else ""
+    return "python" if typed in {"", "-c", "-m"} else typed
+
+
+def default_name() -> str:
+    """A name for a recording that no other run has; the ranks of one run agree on it."""
+    return f"{Path(script_name()).name}.{launched().label}.kedge"
+
+
+def watch(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    sites: str = "**",
+    every: int = 10,
+    budget: float | None = 0.03,
+    force: bool = False,
+    dump: bool = False,
+    strict: bool = False,
+) -> Watched:
+    """Record what flows through every model that runs in this process, and be told what is wrong.
+
+    ``with kedge.watch("run.kedge"): train()`` watches the block; `begin` and `end` do without one.
+
+    Args:
+        path: The recording, a folder to make; None for a name made of the script's and the process's.
+        sites: A selector; outputs, gradients and parameters at the paths it names are measured.
+        every: One step in this many is measured in full; every step is checked for NaN.
+        budget: The share of the run's time that watching may take; None for any.
+        force: Whether to replace a recording that is there already.
+        dump: Whether to keep the tensors around the first value that is not finite.
+        strict: Whether to raise what fails in Kedge itself, at the end, rather than tell it and go on.
+
+    Raises:
+        SelectorError: `sites` cannot be read.
+    """
+    return Watched(path, Order(sites, every, budget, dump), force=force, strict=strict)

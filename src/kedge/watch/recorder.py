@@ -1,0 +1,119 @@
+"""What a watched program gives, written to disk; the program never suffers from the writing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedge.errors import RecordingError
+from kedge.watch.strict import give_up
+
+if TYPE_CHECKING:
+    from kedge.store.folder import RecordingWriter
+
+PATIENCE = 120.0
+"""For how many seconds a rank keeps what it sees, until rank 0 has made the recording; at least."""
+
+PATIENCE_AT_THE_END = 10.0
+
+_FEW, _MANY = 100, 10_000
+"""How many writes are always kept for rank 0, and how many never."""
+
+_PAUSE = 0.05
+
+
+class Recorder:
+    """Takes what was seen to disk.
+
+    The recording begins with the first step: by then the device is known, and a program that
+    calls no model leaves nothing behind. When the disk refuses, the program runs on unrecorded.
+    What a rank sees before rank 0 has made the recording is kept; the program does not wait for it.
+
+    Args:
+        place: Where the recording will be.
+        begin: Makes it there, or takes part in it; None as long as there is nothing to take part in.
+            See `kedge.watch.begin.begin_recording`.
+        complain: Tells the user.
+        strict: Whether a failure ends the program.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        begin: Callable[[], RecordingWriter | None],
+        complain: Callable[[str], None],
+        *,
+        strict: bool = False,
+    ) -> None:
+        self.place, self.begin, self.complain, self.strict = place, begin, complain, strict
+        self.writer: RecordingWriter | None = None
+        self.failed = False
+        self._kept: list[Callable[[RecordingWriter], None]] = []
+        self._since: float | None = None
+
+    def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
+        """Write which sites there are; the first call makes the recording."""
+        self._attempt(lambda writer: writer.sites(sites, roots))
+
+    def stats(self, step: int, columns: Mapping[str, Any]) -> None:
+        """Write the statistics of one step."""
+        self._attempt(lambda writer: writer.stats(step, columns))
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Write a note, if there is a recording."""
+        if self.writer is not None or self._kept:
+            self._attempt(lambda writer: writer.event(event))
+
+    def close(self) -> None:
+        """End the recording."""
+        until = time.monotonic() + PATIENCE_AT_THE_END
+        while self._kept and self.writer is None and time.monotonic() < until:
+            time.sleep(_PAUSE)
+            self._attempt()
+        if self._kept:
+            self._fail(self._missing())
+        if self.writer is not None:
+            self._attempt(lambda writer: writer.close())
+
+    def _attempt(self, *writes: Callable[[RecordingWriter], None]) -> None:
+        if self.failed:
+            return
+        self._kept += writes
+        try:
+            self._write()
+        except Exception as error:  # noqa: BLE001 - whatever the disk does, it must not end somebody's training
+            self._fail(error)
+
+    def _write(self) -> None:
+        if self.writer is None:
+            self.writer = self.begin()
+        if self.writer is None:
+            self._be_patient()
+            return
+        kept, self._kept = self._kept, []
+        for write in kept:
+            write(self.writer)
+
+    def _be_patient(self) -> None:
+        now = time.monotonic()
+        self._since = self._since if self._since is not None else now
+        if len(self._kept) > (_FEW if now - self._since > PATIENCE else _MANY):
+            raise self._missing()
+
+    def _missing(self) -> RecordingError:
+        return RecordingError(
+            f"rank 0 has made no recording at {self.place}; name the same place for all ranks, "
+            "in a folder that all of them see"
+        )
+
+    def _fail(self, error: Exception) -> None:
+        self.failed = True
+        self._kept.clear()
+        if self.writer is not None:
+            with suppress(Exception):  # the recording may be out of reach; others shall not find it locked
+                self.writer.close()
+        instead = "the program goes on, but is not recorded from here on"
+        give_up(f"writing failed: {error}", instead, self.complain, strict=self.strict)

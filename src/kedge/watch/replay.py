@@ -1,0 +1,67 @@
+"""A recording, handed to a sink as if its run were under way."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from kedge.rules.project import configured_rules
+from kedge.rules.registry import check
+from kedge.store.columns import BINARY, COLUMNS
+from kedge.store.recording import Recording, SiteInfo
+from kedge.watch.sinks import RunSink, entry_of
+
+
+def replay(recording: Recording | str | os.PathLike[str], sink: RunSink) -> None:
+    """Hand a sink everything that a recording holds, step by step, and then what the rules find.
+
+    Args:
+        recording: The recording, or where it is; its run may still be under way.
+        sink: Gets the sites, the steps and the events, and is closed.
+    """
+    if not isinstance(recording, Recording):
+        recording = Recording.open(recording)
+    try:
+        _hand(recording, sink)
+    finally:
+        sink.close()
+
+
+def _hand(recording: Recording, sink: RunSink) -> None:
+    sink.sites(
+        [_entry(site) for site in recording.sites],
+        [{"name": root.name, "prefix": root.prefix, "parameters": root.parameters} for root in recording.roots],
+    )
+    columns = _columns(recording)
+    steps, order = columns["step"], np.argsort(columns["step"], kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(steps[order])) + 1):
+        if len(part):
+            sink.stats(int(steps[part[0]]), {name: _taken(values, part) for name, values in columns.items()})
+    for event in recording.events:
+        sink.event(event)
+    for finding in check(recording, configured_rules()):
+        sink.event(entry_of(finding))
+
+
+def _columns(recording: Recording) -> dict[str, Any]:
+    """Give all rows, those of one site and step merged, as columns."""
+    each = [(site.id, recording.rows(site)) for site in recording.sites]
+    columns: dict[str, Any] = {
+        name: np.concatenate([np.zeros(0, dtype), *(getattr(rows, name) for _, rows in each)])
+        for name, (dtype, _) in COLUMNS.items()
+        if name != "site"
+    }
+    columns["site"] = np.repeat([i for i, _ in each], [len(rows) for _, rows in each])
+    return columns | {name: [held for _, rows in each for held in getattr(rows, name)] for name in BINARY}
+
+
+def _taken(values: Any, part: Any) -> Any:
+    return [values[i] for i in part.tolist()] if isinstance(values, list) else values[part]
+
+
+def _entry(site: SiteInfo) -> dict[str, Any]:
+    entry = asdict(site)
+    return entry | {"from": list(entry.pop("sources")), "shape": list(site.shape)}

@@ -1,0 +1,313 @@
+"""What a watch works with: the roots of a program, what measures them, and where that is written."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, cast
+
+from torch import Tensor, nn
+
+from kedge.flow import Act, Sink
+from kedge.hooks import dynamo
+from kedge.hooks.attach import Target
+from kedge.hooks.causes import explain
+from kedge.hooks.schedule import Clock, Passes
+from kedge.hooks.session import Session
+from kedge.hooks.tap import Tap
+from kedge.sites.select import Selector
+from kedge.sites.site import Site
+
+_EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
+_CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
+
+
+_ALIKE = 8
+"""How many roots of one structure with parameters are told apart; a program may make one for each step."""
+
+KEEPS_FINITE = frozenset(
+    {
+        *("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "Tanh", "Sigmoid", "Hardsigmoid", "Embedding"),
+        *("Identity", "Flatten", "Unflatten", "ZeroPad2d", "Dropout", "Dropout1d", "Dropout2d"),
+        *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AdaptiveMaxPool2d"),
+        *("AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d"),
+    }
+)
+"""Modules that make finite values of finite ones.
+
+`Softmax` is not among them: scores are masked with -inf, and of a row of nothing else it makes NaN.
+"""
+
+
+Parts = Literal["all", "bad", "none"]
+
+
+class Gauge(Protocol):
+    """What measures: the action that `kedge.measure` makes."""
+
+    sink: Any
+    level: int
+    muted: bool
+    draws: bool
+    curves: set[int]
+    seats: dict[Site, Any]
+    channel_dims: dict[str, int | None]
+    events: int
+    seconds: float
+    device_seconds: float
+
+    def bind(self, site: Site) -> Act:
+        """Return what measures the values of one site."""
+
+    def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
+        """Tell how the activation at a path saturates."""
+
+    def observe(self, seat: Any, value: Tensor, step: int) -> None:
+        """Measure one value of a site."""
+
+    def add(
+        self,
+        sites: Sequence[Site],
+        step: int,
+        tensors: Sequence[Tensor],
+        total: Site | None = None,
+        *,
+        parts: Parts = "all",
+    ) -> bool:
+        """Measure the norms of many tensors at once; tell whether one is known not to be finite."""
+
+    def add_values(self, step: int, held: Sequence[tuple[Any, Tensor]]) -> bool:
+        """Measure the norms of many values at once; tell whether one is known not to be finite."""
+
+    def spoiled(self) -> bool:
+        """Whether something measured in this step is not finite."""
+
+    def flush(self, *, curves: bool = True) -> None:
+        """End the step."""
+
+    def finish(self) -> None:
+        """Pass on everything."""
+
+
+class Log(Sink, Protocol):
+    """Where a watched run is written."""
+
+    def sites(self, sites: list[dict[str, Any]], roots: list[dict[str, Any]]) -> None:
+        """Take the list of sites, whenever it has grown."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Take a note."""
+
+
+@dataclass
+class Root:
+    """A root module: what its sites' paths begin with, and what is where in it.
+
+    A program may make a loss anew for every call. Such a root without parameters follows the one before it, and so does
+    one with parameters of which there have been many.
+
+    Attributes:
+        heard: The sites that fired for a module that another has followed.
+        silent: The sites that did not, of one that is gone.
+    """
+
+    index: int
+    prefix: str
+    types: dict[str, str]
+    parameters: int = 0
+    modules: list[dict[str, Any]] = field(default_factory=list)
+    follows: bool = False
+    target: Target | None = None
+    past: Passes | None = None
+    heard: set[str] = field(default_factory=set)
+    silent: list[dict[str, Any]] = field(default_factory=list)
+    undo: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def passes(self) -> Passes | None:
+        """Counts its forward passes."""
+        return None if self.target is None else self.target.passes
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its forward is under way in this thread, where its own hooks are up."""
+        return self.target is not None and self.target.passes.here.inside
+
+    def module(self) -> nn.Module | None:
+        """The module, if it is still there."""
+        return None if self.target is None else self.target.model()
+
+    def release(self, session: Session) -> bool:
+        """Let go of all that was kept for the module if it is gone; returns whether there was something."""
+        gone = self.target
+        if gone is None or gone.model() is not None:
+            return False
+        mine = {id(t): t for t in session.taps if getattr(t.action, "root", None) is self}
+        self.heard.update(str(t.site) for t in mine.values() if t.fired)
+        self.silent = silences([self], mine.values())
+        self.past = gone.passes
+        session.taps = [t for t in session.taps if id(t) not in mine]
+        session.targets = {key: target for key, target in session.targets.items() if target is not gone}
+        self.target = None
+        self.undo.close()
+        return True
+
+    @contextmanager
+    def attaching(self, session: Session, module: nn.Module) -> Iterator[Target]:
+        """Hook a module in a block, in place of the one before it."""
+        outer, self.follows = session.cleanup, self.past is not None
+        if not self.follows:
+            outer.callback(self.undo.close)
+        self.silent = []
+        session.cleanup = self.undo
+        try:
+            self.target = session.targets[id(module)] = Target(session, module)
+            self.target.kinds = {name: weakref.ref(type(m)) for name, m in module.named_modules(remove_duplicate=False)}
+            if self.follows and session.clock.leader is self.past:
+                session.clock.leader = self.target.passes
+            yield self.target
+        finally:
+            session.cleanup = outer
+
+    def label(self, path: str) -> str:
+        """The path under which one of its sites is recorded."""
+        return ".".join(p for p in (self.prefix, path) if p)
+
+    def entry(self) -> dict[str, Any]:
+        """What the recording says of it."""
+        named = {"name": self.types[""], "prefix": self.prefix}
+        return {**named, "parameters": self.parameters, "modules": self.modules}
+
+
+class Prefixed:
+    """The meter, as one root's sites see it: their recorded paths begin with the root's prefix."""
+
+    observes = True
+    recomputes = False
+
+    def __init__(self, meter: Gauge, root: Root) -> None:
+        self.meter, self.root = meter, root
+
+    def __repr__(self) -> str:
+        """As the meter."""
+        return repr(self.meter)
+
+    def bind(self, site: Site) -> Act:
+        """Return what measures one site of this root."""
+        return self.meter.bind(replace(site, path=self.root.label(site.path)))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came out of watching.
+
+    Attributes:
+        sites: How many sites fired.
+        steps: How many steps the program took.
+        sampled: How many of them were measured in full.
+        seconds: Wall-clock seconds from the first watched call to the end.
+        watching: Seconds of them that Kedge measured itself to take.
+        levels: How many steps were looked at how closely: "full", "light", "off".
+    """
+
+    sites: int
+    steps: int
+    sampled: int
+    seconds: float
+    watching: float
+    levels: dict[str, int]
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside what compiles or replicates it."""
+    module = dynamo.unwrap(module)
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    return unwrapped(module.module) if isinstance(module, parallel) else module
+
+
+def selected(selector: Selector, path: str, module: nn.Module) -> bool:
+    """Whether a selector names a module, or what belongs to it, by the path that it is recorded under."""
+    types = tuple(c.__name__ for c in type(module).__mro__)
+    wanted = any(t.matches(path, types) for t in selector.terms if not t.excluded)
+    return wanted and not any(t.matches(path, types) for t in selector.terms if t.excluded)
+
+
+def channel_dims(model: nn.Module, modules: Mapping[str, nn.Module], root: Root) -> dict[str, int | None]:
+    """Where the channels of a three-dimensional value are: second in convolutional models, else last."""
+    first = any(isinstance(m, _CHANNELS_FIRST) for m in model.modules())
+    return {root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)}
+
+
+def saturations(modules: Mapping[str, nn.Module], root: Root) -> dict[str, tuple[str, tuple[float, ...]]]:
+    """How the activations among some modules saturate, by the path that they are recorded under."""
+    return {root.label(n): _SATURATING[type(m)](m) for n, m in modules.items() if type(m) in _SATURATING}
+
+
+_SATURATING: dict[type[nn.Module], Callable[[Any], tuple[str, tuple[float, ...]]]] = {
+    nn.Tanh: lambda m: ("tanh", ()),
+    nn.Sigmoid: lambda m: ("sigmoid", ()),
+    nn.Softsign: lambda m: ("softsign", ()),
+    nn.Softmax: lambda m: ("softmax", (-1 if m.dim is None else m.dim,)),
+    nn.Hardtanh: lambda m: ("between", (m.min_val, m.max_val)),
+    nn.Hardsigmoid: lambda m: ("between", (0.0, 1.0)),
+    nn.ReLU6: lambda m: ("between", (-math.inf, 6.0)),
+}
+
+
+def entry_of(seat: Any, roots: Sequence[Root], sources: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recording says of a site; see docs/recording.md."""
+    path, kind = seat.site.path, seat.site.kind
+    root = max((r for r in roots if inside(path, r.prefix)), key=lambda r: len(r.prefix))
+    of_param = kind.startswith("param") or kind == "update"
+    owner = path.rpartition(".")[0] if of_param else path
+    inner = owner[len(root.prefix) :].lstrip(".") if root.prefix else owner
+    return {
+        "id": seat.id, "site": str(seat.site), "path": path, "kind": kind, "type": root.types.get(inner, ""),
+        "root": root.index, "shape": list(seat.shape), "dtype": seat.dtype, "channels": seat.channels,
+        "from": list(seat.sources), "owner": owner, "node": seat.node,
+        "source": None if of_param else sources.get(path),
+    }  # fmt: skip
+
+
+def silences(roots: Iterable[Root], taps: Iterable[Tap]) -> list[dict[str, Any]]:
+    """Say of each site that never fired why not, of those of modules that are gone too."""
+    silent = [t for t in taps if t.site.kind in ("out", "param.grad") and not t.fired]
+    here = [t for t in silent if str(t.site) not in cast("Prefixed", t.action).root.heard]
+    return [*(silence for root in roots for silence in root.silent), *map(silence_of, here)]
+
+
+def silence_of(tap: Tap) -> dict[str, Any]:
+    """Say why a site never fired, under the path it is recorded with."""
+    action, cause = cast("Prefixed", tap.action), explain(tap)
+    site = replace(tap.site, path=action.root.label(tap.site.path))
+    return {"site": str(site), "fired": 0, "cause": cause.why, "remedy": cause.remedy}
+
+
+def next_of(roots: Sequence[Root], types: Mapping[str, str]) -> Root | None:
+    """Find the root that a module of these types follows, if it does; those that are gone have been released."""
+    alike = [root for root in roots if root.types == types]
+    gone = [root for root in alike if root.target is None]
+    return next((root for root in gone if not root.parameters or len(alike) >= _ALIKE), None)
+
+
+def leads_anew(clock: Clock, roots: Sequence[Root]) -> bool:
+    """Whether the steps are the calls of a module that the program makes anew for each."""
+    return clock.optimizer is None and any(r.follows and r.passes is clock.leader for r in roots)
+
+
+def free_prefix(name: str, roots: Sequence[Root]) -> str:
+    """Make a prefix of a class's name that no root has; the first has none."""
+    if not roots:
+        return ""
+    taken = {root.prefix for root in roots}
+    numbered = (f"{name}_{i}" for i in itertools.count(2))
+    return next(p for p in itertools.chain([name], numbered) if p not in taken)
+
+
+def inside(path: str, prefix: str) -> bool:
+    """Whether a site's path is one of a root with this prefix."""
+    return not prefix or path == prefix or path.startswith(prefix + ".")

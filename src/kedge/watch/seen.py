@@ -1,0 +1,79 @@
+"""What a watch has met: modules that are no new roots, and parameters that are recorded."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
+
+from kedge.hooks.calls import is_replica
+from kedge.sites.site import Site
+from kedge.watch.roots import Root, inside
+
+
+class Known:
+    """Modules that have been called, or are part of a root; held weakly."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, weakref.ref[nn.Module]] = {}
+        self._aside: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def __contains__(self, module: nn.Module) -> bool:
+        known = self._met.get(id(module))
+        return known is not None and known() is module
+
+    def meet(self, modules: Iterable[nn.Module]) -> None:
+        """Take these in."""
+        self._met.update((id(module), weakref.ref(module)) for module in modules)
+
+    def forget_gone(self) -> None:
+        """Forget those that are there no more."""
+        self._met = {key: known for key, known in self._met.items() if known() is not None}
+
+    def is_aside(self, module: nn.Module) -> bool:
+        """Whether it is no root whoever calls it.
+
+        It may be a replica; or compute a parameter, when PyTorch calls it as the module that will have it is made.
+        """
+        if isinstance(module, ParametrizationList):
+            self._aside.update(module.modules())
+        return module in self._aside or is_replica(module)
+
+
+class Places:
+    """Where parameters are recorded; they are held weakly.
+
+    Args:
+        roots: The roots that there are, a list that grows.
+    """
+
+    def __init__(self, roots: Sequence[Root]) -> None:
+        self._roots = roots
+        self._sites: dict[int, tuple[weakref.ref[nn.Parameter], Site]] = {}
+
+    def unplaced(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        """List a module's parameters that are not watched yet, and have a shape by now."""
+        return [(n, p) for n, p in module.named_parameters() if not is_lazy(p) and self.site(p) is None]
+
+    def put(self, named: Iterable[tuple[str, nn.Parameter]], root: Root) -> None:
+        """Take in parameters of a root."""
+        self._sites.update((id(p), (weakref.ref(p), Site(root.label(name), "param"))) for name, p in named)
+
+    def site(self, param: nn.Parameter) -> Site | None:
+        """The site of a parameter; None where it is not watched."""
+        known = self._sites.get(id(param))
+        return known[1] if known is not None and known[0]() is param else None
+
+    def of(self, param: nn.Parameter) -> tuple[Site, Root] | None:
+        """The site of a parameter and its root; None where it is not watched."""
+        site = self.site(param)
+        if site is None:
+            return None
+        return site, max((r for r in self._roots if inside(site.path, r.prefix)), key=lambda r: len(r.prefix))
+
+    def forget_gone(self) -> None:
+        """Forget those that are there no more."""
+        self._sites = {key: known for key, known in self._sites.items() if known[0]() is not None}

@@ -1,0 +1,114 @@
+"""What a watched run gives, handed to several that take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from kedge.rules.rule import Finding
+from kedge.store.columns import BINARY, COLUMNS
+from kedge.store.rows import Rows
+from kedge.watch.recorder import Recorder
+
+Columns = Mapping[str, Any]
+Entries = Sequence[Mapping[str, Any]]
+
+
+class RunSink(Protocol):
+    """Takes what a watched run gives: while it goes, or later, from its recording."""
+
+    def sites(self, sites: Entries, roots: Entries) -> None:
+        """Take the sites and roots, as ``sites.json`` has them; again whenever there are more."""
+
+    def stats(self, step: int, columns: Columns) -> None:
+        """Take the statistics of one step: one array a column, one row a site."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Take a line of ``events.jsonl``, or a finding: its fields, and ``"kind": "finding"``."""
+
+    def close(self) -> None:
+        """End."""
+
+
+class Sinks:
+    """The recorder, and sinks that get the same; a sink that fails is told of and gets nothing more.
+
+    Findings are looked for as soon as something is not finite, and at the end.
+    """
+
+    def __init__(self, recorder: Recorder, sinks: Iterable[RunSink], complain: Callable[[str], None]) -> None:
+        self.recorder, self.rest, self.complain = recorder, list(sinks), complain
+        self.look: Callable[[], Sequence[Finding]] = tuple
+        self._spoiled = False
+        self._told: set[tuple[str, ...]] = set()
+
+    def sites(self, sites: Entries, roots: Entries) -> None:
+        """Hand on the sites and roots."""
+        self.recorder.sites(sites, roots)
+        self._each(lambda sink: sink.sites(sites, roots))
+
+    def stats(self, step: int, columns: Columns) -> None:
+        """Hand on the statistics of one step."""
+        self.recorder.stats(step, columns)
+        self._each(lambda sink: sink.stats(step, columns))
+        if self.rest and not self._spoiled and not rows_of(step, columns).clean.all():
+            self._spoiled = True
+            self._tell_findings()
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Hand on a note."""
+        self.recorder.event(event)
+        self._each(lambda sink: sink.event(event))
+
+    def close(self) -> None:
+        """Hand on what was found, and end all."""
+        self.recorder.close()
+        if self.rest:
+            self._tell_findings()
+        self._each(lambda sink: sink.close())
+
+    def _tell_findings(self) -> None:
+        for finding in self.look():
+            known = (finding.code, finding.site, finding.severity)
+            if known not in self._told:
+                self._told.add(known)
+                self._each(partial(_tell, entry_of(finding)))
+
+    def _each(self, hand: Callable[[RunSink], None]) -> None:
+        for sink in list(self.rest):
+            try:
+                hand(sink)
+            except Exception as error:  # noqa: BLE001 - what takes the records must not end somebody's training
+                self.rest.remove(sink)
+                what = f"{type(error).__name__}: {error}"
+                self.complain(f"{type(sink).__name__} failed and gets nothing from here on: {what}")
+
+
+def _tell(event: Mapping[str, Any], sink: RunSink) -> None:
+    sink.event(event)
+
+
+def entry_of(finding: Finding) -> dict[str, Any]:
+    """Make the event that brings a finding to a sink."""
+    return {"kind": "finding", **asdict(finding)}
+
+
+def rows_of(step: int, columns: Columns) -> Rows:
+    """Make rows of the columns of one step, one a site; what is left out was not measured."""
+    count = len(columns["site"])
+    held: dict[str, Any] = {name: _column(name, columns, count) for name in COLUMNS if name != "site"}
+    held["step"] = np.full(count, step, dtype=np.int64)
+    held.update((name, tuple(columns.get(name, (b"",) * count))) for name in BINARY)
+    return Rows(**held)
+
+
+def _column(name: str, columns: Columns, count: int) -> Any:
+    dtype, default = COLUMNS[name]
+    if name not in columns:
+        return np.full(count, default, dtype=dtype)
+    values = np.asarray(columns[name])
+    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64, copy=False)

@@ -1,0 +1,93 @@
+"""How a recording ends, and what its user is told then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kedge.errors import RecordingError
+from kedge.report.numbers import counted, percent, seconds
+from kedge.report.tally import tally
+from kedge.rules.project import configured_rules
+from kedge.rules.registry import check
+from kedge.rules.rule import Finding
+from kedge.store.documents import read_manifest, read_ranks
+from kedge.store.recording import Recording
+from kedge.watch.recorder import Recorder
+from kedge.watch.roots import Summary
+
+NO_MODULE = "the program called no module in this process, outside of functions that are compiled as a whole"
+NO_SITE = "modules were called, but nothing that can be measured was seen at the sites to be watched; see them with kedge sites"
+#: How many rules the last lines name.
+NAMED_RULES = 3
+
+
+def end_of(summary: Summary, status: int, error: BaseException | None) -> dict[str, Any]:
+    """Make the event that ends a recording.
+
+    Args:
+        summary: What came out of watching.
+        status: What the program ended with.
+        error: What ended it; None where it ran to its last line.
+    """
+    uncaught = None if isinstance(error, SystemExit) else error
+    return {
+        "kind": "end",
+        "exit": status,
+        "steps": summary.steps,
+        "sampled": summary.sampled,
+        "seconds": summary.seconds,
+        "watching": summary.watching,
+        "slowdown": summary.watching / summary.seconds if summary.seconds else None,
+        "levels": summary.levels,
+        "error": f"{type(uncaught).__name__}: {uncaught}".removesuffix(": ") if uncaught else None,
+    }
+
+
+def last_words(name: str, recorder: Recorder, summary: Summary) -> Iterator[str]:
+    """Tell how much was seen, what was found, and what to type next."""
+    if recorder.writer is None:
+        yield "nothing was recorded" + ("" if recorder.failed else f": {NO_SITE if summary.steps else NO_MODULE}")
+        return
+    cost = percent(summary.watching / summary.seconds) if summary.seconds else "nothing"
+    yield (
+        f"{_whose(recorder.place)}{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, "
+        f"{summary.sampled:,} sampled; "
+        f"watching took {cost} of {seconds(summary.seconds)}"
+    )
+    yield _checked(recorder.place)
+    yield f"see more with: kedge report {name}"
+
+
+def _whose(place: Path) -> str:
+    """Say that these are one rank's figures, and how many have recorded, if there are several."""
+    try:
+        world, ranks = int(read_manifest(place).get("world") or 1), read_ranks(place)
+    except RecordingError:  # what is wrong with it is said when it is checked
+        return ""
+    if world == 1:
+        return ""
+    told = counted(world, "rank") if len(ranks) == world else f"{len(ranks):,} of {counted(world, 'rank')}"
+    return f"{told} recorded; rank 0: "
+
+
+def _checked(place: Path) -> str:
+    try:
+        findings = check(Recording.open(place), configured_rules())
+    except Exception as error:  # noqa: BLE001 - a rule that fails must not change how the program ends
+        return f"the recording could not be checked: {error!r}"
+    return in_short(findings)
+
+
+def in_short(findings: Sequence[Finding]) -> str:
+    """Count findings and name the first rules: ``1 error: NAN-BORN at log:out and 2 more``."""
+    places: dict[str, list[str]] = {}
+    for finding in findings:
+        places.setdefault(finding.code, []).append(finding.site)
+    named = [_named(code, sites) for code, sites in list(places.items())[:NAMED_RULES]]
+    return tally(findings) + (f": {'; '.join(named)}" if named else "")
+
+
+def _named(code: str, sites: Sequence[str]) -> str:
+    return f"{code} at {sites[0]}" + (f" and {len(sites) - 1} more" if len(sites) > 1 else "")

@@ -1,0 +1,41 @@
+"""The last words of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kedge.store.folder import create, join
+from kedge.watch.recorder import Recorder
+from kedge.watch.roots import Summary
+from kedge.watch.summary import last_words
+
+
+def words(place: Path, world: int, ranks: int) -> list[str]:
+    """Record on some ranks, and end."""
+    shared = {"world": world, "run": "r", "attempt": "a:1/0"}
+    recorder = Recorder(place, lambda: create(place, {**shared, "rank": 0}, force=False), print)
+    recorder.sites([{"id": 0, "site": "fc:out", "path": "fc", "kind": "out"}], [{"name": "Net"}])
+    recorder.stats(0, {"site": [0], "count": [1], "sum": [1.0]})
+    for rank in range(1, ranks):
+        writer = join(place, {**shared, "rank": rank})
+        assert writer is not None
+        writer.close()
+    recorder.close()
+    return list(last_words("run.kedge", recorder, Summary(1, 5, 2, 2.0, 0.1, {})))
+
+
+@pytest.mark.parametrize(
+    ("world", "ranks", "begins"),
+    [
+        (1, 1, "1 site, 5 steps, 2 sampled; watching took 5.0 % of 2"),
+        (2, 2, "2 ranks recorded; rank 0: 1 site, 5 steps, 2 sampled; watching took 5.0 % of 2"),
+        (4, 3, "3 of 4 ranks recorded; rank 0: 1 site, 5 steps, 2 sampled; watching took 5.0 % of 2"),
+    ],
+)
+def test_the_last_words_name_the_ranks(world: int, ranks: int, begins: str, tmp_path: Path) -> None:
+    """Of a run of several ranks they say how many have recorded, and whose the figures are; else they say nothing of ranks."""
+    found = words(tmp_path / "run.kedge", world, ranks)
+    assert found[0].startswith(begins)
+    assert found[-1] == "see more with: kedge report run.kedge"

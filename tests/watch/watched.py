@@ -1,0 +1,109 @@
+"""Watching a program in the test's own process, and reading what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kedge.actions.measure import Meter
+from kedge.store.recording import Recording
+from kedge.watch.watcher import Watch
+
+
+class Memory:
+    """A log that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.entries: list[Mapping[str, Any]] = []
+        self.roots: list[Mapping[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.events: list[Mapping[str, Any]] = []
+        self.watch: Watch | None = None
+
+    def sites(self, sites: list[Mapping[str, Any]], roots: list[Mapping[str, Any]]) -> None:
+        self.entries, self.roots = sites, roots
+
+    def stats(self, step: int, columns: Mapping[str, Any]) -> None:
+        for i in range(len(columns["site"])):
+            self.rows.append({"step": step, **{name: column[i] for name, column in columns.items()}})
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        self.events.append(event)
+
+    def recording(self) -> Recording:
+        return Recording.build(self.entries, self.rows, {"every": 10}, self.events, self.roots)
+
+    def texts(self, kind: str | None = None) -> list[str]:
+        return [e["site"] for e in self.entries if kind in (None, e["kind"])]
+
+    def steps(self, level: int) -> list[int]:
+        """List the steps that were written at a level, apart from the curve of the gradients' norm."""
+        curves = {e["id"] for e in self.entries if e["kind"] == "grad.norm"}
+        return sorted({row["step"] for row in self.rows if row["level"] == level and row["site"] not in curves})
+
+
+def watch(program: Callable[[], Any], *, every: int = 10, sites: str = "**", log: Any = None) -> Any:
+    """Run a program watched; returns the log, which knows its watch."""
+    log = Memory() if log is None else log
+    log.watch = Watch(Meter(), log, sites=sites, n=every)
+    with log.watch:
+        program()
+    return log
+
+
+def watched(program: Callable[[Watch], Any]) -> Memory:
+    """Run a program within a budget; it is given its watch."""
+    log = Memory()
+    log.watch = Watch(Meter(), log, n=10, budget=0.5)
+    with log.watch:
+        program(log.watch)
+    return log
+
+
+def net() -> nn.Sequential:
+    """Make a small network."""
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def descend(model: nn.Module, steps: int, *, between: Callable[[int], Any] = lambda step: None) -> list[Tensor]:
+    """Train; returns the parameters."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    dtype = next(p.dtype for p in model.parameters() if p.requires_grad and not p.is_complex())
+    for step in range(steps):
+        between(step)
+        optimizer.zero_grad()
+        model(torch.randn(5, 4, dtype=dtype)).abs().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+class Conv(nn.Module):
+    """A small convolutional network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.act = nn.ReLU()
+        self.fc = nn.Linear(4 * 4 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.act(self.conv(x)).flatten(1))
+
+
+def images(n: int = 5) -> Tensor:
+    """Draw a batch for `Conv`."""
+    return torch.randn(n, 1, 6, 6)
+
+
+def norm(tensor: Tensor) -> float:
+    """Compute a tensor's norm in double precision."""
+    return float(tensor.detach().double().norm())
+
+
+def norms(recording: Recording, site: str) -> list[float]:
+    """Read the norm of a site, step by step."""
+    return np.sqrt(recording.rows(site).sumsq).tolist()

@@ -91,7 +91,7 @@ class Meter:
                 if reduce.transforms(value):
                     seat = self._observe_whole(site, value, event.step)
                 else:
-                    seat = seat or self._seat(site, value)
+                    seat = seat or self.seat(site, value)
                     self.observe(seat, value, event.step)
             self.events += 1
             self.seconds += time.perf_counter() - start
@@ -101,7 +101,7 @@ class Meter:
     def _observe_whole(self, site: Site, value: Tensor, step: int) -> Seat:
         with reduce.plainly():
             inner = untransformed(value)
-            seat = self._seat(site, inner)
+            seat = self.seat(site, inner)
             seat.channels = None  # under `vmap` the samples' dimension may be anywhere
             self.observe(seat, inner, step)
         return seat
@@ -134,7 +134,7 @@ class Meter:
         self.flush()
         self.step, self._step_level = step, self.level
 
-    def _seat(self, site: Site, value: Tensor) -> Seat:
+    def seat(self, site: Site, value: Tensor) -> Seat:
         """Return what is known of a site; with its first value it becomes known."""
         known = self.seats.get(site)
         if known is not None:
@@ -248,16 +248,17 @@ class Meter:
             by_device: dict[torch.device, list[tuple[Seat, Tensor]]] = {}
             for site, tensor in zip(sites, tensors, strict=True):
                 if reduce.measurable(own := own_part(tensor)):
-                    by_device.setdefault(tensor.device, []).append((self._seat(site, tensor), own))
+                    by_device.setdefault(tensor.device, []).append((self.seat(site, tensor), own))
             bulks = [self._norms(group) for group in by_device.values()]
             if total is not None:
-                whole = self._total_seat(total, sum(t.numel() for t in tensors)).id
+                whole = self.total_seat(total, sum(t.numel() for t in tensors)).id
                 self.curves.add(whole)
                 bulks = [b._replace(total=whole, parts=parts) for b in bulks]
             self._bulk += bulks
             return any(b.arrived is None and not np.isfinite(b.norms).all() for b in bulks)
 
-    def _total_seat(self, site: Site, size: int) -> Seat:
+    def total_seat(self, site: Site, size: int) -> Seat:
+        """Return what is known of a site that stands for many tensors with `size` elements."""
         seat = self.seats.get(site)
         if seat is None:
             seat = self.seats[site] = Seat(site, len(self.seats), (size,), "float32", None, (), None)
@@ -309,6 +310,20 @@ class Meter:
         if self._tables:
             return True
         return self._host.spoiled() or any(not np.isfinite(b.norms).all() for b in self._bulk)
+
+    def drop(self, sites: Sequence[Site]) -> None:
+        """Forget what was measured at some sites in this step: newer values are about to take their place."""
+        with self._lock:
+            ids = {self.seats[site].id for site in sites if site in self.seats}
+            self._measured = [m for m in self._measured if m.site not in ids]
+
+    def discard(self) -> None:
+        """Forget what was measured in the step under way."""
+        with self._lock:
+            self._seen.clear()
+            for table in self._tables.values():
+                table.take()
+            self._measured, self._bulk = [], []
 
     def flush(self, *, curves: bool = True) -> None:
         """End the step: send its tables on their way, and pass on those that have arrived.

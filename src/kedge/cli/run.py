@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from kedge.cli.ending import Ending
 from kedge.cli.program import Program
 from kedge.cli.watching import Watching
-from kedge.watch.messenger import messenger
+from kedge.stderr import STATUS, messenger
 from kedge.watch.options import Order, manifest_of
 from kedge.watch.ranks import Launch
 from kedge.watch.recorder import Recorder
-from kedge.watch.strict import STATUS
 
 if TYPE_CHECKING:
     from kedge.store.folder import RecordingWriter

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from kedge.cli.ending import Ending
 from kedge.cli.run import add_program, program_of
 from kedge.cli.watching import Watching
-from kedge.watch.messenger import messenger
+from kedge.stderr import messenger
 from kedge.watch.options import Order
 
 if TYPE_CHECKING:
     from kedge.hooks.operations import Listing
-    from kedge.watch.watcher import Watch
+    from kedge.watch.watcher import Watcher
 
 
 class Sites:
@@ -76,13 +76,14 @@ class Held(list[Any]):
     def append(self, model: Any) -> None:
         """Take a model whose first call has begun."""
         from kedge.hooks.operations import Listing
+    from kedge.watch.watcher import Watcher
 
         super().append(model)
         listing = self.operations[id(model)] = Listing()
         listing.add(model, begun=True)
 
 
-def _tables(watch: Watch, held: list[Any]) -> Iterator[str]:
+def _tables(watch: Watcher, held: list[Any]) -> Iterator[str]:
     from kedge.report.numbers import counted
     from kedge.sites.table import sites
 

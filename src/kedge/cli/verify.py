@@ -17,7 +17,7 @@ from pathlib import Path
 from kedge.cli.program import Program
 from kedge.errors import ScriptError
 from kedge.report.numbers import counted, seconds
-from kedge.watch.messenger import messenger
+from kedge.stderr import messenger
 
 EQUAL, DIFFERS, UNDECIDED = 0, 1, 2
 _OF_PARAMETERS = "parameter"

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.imports import AfterImport
+from kedge.stderr import give_up
 from kedge.watch.hush import hush
 from kedge.watch.options import Order
-from kedge.watch.strict import give_up
 
 if TYPE_CHECKING:
-    from kedge.watch.roots import Log, Summary
-    from kedge.watch.watcher import Watch
+    from kedge.watch.roots import RunSink, Summary
+    from kedge.watch.watcher import Watcher
 
 
 class Watching:
@@ -33,7 +33,7 @@ class Watching:
 
     def __init__(
         self,
-        log: Log,
+        log: RunSink,
         order: Order,
         complain: Callable[[str], None],
         *,
@@ -43,7 +43,7 @@ class Watching:
         self.log, self.order, self.complain, self.strict = log, order, complain, strict
         self.place: Path | None = None
         self._failed = False
-        self.watch: Watch | None = None
+        self.watch: Watcher | None = None
         self.holding = holding
         self._import = AfterImport("torch", self._begin)
         self._dynamo = AfterImport("torch._dynamo.eval_frame", hush)
@@ -77,7 +77,7 @@ class Watching:
     def failed(self) -> bool:
         """Whether something failed, here or in a hook."""
         watch = self.watch
-        return self._failed or (watch is not None and (watch.failed or watch.survey.failed))
+        return self._failed or (watch is not None and (watch.failed or watch.first_step.failed))
 
     def _begin(self) -> None:
         if os.getpid() != self._pid:

@@ -15,11 +15,11 @@ from kedge.hooks.rerun import operations_of
 from kedge.store.folder import RecordingWriter, create, join
 from kedge.watch.options import Order
 from kedge.watch.ranks import places
-from kedge.watch.roots import Log
-from kedge.watch.watcher import Watch
+from kedge.watch.roots import RunSink
+from kedge.watch.watcher import Watcher
 
 
-def make_watch(log: Log, order: Order, place: Path | None = None) -> Watch:
+def make_watch(log: RunSink, order: Order, place: Path | None = None) -> Watcher:
     """Make what watches all models of this process; nothing is watched yet.
 
     Args:
@@ -27,11 +27,11 @@ def make_watch(log: Log, order: Order, place: Path | None = None) -> Watch:
         order: What is watched, and how often.
         place: The recording, which a dump is put into; without one, none is made.
     """
-    watch = Watch(Meter(), log, sites=order.sites, n=order.every, budget=order.budget)
+    watch = Watcher(Meter(), log, sites=order.sites, n=order.every, budget=order.budget)
     if order.dump and place is not None:
         watch.dump = Dump(place, log, watch.step, rerun=operations_of)
     if order.saved is not None:
-        watch.survey.taker = order.saved(watch.survey.spare)
+        watch.first_step.taker = order.saved(watch.first_step.spare)
     return watch
 
 

@@ -21,17 +21,17 @@ from kedge.rules.project import configured_rules
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
 from kedge.sites.select import Selector
+from kedge.stderr import messenger
 from kedge.store.recording import Recording
 from kedge.watch.begin import begin_recording, make_watch
 from kedge.watch.hush import hush, unhush
-from kedge.watch.messenger import messenger
 from kedge.watch.options import Order, manifest_of
 from kedge.watch.ranks import Launch
 from kedge.watch.recorder import Recorder
 from kedge.watch.roots import Summary
 from kedge.watch.sinks import RunSink, Sinks
 from kedge.watch.summary import end_of, last_words
-from kedge.watch.watcher import Watch
+from kedge.watch.watcher import Watcher
 
 
 class Watched:
@@ -61,7 +61,7 @@ class Watched:
         self.tell: Callable[[str], None] | None = _tell
         self._sinks: list[RunSink] = []
         self._named: list[weakref.ref[nn.Module]] = []
-        self._watch: Watch | None = None
+        self._watch: Watcher | None = None
         self._into: Sinks | None = None
         self._failures: list[str] = []
         self._begun, self._launch, self._pid, self._running = 0, Launch(), os.getpid(), False

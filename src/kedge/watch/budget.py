@@ -2,7 +2,8 @@
 
 # Note [Three kinds of steps]
 A *measured* step has the statistics of every value. A *guarded* step has the loss and the norm of all gradients, and
-whether they are finite; no module is hooked in it. A *skipped* step has nothing: it is counted. The first steps are
+whether they are finite; no module is hooked in it. A *skipped* step is counted, and no more is done than to ask, on a CPU,
+whether its loss is finite. The first steps are
 all measured, since most mistakes show there; then as many as the budget pays for.
 
 # Note [The budget]
@@ -13,7 +14,8 @@ the rest.
 
 A step costs what its hooks are timed to take, or more: code that runs rarely finds nothing in the processor's caches.
 So the length of a step is compared with the median of those that were skipped, and the mean difference counts, up to
-three times what was timed. The end of a run takes about as long as its first step, which is charged twice for it.
+three times what was timed. The first step attaches the hooks, and the end of a run takes about as long: both are charged
+beforehand, and half a second is free besides.
 
 # Note [Common steps]
 Two runs that are to be compared, and the ranks of one, each have a budget, and yet should measure the same steps. So
@@ -49,8 +51,8 @@ _MOST = 3.0
 """How many times what was timed a step is taken to have cost at most."""
 _REMEMBERED = 15
 """How many lengths of steps are remembered."""
-_LONGEST = 4096
-"""How many steps are skipped at once."""
+_LONGEST_SKIPPED, _LONGEST_GUARDED = 4096, 16
+"""How many steps are skipped or guarded at most before the next decision."""
 _GRANTED = 8
 """How many measured steps that were asked for are made, whether the budget pays for them or not."""
 
@@ -66,7 +68,7 @@ class Budget:
         kind: What is done in the step under way.
         counts: How many steps had which kind.
         seconds: What watching took in all steps that ended.
-        idle: How many steps, the one under way included, are skipped before the next decision.
+        run: How many steps of this kind there are before the next decision, the one under way included.
     """
 
     def __init__(self, every: int, share: float | None) -> None:
@@ -74,7 +76,8 @@ class Budget:
         self.kind = StepKind.MEASURED
         self.counts = dict.fromkeys(StepKind, 0)
         self.seconds = 0.0
-        self.idle = 0
+        self.run = self._planned = 1
+        self._setup = 0.0
         self._spent = dict.fromkeys(_SHARES, 0.0)
         self._cost: dict[StepKind, float] = {}
         self._timed: dict[StepKind, float] = {}
@@ -88,43 +91,45 @@ class Budget:
         """Start the clock, in seconds."""
         self._began = self._mark = now
 
-    def step_ended(self, step: int, now: float, timed: float) -> StepKind:
-        """Charge a measured or guarded step, and choose what is done in the next one.
+    def run_ended(self, step: int, now: float, timed: float) -> StepKind:
+        """Charge a run of steps of one kind, and choose what is done in the next ones.
 
         Args:
-            step: The step that ended.
+            step: The last step of the run.
             now: The time.
-            timed: Seconds that watching was timed to take in it.
+            timed: Seconds that watching was timed to take in the run.
         """
-        kind, length = self.kind, now - self._mark
-        self._mark = now
-        spent = self._charge(kind, length, timed)
-        if not any(self.counts.values()):
-            spent *= 2  # and the end of the run
-        self.counts[kind] += 1
-        self.seconds += spent
-        self._spent[kind] += spent
-        if kind is StepKind.GUARDED:
-            self._guarded.append(length - timed)
+        kind, steps = self.kind, self.done + 1
+        length, self._mark = (now - self._mark) / steps, now
+        if not any(self.counts.values()):  # it attaches the hooks, and the end of the run takes about as long
+            self._setup = 2 * timed
+            self.seconds += self._setup
+        elif kind is StepKind.SKIPPED:
+            self._bare.append(length)
+            self.seconds += timed
+        else:
+            spent = steps * self._charge(kind, length, timed / steps)
+            self._spent[kind] += spent
+            self.seconds += spent
+            if kind is StepKind.GUARDED:
+                self._guarded.append(length - timed / steps)
+        self.counts[kind] += steps
         return self._choose(step + 1, now)
 
-    def steps_skipped(self, steps: int, step: int, now: float) -> StepKind:
-        """Count skipped steps, the last of which has number `step`, and choose what is done in the next one."""
-        self.counts[StepKind.SKIPPED] += steps
-        self._bare.append((now - self._mark) / steps)
-        self._mark = now
-        return self._choose(step + 1, now)
+    def interrupt(self, now: float) -> None:
+        """Guard the step under way, in the midst of a run: something in it is not finite."""
+        self.counts[self.kind] += self.done
+        self.kind, self.run, self._planned, self._mark = StepKind.GUARDED, 1, 1, now
 
     def wish(self) -> None:
         """Ask for the next step to be measured; that is granted a few times, and then if the budget pays for it."""
         self._wishes += 1
         self._wished |= self._wishes <= _GRANTED
 
-    def measure_now(self, skipped: int, now: float) -> None:
-        """Measure the rest of the step under way; `skipped` steps before it had nothing."""
-        if skipped:
-            self.counts[StepKind.SKIPPED] += skipped
-        self.kind, self.idle, self._mark = StepKind.MEASURED, 0, now
+    @property
+    def done(self) -> int:
+        """How many steps of the run under way have ended."""
+        return self._planned - self.run
 
     def charge_device(self, seconds: float) -> None:
         """Charge time that measuring took on devices, which is known later."""
@@ -143,25 +148,35 @@ class Budget:
         return self.cost(kind)
 
     def _allowed(self, now: float) -> float:
-        """Return the seconds that watching may have taken by now."""
+        """Return the seconds that watching may have taken by now, besides the run's first step and its end."""
         if self.share is None:
             return math.inf
         passed = now - self._began
-        ramp = min(passed * self.share / ALLOWANCE, 1.0)
-        return max(self.share * passed, FREE + (ALLOWANCE - FREE) * math.sqrt(ramp))
+        ramp = math.sqrt(min(passed * self.share / ALLOWANCE, 1.0))
+        at_first = min(self._setup + FREE, ALLOWANCE)
+        return max(self.share * passed, at_first + (ALLOWANCE - at_first) * ramp) - self._setup
 
     def _choose(self, step: int, now: float) -> StepKind:
-        self.idle = 0
+        self.run = 1
         if self.share is None:
             self.kind = StepKind.MEASURED if self._wished or step % self.every == 0 else StepKind.GUARDED
         elif self._wished or self._is_due(step, now):
             self.kind = StepKind.MEASURED
-        elif self._left(StepKind.GUARDED, now) >= self.cost(StepKind.GUARDED):
-            self.kind = StepKind.GUARDED
         else:
-            self.kind, self.idle = StepKind.SKIPPED, self._idle_steps(step, now)
-        self._wished = False
+            self._choose_between(step, now)
+        self._planned, self._wished = self.run, False
         return self.kind
+
+    def _choose_between(self, step: int, now: float) -> None:
+        """Choose what is done in the steps until the next one that may be measured."""
+        cost, left = self.cost(StepKind.GUARDED), self._left(StepKind.GUARDED, now)
+        distance = self.every * self._spacing
+        due = distance - step % distance if step >= FIRST_STEPS else 1
+        if left >= cost:
+            self.kind, steps = StepKind.GUARDED, min(left / cost if cost else 1, _LONGEST_GUARDED)
+        else:
+            self.kind, steps = StepKind.SKIPPED, self._until_paid(cost - left)
+        self.run = max(min(math.floor(steps), due), 1)
 
     def _left(self, kind: StepKind, now: float) -> float:
         return _SHARES[kind] * self._allowed(now) - self._spent[kind]
@@ -181,15 +196,13 @@ class Budget:
             self._spacing = max(self._spacing // 2, 1)
         return left >= cost
 
-    def _idle_steps(self, step: int, now: float) -> int:
-        """Return how many steps to skip: until a guarded step is paid for, or a measured one is due."""
+    def _until_paid(self, lack: float) -> float:
+        """Return in how many steps a guarded one is paid for."""
         lengths = self._bare or self._guarded
         if not lengths or self.share is None:
             return 1
-        distance = self.every * self._spacing
-        lack = self.cost(StepKind.GUARDED) - self._left(StepKind.GUARDED, now)
         income = _SHARES[StepKind.GUARDED] * self.share * max(median(lengths), 1e-7)
-        return max(min(math.ceil(lack / income), distance - step % distance, _LONGEST), 1)
+        return min(lack / income + 1, _LONGEST_SKIPPED)
 
 
 def _learn(means: dict[StepKind, float], kind: StepKind, value: float) -> None:

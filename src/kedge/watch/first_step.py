@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -14,11 +13,12 @@ from torch.utils.hooks import RemovableHandle
 from kedge.hooks import dynamo
 from kedge.hooks.source import call_site
 from kedge.hooks.veil import Own
+from kedge.stderr import say
 from kedge.watch.roots import Root
 from kedge.watch.saved_by_module import SavedBill
 
 
-class Taker(Protocol):
+class SavedTensorBill(Protocol):
     """What writes down every tensor that is saved in a step, where that is asked for.
 
     Attributes:
@@ -37,7 +37,7 @@ class Taker(Protocol):
         """Take everything off."""
 
 
-class Survey:
+class FirstStep:
     """Hooks for the length of one step on the modules of roots that are new in it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Survey:
         self._modules: list[dict[str, Any]] = []
         self._handles: list[RemovableHandle] = []
         self.failed = False
-        self.taker: Taker | None = None
+        self.taker: SavedTensorBill | None = None
         self._took = 0.0
 
     @property
@@ -68,7 +68,7 @@ class Survey:
             work(*args)
         except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
             self.failed, self._modules = True, []
-            sys.stderr.write(f"[kedge] what modules save is not recorded: {type(error).__name__}: {error}\n")
+            say(f"saved tensors are not recorded (internal error): {type(error).__name__}: {error}")
 
     def add(self, module: nn.Module, root: Root) -> None:
         """Survey a root whose call is under way, too late for a hook of its own before it.
@@ -83,12 +83,12 @@ class Survey:
         for name, inner in module.named_modules():
             if name not in root.types:
                 continue
-            self._handles.append(inner.register_forward_pre_hook(Arrive(self, bill, root.label(name))))
+            self._handles.append(inner.register_forward_pre_hook(BeforeCall(self, bill, root.label(name))))
             if inner is not module:
                 self._handles.append(
-                    inner.register_forward_hook(Depart(self, bill, root.label(name)), always_call=True)
+                    inner.register_forward_hook(AfterCall(self, bill, root.label(name)), always_call=True)
                 )
-        self._handles.append(module.register_forward_hook(Return(self, bill, root.label("")), always_call=True))
+        self._handles.append(module.register_forward_hook(RootReturned(self, bill, root.label("")), always_call=True))
         if self.taker is not None:
             self.spare(self.taker.add, module, root)
 
@@ -128,36 +128,36 @@ class Survey:
         return found[0] if found else None
 
 
-class Arrive(Own):
+class BeforeCall(Own):
     """The hook before a module."""
 
-    def __init__(self, survey: Survey, bill: SavedBill, path: str) -> None:
-        self.survey, self.bill, self.path = survey, bill, path
+    def __init__(self, first_step: FirstStep, bill: SavedBill, path: str) -> None:
+        self.first_step, self.bill, self.path = first_step, bill, path
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Be a forward-pre hook."""
-        self.survey.spare(self.survey.see, self.path, module)
-        self.survey.spare(self.bill.begin, self.path)
+        self.first_step.spare(self.first_step.see, self.path, module)
+        self.first_step.spare(self.bill.begin, self.path)
 
 
-class Depart(Own):
+class AfterCall(Own):
     """The hook behind a module."""
 
-    def __init__(self, survey: Survey, bill: SavedBill, path: str) -> None:
-        self.survey, self.bill, self.path = survey, bill, path
+    def __init__(self, first_step: FirstStep, bill: SavedBill, path: str) -> None:
+        self.first_step, self.bill, self.path = first_step, bill, path
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Be a forward hook."""
-        self.survey.spare(self.bill.end, self.path)
+        self.first_step.spare(self.bill.end, self.path)
 
 
-class Return(Own):
+class RootReturned(Own):
     """The hook behind a root."""
 
-    def __init__(self, survey: Survey, bill: SavedBill, path: str) -> None:
-        self.survey, self.bill, self.path = survey, bill, path
+    def __init__(self, first_step: FirstStep, bill: SavedBill, path: str) -> None:
+        self.first_step, self.bill, self.path = first_step, bill, path
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Be a forward hook."""
-        self.survey.spare(self.bill.end, self.path)
-        self.survey.spare(self.survey.account, self.bill, output, module)
+        self.first_step.spare(self.bill.end, self.path)
+        self.first_step.spare(self.first_step.account, self.bill, output, module)

@@ -1,7 +1,14 @@
-"""What an optimizer is about to do, and what it did: gradients, parameters, and how much a step changed them."""
+"""Gradients, parameters, and how much a step changed them, of every optimizer.
+
+# Note [When gradients are measured]
+At the end of each backward pass, before the program clips or unscales them. If an optimizer's gradients come from
+several passes, those of the last one before its step count: by then they are added up. Where no pass was seen to end,
+as with parameters that are spread over processes, they are measured ahead of the optimizer's step.
+"""
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -10,150 +17,176 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kedge import native
+from kedge.native import reductions
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
 from kedge.store.exponents import spacing
-from kedge.watch.budget import Level
-from kedge.watch.lookout import is_finite
-from kedge.watch.roots import Gauge, Parts, Root
+from kedge.store.rows import FULL, LIGHT
+from kedge.watch.curves import Curves
+from kedge.watch.optimizers import params_of
+from kedge.watch.roots import Meter, Root
 
 _SAMPLE = 1024
-_SENTINELS = 4
-_SENTINEL_SIZE = 4096
 
 
 @dataclass
 class Held:
     """The watched parameters of one root that an optimizer holds, each with the sites that it is recorded under."""
 
+    root: Root
     total: Site
     params: list[nn.Parameter] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
-    grads: list[Site] = field(default_factory=list)
-    changes: list[Site] = field(default_factory=list)
+    squares: Tensor | float = math.nan
+    elements: int = 0
 
     def add(self, param: nn.Parameter, site: Site) -> None:
         """Take in a parameter."""
         self.params.append(param)
         self.sites.append(site)
-        self.grads.append(replace(site, kind="param.grad"))
-        self.changes.append(replace(site, kind="update"))
 
-    @property
-    def spread(self) -> bool:
-        """Whether they are spread over several processes; hooks on such parameters do not fire."""
-        return all(own_part(p) is not p for p in self.params)
-
-    def graded(self) -> tuple[list[Site], list[Tensor]]:
-        """The gradients that are there and dense, and their sites."""
-        found = [(site, p.grad) for site, p in zip(self.grads, self.params, strict=True) if p.grad is not None]
-        dense = [(site, grad) for site, grad in found if not grad.is_sparse]
-        return [site for site, _ in dense], [grad.detach() for _, grad in dense]
+    def graded(self) -> list[tuple[Site, Tensor]]:
+        """Return the gradients that are there and dense, each with its parameter's site."""
+        found = [(site, p.grad) for site, p in zip(self.sites, self.params, strict=True) if p.grad is not None]
+        return [(site, grad) for site, grad in found if not grad.is_sparse]
 
 
 class Updates:
-    """Measures around the steps of all optimizers.
+    """Measures what all optimizers work with.
 
     Args:
         meter: What measures.
-        step: Gives the step under way.
-        place: Gives the site and the root of a parameter; None where it is not watched.
+        curves: Takes the norm of all gradients.
+        step: Returns the step under way.
+        place: Returns the site and the root of a parameter; None where it is not watched.
 
     Attributes:
-        sees: The last time it was asked for, there were gradients to glance at.
+        bad: Whether a gradient of this step is known not to be finite.
     """
 
     def __init__(
-        self, meter: Gauge, step: Callable[[], int], place: Callable[[nn.Parameter], tuple[Site, Root] | None]
+        self,
+        meter: Meter,
+        curves: Curves,
+        step: Callable[[], int],
+        place: Callable[[nn.Parameter], tuple[Site, Root] | None],
     ) -> None:
-        self.meter, self.step, self.place = meter, step, place
-        self.sees = True
+        self.meter, self.curves, self.step, self.place = meter, curves, step, place
+        self.bad = False
         self._held: weakref.WeakKeyDictionary[Optimizer, list[Held]] = weakref.WeakKeyDictionary()
-        self._sentinels: weakref.WeakKeyDictionary[Optimizer, list[nn.Parameter]] = weakref.WeakKeyDictionary()
+        self._passed: set[int] = set()
+        self._stepped: set[int] = set()
+        self._inside: set[int] = set()
         self._before: weakref.WeakKeyDictionary[Optimizer, list[list[Tensor]]] = weakref.WeakKeyDictionary()
+        self._measured = True
 
-    def before(self, optimizer: Optimizer, level: Level, *, spoiled: bool) -> None:
-        """Look at gradients and parameters before they change.
-
-        Args:
-            optimizer: The optimizer that steps.
-            level: How closely.
-            spoiled: Something in this step is known not to be finite.
-        """
-        if level is Level.FULL:
-            self._learn(optimizer)
-        held = self._held.get(optimizer) or self._learn(optimizer)
-        if level is Level.FULL:
-            self._before[optimizer] = [[sample(p).clone() for p in each.params] for each in held]
-        elif level is Level.LOOK and not spoiled and self.glance(optimizer):
-            return
-        for each in held:
-            sites, grads = each.graded()
-            # In full steps the gradients themselves are measured when backward makes them, where that can be seen.
-            light: Parts = "all" if spoiled else "bad"
-            parts: Parts = light if level is not Level.FULL else "all" if each.spread else "none"
-            found = bool(grads) and self.meter.add(sites, self.step(), grads, each.total, parts=parts)
-            if level is Level.FULL or spoiled or found:
-                self.meter.add(each.sites, self.step(), [p.detach() for p in each.params])
-
-    def after(self, optimizer: Optimizer) -> None:
-        """Measure how far some elements of each parameter have gone."""
-        before = self._before.pop(optimizer, None)
-        for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
-            changes = torch._foreach_sub([sample(p) for p in each.params], old) if old else []
-            self.meter.add(each.changes, self.step(), list(changes))
-
-    def holds(self, optimizer: Optimizer) -> bool:
-        """Tell whether an optimizer holds a parameter that is watched."""
-        return any(self.place(param) is not None for param in _params(optimizer))
-
-    def _learn(self, optimizer: Optimizer) -> list[Held]:
+    def learn(self, optimizer: Optimizer) -> list[Held]:
+        """Find out which watched parameters an optimizer holds."""
         by_root: dict[int, Held] = {}
-        for param in _params(optimizer):
+        for param in params_of(optimizer):
             placed = self.place(param)
             if placed is not None and (param.is_floating_point() or param.is_complex()) and param.itemsize > 1:
                 site, root = placed
                 if root.index not in by_root:
-                    by_root[root.index] = Held(Site(root.prefix, "grad.norm"))
+                    by_root[root.index] = Held(root, Site(root.label(""), "grad.norm"))
                 by_root[root.index].add(param, site)
         held = self._held[optimizer] = list(by_root.values())
-        self._choose(optimizer)
         return held
 
-    def _choose(self, optimizer: Optimizer) -> None:
-        """Choose small parameters of the first layers and the last, of those that have a gradient."""
-        held = [p for each in self._held.get(optimizer, ()) for p in each.params]
-        small = [p for p in held if p.numel() <= _SENTINEL_SIZE and p.grad is not None]
-        self._sentinels[optimizer] = small[: _SENTINELS // 2] + small[_SENTINELS // 2 :][-_SENTINELS // 2 :]
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer holds a parameter that is watched."""
+        return any(self.place(param) is not None for param in params_of(optimizer))
 
-    def glance(self, optimizer: Optimizer) -> bool | None:
-        """Look whether some small gradients are finite; None where there are none, or reading them would wait for a device."""
-        grads = self._sentinel_grads(optimizer)
-        if not grads:  # those that were chosen get none any more, or not yet
-            self._choose(optimizer)
-            grads = self._sentinel_grads(optimizer)
-        self.sees = bool(grads)
-        return all(map(is_finite, grads)) if grads else None
+    def begin(self, *, measured: bool) -> None:
+        """Begin a step, which is measured or only guarded."""
+        self.bad, self._measured = False, measured
+        self.forget_step()
 
-    def tell(self, optimizer: Optimizer) -> None:
-        """Measure all gradients of a step that has ended."""
-        for each in self._held.get(optimizer) or self._learn(optimizer):
-            sites, grads = each.graded()
-            if grads:
-                self.meter.add(sites, self.step(), grads, each.total, parts="all")
+    def forget_step(self) -> None:
+        """Forget which passes and steps there were in the step that has ended."""
+        self._passed.clear()
+        self._stepped.clear()
+        self._inside.clear()
 
-    def _sentinel_grads(self, optimizer: Optimizer) -> list[Tensor]:
-        """Some small gradients, of the first layers and the last: a value that is not finite reaches them all."""
-        there = [p.grad for p in self._sentinels.get(optimizer, ()) if p.grad is not None and not p.grad.is_sparse]
-        grads = [own_part(grad) for grad in there]
-        return grads if all(grad.is_cpu for grad in grads) else []
+    def backward_ended(self, optimizers: Iterable[Optimizer]) -> None:
+        """Measure the gradients of optimizers that have not stepped yet in this step; see Note [When gradients are measured]."""
+        for optimizer in optimizers:
+            if id(optimizer) not in self._stepped or id(optimizer) in self._inside:
+                self._gradients(optimizer)
+
+    def before(self, optimizer: Optimizer) -> None:
+        """Look at gradients and parameters before an optimizer changes them."""
+        if id(optimizer) not in self._passed:
+            self._gradients(optimizer)
+        self._passed.discard(id(optimizer))
+        self._stepped.add(id(optimizer))
+        self._inside.add(id(optimizer))
+        held = self._held.get(optimizer, ())
+        self._add_norms(held)
+        if self._measured or self.bad:
+            for each in held:
+                self._observe((site, p.detach()) for site, p in zip(each.sites, each.params, strict=True))
+        if self._measured:
+            self._before[optimizer] = [[sample(p).clone() for p in each.params] for each in held]
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Measure how far some elements of each parameter have gone."""
+        self._inside.discard(id(optimizer))
+        self._add_norms(self._held.get(optimizer, ()))  # an optimizer that runs its closure has its gradients only now
+        before = self._before.pop(optimizer, None)
+        for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
+            changes = [sample(p) - was for p, was in zip(each.params, old, strict=True)]
+            self._observe((replace(s, kind="update"), c) for s, c in zip(each.sites, changes, strict=True))
+
+    def _add_norms(self, held: Iterable[Held]) -> None:
+        for each in held:
+            if each.elements:
+                seat = self.meter.total_seat(each.total, each.elements)
+                self.curves.add_norm(self.step(), seat.id, each.elements, each.squares, measured=self._measured)
+                each.elements = 0
+
+    def _gradients(self, optimizer: Optimizer) -> None:
+        held = self._held.get(optimizer)
+        held = self.learn(optimizer) if held is None else held
+        again = id(optimizer) in self._passed
+        self._passed.add(id(optimizer))
+        for each in held:
+            graded = each.graded()
+            if not graded:
+                continue
+            each.elements = sum(g.numel() for _, g in graded)
+            each.squares, bad = squares_of([own_part(g) for _, g in graded])
+            self.bad |= bad
+            if self._measured or bad:
+                sites = [replace(site, kind="param.grad") for site, _ in graded]
+                if again:
+                    self.meter.drop(sites)
+                self._observe(zip(sites, (g.detach() for _, g in graded), strict=True))
+
+    def _observe(self, values: Iterable[tuple[Site, Tensor]]) -> None:
+        meter, step = self.meter, self.step()
+        level, meter.level = meter.level, FULL if self._measured else LIGHT
+        try:
+            for site, value in values:
+                meter.observe(meter.seat(site, value), value, step)
+        finally:
+            meter.level = level
+
+
+def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
+    """Return the sum of squares of many tensors, and whether they are known not to be finite.
+
+    On a device the sum stays there and nothing is known, as asking would wait.
+    """
+    if all(value.is_cpu for value in values):
+        squares, nonfinite = native.all_finite_and_norm(values)
+        return squares, bool(nonfinite)
+    norms = torch._foreach_norm([reductions.real(v.detach()) for v in values])
+    return torch.stack([n.float().to(norms[0].device, non_blocking=True) for n in norms]).square().sum(), False
 
 
 def sample(param: Tensor) -> Tensor:
     """Up to 1,024 elements of a parameter, evenly spread and always the same."""
     flat = own_part(param).detach().reshape(-1)
     return flat[:: spacing(flat.numel(), _SAMPLE)]
-
-
-def _params(optimizer: Optimizer) -> Iterable[nn.Parameter]:
-    return (p for group in optimizer.param_groups for p in group["params"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import RecordingError
-from kedge.watch.strict import give_up
+from kedge.stderr import give_up
 
 if TYPE_CHECKING:
     from kedge.store.folder import RecordingWriter

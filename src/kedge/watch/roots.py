@@ -1,4 +1,4 @@
-"""What a watch works with: the roots of a program, what measures them, and where that is written."""
+"""The models of a program that are watched, the meter that measures them, and the sink that takes what was seen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
@@ -16,7 +16,7 @@ from kedge.flow import Act, Sink
 from kedge.hooks import dynamo
 from kedge.hooks.attach import Target
 from kedge.hooks.causes import explain
-from kedge.hooks.schedule import Clock, Passes
+from kedge.hooks.schedule import Passes
 from kedge.hooks.session import Session
 from kedge.hooks.tap import Tap
 from kedge.sites.select import Selector
@@ -29,31 +29,14 @@ _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
 _ALIKE = 8
 """How many roots of one structure with parameters are told apart; a program may make one for each step."""
 
-KEEPS_FINITE = frozenset(
-    {
-        *("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "Tanh", "Sigmoid", "Hardsigmoid", "Embedding"),
-        *("Identity", "Flatten", "Unflatten", "ZeroPad2d", "Dropout", "Dropout1d", "Dropout2d"),
-        *("MaxPool1d", "MaxPool2d", "MaxPool3d", "AdaptiveMaxPool2d"),
-        *("AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d"),
-    }
-)
-"""Modules that make finite values of finite ones.
 
-`Softmax` is not among them: scores are masked with -inf, and of a row of nothing else it makes NaN.
-"""
-
-
-Parts = Literal["all", "bad", "none"]
-
-
-class Gauge(Protocol):
+class Meter(Protocol):
     """What measures: the action that `kedge.measure` makes."""
 
     sink: Any
     level: int
     muted: bool
     draws: bool
-    curves: set[int]
     seats: dict[Site, Any]
     channel_dims: dict[str, int | None]
     events: int
@@ -63,37 +46,38 @@ class Gauge(Protocol):
     def bind(self, site: Site) -> Act:
         """Return what measures the values of one site."""
 
+    def bind_value(self, site: Site) -> Any:
+        """Return what measures the values of one site and asks for the value alone."""
+
     def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
-        """Tell how the activation at a path saturates."""
+        """Note how the activation at a path saturates."""
+
+    def seat(self, site: Site, value: Tensor) -> Any:
+        """Return what is known of a site."""
+
+    def total_seat(self, site: Site, size: int) -> Any:
+        """Return what is known of a site that stands for many tensors."""
 
     def observe(self, seat: Any, value: Tensor, step: int) -> None:
         """Measure one value of a site."""
 
-    def add(
-        self,
-        sites: Sequence[Site],
-        step: int,
-        tensors: Sequence[Tensor],
-        total: Site | None = None,
-        *,
-        parts: Parts = "all",
-    ) -> bool:
-        """Measure the norms of many tensors at once; tell whether one is known not to be finite."""
-
-    def add_values(self, step: int, held: Sequence[tuple[Any, Tensor]]) -> bool:
-        """Measure the norms of many values at once; tell whether one is known not to be finite."""
+    def drop(self, sites: Sequence[Site]) -> None:
+        """Forget what was measured at some sites in this step."""
 
     def spoiled(self) -> bool:
         """Whether something measured in this step is not finite."""
 
-    def flush(self, *, curves: bool = True) -> None:
+    def flush(self) -> None:
         """End the step."""
+
+    def discard(self) -> None:
+        """Forget what was measured in the step under way."""
 
     def finish(self) -> None:
         """Pass on everything."""
 
 
-class Log(Sink, Protocol):
+class RunSink(Sink, Protocol):
     """Where a watched run is written."""
 
     def sites(self, sites: list[dict[str, Any]], roots: list[dict[str, Any]]) -> None:
@@ -113,6 +97,8 @@ class Root:
     Attributes:
         heard: The sites that fired for a module that another has followed.
         silent: The sites that did not, of one that is gone.
+        optimizers: The numbers of the optimizers that hold its parameters and have stepped.
+        steps: How many steps they have made.
     """
 
     index: int
@@ -126,6 +112,8 @@ class Root:
     heard: set[str] = field(default_factory=set)
     silent: list[dict[str, Any]] = field(default_factory=list)
     undo: ExitStack = field(default_factory=ExitStack)
+    optimizers: set[int] = field(default_factory=set)
+    steps: int = 0
 
     @property
     def passes(self) -> Passes | None:
@@ -180,7 +168,8 @@ class Root:
     def entry(self) -> dict[str, Any]:
         """What the recording says of it."""
         named = {"name": self.types[""], "prefix": self.prefix}
-        return {**named, "parameters": self.parameters, "modules": self.modules}
+        trained = {"trained": bool(self.optimizers), "optimizers": sorted(self.optimizers), "steps": self.steps}
+        return {**named, **trained, "parameters": self.parameters, "modules": self.modules}
 
 
 class Prefixed:
@@ -189,7 +178,7 @@ class Prefixed:
     observes = True
     recomputes = False
 
-    def __init__(self, meter: Gauge, root: Root) -> None:
+    def __init__(self, meter: Meter, root: Root) -> None:
         self.meter, self.root = meter, root
 
     def __repr__(self) -> str:
@@ -211,7 +200,7 @@ class Summary:
         sampled: How many of them were measured in full.
         seconds: Wall-clock seconds from the first watched call to the end.
         watching: Seconds of them that Kedge measured itself to take.
-        levels: How many steps were looked at how closely: "full", "light", "off".
+        levels: How many steps had which kind: "measured", "guarded", "skipped".
     """
 
     sites: int
@@ -259,23 +248,26 @@ _SATURATING: dict[type[nn.Module], Callable[[Any], tuple[str, tuple[float, ...]]
 
 
 def entry_of(seat: Any, roots: Sequence[Root], sources: Mapping[str, Any]) -> dict[str, Any]:
-    """What the recording says of a site; see docs/recording.md."""
+    """Return what the recording says of a site; see docs/recording.md."""
     path, kind = seat.site.path, seat.site.kind
+    entry = {
+        "id": seat.id, "site": str(seat.site), "path": path, "kind": kind, "type": "", "root": -1,
+        "shape": list(seat.shape), "dtype": seat.dtype, "channels": seat.channels, "from": list(seat.sources),
+        "owner": "", "node": seat.node, "source": None,
+    }  # fmt: skip
+    if kind == "loss":
+        return {**entry, "site": path, **sources.get(path, {})}
     root = max((r for r in roots if inside(path, r.prefix)), key=lambda r: len(r.prefix))
     of_param = kind.startswith("param") or kind == "update"
     owner = path.rpartition(".")[0] if of_param else path
     inner = owner[len(root.prefix) :].lstrip(".") if root.prefix else owner
-    return {
-        "id": seat.id, "site": str(seat.site), "path": path, "kind": kind, "type": root.types.get(inner, ""),
-        "root": root.index, "shape": list(seat.shape), "dtype": seat.dtype, "channels": seat.channels,
-        "from": list(seat.sources), "owner": owner, "node": seat.node,
-        "source": None if of_param else sources.get(path),
-    }  # fmt: skip
+    source = None if of_param else sources.get(path)
+    return {**entry, "type": root.types.get(inner, ""), "root": root.index, "owner": owner, "source": source}
 
 
 def silences(roots: Iterable[Root], taps: Iterable[Tap]) -> list[dict[str, Any]]:
     """Say of each site that never fired why not, of those of modules that are gone too."""
-    silent = [t for t in taps if t.site.kind in ("out", "param.grad") and not t.fired]
+    silent = [t for t in taps if t.site.kind == "out" and not t.fired]
     here = [t for t in silent if str(t.site) not in cast("Prefixed", t.action).root.heard]
     return [*(silence for root in roots for silence in root.silent), *map(silence_of, here)]
 
@@ -294,15 +286,8 @@ def next_of(roots: Sequence[Root], types: Mapping[str, str]) -> Root | None:
     return next((root for root in gone if not root.parameters or len(alike) >= _ALIKE), None)
 
 
-def leads_anew(clock: Clock, roots: Sequence[Root]) -> bool:
-    """Whether the steps are the calls of a module that the program makes anew for each."""
-    return clock.optimizer is None and any(r.follows and r.passes is clock.leader for r in roots)
-
-
 def free_prefix(name: str, roots: Sequence[Root]) -> str:
-    """Make a prefix of a class's name that no root has; the first has none."""
-    if not roots:
-        return ""
+    """Make a prefix of a class's name that no root has."""
     taken = {root.prefix for root in roots}
     numbered = (f"{name}_{i}" for i in itertools.count(2))
     return next(p for p in itertools.chain([name], numbered) if p not in taken)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from kedge.hooks.calls import is_replica
 from kedge.sites.site import Site
-from kedge.watch.roots import Root, inside
+from kedge.watch.roots import Root
 
 
 class Known:
@@ -44,35 +44,30 @@ class Known:
 
 
 class Places:
-    """Where parameters are recorded; they are held weakly.
+    """Where parameters are recorded; they are held weakly."""
 
-    Args:
-        roots: The roots that there are, a list that grows.
-    """
-
-    def __init__(self, roots: Sequence[Root]) -> None:
-        self._roots = roots
-        self._sites: dict[int, tuple[weakref.ref[nn.Parameter], Site]] = {}
+    def __init__(self) -> None:
+        self._sites: dict[int, tuple[weakref.ref[nn.Parameter], Site, Root]] = {}
 
     def unplaced(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         """List a module's parameters that are not watched yet, and have a shape by now."""
-        return [(n, p) for n, p in module.named_parameters() if not is_lazy(p) and self.site(p) is None]
+        return [(n, p) for n, p in module.named_parameters() if not is_lazy(p) and self.of(p) is None]
 
     def put(self, named: Iterable[tuple[str, nn.Parameter]], root: Root) -> None:
         """Take in parameters of a root."""
-        self._sites.update((id(p), (weakref.ref(p), Site(root.label(name), "param"))) for name, p in named)
-
-    def site(self, param: nn.Parameter) -> Site | None:
-        """The site of a parameter; None where it is not watched."""
-        known = self._sites.get(id(param))
-        return known[1] if known is not None and known[0]() is param else None
+        self._sites.update((id(p), (weakref.ref(p), Site(root.label(name), "param"), root)) for name, p in named)
 
     def of(self, param: nn.Parameter) -> tuple[Site, Root] | None:
-        """The site of a parameter and its root; None where it is not watched."""
-        site = self.site(param)
-        if site is None:
-            return None
-        return site, max((r for r in self._roots if inside(site.path, r.prefix)), key=lambda r: len(r.prefix))
+        """Return the site of a parameter and its root; None where it is not watched."""
+        known = self._sites.get(id(param))
+        return known[1:] if known is not None and known[0]() is param else None
+
+    def __iter__(self) -> Iterator[tuple[nn.Parameter, Site, Root]]:
+        """Every parameter that is still there."""
+        for ref, site, root in list(self._sites.values()):
+            param = ref()
+            if param is not None:
+                yield param, site, root
 
     def forget_gone(self) -> None:
         """Forget those that are there no more."""

@@ -1,16 +1,17 @@
-"""Watching a whole program: every root module that it calls, and every optimizer's steps.
+"""Watching a whole program: the models that it trains, the steps of their optimizers, and each backward pass.
 
 # Note [Roots]
-A root is a module that is called while no other watched one runs. It is found at its first call
-by a global forward-pre hook and gets its hooks before its forward runs, so that a model handed to
-`torch.compile` is hooked before it is compiled. The first root's sites have their plain names;
-those of others begin with their class name.
+A root is a module that is called while no other watched one runs. It is found at its first call by a global
+forward-pre hook and gets its hooks before its forward runs, so that a model handed to `torch.compile` is hooked before
+it is compiled. The first root that an optimizer trains has the plain names - or, where there is no optimizer, the
+first one that has parameters; those of others begin with their class name. As long as an optimizer
+holds parameters of no root, new roots are looked for in every step; if none turns up, the modules that hold them are found
+among all objects, and what no module holds is watched as tensors.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import traceback
@@ -28,25 +29,30 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from kedge.hooks import compiled, dynamo
-from kedge.hooks.schedule import Passes
+from kedge.hooks.schedule import AWAITED, Passes
 from kedge.hooks.source import module_tree
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
-from kedge.watch.asleep import Asleep
-from kedge.watch.budget import Level, Pace, unit
-from kedge.watch.first_step import Survey
-from kedge.watch.levels import OFF, Levels, Quiet
+from kedge.stderr import say
+from kedge.store.rows import FULL, LIGHT
+from kedge.watch.backwards import BackwardPasses, Began
+from kedge.watch.budget import Budget, StepKind
+from kedge.watch.curves import Curves
+from kedge.watch.facts import Facts
+from kedge.watch.first_step import FirstStep
+from kedge.watch.losses import Losses
 from kedge.watch.optimizer_updates import Updates
+from kedge.watch.optimizers import Optimizers, any_optimizer, living, params_of
+from kedge.watch.parked_hooks import StepHooks, WatchSession
 from kedge.watch.roots import (
-    Gauge,
-    Log,
+    Meter,
     Prefixed,
     Root,
+    RunSink,
     Summary,
     channel_dims,
     entry_of,
     free_prefix,
-    leads_anew,
     next_of,
     saturations,
     selected,
@@ -54,76 +60,85 @@ from kedge.watch.roots import (
     unwrapped,
 )
 from kedge.watch.seen import Known, Places
-from kedge.watch.step_source import Leader
+from kedge.watch.unmet import holders_of, names_in_frames
 
 if TYPE_CHECKING:
     from kedge.hooks.dump import Dump
 
 _PER_EVENT, _PER_STEP = 3.0, 12.0
-"""What it takes to bring one event to the meter, and to count a step with cold memories, in calls of an empty module hook."""
+"""What it takes to bring one event to the meter, and to count a step with cold caches, in calls of an empty module hook."""
+_PATIENCE = 3
+"""How many steps of an optimizer to wait for the modules that its parameters belong to."""
+OFF = 0
 
 
-class Watch:
+class Watcher:
     """Watches what a program does, while a ``with`` block lasts.
 
     Args:
-        meter: What measures; it is told to pass its steps to this watch.
+        meter: What measures; it is told to pass its steps to this watcher.
         log: Where records go.
-        sites: A selector; outputs, gradients and parameters at the paths it names are measured.
-        n: One step in `n` is measured in full, or fewer if the budget does not allow it.
+        sites: A selector; outputs, gradients and parameters at the paths that it names are measured.
+        n: After the first steps, one step in `n` is measured, or fewer if the budget does not pay for it.
         budget: The share of the program's time that watching may take; None for no limit.
 
     Attributes:
         dump: Set to what keeps the call that made the first value that is not finite.
         holding: Set to a list to have it keep the roots alive to the end.
-        failure: What Kedge failed with, and watches no more since; None where all goes well.
-        step: Gives the step under way.
-        names: What to call modules that may turn out to be roots, by the model that holds them and is not called itself.
+        failure: The error that Kedge failed with, and has watched nothing since; None where all goes well.
+        names: Names of modules that may turn out to be roots, given by the model that holds them and is not called itself.
     """
 
-    def __init__(self, meter: Gauge, log: Log, *, sites: str = "**", n: int = 10, budget: float | None = None) -> None:
-        self.log, self.selector, self.pace = log, Selector(sites), Pace(n, budget)
+    def __init__(
+        self, meter: Meter, log: RunSink, *, sites: str = "**", n: int = 10, budget: float | None = None
+    ) -> None:
+        self.log, self.selector, self.budget = log, Selector(sites), Budget(n, budget)
         self.meter, meter.sink, meter.draws = meter, self, True
-        self.session = Quiet()
+        self.session = WatchSession()
         self.roots: list[Root] = []
-        self._places = Places(self.roots)
+        self.places, self._known = Places(), Known()
         self.pid = os.getpid()
         self.sampled: set[int] = set()
-        self.spent = 0.0
+        self.spent, self._charged = 0.0, 0.0
         self.failure: Exception | None = None
         self.holding: list[nn.Module] | None = None
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._known = Known()
-        self._written, self._undo = (0, 0), ExitStack()
-        self.levels = Levels(self.session, meter, self._trains)
-        self.lookout = self.levels.lookout
-        self.updates = Updates(meter, lambda: self.session.clock.step, self._places.of)
-        self._leader = Leader(self.session.clock)
-        self._notes: list[Mapping[str, Any]] = []
-        clock, note = self.session.clock, self._notes.append
-        self._asleep = Asleep(self.pace, clock, self.updates, self.levels, self.cost, self._timed, note)
-        self.survey, self.step = Survey(), self._asleep.step
         self.dump: Dump | None = None
-        self._end_step, self._measure_update = self._spare(self._step_ended), self._spare(self._after_update)
-        self._waken, self._meet = self._spare(self._asleep.awaken), self._spare(self._place_again)
-        self._rise, self._tell = self._spare(self._asleep.rise), self._spare(self._asleep.tell)
+        clock = self.session.clock
+        self.curves = Curves(lambda columns: self.stats(int(columns["step"][-1]), columns))
+        self.updates = Updates(meter, self.curves, self.step, self.places.of)
+        self.optimizers = Optimizers(clock, self.updates.holds)
+        self.hooks, self.first_step = StepHooks(self.session), FirstStep()
+        self.losses, self.facts = Losses(meter, self.curves), Facts()
+        self._passes = BackwardPasses(
+            self._spare(self._backward_began), self._spare(self._backward_ended), self._spare(self._alarmed)
+        )
+        self._written, self._undo = (0, 0), ExitStack()
+        self._notes: list[Mapping[str, Any]] = []
+        self._seen_passes, self._by_backward = 0, False
+        self._device_seconds = 0.0
+        self._unmet: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._unfinished: list[Root] = []
         self._attaching = threading.RLock()
         self._unit, self._began = 0.0, time.perf_counter()
-        clock.counters, clock.on_step[:] = [], [self._stepped]  # when a site fires is decided by the level of the step
+        self._before, self._after = self._spare(self._before_update), self._spare(self._after_update)
+        clock.counters = []
+        clock.on_step[:] = [self._spare(self._run_ended)]  # when a site fires is decided by the kind of step
         clock.on_pass.append(self._spare(self._pass_began))
 
     def __enter__(self) -> Self:
         """Begin to watch."""
         self._unit = unit()
         scout = register_module_forward_pre_hook(self._spare(self._entered))
-        ahead = register_optimizer_step_pre_hook(self._spare(self._before_update))
-        self.levels.take(scout, ahead)
+        self.hooks.take_scout(scout)
         self._undo.callback(scout.remove)
-        self._undo.callback(ahead.remove)
+        self._undo.callback(register_optimizer_step_pre_hook(self._before).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._updated).remove)
-        self._undo.callback(self.levels.close)
-        self.pace.begin(time.perf_counter(), self.cost())
+        self._undo.callback(self.hooks.close)
+        self._undo.callback(self._passes.close)
+        self._undo.callback(self.losses.lines.end)
+        self.budget.begin(time.perf_counter())
+        self.facts.begin()
         mine = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _abandon(mine()))
         return self
@@ -138,17 +153,27 @@ class Watch:
             if not self.failed:
                 self._write_last()
         finally:
-            self.survey.close(0)
+            self.first_step.close(0)
             if self.dump is not None:
                 self.dump.close()
             self._undo.close()
             self.session.end(quiet=True)
 
     def _write_last(self) -> None:
+        clock = self.session.clock
         with self._timed():
-            self._notes += self.survey.close(self.session.clock.step)
+            partial = self.optimizers.leading is not None and not self._is_bad()
+            if partial:  # what came after the last step is no step: an evaluation, or half a round
+                self.meter.discard()
+            self._notes += self.first_step.close(clock.step)
+            self._notes += self.facts.at_end(self.optimizers, self.roots, self.places, self._passes.has_arrived)
+            self.curves.flush(but=clock.step if partial else None)
             self.meter.finish()
-        silent = silences(self.roots, self.session.taps)
+        if self.roots and not self.meter.seats:
+            self._notes.clear()
+        self._write_sites()
+        self._write_notes()
+        silent = silences(self.roots, self.session.taps) + self.facts.unused(self.places, self._passes.has_arrived)
         self.log.event({"kind": "ledger", "sampled": len(self.sampled), "sites": silent})
 
     @property
@@ -156,20 +181,24 @@ class Watch:
         """Whether Kedge has failed."""
         return self.failure is not None
 
+    def step(self) -> int:
+        """Return the step under way."""
+        return self.session.clock.step
+
     @property
     def summary(self) -> Summary:
         """What came out so far."""
-        clock = self.session.clock
-        steps = clock.step + self._asleep.passed if clock.optimizer is not None else clock.led
-        seconds, counts = time.perf_counter() - self._began, self.pace.counts
-        full, light = counts[Level.FULL], counts[Level.NORM] + counts[Level.LOOK] + counts[Level.GLANCE]
-        levels = {"full": full, "light": light, "off": max(steps - full - light, 0)}
-        return Summary(len(self.meter.seats), steps, len(self.sampled), seconds, self.pace.total(self.cost()), levels)
+        clock, counts = self.session.clock, self.budget.counts
+        levels = {kind.name.lower(): counts[kind] for kind in reversed(StepKind)}
+        levels[self.budget.kind.name.lower()] += self.budget.done
+        steps = clock.led if clock.optimizer is None and not self._by_backward else self.step()
+        took = self.budget.seconds + self.cost() - self._charged
+        return Summary(len(self.meter.seats), steps, len(self.sampled), time.perf_counter() - self._began, took, levels)
 
     def cost(self) -> float:
-        """Seconds that watching took: measuring and writing are timed, what PyTorch takes to call hooks is calibrated."""
-        called = _PER_EVENT * self.meter.events + self.lookout.looks + _PER_STEP * self.session.clock.step
-        return self.spent + self.meter.seconds + self.lookout.seconds + self.survey.seconds + called * self._unit
+        """Return the seconds that watching took: measuring and writing are timed, PyTorch's calls of hooks are calibrated."""
+        called = _PER_EVENT * self.meter.events + _PER_STEP * self.session.clock.step
+        return self.spent + self.meter.seconds + self.first_step.seconds + called * self._unit
 
     # -- roots -----------------------------------------------------------------------------------
 
@@ -184,13 +213,13 @@ class Watch:
             except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
                 error.add_note(traceback.format_exc())  # the traceback itself would keep what it went through
                 self.failure, self.meter.level = error.with_traceback(None), OFF
-                sys.stderr.write(f"[kedge] watching failed and is off from here on: {type(error).__name__}: {error}\n")
+                say(f"internal error, watching stops here: {type(error).__name__}: {error}")
 
         return hook
 
     def _entered(self, module: nn.Module, args: Any) -> None:
         """See every module call of the program; the first call of a root makes it watched."""
-        if not self.levels.scouts or module in self._known or self._known.is_aside(module) or compiled.in_backward():
+        if not self.hooks.scouting or module in self._known or self._known.is_aside(module) or compiled.in_backward():
             return
         self._known.meet([module])
         if isinstance(module, torch.jit.ScriptModule):
@@ -199,17 +228,17 @@ class Watch:
         if inner is not module and inner in self._known:
             return  # it was called before it was wrapped
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
-        if not captured and not self.lookout.now.root and not any(r.is_running for r in self.roots):
+        if not captured and not any(r.is_running for r in self.roots):
             with self._attaching, self._timed():
                 root = self._watch(inner)
                 if self.dump is not None:
                     self.dump.watch(inner, root.label, begun=inner is module)
                 if inner is module and not root.follows:
-                    self.survey.add(module, root)
+                    self.first_step.add(module, root)
             self._begin_first(module, args)
 
     def _begin_first(self, module: nn.Module, args: Any) -> None:
-        """Begin the call under way, of whose hooks PyTorch had made the list before these were there."""
+        """Start the current call by hand: PyTorch had already collected its hooks before ours were registered."""
         target = self.session.targets.get(id(module))
         if target is not None:
             target.begin(module, args)
@@ -225,14 +254,12 @@ class Watch:
         }
         self._known.meet(named.values())
         types = {n: type(m).__name__ for n, m in fresh.items()}
-        prefix = self.names[module] if module in self.names else free_prefix(type(module).__name__, self.roots)
         self._release_gone()
-        root = next_of(self.roots, types) or Root(len(self.roots), prefix, types)
+        root = next_of(self.roots, types) or Root(len(self.roots), self._prefix(module), types)
         with root.attaching(self.session, module) as target:
             root.parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
             root.modules = module_tree(module, root.label)
-            if root.parameters and not any(r.parameters and r.target for r in self.roots if r is not root):
-                self._leader.lead(target.passes, root.module)
+            self._let_lead(root, target.passes)
             if not root.follows:
                 self.roots.append(root)
             self._hook(module, root, fresh)
@@ -243,10 +270,30 @@ class Watch:
             self.holding.append(module)
         return root
 
+    def _prefix(self, module: nn.Module) -> str:
+        """Choose the prefix of a new root; see Note [Roots]."""
+        if module in self.names:
+            return self.names[module]
+        params = {id(p) for p in module.parameters()}
+        if params and all(root.prefix for root in self.roots):
+            optimizers = living() if any_optimizer() else []
+            held = {id(p) for optimizer in optimizers for p in params_of(optimizer)}
+            if not held or held & params:
+                return ""
+        return free_prefix(type(module).__name__, self.roots)
+
+    def _let_lead(self, root: Root, passes: Passes) -> None:
+        """Let a root's forward passes be the steps as long as no optimizer makes them."""
+        clock = self.session.clock
+        if root.parameters and not any(r.parameters and r.target for r in self.roots if r is not root):
+            self.optimizers.let_passes_lead(passes, root.module)
+        elif clock.leader is passes and any_optimizer():  # a transform, called before the model
+            clock.looked, clock.awaited = True, max(clock.awaited, AWAITED)
+
     def _release_gone(self) -> None:
         """Let go of roots that are gone, before others have their place in memory."""
         gone = [r for r in self.roots if r.release(self.session)]
-        for met in (self._known, self._places) if gone else ():
+        for met in (self._known, self.places, self._passes) if gone else ():
             met.forget_gone()
 
     def _hook(self, module: nn.Module, root: Root, fresh: Mapping[str, nn.Module]) -> None:
@@ -257,127 +304,226 @@ class Watch:
             self.meter.saturates(path, how, numbers)
         for kind in ("out", "in", "out.grad"):
             self.session.hook_each(module, paths, kind, action)
-        self._hook_parameters(module, root)
+        self._place_parameters(module, root)
 
-    def _hook_parameters(self, module: nn.Module, root: Root) -> None:
+    def _place_parameters(self, module: nn.Module, root: Root) -> None:
         fresh = [
             (name, param)
-            for name, param in self._places.unplaced(module)
+            for name, param in self.places.unplaced(module)
             if selected(self.selector, root.label(name), module)
         ]
-        self._places.put(fresh, root)
+        self.places.put(fresh, root)
         # Hooks on a parameter that is spread over several processes do not fire: its gradient is seen at the optimizer.
-        chosen = [name for name, param in fresh if param.requires_grad and own_part(param) is param]
-        self.session.hook_each(module, chosen, "param.grad", Prefixed(self.meter, root))
-        for station in self.session.targets[id(module)].stations.values():
-            station.param = None  # as with the module itself: they live as long as the program wants
+        self._passes.listen(param for _, param in fresh if own_part(param) is param)
 
     def _finish_lazy(self) -> None:
-        """Hook the parameters that a first forward has given their shapes."""
+        """Watch the parameters that a first forward has given their shapes."""
         waiting, self._unfinished = self._unfinished, []
         for root in waiting:
             module = root.module()
             if module is not None:
                 root.modules = module_tree(module, root.label)
                 root.types.update((n, type(m).__name__) for n, m in module.named_modules() if n in root.types)
-                self._hook_parameters(module, root)
+                self._place_parameters(module, root)
 
-    # -- steps -----------------------------------------------------------------------------------
+    # -- optimizers --------------------------------------------------------------------------------
 
-    def _trains(self) -> bool:
-        """Whether there is an optimizer, so that a pass without gradients is no part of a step."""
-        clock = self.session.clock
-        return clock.optimizer is not None or clock.awaited > 0
+    def _adopt(self, optimizer: Optimizer) -> None:
+        """Find out what an optimizer trains: when it steps first, and when it holds other parameters than before."""
+        self._release_gone()
+        entry = self.optimizers.entry(optimizer)
+        for root in self.roots:  # what `torch.func` had put others in the place of, and what came later
+            module = root.module()
+            if module is not None:
+                self._place_parameters(module, root)
+        self.updates.learn(optimizer)
+        trained = {id(found[1]): found[1] for p in params_of(optimizer) if (found := self.places.of(p)) is not None}
+        for root in trained.values():
+            root.optimizers.add(entry.index)
+            entry.roots.add(root.index)
+        self._passes.listen(p for p in params_of(optimizer) if self.places.of(p) is not None and own_part(p) is p)
+        if any(self.places.of(p) is None for p in params_of(optimizer)):
+            self._unmet.setdefault(optimizer, 0)
+        else:
+            self._unmet.pop(optimizer, None)
+        self.budget.wish()
 
-    def _pass_began(self, passes: Passes) -> None:
-        """Decide whether this pass is measured: validation between training steps is not."""
-        self.meter.muted = self._trains() and not passes.here.graded
-        if self.pace.level is Level.FULL and not self.meter.muted:
-            self.sampled.add(self.session.clock.step)
+    def _meet_holders(self, optimizer: Optimizer) -> None:
+        """Watch what an optimizer holds that belongs to no root: modules that are not called, or tensors alone."""
+        unmet = [p for p in params_of(optimizer) if self.places.of(p) is None and p.grad is not None]
+        for module in holders_of(unmet):
+            if module not in self._known and not isinstance(module, torch.jit.ScriptModule):
+                self._watch(module)
+        rest = [p for p in unmet if self.places.of(p) is None]
+        if rest and selected(self.selector, "", nn.Module()):
+            prefix = "" if all(root.prefix for root in self.roots) else free_prefix("tensors", self.roots)
+            root = Root(len(self.roots), prefix, {"": "tensors"}, sum(p.numel() for p in rest))
+            self.roots.append(root)
+            self.places.put(zip(names_in_frames(rest), rest, strict=True), root)
+            self._passes.listen(rest)
+        self._adopt(optimizer)
+        self._unmet.pop(optimizer, None)
 
-    def _stepped(self, step: int) -> None:
-        """Hear that a step has ended; in most steps of a small model there is nothing else to do."""
-        if time.perf_counter() >= self.pace.wake:
-            self._end_step(step)
-
-    def _step_ended(self, step: int) -> None:
-        full, heard = self.pace.level is Level.FULL, (time.perf_counter(), self.cost())
-        with self._timed():
-            self._notes += self.survey.close(step)
-            if self.dump is not None:
-                self.dump.step_ended(self.lookout.spoiled or self.meter.spoiled())
-            self.meter.flush(curves=self.pace.level is not Level.LOOK)
-            if self._unfinished:
-                self._finish_lazy()
-            if full:
-                self.levels.learn(self.roots)
-            self._asleep.listen()
-        self.pace.charge(self.meter.device_seconds)
-        level = self.pace.ended(step, time.perf_counter(), self.cost(), heard)
-        with self._timed():
-            self.levels.prepare(level, scouts=self.pace.budget is None or leads_anew(self.session.clock, self.roots))
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.meter.level == OFF:
+            return
+        start, inner = time.perf_counter(), self.meter.seconds
+        if self.optimizers.entry(optimizer).grew(optimizer):
+            self._adopt(optimizer)
+        if self._unmet and optimizer in self._unmet:
+            self._unmet[optimizer] += 1
+            if self._unmet[optimizer] >= _PATIENCE or not self.roots:
+                self._meet_holders(optimizer)
+        bad = self.updates.bad
+        self.updates.before(optimizer)
+        if self.updates.bad and not bad and self.budget.kind is StepKind.GUARDED:
+            self.budget.interrupt(time.perf_counter())
+        self.spent += time.perf_counter() - start - (self.meter.seconds - inner)
 
     def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Hear that an optimizer has stepped: the one hook that runs in steps that are not looked at, and finds memories cold."""
-        asleep, leads = self._asleep, (leading := self._leader.leading) is not None and leading() is optimizer
-        if leads and time.perf_counter() < self.pace.wake:  # Dynamo breaks its graph at a clock
-            asleep.passed += 1
+        """Count an optimizer's step: the one hook that runs in skipped steps, and finds caches cold."""
+        budget = self.budget
+        if budget.run > 1:
+            if self.optimizers.stepped(optimizer):
+                budget.run -= 1
+                self.session.clock.step += 1
+                self.updates.forget_step()
             return
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break()
-        if leads:
-            self._rise(optimizer)
-            if asleep.slept:
-                asleep.passed += 1
-                return
-        if asleep.wake():
-            self._leader.led()
-        if asleep.spoiled:
-            self._tell(optimizer)
-        if self.pace.level is Level.FULL:
-            self._measure_update(optimizer)
-        wished = self._leader.meets(optimizer) and self._met_new(optimizer)
-        self._leader.count(optimizer, args, kwargs)
-        if wished and self.pace.level is not Level.FULL and not compiled.in_backward():
-            self._waken()
-
-    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.meter.level != OFF:
-            with self._timed():
-                light = self.pace.level is not Level.FULL
-                spoiled = self.lookout.spoiled or (light and self.meter.spoiled())
-                self.updates.before(optimizer, self.pace.level, spoiled=spoiled)
+        self._after(optimizer)
+        if self.optimizers.stepped(optimizer) and not self.failed:
+            self.session.clock.optimized()
 
     def _after_update(self, optimizer: Optimizer) -> None:
+        if self.meter.level != OFF:
+            with self._timed():
+                self.updates.after(optimizer)
+                if self.budget.kind is StepKind.MEASURED:
+                    self.facts.stepped(optimizer)
+
+    # -- passes ------------------------------------------------------------------------------------
+
+    def _pass_began(self, passes: Passes) -> None:
+        """Decide whether this pass is measured: validation between training steps is not."""
+        clock = self.session.clock
+        trains = clock.optimizer is not None or clock.awaited > 0
+        self.meter.muted = trains and not passes.here.graded
+        if self.budget.kind is StepKind.MEASURED and not self.meter.muted:
+            self.sampled.add(clock.step)
+
+    def _backward_began(self, began: Began) -> None:
+        start = time.perf_counter()
+        measured = self.budget.kind is StepKind.MEASURED
+        bad = self.losses.bad
+        self._notes += self.losses.began(began, self.step(), measured=measured)
+        if measured:
+            self._notes += self.facts.backward_began(self.step(), self.roots, self.optimizers)
+        elif self.losses.bad and not bad:
+            self.budget.interrupt(time.perf_counter())
+            self.updates.bad = True  # all gradients and parameters of this step are measured
+        self.spent += time.perf_counter() - start
+
+    def _alarmed(self) -> None:
+        """Guard the step under way, which was to be skipped: its loss is not finite."""
+        self.budget.interrupt(time.perf_counter())
+        self._begin_step(StepKind.GUARDED)
+
+    def _backward_ended(self) -> None:
+        if self.meter.level != OFF:
+            start, inner = time.perf_counter(), self.meter.seconds
+            known = [e.optimizer() for e in self.optimizers.entries]
+            self.updates.backward_ended([o for o in known if o is not None])
+            if not known:
+                self.updates.backward_ended(o for o in living() if self.updates.holds(o))
+            self.spent += time.perf_counter() - start - (self.meter.seconds - inner)
+        self._count_backward()
+
+    def _count_backward(self) -> None:
+        """Count a backward pass as a step, where no optimizer makes them."""
+        if self.optimizers.entries:
+            return
+        self._seen_passes += 1
+        if not self._by_backward and self._seen_passes == 2:  # by then an optimizer would have been made
+            self._by_backward = not any(self.updates.holds(o) for o in living())
+        if self._by_backward:
+            self.session.clock.awaited = 1 << 40
+            self.session.clock.end_step()
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _is_bad(self) -> bool:
+        """Whether something in the step under way is known not to be finite."""
+        return self.losses.bad or self.updates.bad or self.meter.spoiled()
+
+    def _run_ended(self, step: int) -> None:
+        """Write what was seen in the last steps, and prepare the next ones."""
+        if self.budget.kind is StepKind.SKIPPED:
+            self._begin_step(self.budget.run_ended(step, time.perf_counter(), 0.0))
+            return
+        measured = self.budget.kind is StepKind.MEASURED
         with self._timed():
-            self.updates.after(optimizer)
+            bad = self._is_bad()
+            self._notes += self.first_step.close(step)
+            if self.dump is not None:
+                self.dump.step_ended(bad)
+            if self._unfinished:
+                self._finish_lazy()
+            if measured:
+                self.hooks.gather(self.roots)
+                for root in self.roots:
+                    self._passes.keep_first(p for p, _, of in self.places if of is root)
+                self._notes += self.facts.step_ended(step, self.optimizers, self.roots, self.places, self._passes)
+            self.meter.flush()
+            if measured or bad or self.curves.is_due():
+                self.curves.flush()
+            if bad and not measured:
+                self.budget.wish()
+        self.budget.charge_device(self.meter.device_seconds - self._device_seconds)
+        self._device_seconds = self.meter.device_seconds
+        self._begin_step(self.budget.run_ended(step, time.perf_counter(), self._since_last()))
 
-    def _place_again(self, optimizer: Optimizer) -> None:
-        """Let go of what is gone; watch what an optimizer holds where `torch.func` had put others in its place before."""
-        self._release_gone()
-        clock, held = self.session.clock, self.updates.holds(optimizer)
-        for module, root in [] if held else [(root.module(), root) for root in self.roots]:
-            if module is not None:
-                self._hook_parameters(module, root)
-        if not held and clock.optimizer is None and self.updates.holds(optimizer):
-            clock.optimizer = id(optimizer), 0  # nobody else counts its steps
+    def _since_last(self) -> float:
+        cost = self.cost()
+        since, self._charged = cost - self._charged, cost
+        return since
 
-    def _met_new(self, optimizer: Optimizer) -> bool:
-        """Take a new optimizer for a sign of a new model; tell whether to measure the next step in full for it."""
-        self._meet(optimizer)
-        return self.pace.level is not Level.FULL and self.pace.wish()
+    def _begin_step(self, kind: StepKind) -> None:
+        with self._timed():
+            self.losses.bad = False
+            self.losses.lines.end()
+            if kind is StepKind.MEASURED and self.optimizers.entries and not dynamo.has_compiled():
+                self.losses.lines.begin()
+            self.updates.begin(measured=kind is StepKind.MEASURED)
+            self.meter.level = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: OFF}[kind]
+            self._passes.quick = kind is StepKind.SKIPPED
+            looking = self.budget.share is None or bool(self._unmet) or not self.optimizers.entries
+            self.hooks.prepare(measured=kind is StepKind.MEASURED, scouting=looking)
 
-    # -- writing ---------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Write one step, and before it the sites that are new; see `kedge.flow.Sink`."""
-        seats = self.meter.seats.values()
-        size = (len(seats), sum(len(seat.sources) for seat in seats))
-        if size != self._written:
-            self._written = size
-            entries = [entry_of(seat, self.roots, self.survey.sources) for seat in seats]
-            self.log.sites(entries, [root.entry() for root in self.roots])
+        """Write rows, and before them the sites that are new; see `kedge.flow.Sink`."""
+        self._write_sites()
         self.log.stats(step, columns)
+        self._write_notes()
+
+    def _write_sites(self) -> None:
+        seats = self.meter.seats.values()
+        trained = sum(len(root.optimizers) for root in self.roots)
+        size = (len(seats) + trained, sum(len(seat.sources) for seat in seats))
+        if size != self._written and seats:
+            self._written = size
+            self._write_all_sites()
+
+    def _write_all_sites(self) -> None:
+        for root in self.roots:
+            root.steps = max((self.optimizers.entries[i].steps for i in root.optimizers), default=0)
+        sources = {**self.first_step.sources, **self.losses.described}
+        entries = [entry_of(seat, self.roots, sources) for seat in self.meter.seats.values()]
+        self.log.sites(entries, [root.entry() for root in self.roots])
+
+    def _write_notes(self) -> None:
         while self._notes:
             self.log.event(self._notes.pop(0))
 
@@ -391,10 +537,28 @@ class Watch:
             self.spent += time.perf_counter() - start - (self.meter.seconds - inner)
 
 
-dynamo.untraced(Watch._updated)  # an optimizer's step may be compiled
+dynamo.untraced(Watcher._updated)  # an optimizer's step may be compiled
 
 
-def _abandon(watch: Watch | None) -> None:
+def unit() -> float:
+    """Estimate the seconds that PyTorch takes to call a hook of a module: some 20 calls of a Python function.
+
+    No module is called for it, as the program may have hooks on all of them.
+    """
+    rounds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(50):
+            _nothing()
+        rounds.append((time.perf_counter() - start) / 50)
+    return 20 * min(rounds)
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _abandon(watcher: Watcher | None) -> None:
     """In a forked child: the recording belongs to the parent."""
-    if watch is not None:
-        watch.meter.level = OFF
+    if watcher is not None:
+        watcher.meter.level = OFF

@@ -1,0 +1,222 @@
+"""Each backward pass: what it began at, where in the program, and when it ends.
+
+# Note [What backward began at]
+Nothing is patched. A hook on a parameter runs inside the pass, in the thread that called it or in one of a device's;
+the frame of `torch.autograd.backward` that is under way holds the tensors that were differentiated, and the frames
+above it lead to the program's line. In the first steps every parameter has the hook. After a measured step only the one
+whose gradient arrived first keeps it, and those that have had no gradient yet.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
+
+from kedge.hooks.dynamo import untraced
+from kedge.hooks.schedule import _graph_task
+from kedge.hooks.source import Source, is_between, source_of
+
+_KEPT = 16
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class Began:
+    """What a backward pass began at.
+
+    Attributes:
+        tensors: The tensors that were differentiated.
+        where: The code and line that called backward; None if no frame shows it.
+        frame: That frame.
+    """
+
+    tensors: tuple[Tensor, ...]
+    where: tuple[CodeType, int] | None
+    frame: FrameType | None
+
+
+class BackwardPasses:
+    """Reports each backward pass that reaches a watched parameter; see Note [What backward began at].
+
+    Args:
+        began: Is given what a pass began at, when the first gradient has arrived.
+        ended: Is called at the end of a pass.
+        alarmed: Is called when the loss of a pass is not finite that is only asked for that.
+
+    Attributes:
+        quick: Of a pass it is only asked whether its loss is finite, and on a device not even that.
+    """
+
+    def __init__(self, began: Callable[[Began], None], ended: Callable[[], None], alarmed: Callable[[], None]) -> None:
+        self._began, self._ended, self._alarmed = began, ended, alarmed
+        self._handles: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
+        self._arrived: dict[int, int] = {}
+        self._tasks: dict[int, None] = {}
+        self.quick = False
+        self._depth = 0
+
+    def listen(self, params: Iterable[Tensor]) -> None:
+        """Hook parameters that have no hook yet, and no gradient so far."""
+        for param in params:
+            known = self._handles.get(id(param))
+            same = known is not None and known[0]() is param
+            if same or is_lazy(param) or not param.requires_grad or not param.is_leaf:
+                continue
+            self._arrived.pop(id(param), None)
+            handle = param.register_post_accumulate_grad_hook(self.arrived)
+            self._handles[id(param)] = weakref.ref(param), handle
+
+    def keep_first(self, params: Iterable[Tensor]) -> None:
+        """Of some parameters keep the hook of the one whose gradient arrived first, and of those that had none."""
+        seen = [p for p in params if id(p) in self._arrived]
+        first = min(seen, key=lambda p: self._arrived[id(p)], default=None)
+        for param in seen:
+            if param is not first:
+                known = self._handles.get(id(param))
+                if known is not None:
+                    known[1].remove()
+
+    def has_arrived(self, param: Tensor) -> bool:
+        """Whether a gradient of a parameter has been seen."""
+        known = self._handles.get(id(param))
+        return id(param) in self._arrived and known is not None and known[0]() is param
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for _, handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+        self._arrived.clear()
+
+    def forget_gone(self) -> None:
+        """Forget parameters that are gone."""
+        gone = [key for key, (ref, _) in self._handles.items() if ref() is None]
+        for key in gone:
+            del self._handles[key]
+            self._arrived.pop(key, None)
+
+    def arrived(self, param: Tensor) -> None:
+        """Called by autograd when a parameter's gradient has been accumulated."""
+        if id(param) not in self._arrived:
+            self._arrived[id(param)] = len(self._arrived)
+        task = _graph_task()
+        if task == -1 or task in self._tasks:
+            return
+        if len(self._tasks) >= _KEPT:
+            del self._tasks[next(iter(self._tasks))]
+        self._tasks[task] = None
+        if self.quick:
+            if self._is_sound():
+                return
+            self._alarmed()
+        Variable._execution_engine.queue_callback(self._ended)
+        self._began(began())
+
+    def _is_sound(self) -> bool:
+        """Whether the loss of the pass under way is known to be finite, or nothing is known of it."""
+        frame: FrameType | None = sys._getframe()
+        for _ in range(self._depth):  # where it was the last time
+            frame = frame.f_back if frame is not None else None
+        if frame is None or frame.f_code is not _backward_code():
+            frame = self._find()
+        value = frame.f_locals.get("tensors") if frame is not None else None
+        if type(value) is tuple and len(value) == 1:
+            value = value[0]
+        if type(value) is not Tensor or not value.is_cpu or value.numel() != 1 or value.is_complex():
+            return True
+        return math.isfinite(value.item())
+
+    def _find(self) -> FrameType | None:
+        frame: FrameType | None = sys._getframe(1)
+        depth = 0
+        while frame is not None and frame.f_code is not _backward_code():
+            frame, depth = frame.f_back, depth + 1
+        self._depth = depth if frame is not None else 0
+        return frame
+
+
+def began() -> Began:
+    """Return what the backward pass under way in this thread began at: the outermost, which others may run in."""
+    codes = _codes()
+    for frame in _threads():
+        above: FrameType | None = frame
+        found: FrameType | None = None
+        while above is not None:
+            found = above if above.f_code in codes else found
+            above = above.f_back
+        if found is not None:
+            tensors = found.f_locals.get(codes[found.f_code], ())
+            line = _programs_line(found)
+            where = None if line is None else (line.f_code, line.f_lineno)
+            return Began(tuple(t for t in _each(tensors) if isinstance(t, Tensor)), where, line)
+    return Began((), None, None)
+
+
+def _backward_code() -> CodeType | None:
+    return getattr(torch.autograd.backward, "__code__", None)
+
+
+def _codes() -> dict[CodeType, str]:
+    """The code of what begins a backward pass, with the name of its local variable for the tensors."""
+    functions = ((torch.autograd.backward, "tensors"), (torch.autograd.grad, "outputs"))
+    return {f.__code__: name for f, name in functions if hasattr(f, "__code__")}
+
+
+def _threads() -> Iterator[FrameType]:
+    """This thread's frame, and then those of the others: a device's backward runs in a thread of its own."""
+    yield sys._getframe(1)
+    mine = threading.get_ident()
+    for thread, frame in list(sys._current_frames().items()):
+        if thread != mine:
+            yield frame
+
+
+def _each(tensors: Any) -> tuple[Any, ...]:
+    return tuple(tensors) if isinstance(tensors, (tuple, list)) else (tensors,)
+
+
+def _programs_line(frame: FrameType) -> FrameType | None:
+    """The frame of the program that called, or of an installed library if no other is above."""
+    above, library = frame.f_back, None
+    while above is not None:
+        file = above.f_code.co_filename
+        if not is_between(file):
+            if not any(folder in file for folder in _INSTALLED):
+                return above
+            library = library or above
+        above = above.f_back
+    return library
+
+
+def line_of(began: Began) -> Source | None:
+    """Return the program's line that called backward."""
+    return None if began.frame is None else source_of(began.frame)
+
+
+def operation_of(value: Tensor) -> tuple[str | None, str]:
+    """Return the name of the autograd node that made a tensor, and of its operation: ``nll_loss``."""
+    if value.grad_fn is None:
+        return None, "leaf"
+    return value.grad_fn.name(), plain_name(value.grad_fn.name())
+
+
+def plain_name(node: str) -> str:
+    """Return what people call the operation behind a node: ``nll_loss`` for ``NllLossBackward0``."""
+    name = re.sub(r"(Backward\d*|<.*>)$", "", node.rpartition("::")[2])
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+untraced(BackwardPasses.arrived)

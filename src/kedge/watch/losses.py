@@ -1,0 +1,89 @@
+"""The losses of a program: what each backward pass began at, by the program's line that called it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch.autograd.graph import Node
+
+from kedge.hooks.source import source_of
+from kedge.sites.site import Site
+from kedge.watch.backwards import Began, operation_of
+from kedge.watch.curves import Curves, number_of
+from kedge.watch.producer import Lines, find_producer
+from kedge.watch.roots import Meter
+
+_MOST_LINES = 16
+"""How many lines that call backward are told apart."""
+_LONGEST = 12
+"""How many nodes of a loss's graph are recorded."""
+_SEARCHES = 4
+"""How often the graph of a loss that is not finite is searched for its producer."""
+
+
+class Losses:
+    """Records the loss of every watched step.
+
+    Args:
+        meter: Knows the sites.
+        curves: Takes the values.
+
+    Attributes:
+        bad: Whether a loss of this step, or something else of it, is known not to be finite.
+        described: For the path of each loss its operation and the program's line.
+        lines: Knows the program's line of each operation.
+    """
+
+    def __init__(self, meter: Meter, curves: Curves) -> None:
+        self.meter, self.curves = meter, curves
+        self.bad = False
+        self.described: dict[str, Mapping[str, Any]] = {}
+        self.lines = Lines()
+        self._paths: dict[Any, str] = {}
+        self._searches = _SEARCHES
+
+    def began(self, began: Began, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
+        """Take what a backward pass began at; returns what the recording is to note of it."""
+        notes: list[Mapping[str, Any]] = []
+        if not began.tensors:
+            return notes
+        path, new = self._path(began)
+        first = began.tensors[0]
+        if new:
+            _, operation = operation_of(first)
+            source = None if began.frame is None else asdict(source_of(began.frame))
+            self.described[path] = {"operation": operation, "source": source}
+            notes.append({"kind": "loss-graph", "step": step, "site": path, "nodes": list(chain_of(first.grad_fn))})
+        seat = self.meter.seat(Site(path, "loss"), first)
+        bad = False
+        for tensor in began.tensors:
+            bad |= self.curves.add_value(step, seat.id, number_of(tensor), measured=measured)
+        if measured:
+            self.lines.learn(began.tensors)
+        if bad and self._searches > 0:
+            self._searches -= 1
+            found = find_producer(began.tensors, self.lines)
+            if found is not None:
+                notes.append({"kind": "producer", "step": step, "loss": path, **found})
+        self.bad |= bad
+        return notes
+
+    def _path(self, began: Began) -> tuple[str, bool]:
+        known = self._paths.get(began.where)
+        if known is not None:
+            return known, False
+        number = min(len(self._paths) + 1, _MOST_LINES)
+        path = "loss" if number == 1 else f"loss_{number}"
+        self._paths[began.where] = path
+        return path, path not in self.described
+
+
+def chain_of(node: Node | None) -> Iterator[str]:
+    """Yield the names of the nodes behind a loss, along the first input of each that needs a gradient."""
+    for _ in range(_LONGEST):
+        if node is None:
+            return
+        yield node.name()
+        node = next((behind for behind, _ in node.next_functions if behind is not None), None)

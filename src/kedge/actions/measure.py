@@ -19,7 +19,7 @@ from kedge.actions.saturation import Saturation, saturation
 from kedge.actions.statistics import Seat, Seen, Statistics, course, table_of
 from kedge.actions.table import FIELDS, Bulk, DeviceTable, Measured, Parts, Step, to_host
 from kedge.errors import NotRecorded, SeveralRecorded
-from kedge.flow import Act, Event, Sink, version_of
+from kedge.flow import Act, Measure, Sink, version_of
 from kedge.sites.leaves import own_part, untransformed
 from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT, Rows
@@ -76,10 +76,18 @@ class Meter:
         return self._bind(site) if site.op is None else each_operation(site, self._bind)
 
     def _bind(self, site: Site) -> Act:
+        measure = self._measure_at(site)
+        return lambda value, event: measure(value, event.step)
+
+    def bind_value(self, site: Site) -> Measure | None:
+        """Return what measures values of a site that come without an event; operations tell each other apart by it."""
+        return self._measure_at(site) if site.op is None else None
+
+    def _measure_at(self, site: Site) -> Measure:
         seat: Seat | None = None
         forward = not site.is_gradient
 
-        def observe(value: Tensor, event: Event) -> None:
+        def measure(value: Tensor, step: int) -> None:
             nonlocal seat
             passed_over = self.muted if forward else self.level == LIGHT
             if not self.level or passed_over or torch._C._is_tracing():
@@ -87,14 +95,14 @@ class Meter:
             start = time.perf_counter()
             with self._lock:
                 if reduce.transforms(value):
-                    seat = self._observe_whole(site, value, event.step)
+                    seat = self._observe_whole(site, value, step)
                 else:
                     seat = seat or self._seat(site, value)
-                    self.observe(seat, value, event.step)
+                    self.observe(seat, value, step)
             self.events += 1
             self.seconds += time.perf_counter() - start
 
-        return observe
+        return measure
 
     def _observe_whole(self, site: Site, value: Tensor, step: int) -> Seat:
         with reduce.plainly():

@@ -7,25 +7,26 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kedge import native
 from kedge.actions import reduce
 from kedge.actions.naming import each_operation, kind_meant, single
 from kedge.actions.saturation import Saturation, saturation
 from kedge.actions.statistics import Seat, Seen, Statistics, course, table_of
-from kedge.actions.table import FIELDS, Bulk, DeviceTable, Measured, Parts, Step, to_host
+from kedge.actions.table import FIELDS, Bulk, DeviceTable, HostTable, Measured, Parts, Step, bits, to_host
 from kedge.errors import NotRecorded, SeveralRecorded
 from kedge.flow import Act, Measure, Sink, version_of
+from kedge.native import What, reductions
 from kedge.sites.leaves import own_part, untransformed
 from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate
 
-What = Literal["full", "norm", "finite"]
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
 _HOST = torch.device("cpu")
 _BEHIND = 2
@@ -50,6 +51,7 @@ class Meter:
         self.seats: dict[Site, Seat] = {}
         self.series: dict[int, list[Mapping[str, Any]]] = {}
         self.step, self._step_level = -1, FULL
+        self._host = HostTable()
         self._tables: dict[torch.device, DeviceTable] = {}
         self._measured: list[Measured] = []
         self._bulk: list[Bulk] = []
@@ -123,7 +125,7 @@ class Meter:
             self._begin(step)
         if self.level == LIGHT and not reduce.measurable(value):
             return
-        what = "norm" if self.level == LIGHT else self.what
+        what: What = "norm" if self.level == LIGHT else self.what
         seen = self._seen.get(id(value))
         if seen is not None and seen.serves(value, what):
             self._measured.append(seen.measured._replace(site=seat.id, channels=(0, 0), saturation=None))
@@ -158,47 +160,66 @@ class Meter:
             return None
         return 1 if value.dim() != 3 else self.channel_dims[site.path]
 
-    def _measure(self, seat: Seat, value: Tensor, what: str) -> Measured:
-        value = own_part(value)
-        if not reduce.measurable(value):
-            return self._pass_over(seat, value)
-        elements, table = reduce.flat(value), self._table_on(value.device)
+    def _measure(self, seat: Seat, value: Tensor, what: What) -> Measured:
+        table = self._host
+        row = table.next()
+        count = native.measure_into(table.memory, row, value, native.CODES[what])
+        if not count:
+            value = own_part(value)
+            if not reduce.measurable(value):
+                return self._pass_over(seat, value)
+            if value.device.type != "cpu":
+                return self._measure_there(seat, value, what)
+            table.rows[row] = reductions.row(value, what)
+            count = int(table.rows[row, -1])
+        table.used += 1
+        measured = Measured(seat.id, count, _HOST, row)
+        if what == "full":
+            dim = self._tracked_dim(seat, value)
+            if dim is not None:
+                measured = measured._replace(active=_active(value, dim))
+            if self.draws:
+                saturation, deciding = self._saturation(seat, value)
+                measured = measured._replace(drawn=table.draw(deciding), saturation=saturation)
+        self._measured.append(measured)
+        return measured
+
+    def _measure_there(self, seat: Seat, value: Tensor, what: What) -> Measured:
+        """Measure a value on its device, without waiting for it."""
+        elements, table = reductions.flat(value), self._table_on(value.device)
         measured = Measured(seat.id, elements.numel(), value.device, table.used)
         start = table.now()
         _REDUCE[what](elements, table.slot())
         if what == "full":
-            measured = self._add_channels(measured, seat, value, table)
+            dim = self._tracked_dim(seat, value)
+            if dim is not None:
+                measured = measured._replace(channels=_keep(reduce.channels(value, dim), table))
             if self.draws:
-                measured = self._draw(measured, seat, value, elements)
+                saturation, deciding = self._saturation(seat, value)
+                some = reduce.drawn(elements if deciding is value else reductions.flat(deciding))
+                measured = measured._replace(drawn=_keep(some, table), saturation=saturation)
         if start is not None:
             table.spans.append((start, table.now()))
         self._measured.append(measured)
         return measured
 
-    def _add_channels(self, measured: Measured, seat: Seat, value: Tensor, table: DeviceTable) -> Measured:
+    def _tracked_dim(self, seat: Seat, value: Tensor) -> int | None:
+        """The dimension of the channels of a value, where their activity is tracked."""
         dim = self._channel_dim(seat.site, value)
-        if dim is None or seat.channels is None or value.shape[dim] != seat.channels:
-            return measured
-        start = table.wide_used
-        reduce.channels(value, dim, table.room(seat.channels))
-        return measured._replace(channels=(start, table.wide_used))
+        return dim if dim is not None and seat.channels == value.shape[dim] else None
 
-    def _draw(self, measured: Measured, seat: Seat, value: Tensor, elements: Tensor) -> Measured:
-        """Take some elements along, for the histogram of magnitudes and the share that is saturated."""
+    def _saturation(self, seat: Seat, value: Tensor) -> tuple[Saturation | None, Tensor]:
+        """How the activation of a site saturates, and the outputs that decide; without one the value itself."""
         saturation = self.saturations.get(seat.site.path) if seat.site.kind == "out" else None
-        if saturation is not None and saturation.dim is not None:
-            elements = reduce.flat(saturation.deciding(value))
-        some, table = reduce.drawn(elements), self._table_on(value.device)
-        start = table.wide_used
-        table.room(some.numel()).copy_(some)
-        return measured._replace(drawn=(start, table.wide_used), saturation=saturation)
+        return saturation, value if saturation is None else saturation.deciding(value)
 
     def _pass_over(self, seat: Seat, value: Tensor) -> Measured:
         """Note that a value was there; of whole numbers also how many, and that all are finite."""
         whole = not (value.is_floating_point() or value.is_complex() or value.is_nested)
-        table = self._table_on(_HOST)
-        measured = Measured(seat.id, value.numel() if whole else 0, _HOST, table.used)
-        table.slot().nonfinite.zero_()
+        row = self._host.next()
+        self._host.used += 1
+        self._host.rows[row, FIELDS.index("nonfinite")] = 0
+        measured = Measured(seat.id, value.numel() if whole else 0, _HOST, row)
         self._measured.append(measured)
         return measured
 
@@ -242,7 +263,7 @@ class Meter:
                 self.curves.add(whole)
                 bulks = [b._replace(total=whole, parts=parts) for b in bulks]
             self._bulk += bulks
-            return any(b.arrived is None and not np.isfinite(b.norms.numpy()).all() for b in bulks)
+            return any(b.arrived is None and not np.isfinite(b.norms).all() for b in bulks)
 
     def _total_seat(self, site: Site, size: int) -> Seat:
         seat = self.seats.get(site)
@@ -267,7 +288,7 @@ class Meter:
             bad = False
             for group in by_device.values():
                 bulk = self._norms(group)
-                if bulk.arrived is None and not (sound := np.isfinite(bulk.norms.numpy())).all():
+                if bulk.arrived is None and not (sound := np.isfinite(bulk.norms)).all():
                     bad = True
                     for good, (seat, value) in zip(sound, group, strict=True):
                         if not good:
@@ -278,25 +299,24 @@ class Meter:
             return bad
 
     def _norms(self, group: list[tuple[Seat, Tensor]]) -> Bulk:
-        ids = [seat.id for seat, _ in group]
-        real = [reduce.real(t) for _, t in group]
+        ids, tensors = [seat.id for seat, _ in group], [t for _, t in group]
+        if group and tensors[0].device.type == "cpu":
+            rows = native.table(len(group))
+            for i in native.measure_many(rows, 0, tensors, native.CODES["norm"]):
+                rows[i] = reductions.row(tensors[i], "norm")
+            return Bulk(ids, rows[:, -1].astype(int).tolist(), np.sqrt(rows[:, FIELDS.index("sumsq")]), None)
+        real = [reductions.real(t) for t in tensors]
         dtype = torch.float64 if any(t.dtype is torch.float64 for t in real) else torch.float32
-        norms = torch.stack(list(torch._foreach_norm(real, dtype=dtype))) if real else torch.zeros(0)
-        return Bulk(ids, [t.numel() for t in real], *to_host(norms))
+        norms, arrived = to_host(torch.stack(list(torch._foreach_norm(real, dtype=dtype))) if real else torch.zeros(0))
+        return Bulk(ids, [t.numel() for t in real], norms.numpy(), arrived)
 
     def spoiled(self) -> bool:
         """Whether something measured in this step is known not to be finite; on a GPU, where asking waits, always true."""
         if not (self._measured or self._bulk):
             return False
-        if any(device.type != "cpu" for device in self._tables):
+        if self._tables:
             return True
-        with reduce.plainly():
-            return self._spoiled_on_host()
-
-    def _spoiled_on_host(self) -> bool:
-        return any(table.spoiled() for table in self._tables.values()) or any(
-            not np.isfinite(b.norms.numpy()).all() for b in self._bulk
-        )
+        return self._host.spoiled() or any(not np.isfinite(b.norms).all() for b in self._bulk)
 
     def flush(self, *, curves: bool = True) -> None:
         """End the step: send its tables on their way, and pass on those that have arrived.
@@ -308,6 +328,7 @@ class Meter:
             self._seen.clear()
             if self._measured or self._bulk:
                 snapshots = {d: t.take() for d, t in self._tables.items() if t.used}
+                snapshots[_HOST] = self._host.take()
                 drawn = frozenset(self.curves) if curves else frozenset()
                 self._pending.append(Step(self.step, self._step_level, self._measured, snapshots, self._bulk, drawn))
                 self._measured, self._bulk = [], []
@@ -385,6 +406,19 @@ class Meter:
         parts = [part for parts in self.series.values() for part in parts]
         rows = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == site))
         return tabulate({"step": part["step"], **{n: part[n][i] for n in names}} for part, i in rows).rows(site)
+
+
+def _active(value: Tensor, dim: int) -> bytes:
+    """A bit for each channel of a value on the host: whether one of its numbers is above zero."""
+    found = native.channels_above_zero(value, dim)
+    return bits(reduce.channels(value, dim).float().numpy()) if found is None else found
+
+
+def _keep(numbers: Tensor, table: DeviceTable) -> tuple[int, int]:
+    """Take some numbers along in a table; returns from where to where they are."""
+    start = table.wide_used
+    table.room(numbers.numel()).copy_(numbers)
+    return start, table.wide_used
 
 
 def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> Meter:

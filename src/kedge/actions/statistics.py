@@ -59,8 +59,9 @@ class Seat:
 class Statistics:
     """What was measured of one site in one step.
 
-    `sum`, `sumsq`, `min` and `max` are of all elements in float32, NaN or infinite if an element is,
-    NaN also if not measured; `nonzero` and `nonfinite` count elements, -1 if not measured.
+    `sum`, `sumsq`, `min` and `max` are of all elements, NaN or infinite if an element is, NaN also if not
+    measured; `nonzero` and `nonfinite` count elements, -1 if not measured. Sums are of float64 on a CPU (see
+    Note [How exact]), of float32 elsewhere.
     """
 
     site: Site

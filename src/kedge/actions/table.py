@@ -11,12 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.actions.reduce import DRAWN
+from kedge import native
+from kedge.actions import reduce
 from kedge.actions.saturation import Saturation
+from kedge.native.reductions import DRAWN, flat
 from kedge.store import exponents
 
 _BLOCK = 256
 FIELDS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
+"""The statistics of a row. A row on the host has their number of elements behind them."""
 Keep = Callable[[int], bool]
 Parts = Literal["all", "bad", "none"]
 
@@ -28,26 +31,24 @@ def _every(site: int) -> bool:
 class Slot:
     """One row of a table on a device: a scalar tensor a statistic, to write to."""
 
-    __slots__ = (*FIELDS, "host")
+    __slots__ = FIELDS
 
-    def __init__(self, row: Tensor, host: NDArray[Any] | None) -> None:
+    def __init__(self, row: Tensor) -> None:
         self.sum, self.sumsq, self.min, self.max, self.nonzero, self.nonfinite = row.unbind()
-        self.host = host
-        "The same memory as numpy sees it, on a CPU, where reading it waits for nothing; else None."
 
 
 class Snapshot(NamedTuple):
     """A table on its way to the host.
 
     Attributes:
-        rows: Host tensor of one row a measurement.
-        wide: Host tensor of channel maxima and drawn elements, one measurement after another.
+        rows: One row a measurement.
+        wide: Channel maxima and drawn elements, one measurement after another.
         arrived: The CUDA event after which they can be read; None if they can be already.
         spans: CUDA events before and after each measurement.
     """
 
-    rows: Tensor
-    wide: Tensor
+    rows: NDArray[Any]
+    wide: NDArray[np.float32]
     arrived: Any
     spans: list[tuple[Any, Any]]
 
@@ -59,11 +60,61 @@ class Snapshot(NamedTuple):
         """How long the device measured; 0 where the host did, whose time is taken there."""
         return float(sum(start.elapsed_time(end) for start, end in self.spans)) / 1000
 
-    def numpy(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def numpy(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """Both, waiting for them if they have not arrived."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        return self.rows.numpy(), self.wide.numpy()
+        return self.rows, self.wide
+
+
+class HostTable:
+    """Rows of float64 in this process's memory, used again in the next step.
+
+    Attributes:
+        rows: A row a measurement, as `kedge.native.measure_into` writes it.
+        memory: The same, as what is written to for the least.
+        used: How many rows are used.
+        numbers: Drawn elements, one measurement after another.
+        drawn: How many of them are used.
+    """
+
+    def __init__(self) -> None:
+        self.rows = native.table(_BLOCK)
+        self.memory = self.rows.data
+        self.used = 0
+        self.numbers = np.empty(_BLOCK * DRAWN, dtype=np.float32)
+        self.drawn = 0
+
+    def next(self) -> int:
+        """Return the number of the first row that is free; it is taken when `used` is raised."""
+        if self.used == len(self.rows):
+            self.rows = np.concatenate([self.rows, native.table(len(self.rows))])
+            self.memory = self.rows.data
+        return self.used
+
+    def draw(self, value: Tensor) -> tuple[int, int]:
+        """Take some elements of a value along; returns from where to where they are."""
+        start = self.drawn
+        if start + DRAWN > len(self.numbers):
+            self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
+        count = native.draw_into(self.numbers, start, value)
+        if not count:
+            some = reduce.drawn(flat(value)).float().numpy()
+            count = len(some)
+            self.numbers[start : start + count] = some
+        self.drawn += count
+        return start, self.drawn
+
+    def spoiled(self) -> bool:
+        """Whether a sum or a sum of squares is not finite; what was not measured is NaN in both."""
+        return not np.isfinite(self.rows[: self.used, :2]).any(axis=1).all()
+
+    def take(self) -> Snapshot:
+        """Hand the used rows over, and begin anew."""
+        rows, numbers = self.rows[: self.used].copy(), self.numbers[: self.drawn].copy()
+        self.rows[: self.used] = np.nan
+        self.used = self.drawn = 0
+        return Snapshot(rows, numbers, None, [])
 
 
 class DeviceTable:
@@ -79,7 +130,7 @@ class DeviceTable:
         self.spans: list[tuple[Any, Any]] = []
 
     def now(self) -> Any:
-        """Mark this moment in the device's own time, without waiting for it; None on a host."""
+        """Mark this moment in the device's own time, without waiting for it; None where it has no such marks."""
         if self.device.type != "cuda":
             return None
         mark = torch.cuda.Event(enable_timing=True)
@@ -98,8 +149,7 @@ class DeviceTable:
         # What is made in inference mode could not be written to outside of it.
         with torch.inference_mode(mode=False):
             block = torch.full((_BLOCK, len(FIELDS)), float("nan"), dtype=torch.float32, device=self.device)
-            host = block.numpy() if self.device.type == "cpu" else None
-            self.slots.extend(Slot(row, None if host is None else host[i]) for i, row in enumerate(block))
+            self.slots.extend(map(Slot, block))
         self.blocks.append(block)
 
     def room(self, count: int) -> Tensor:
@@ -110,13 +160,6 @@ class DeviceTable:
                 self.wide = torch.cat([self.wide, more])
         start, self.wide_used = self.wide_used, self.wide_used + count
         return self.wide[start : self.wide_used]
-
-    def spoiled(self) -> bool:
-        """Whether a sum or a sum of squares is not finite, on a CPU; what was not measured is NaN in both."""
-        return any(
-            not np.isfinite(block.numpy()[: self.used - i * _BLOCK, :2]).any(axis=1).all()
-            for i, block in enumerate(self.blocks)
-        )
 
     def take(self) -> Snapshot:
         """Send the used rows to the host, in one copy, and begin anew."""
@@ -129,7 +172,7 @@ class DeviceTable:
             part.fill_(float("nan"))
         host, arrived = to_host(whole)
         size = used * len(FIELDS)
-        return Snapshot(host[:size].view(-1, len(FIELDS)), host[size:], arrived, spans)
+        return Snapshot(host[:size].view(-1, len(FIELDS)).numpy(), host[size:].numpy(), arrived, spans)
 
 
 def to_host(whole: Tensor) -> tuple[Tensor, Any]:
@@ -164,7 +207,8 @@ class Measured(NamedTuple):
         size: How many elements it has.
         device: Where its row is.
         row: Which row that is.
-        channels: From where to where its channels' maxima are.
+        channels: From where to where its channels' maxima are, on a device.
+        active: A bit a channel, whether it has a number above zero, on the host.
         drawn: From where to where the elements drawn from it are.
         saturation: How the site's activation saturates; None if it does not.
     """
@@ -174,6 +218,7 @@ class Measured(NamedTuple):
     device: torch.device
     row: int
     channels: tuple[int, int] = (0, 0)
+    active: bytes = b""
     drawn: tuple[int, int] = (0, 0)
     saturation: Saturation | None = None
 
@@ -192,7 +237,7 @@ class Bulk(NamedTuple):
 
     sites: list[int]
     counts: list[int]
-    norms: Tensor
+    norms: NDArray[Any]
     arrived: Any
     total: int | None = None
     parts: Parts = "all"
@@ -201,7 +246,7 @@ class Bulk(NamedTuple):
         """The norms, waiting for them if they have not arrived."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        return self.norms.numpy()
+        return self.norms
 
     def squares(self, keep: Keep, *, bad: bool) -> Iterator[tuple[int, int, float]]:
         """Give the sites that are recorded, how many elements each has, and its sum of squares."""
@@ -261,7 +306,7 @@ class Step:
         table = np.full((len(measured) + len(bulk), len(FIELDS)), np.nan, dtype=np.float64)
         with np.errstate(invalid="ignore"):  # a NaN of a device's making may be one that signals
             for i, m in enumerate(measured):
-                table[i] = hosts[m.device][0][m.row]
+                table[i] = hosts[m.device][0][m.row][: len(FIELDS)]
         table[len(measured) :, FIELDS.index("sumsq")] = [square for _, _, square in bulk]
         columns: dict[str, Any] = dict(zip(FIELDS, table.T, strict=True))
         for name in ("nonzero", "nonfinite"):
@@ -271,7 +316,8 @@ class Step:
         columns["count"] = np.array([m.size for m in measured] + [n for _, n, _ in bulk], dtype=np.int64)
         columns["calls"] = np.ones(len(table), dtype=np.int32)
         columns["level"] = np.full(len(table), self.level, dtype=np.int8)
-        columns["active"] = [_bits(hosts[m.device][1][slice(*m.channels)]) for m in measured] + [b""] * len(bulk)
+        columns["active"] = [m.active or bits(hosts[m.device][1][slice(*m.channels)]) for m in measured]
+        columns["active"] += [b""] * len(bulk)
         return columns | _drawn_columns(measured, hosts, len(bulk))
 
 
@@ -301,5 +347,6 @@ def _drawn_columns(measured: list[Measured], hosts: Any, rest: int) -> dict[str,
     return {"sampled": sampled, "saturated": saturated, "exponents": histograms}
 
 
-def _bits(maxima: Any) -> bytes:
+def bits(maxima: Any) -> bytes:
+    """Pack whether the largest number of each channel is above zero."""
     return np.packbits(maxima > 0).tobytes() if len(maxima) else b""

@@ -1,0 +1,132 @@
+"""One pass over a value's numbers for all its statistics: compiled, or by PyTorch's reductions where that is missing.
+
+The compiled part, `c/`, is asked first. It refuses whatever is not plain numbers in this process's memory: values of other
+devices and layouts, subclasses of tensors, values inside a transform of `torch.func`. It never guesses. For these,
+and where it was not built, `reductions` computes the same.
+
+# Note [How exact]
+Sums of float64 are of float64. Sums of the other formats add up 16 vectors in float32, with at most 8 roundings, and all else
+in float64, so that the sum is wrong by at most ``2**-21`` of the sum of magnitudes, and the sum of squares by at most
+``2**-21`` of itself, however many numbers there are. Blocks whose squares would overflow or vanish in float32 are
+added up in float64. Extremes and counts are exact. The result does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kedge.native import reductions
+
+What = Literal["full", "norm", "finite"]
+
+FIELDS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite", "count")
+"""The columns of a row. What is not measured is NaN."""
+
+DRAWN = reductions.DRAWN
+CODES: dict[str, int] = {"full": 0, "norm": 1, "finite": 2}
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    """Load the compiled part; returns it, or why it cannot be used."""
+    try:
+        compiled = importlib.import_module("kedge.native._native")
+    except ImportError as missing:
+        return None, f"it was not built when Kedge was installed ({missing})"
+    try:
+        compiled.connect(Tensor, torch.nn.Parameter, Tensor.is_neg, Tensor.is_conj, torch.get_num_threads)
+    except (AttributeError, RuntimeError, ValueError) as unknown:
+        return None, f"this PyTorch does not describe its tensors to C ({unknown})"
+    return compiled, ""
+
+
+_compiled, _missing = _load()
+
+
+def available() -> bool:
+    """Return whether values are measured by the compiled part."""
+    return _compiled is not None
+
+
+def why_not() -> str:
+    """Return why the compiled part is not used; empty if it is."""
+    return _missing
+
+
+def instruction_sets() -> list[str]:
+    """Return the instruction sets that this processor has and the compiled part knows, the best last."""
+    return [] if _compiled is None else list(_compiled.instruction_sets())
+
+
+def use(instruction_set: str) -> str:
+    """Choose one of `instruction_sets()`; by default it is the best. Returns the one in use before."""
+    if _compiled is None:
+        raise ValueError(f"no instruction set can be chosen: {_missing}")
+    return str(_compiled.use(instruction_set))
+
+
+def table(rows: int) -> NDArray[np.float64]:
+    """Return a table for `measure_into`, of one row a value, filled with NaN."""
+    return np.full((rows, len(FIELDS)), np.nan)
+
+
+def _refuse(_table: Any, _row: int, _tensor: Tensor, _what: int = 0) -> int:
+    return 0
+
+
+def _refuse_all(_table: Any, _first: int, tensors: Iterable[Tensor | None], _what: int = 0) -> list[int]:
+    return [i for i, tensor in enumerate(tensors) if tensor is not None]
+
+
+def _no_channels(_tensor: Tensor, _dim: int) -> bytes | None:
+    return None
+
+
+#: ``measure_into(table, row, tensor, what=0)`` measures a value into a row of a table, as `table()` makes it or as a
+#: memoryview of that, which is a little faster. Returns how many real numbers were measured; 0 if it refuses, and then
+#: the row is as it was.
+measure_into: Callable[..., int] = _refuse if _compiled is None else _compiled.measure_into
+
+#: ``measure_many(table, first_row, tensors, what=0)`` measures many, a row each; None leaves its row as it was.
+#: Returns the indices of those that it refuses.
+measure_many: Callable[..., list[int]] = _refuse_all if _compiled is None else _compiled.measure_many
+
+#: ``channels_above_zero(tensor, dim)`` returns a bit for each channel, packed as by `numpy.packbits`: whether one of its
+#: numbers is above zero. None if it refuses.
+channels_above_zero: Callable[[Tensor, int], bytes | None] = (
+    _no_channels if _compiled is None else _compiled.channels_above_zero
+)
+
+#: ``draw_into(numbers, start, tensor)`` copies up to 256 numbers, evenly spread, to an array of float32. Returns how many;
+#: 0 if it refuses.
+draw_into: Callable[[Any, int, Tensor], int] = _refuse if _compiled is None else _compiled.draw_into
+
+
+def measure(tensor: Tensor, what: What = "full") -> dict[str, float]:
+    """Return the statistics of one tensor by name, from whichever part can read it."""
+    one = table(1)
+    if not measure_into(one, 0, tensor, CODES[what]):
+        one[0] = reductions.row(tensor, what)
+    return dict(zip(FIELDS, one[0].tolist(), strict=True))
+
+
+def all_finite_and_norm(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
+    """Return the sum of squares of all tensors, and how many of their numbers are not finite; None is passed over."""
+    if _compiled is None:
+        squares, nonfinite, refused = 0.0, 0, _refuse_all(None, 0, tensors)
+    else:
+        squares, nonfinite, refused = _compiled.squares_and_nonfinite(tensors)
+    for i in refused:
+        tensor = tensors[i]
+        if tensor is not None and tensor.numel():
+            row = reductions.row(tensor, "norm")
+            squares += row[1]
+            nonfinite += int(row[5])
+    return squares, nonfinite

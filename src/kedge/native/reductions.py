@@ -1,0 +1,137 @@
+"""The same statistics by reductions of PyTorch's, for what the compiled part cannot read or where there is none.
+
+# Note [Which reductions]
+On a CPU ``sum``, ``dot``, ``amin`` and ``amax`` run at memory speed, while ``var``, ``norm`` with
+p=0, ``count_nonzero`` and ``isfinite`` are 10 to 60 times slower. So squares are summed by ``dot``,
+and elements unlike zero are counted by comparing into a small float scratch and summing that. A
+NaN or infinity makes the sum non-finite; only then are such elements counted.
+
+What fits into a processor's first memory is reduced by numpy: there it is the call that takes the time, and
+numpy's take a third of PyTorch's.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_CHUNK = 1 << 18
+SMALL = 1 << 14
+DRAWN = 256
+"""How many elements of a value are drawn for its histogram of magnitudes: a share of 5 % is known to within 1.4 %."""
+_LEAST = 2.0**-90
+"""A sum of squares below it may have lost numbers whose squares are subnormal in float32."""
+_HALF = frozenset({torch.float16, torch.bfloat16})
+_NARROW = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
+
+Row = tuple[float, float, float, float, float, float, float]
+
+
+class _Scratch(threading.local):
+    """One thread's memory to compare into."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[torch.dtype, Tensor] = {}
+
+
+_scratch = _Scratch()
+
+
+def row(value: Tensor, what: str = "full") -> Row:
+    """Return the statistics of a value that is in this process's memory, as a row of a table."""
+    return of_flat(flat(value), what)
+
+
+def of_flat(x: Tensor, what: str = "full") -> Row:
+    """Return the statistics of a flat real tensor in this process's memory, as a row of a table."""
+    nan, count = math.nan, float(x.numel())
+    if what == "finite":
+        return total(x), nan, nan, nan, nan, nan, count
+    squares = _squares(x)
+    if what == "norm":
+        return nan, squares, nan, nan, nan, 0 if math.isfinite(squares) else _not_finite(x), count
+    own = small(x)
+    if own is not None:
+        with np.errstate(all="ignore"):
+            sum_ = float(own.sum(dtype=np.float64))
+            low, high, nonzero = float(own.min()), float(own.max()), float(np.count_nonzero(own))
+    else:
+        sum_, low, high, nonzero = total(x), float(x.amin()), float(x.amax()), _count_nonzero(x)
+    return sum_, squares, low, high, nonzero, 0 if math.isfinite(sum_) else _not_finite(x), count
+
+
+def real(value: Tensor) -> Tensor:
+    """Return a value as real numbers that PyTorch adds up."""
+    if value.is_complex():
+        return torch.view_as_real(value.resolve_conj())
+    return value.float() if value.dtype in _NARROW else value
+
+
+def flat(value: Tensor) -> Tensor:
+    """Return a detached one-dimensional tensor of all real numbers in it; their order does not matter.
+
+    Layouts that fill their memory without gaps are not copied.
+    """
+    value = real(value.detach())
+    if value.dim() == 4 and not value.is_contiguous():
+        value = value.permute(0, 2, 3, 1)
+    if value.dim() >= 2 and not value.is_contiguous():
+        value = value.mT
+    return value.reshape(-1)
+
+
+def small(x: Tensor) -> NDArray[Any] | None:
+    """Return a flat tensor as numpy's, where that makes reducing it cheaper."""
+    fits = x.numel() <= SMALL and x.dtype is torch.float32 and x.device.type == "cpu"
+    return x.numpy() if fits and type(x) is Tensor else None
+
+
+def total(x: Tensor) -> float:
+    """Add all elements of a flat tensor up; in float64 where float32 overflows."""
+    sum_ = float(x.sum(dtype=torch.float32) if x.dtype in _HALF else x.sum())
+    if math.isfinite(sum_) or x.dtype is torch.float64:
+        return sum_
+    return sum(float(piece.sum(dtype=torch.float64)) for piece in x.split(_CHUNK))
+
+
+def _not_finite(x: Tensor) -> int:
+    return x.numel() - int(torch.isfinite(x).sum())
+
+
+def _squares(x: Tensor) -> float:
+    """Add squares up piece by piece: in float32, one sum of many millions would be wrong by percents."""
+    return sum(map(_squares_of_piece, x.split(_CHUNK)))
+
+
+def _squares_of_piece(piece: Tensor) -> float:
+    """Add the squares of a piece up; in float64 where they overflow or vanish in float32."""
+    own = small(piece)
+    if own is not None:
+        with np.errstate(all="ignore"):
+            squares = float(own.dot(own))
+    else:
+        wide = piece.float() if piece.dtype in _HALF else piece
+        squares = float(torch.dot(wide, wide))
+    if piece.dtype is torch.float64 or _LEAST < squares < math.inf:
+        return squares
+    wide = piece.double()
+    return float(torch.dot(wide, wide))
+
+
+def _count_nonzero(x: Tensor) -> float:
+    scratch = _scratch.chunks.get(x.dtype)
+    if scratch is None:
+        with torch.inference_mode(mode=False):
+            scratch = _scratch.chunks[x.dtype] = torch.empty(_CHUNK, dtype=x.dtype, device=x.device)
+    nonzero = 0.0
+    for chunk in x.split(_CHUNK):
+        part = scratch[: chunk.numel()]
+        torch.ne(chunk, 0, out=part)
+        nonzero += float(torch.sum(part, 0, dtype=torch.float32))
+    return nonzero

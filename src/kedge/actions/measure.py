@@ -15,10 +15,11 @@ from torch import Tensor
 
 from kedge import native
 from kedge.actions import reduce
+from kedge.actions.host import HostTable
 from kedge.actions.naming import each_operation, kind_meant, single
 from kedge.actions.saturation import Saturation, saturation
 from kedge.actions.statistics import Seat, Seen, Statistics, course, table_of
-from kedge.actions.table import FIELDS, Bulk, DeviceTable, HostTable, Measured, Parts, Step, bits, to_host
+from kedge.actions.table import FIELDS, Bulk, DeviceTable, Measured, Parts, Step, bits, to_host
 from kedge.errors import NotRecorded, SeveralRecorded
 from kedge.flow import Act, Measure, Sink, version_of
 from kedge.native import What, reductions
@@ -28,7 +29,6 @@ from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate
 
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
-_HOST = torch.device("cpu")
 _BEHIND = 2
 _SPOILED_KEPT = 32
 _RECENT = 16
@@ -51,6 +51,8 @@ class Meter:
         self.seats: dict[Site, Seat] = {}
         self.series: dict[int, list[Mapping[str, Any]]] = {}
         self.step, self._step_level = -1, FULL
+        self._what: What = what
+        self._code = native.CODES[what]
         self._host = HostTable()
         self._tables: dict[torch.device, DeviceTable] = {}
         self._measured: list[Measured] = []
@@ -87,26 +89,28 @@ class Meter:
 
     def _measure_at(self, site: Site) -> Measure:
         seat: Seat | None = None
-        forward = not site.is_gradient
+        forward, lock, now = not site.is_gradient, self._lock, time.perf_counter
 
         def measure(value: Tensor, step: int) -> None:
             nonlocal seat
             passed_over = self.muted if forward else self.level == LIGHT
             if not self.level or passed_over or torch._C._is_tracing():
                 return
-            start = time.perf_counter()
-            with self._lock:
-                if reduce.transforms(value):
-                    seat = self._observe_whole(site, value, step)
-                else:
-                    seat = seat or self._seat(site, value)
-                    self.observe(seat, value, step)
+            start = now()
+            with lock:
+                if seat is None or not self._observe_here(seat, value, step):
+                    seat = self._observe_any(site, value, step)
             self.events += 1
-            self.seconds += time.perf_counter() - start
+            self.seconds += now() - start
 
         return measure
 
-    def _observe_whole(self, site: Site, value: Tensor, step: int) -> Seat:
+    def _observe_any(self, site: Site, value: Tensor, step: int) -> Seat:
+        """Measure a value wherever it is."""
+        if not reduce.transforms(value):
+            seat = self._seat(site, value)
+            self.observe(seat, value, step)
+            return seat
         with reduce.plainly():
             inner = untransformed(value)
             seat = self._seat(site, inner)
@@ -120,27 +124,77 @@ class Meter:
 
     def observe(self, seat: Seat, value: Tensor, step: int) -> None:
         """Measure a value, unless this very tensor was measured in this step already."""
-        site = seat.site
+        if self._observe_here(seat, value, step):
+            return
+        local = own_part(value)
+        if not reduce.measurable(local):
+            if self.level == LIGHT:
+                return
+            place: Measured | int = self._pass_over(seat, local)
+        elif local.device.type != "cpu":
+            place = self._measure_there(seat, local, self._what)
+        else:
+            self._host.rows[self._host.used] = reductions.row(local, self._what)
+            place = self._take(seat, local)
+        self._remember(seat, value, version_of(value), place)
+
+    def _observe_here(self, seat: Seat, value: Tensor, step: int) -> bool:
+        """Measure a value that one native pass can read, or that was measured already; returns whether it was."""
         if step != self.step:
             self._begin(step)
-        if self.level == LIGHT and not reduce.measurable(value):
-            return
-        what: What = "norm" if self.level == LIGHT else self.what
+        try:
+            version = value._version
+        except RuntimeError:  # inference tensors have no counter
+            version = -1
         seen = self._seen.get(id(value))
-        if seen is not None and seen.serves(value, what):
-            self._measured.append(seen.measured._replace(site=seat.id, channels=(0, 0), saturation=None))
-            source = seen.out
+        if seen is not None and seen[0]() is value and seen[1] == version >= 0:
+            self._again(seat, seen)
+        elif self._host.measure(value, self._code):
+            self._remember(seat, value, version, self._take(seat, value))
         else:
-            measured = self._measure(seat, value, what)
-            source = None
-            out = seat.id if site.kind == "out" else None
-            self._seen[id(value)] = Seen(weakref.ref(value), version_of(value), what, measured, out)
-        if site.kind == "in" and source not in seat.sources:
+            return False
+        return True
+
+    def _again(self, seat: Seat, seen: Seen) -> None:
+        """Note that a value which was measured in this step stands at a site too."""
+        _, _, place, source = seen
+        if isinstance(place, int):
+            self._host.sites.append(seat.id)
+            self._host.at.append(place)
+        else:
+            self._measured.append(place._replace(site=seat.id, channels=(0, 0), saturation=None))
+        self._came(seat, source)
+
+    def _remember(self, seat: Seat, value: Tensor, version: int, place: Measured | int) -> None:
+        self._seen[id(value)] = weakref.ref(value), version, place, seat.id if seat.site.kind == "out" else None
+        self._came(seat, None)
+
+    def _came(self, seat: Seat, source: int | None) -> None:
+        """Note which site's output an input is, None for no site's."""
+        if source not in seat.sources and seat.site.kind == "in":
             seat.sources = (*seat.sources, source)
+
+    def _take(self, seat: Seat, value: Tensor) -> int:
+        """Take the row that was just measured, and along with it what its site asks for."""
+        host = self._host
+        if self._code:
+            return host.take(seat.id)
+        if seat.site.kind != "out":
+            return host.take(seat.id, value if self.draws else None)
+        dim = self._tracked_dim(seat, value)
+        if dim is not None:
+            host.active[len(host.sites)] = _active(value, dim)
+        saturation = self.saturations.get(seat.site.path) if self.draws else None
+        if saturation is not None:
+            host.saturations.append((len(host.sites), saturation))
+            return host.take(seat.id, saturation.deciding(value))
+        return host.take(seat.id, value if self.draws else None)
 
     def _begin(self, step: int) -> None:
         self.flush()
         self.step, self._step_level = step, self.level
+        self._what = "norm" if self.level == LIGHT else self.what
+        self._code = native.CODES[self._what]
 
     def _seat(self, site: Site, value: Tensor) -> Seat:
         """Return what is known of a site; with its first value it becomes known."""
@@ -159,30 +213,6 @@ class Meter:
         if site.kind != "out" or site.path not in self.channel_dims or value.dim() < 2:
             return None
         return 1 if value.dim() != 3 else self.channel_dims[site.path]
-
-    def _measure(self, seat: Seat, value: Tensor, what: What) -> Measured:
-        table = self._host
-        row = table.next()
-        count = native.measure_into(table.memory, row, value, native.CODES[what])
-        if not count:
-            value = own_part(value)
-            if not reduce.measurable(value):
-                return self._pass_over(seat, value)
-            if value.device.type != "cpu":
-                return self._measure_there(seat, value, what)
-            table.rows[row] = reductions.row(value, what)
-            count = int(table.rows[row, -1])
-        table.used += 1
-        measured = Measured(seat.id, count, _HOST, row)
-        if what == "full":
-            dim = self._tracked_dim(seat, value)
-            if dim is not None:
-                measured = measured._replace(active=_active(value, dim))
-            if self.draws:
-                saturation, deciding = self._saturation(seat, value)
-                measured = measured._replace(drawn=table.draw(deciding), saturation=saturation)
-        self._measured.append(measured)
-        return measured
 
     def _measure_there(self, seat: Seat, value: Tensor, what: What) -> Measured:
         """Measure a value on its device, without waiting for it."""
@@ -213,15 +243,12 @@ class Meter:
         saturation = self.saturations.get(seat.site.path) if seat.site.kind == "out" else None
         return saturation, value if saturation is None else saturation.deciding(value)
 
-    def _pass_over(self, seat: Seat, value: Tensor) -> Measured:
+    def _pass_over(self, seat: Seat, value: Tensor) -> int:
         """Note that a value was there; of whole numbers also how many, and that all are finite."""
         whole = not (value.is_floating_point() or value.is_complex() or value.is_nested)
-        row = self._host.next()
-        self._host.used += 1
-        self._host.rows[row, FIELDS.index("nonfinite")] = 0
-        measured = Measured(seat.id, value.numel() if whole else 0, _HOST, row)
-        self._measured.append(measured)
-        return measured
+        host = self._host
+        host.rows[host.used, FIELDS.index("nonfinite") :] = 0, value.numel() if whole else 0
+        return host.take(seat.id)
 
     def _table_on(self, device: torch.device) -> DeviceTable:
         table = self._tables.get(device)
@@ -312,7 +339,7 @@ class Meter:
 
     def spoiled(self) -> bool:
         """Whether something measured in this step is known not to be finite; on a GPU, where asking waits, always true."""
-        if not (self._measured or self._bulk):
+        if not (self._host.used or self._measured or self._bulk):
             return False
         if self._tables:
             return True
@@ -326,11 +353,11 @@ class Meter:
         """
         with self._lock, reduce.plainly():
             self._seen.clear()
-            if self._measured or self._bulk:
-                snapshots = {d: t.take() for d, t in self._tables.items() if t.used}
-                snapshots[_HOST] = self._host.take()
+            if self._host.used or self._measured or self._bulk:
+                there = {d: t.take() for d, t in self._tables.items() if t.used}
                 drawn = frozenset(self.curves) if curves else frozenset()
-                self._pending.append(Step(self.step, self._step_level, self._measured, snapshots, self._bulk, drawn))
+                here, level = self._host.end(), self._step_level
+                self._pending.append(Step(self.step, level, self._measured, there, self._bulk, drawn, here))
                 self._measured, self._bulk = [], []
             self.step = -1  # what comes, in the same step even, is measured as closely as is asked for then
             while self._pending and (self._pending[0].ready() or len(self._pending) > _BEHIND):

@@ -82,7 +82,7 @@ class Station:
     def fire(self, value: Tensor | None, leaf: str = "") -> Tensor | None:
         """Run the taps; return what replaces the value, None for nothing. PyTorch gives None at an unused output."""
         taps = self.taps
-        if value is None or not any([tap.on for tap in taps]):
+        if value is None or not any(tap.on for tap in taps):
             return None
         if self.measures:
             clock = self.session.clock
@@ -175,7 +175,8 @@ class ValueListener(Listener):
     """Hands the gradient of one tensor to what measures it; see Note [Values alone]."""
 
     also: Mapping[Site, Event] = MappingProxyType({})
-    shape = pulse = None
+    shape: torch.Size | None = None
+    pulse: Pulse | None = None
 
     def __init__(self, gate: Gate, site: Site, call: int, here: Here) -> None:
         self.gate, self.site, self.call = gate, site, call
@@ -186,11 +187,12 @@ class ValueListener(Listener):
         gate = self.gate
         if not gate.measures or self.also:  # an action has come since
             return super().__call__(grad)
-        if grad is None or (self.pulse is not None and self.pulse.changed()):
+        taps = gate.taps[self.site.kind]
+        if grad is None or not any(tap.on for tap in taps) or (self.pulse is not None and self.pulse.changed()):
             return None
         value, clock = grad if self.shape is None else grad.reshape(self.shape), gate.session.clock
         clock.backward()  # it is counted
-        measure_value(gate.taps[self.site.kind], value, clock.step, self._event)
+        measure_value(taps, value, clock.step, self._event)
         return None
 
     def _event(self) -> Event:
@@ -358,4 +360,6 @@ def edge_of(tensor: Tensor) -> Any:
 
 
 unserializable_hook(Station.fire)
-untraced(Station.fire, Listener.__call__, ValueListener.__call__, Share.passed, attach_accumulated, attach_node, listen_share)
+untraced(
+    Station.fire, Listener.__call__, ValueListener.__call__, Share.passed, attach_accumulated, attach_node, listen_share
+)

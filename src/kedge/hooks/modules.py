@@ -274,6 +274,12 @@ class Before(Gate):
         if self.measures and not recompute:
             self._measure(args, kwargs, call)
             return None
+        return self._structured(module, args, kwargs, call, recompute)
+
+    def _structured(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: int, recompute: bool
+    ) -> Any:
+        __tracebackhide__ = True
         if self.taps["param"]:
             self._parameters(module, call, recompute)
         found = look_through(self, self.find, args, kwargs)
@@ -296,7 +302,10 @@ class Before(Gate):
 
     def _measure(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: int) -> None:
         __tracebackhide__ = True
-        found = look_through(self, self.find, args, kwargs)
+        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+            found = [(self.names[0] if self.names else "0", args[0])]
+        else:
+            found = look_through(self, self.find, args, kwargs)
         if not found:
             self.empty = self.empty or "its arguments hold no tensor"
             return

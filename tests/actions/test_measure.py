@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kedge
 from kedge import native
 from kedge.actions import reduce
-from kedge.actions.table import DeviceTable, HostTable
+from kedge.actions.host import HostTable
+from kedge.actions.table import DeviceTable
 from kedge.errors import NotRecorded, SelectorError, SeveralRecorded
 from kedge.testing import assert_same_bits
 
@@ -332,8 +333,8 @@ def test_a_full_measurement_on_a_device_is_a_handful_of_kernels_and_no_synchroni
 def test_a_step_leaves_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many sites there are, their table is taken once a step."""
     taken: list[int] = []
-    take = HostTable.take
-    monkeypatch.setattr(HostTable, "take", lambda self: (taken.append(self.used), take(self))[1])
+    end = HostTable.end
+    monkeypatch.setattr(HostTable, "end", lambda self: (taken.append(self.used), end(self))[1])
     model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(300)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with kedge.hook(model, "*, *:out.grad", kedge.measure("norm")) as stats:

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from kedge import native
 from kedge.actions import reduce
+from kedge.actions.host import HostTable
 from kedge.actions.naming import each_operation, kind_meant, single
 from kedge.actions.saturation import Saturation, saturation
 from kedge.actions.statistics import Seat, Seen, Statistics, course, table_of
-from kedge.actions.table import FIELDS, Bulk, DeviceTable, HostTable, Measured, Parts, Step, bits, to_host
+from kedge.actions.table import FIELDS, DeviceTable, Measured, Step, bits
 from kedge.errors import NotRecorded, SeveralRecorded
-from kedge.flow import Act, Event, Sink, version_of
+from kedge.flow import Act, Measure, Sink, version_of
 from kedge.native import What, reductions
 from kedge.sites.leaves import own_part, untransformed
 from kedge.sites.site import Site
@@ -28,11 +29,8 @@ from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate
 
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
-_HOST = torch.device("cpu")
 _BEHIND = 2
 _SPOILED_KEPT = 32
-_RECENT = 16
-"""How many light steps are kept, to be written when something is not finite: what led up to it."""
 
 
 class Meter:
@@ -47,17 +45,16 @@ class Meter:
         self.level, self.muted, self.keep, self.draws = FULL, False, keep, False
         self.channel_dims: dict[str, int | None] = {}
         self.saturations: dict[str, Saturation] = {}
-        self.curves: set[int] = set()
         self.seats: dict[Site, Seat] = {}
         self.series: dict[int, list[Mapping[str, Any]]] = {}
         self.step, self._step_level = -1, FULL
+        self._what: What = what
+        self._code = native.CODES[what]
         self._host = HostTable()
         self._tables: dict[torch.device, DeviceTable] = {}
         self._measured: list[Measured] = []
-        self._bulk: list[Bulk] = []
         self._spoiled: frozenset[int] = frozenset()
         self._spoiled_left = _SPOILED_KEPT
-        self._recent: deque[Step] = deque(maxlen=_RECENT)
         self.events = 0
         self.seconds = self.device_seconds = 0.0
         self._seen: dict[int, Seen] = {}
@@ -78,27 +75,37 @@ class Meter:
         return self._bind(site) if site.op is None else each_operation(site, self._bind)
 
     def _bind(self, site: Site) -> Act:
-        seat: Seat | None = None
-        forward = not site.is_gradient
+        measure = self._measure_at(site)
+        return lambda value, event: measure(value, event.step)
 
-        def observe(value: Tensor, event: Event) -> None:
+    def bind_value(self, site: Site) -> Measure | None:
+        """Return what measures values of a site that come without an event; operations tell each other apart by it."""
+        return self._measure_at(site) if site.op is None else None
+
+    def _measure_at(self, site: Site) -> Measure:
+        seat: Seat | None = None
+        forward, lock, now = not site.is_gradient, self._lock, time.perf_counter
+
+        def measure(value: Tensor, step: int) -> None:
             nonlocal seat
             passed_over = self.muted if forward else self.level == LIGHT
             if not self.level or passed_over or torch._C._is_tracing():
                 return
-            start = time.perf_counter()
-            with self._lock:
-                if reduce.transforms(value):
-                    seat = self._observe_whole(site, value, event.step)
-                else:
-                    seat = seat or self.seat(site, value)
-                    self.observe(seat, value, event.step)
+            start = now()
+            with lock:
+                if seat is None or not self._observe_here(seat, value, step):
+                    seat = self._observe_any(site, value, step)
             self.events += 1
-            self.seconds += time.perf_counter() - start
+            self.seconds += now() - start
 
-        return observe
+        return measure
 
-    def _observe_whole(self, site: Site, value: Tensor, step: int) -> Seat:
+    def _observe_any(self, site: Site, value: Tensor, step: int) -> Seat:
+        """Measure a value wherever it is."""
+        if not reduce.transforms(value):
+            seat = self.seat(site, value)
+            self.observe(seat, value, step)
+            return seat
         with reduce.plainly():
             inner = untransformed(value)
             seat = self.seat(site, inner)
@@ -112,27 +119,77 @@ class Meter:
 
     def observe(self, seat: Seat, value: Tensor, step: int) -> None:
         """Measure a value, unless this very tensor was measured in this step already."""
-        site = seat.site
+        if self._observe_here(seat, value, step):
+            return
+        local = own_part(value)
+        if not reduce.measurable(local):
+            if self.level == LIGHT:
+                return
+            place: Measured | int = self._pass_over(seat, local)
+        elif local.device.type != "cpu":
+            place = self._measure_there(seat, local, self._what)
+        else:
+            self._host.rows[self._host.used] = reductions.row(local, self._what)
+            place = self._take(seat, local)
+        self._remember(seat, value, version_of(value), place)
+
+    def _observe_here(self, seat: Seat, value: Tensor, step: int) -> bool:
+        """Measure a value that one native pass can read, or that was measured already; returns whether it was."""
         if step != self.step:
             self._begin(step)
-        if self.level == LIGHT and not reduce.measurable(value):
-            return
-        what: What = "norm" if self.level == LIGHT else self.what
+        try:
+            version = value._version
+        except RuntimeError:  # inference tensors have no counter
+            version = -1
         seen = self._seen.get(id(value))
-        if seen is not None and seen.serves(value, what):
-            self._measured.append(seen.measured._replace(site=seat.id, channels=(0, 0), saturation=None))
-            source = seen.out
+        if seen is not None and seen[0]() is value and seen[1] == version >= 0:
+            self._again(seat, seen)
+        elif self._host.measure(value, self._code):
+            self._remember(seat, value, version, self._take(seat, value))
         else:
-            measured = self._measure(seat, value, what)
-            source = None
-            out = seat.id if site.kind == "out" else None
-            self._seen[id(value)] = Seen(weakref.ref(value), version_of(value), what, measured, out)
-        if site.kind == "in" and source not in seat.sources:
+            return False
+        return True
+
+    def _again(self, seat: Seat, seen: Seen) -> None:
+        """Note that a value which was measured in this step stands at a site too."""
+        _, _, place, source = seen
+        if isinstance(place, int):
+            self._host.sites.append(seat.id)
+            self._host.at.append(place)
+        else:
+            self._measured.append(place._replace(site=seat.id, channels=(0, 0), saturation=None))
+        self._came(seat, source)
+
+    def _remember(self, seat: Seat, value: Tensor, version: int, place: Measured | int) -> None:
+        self._seen[id(value)] = weakref.ref(value), version, place, seat.id if seat.site.kind == "out" else None
+        self._came(seat, None)
+
+    def _came(self, seat: Seat, source: int | None) -> None:
+        """Note which site's output an input is, None for no site's."""
+        if source not in seat.sources and seat.site.kind == "in":
             seat.sources = (*seat.sources, source)
+
+    def _take(self, seat: Seat, value: Tensor) -> int:
+        """Take the row that was just measured, and along with it what its site asks for."""
+        host = self._host
+        if self._code:
+            return host.take(seat.id)
+        if seat.site.kind != "out":
+            return host.take(seat.id, value if self.draws else None)
+        dim = self._tracked_dim(seat, value)
+        if dim is not None:
+            host.active[len(host.sites)] = _active(value, dim)
+        saturation = self.saturations.get(seat.site.path) if self.draws else None
+        if saturation is not None:
+            host.saturations.append((len(host.sites), saturation))
+            return host.take(seat.id, saturation.deciding(value))
+        return host.take(seat.id, value if self.draws else None)
 
     def _begin(self, step: int) -> None:
         self.flush()
         self.step, self._step_level = step, self.level
+        self._what = "norm" if self.level == LIGHT else self.what
+        self._code = native.CODES[self._what]
 
     def seat(self, site: Site, value: Tensor) -> Seat:
         """Return what is known of a site; with its first value it becomes known."""
@@ -151,30 +208,6 @@ class Meter:
         if site.kind != "out" or site.path not in self.channel_dims or value.dim() < 2:
             return None
         return 1 if value.dim() != 3 else self.channel_dims[site.path]
-
-    def _measure(self, seat: Seat, value: Tensor, what: What) -> Measured:
-        table = self._host
-        row = table.next()
-        count = native.measure_into(table.memory, row, value, native.CODES[what])
-        if not count:
-            value = own_part(value)
-            if not reduce.measurable(value):
-                return self._pass_over(seat, value)
-            if value.device.type != "cpu":
-                return self._measure_there(seat, value, what)
-            table.rows[row] = reductions.row(value, what)
-            count = int(table.rows[row, -1])
-        table.used += 1
-        measured = Measured(seat.id, count, _HOST, row)
-        if what == "full":
-            dim = self._tracked_dim(seat, value)
-            if dim is not None:
-                measured = measured._replace(active=_active(value, dim))
-            if self.draws:
-                saturation, deciding = self._saturation(seat, value)
-                measured = measured._replace(drawn=table.draw(deciding), saturation=saturation)
-        self._measured.append(measured)
-        return measured
 
     def _measure_there(self, seat: Seat, value: Tensor, what: What) -> Measured:
         """Measure a value on its device, without waiting for it."""
@@ -205,57 +238,18 @@ class Meter:
         saturation = self.saturations.get(seat.site.path) if seat.site.kind == "out" else None
         return saturation, value if saturation is None else saturation.deciding(value)
 
-    def _pass_over(self, seat: Seat, value: Tensor) -> Measured:
+    def _pass_over(self, seat: Seat, value: Tensor) -> int:
         """Note that a value was there; of whole numbers also how many, and that all are finite."""
         whole = not (value.is_floating_point() or value.is_complex() or value.is_nested)
-        row = self._host.next()
-        self._host.used += 1
-        self._host.rows[row, FIELDS.index("nonfinite")] = 0
-        measured = Measured(seat.id, value.numel() if whole else 0, _HOST, row)
-        self._measured.append(measured)
-        return measured
+        host = self._host
+        host.rows[host.used, FIELDS.index("nonfinite") :] = 0, value.numel() if whole else 0
+        return host.take(seat.id)
 
     def _table_on(self, device: torch.device) -> DeviceTable:
         table = self._tables.get(device)
         if table is None:
             table = self._tables[device] = DeviceTable(device)
         return table
-
-    def add(
-        self,
-        sites: Sequence[Site],
-        step: int,
-        tensors: Sequence[Tensor],
-        total: Site | None = None,
-        *,
-        parts: Parts = "all",
-    ) -> bool:
-        """Measure the norms of many tensors at once, one a site, such as all parameters.
-
-        Args:
-            sites: Where they belong.
-            step: The step.
-            tensors: The tensors, of any devices.
-            total: The site that stands for all of them together, where there is one.
-            parts: Which of the others are recorded beside it: "all", "none", or all if one is "bad", that is not finite.
-
-        Returns:
-            Whether something is known not to be finite; on a GPU, where asking waits, never.
-        """
-        with self._lock:
-            if step != self.step:
-                self._begin(step)
-            by_device: dict[torch.device, list[tuple[Seat, Tensor]]] = {}
-            for site, tensor in zip(sites, tensors, strict=True):
-                if reduce.measurable(own := own_part(tensor)):
-                    by_device.setdefault(tensor.device, []).append((self.seat(site, tensor), own))
-            bulks = [self._norms(group) for group in by_device.values()]
-            if total is not None:
-                whole = self.total_seat(total, sum(t.numel() for t in tensors)).id
-                self.curves.add(whole)
-                bulks = [b._replace(total=whole, parts=parts) for b in bulks]
-            self._bulk += bulks
-            return any(b.arrived is None and not np.isfinite(b.norms).all() for b in bulks)
 
     def total_seat(self, site: Site, size: int) -> Seat:
         """Return what is known of a site that stands for many tensors with `size` elements."""
@@ -264,81 +258,38 @@ class Meter:
             seat = self.seats[site] = Seat(site, len(self.seats), (size,), "float32", None, (), None)
         return seat
 
-    def add_values(self, step: int, held: Sequence[tuple[Seat, Tensor]]) -> bool:
-        """Measure the norms of many values at once; those that are not finite are looked at closely.
-
-        Returns:
-            Whether something is known not to be finite.
-        """
-        with self._lock:
-            if step != self.step:
-                self._begin(step)
-            by_device: dict[torch.device, list[tuple[Seat, Tensor]]] = {}
-            for seat, spread in held:
-                value = own_part(spread)
-                if reduce.measurable(value):
-                    by_device.setdefault(value.device, []).append((seat, value.detach()))
-            bad = False
-            for group in by_device.values():
-                bulk = self._norms(group)
-                if bulk.arrived is None and not (sound := np.isfinite(bulk.norms)).all():
-                    bad = True
-                    for good, (seat, value) in zip(sound, group, strict=True):
-                        if not good:
-                            self.observe(seat, value, step)
-                    rest = [pair for good, pair in zip(sound, group, strict=True) if good]
-                    bulk = self._norms(rest)
-                self._bulk.append(bulk)
-            return bad
-
-    def _norms(self, group: list[tuple[Seat, Tensor]]) -> Bulk:
-        ids, tensors = [seat.id for seat, _ in group], [t for _, t in group]
-        if group and tensors[0].device.type == "cpu":
-            rows = native.table(len(group))
-            for i in native.measure_many(rows, 0, tensors, native.CODES["norm"]):
-                rows[i] = reductions.row(tensors[i], "norm")
-            return Bulk(ids, rows[:, -1].astype(int).tolist(), np.sqrt(rows[:, FIELDS.index("sumsq")]), None)
-        real = [reductions.real(t) for t in tensors]
-        dtype = torch.float64 if any(t.dtype is torch.float64 for t in real) else torch.float32
-        norms, arrived = to_host(torch.stack(list(torch._foreach_norm(real, dtype=dtype))) if real else torch.zeros(0))
-        return Bulk(ids, [t.numel() for t in real], norms.numpy(), arrived)
-
     def spoiled(self) -> bool:
         """Whether something measured in this step is known not to be finite; on a GPU, where asking waits, always true."""
-        if not (self._measured or self._bulk):
+        if not (self._host.used or self._measured):
             return False
         if self._tables:
             return True
-        return self._host.spoiled() or any(not np.isfinite(b.norms).all() for b in self._bulk)
+        return self._host.spoiled()
 
     def drop(self, sites: Sequence[Site]) -> None:
         """Forget what was measured at some sites in this step: newer values are about to take their place."""
         with self._lock:
             ids = {self.seats[site].id for site in sites if site in self.seats}
+            self._host.drop(ids)
             self._measured = [m for m in self._measured if m.site not in ids]
 
     def discard(self) -> None:
         """Forget what was measured in the step under way."""
         with self._lock:
             self._seen.clear()
+            self._host.end()
             for table in self._tables.values():
                 table.take()
-            self._measured, self._bulk = [], []
+            self._measured = []
 
-    def flush(self, *, curves: bool = True) -> None:
-        """End the step: send its tables on their way, and pass on those that have arrived.
-
-        Args:
-            curves: Record the curves of a light step.
-        """
+    def flush(self) -> None:
+        """End the step: send its tables on their way, and pass on those that have arrived."""
         with self._lock, reduce.plainly():
             self._seen.clear()
-            if self._measured or self._bulk:
-                snapshots = {d: t.take() for d, t in self._tables.items() if t.used}
-                snapshots[_HOST] = self._host.take()
-                drawn = frozenset(self.curves) if curves else frozenset()
-                self._pending.append(Step(self.step, self._step_level, self._measured, snapshots, self._bulk, drawn))
-                self._measured, self._bulk = [], []
+            if self._host.used or self._measured:
+                there = {d: t.take() for d, t in self._tables.items() if t.used}
+                self._pending.append(Step(self.step, self._step_level, self._measured, there, self._host.end()))
+                self._measured = []
             self.step = -1  # what comes, in the same step even, is measured as closely as is asked for then
             while self._pending and (self._pending[0].ready() or len(self._pending) > _BEHIND):
                 self._emit(self._pending.popleft())
@@ -352,17 +303,8 @@ class Meter:
 
     def _emit(self, step: Step) -> None:
         self.device_seconds += sum(snapshot.seconds() for snapshot in step.snapshots.values())
-        if step.level == FULL:
+        if step.level == FULL or self._is_news(step):
             self._pass_on(step.number, step.columns())
-        elif self._is_news(step):
-            for earlier in self._recent:
-                self._pass_on(earlier.number, earlier.columns(earlier.is_no_curve, bad=True))
-            self._recent.clear()
-            self._pass_on(step.number, step.columns())
-        else:
-            if step.curves:
-                self._pass_on(step.number, step.columns(step.curves.__contains__))
-            self._recent.append(step)
 
     def _pass_on(self, number: int, columns: dict[str, Any]) -> None:
         if not len(columns["site"]):

@@ -34,10 +34,10 @@ class Saturation:
             return value
         return value.detach().amax(self.dim)
 
-    def count(self, drawn: Values) -> int:
-        """Count the saturated ones among some outputs; NaN is none."""
+    def saturated(self, drawn: Values) -> NDArray[np.bool_]:
+        """Tell which of some outputs are saturated; NaN is not."""
         with np.errstate(invalid="ignore"):
-            return int(np.count_nonzero(np.abs(self.slope(drawn)) < FLAT))
+            return np.asarray(np.abs(self.slope(drawn)) < FLAT)
 
 
 def saturation(how: str, numbers: Sequence[float] = ()) -> Saturation:

@@ -5,31 +5,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 from torch import Tensor
 
 from kedge.actions.table import Measured
-from kedge.flow import version_of
 from kedge.sites import html
 from kedge.sites.site import Site
 from kedge.store.rows import STATISTICS, Rows
 
-
-class Seen(NamedTuple):
-    """A tensor that was measured in this step, so that nothing is measured twice."""
-
-    ref: weakref.ref[Tensor]
-    version: int
-    what: str
-    measured: Measured
-    out: int | None
-
-    def serves(self, value: Tensor, what: str) -> bool:
-        """Whether what was measured of it is what is asked for now."""
-        same = self.ref() is value and self.version == version_of(value) >= 0
-        return same and self.what in {what, "full"}
+Seen: TypeAlias = tuple[weakref.ref[Tensor], int, Measured | int, int | None]
+"""A tensor that was measured in this step, so that nothing is measured twice: the tensor, its version, where its
+numbers are (on the host a row), and the number of the site whose output it is."""
 
 
 @dataclass

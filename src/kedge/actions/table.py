@@ -1,31 +1,20 @@
-"""The statistics of one step: one table on each device, which leaves it once."""
+"""The statistics of one step: one table on each device, which leaves it once; see `kedge.actions.host` for those made here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge import native
-from kedge.actions import reduce
+from kedge.actions.host import STATISTICS, Part, joined
 from kedge.actions.saturation import Saturation
-from kedge.native.reductions import DRAWN, flat
-from kedge.store import exponents
 
 _BLOCK = 256
-FIELDS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
-"""The statistics of a row. A row on the host has their number of elements behind them."""
-Keep = Callable[[int], bool]
-Parts = Literal["all", "bad", "none"]
-
-
-def _every(site: int) -> bool:
-    return True
+FIELDS = STATISTICS
 
 
 class Slot:
@@ -65,56 +54,6 @@ class Snapshot(NamedTuple):
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.rows, self.wide
-
-
-class HostTable:
-    """Rows of float64 in this process's memory, used again in the next step.
-
-    Attributes:
-        rows: A row a measurement, as `kedge.native.measure_into` writes it.
-        memory: The same, as what is written to for the least.
-        used: How many rows are used.
-        numbers: Drawn elements, one measurement after another.
-        drawn: How many of them are used.
-    """
-
-    def __init__(self) -> None:
-        self.rows = native.table(_BLOCK)
-        self.memory = self.rows.data
-        self.used = 0
-        self.numbers = np.empty(_BLOCK * DRAWN, dtype=np.float32)
-        self.drawn = 0
-
-    def next(self) -> int:
-        """Return the number of the first row that is free; it is taken when `used` is raised."""
-        if self.used == len(self.rows):
-            self.rows = np.concatenate([self.rows, native.table(len(self.rows))])
-            self.memory = self.rows.data
-        return self.used
-
-    def draw(self, value: Tensor) -> tuple[int, int]:
-        """Take some elements of a value along; returns from where to where they are."""
-        start = self.drawn
-        if start + DRAWN > len(self.numbers):
-            self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
-        count = native.draw_into(self.numbers, start, value)
-        if not count:
-            some = reduce.drawn(flat(value)).float().numpy()
-            count = len(some)
-            self.numbers[start : start + count] = some
-        self.drawn += count
-        return start, self.drawn
-
-    def spoiled(self) -> bool:
-        """Whether a sum or a sum of squares is not finite; what was not measured is NaN in both."""
-        return not np.isfinite(self.rows[: self.used, :2]).any(axis=1).all()
-
-    def take(self) -> Snapshot:
-        """Hand the used rows over, and begin anew."""
-        rows, numbers = self.rows[: self.used].copy(), self.numbers[: self.drawn].copy()
-        self.rows[: self.used] = np.nan
-        self.used = self.drawn = 0
-        return Snapshot(rows, numbers, None, [])
 
 
 class DeviceTable:
@@ -207,8 +146,7 @@ class Measured(NamedTuple):
         size: How many elements it has.
         device: Where its row is.
         row: Which row that is.
-        channels: From where to where its channels' maxima are, on a device.
-        active: A bit a channel, whether it has a number above zero, on the host.
+        channels: From where to where its channels' maxima are.
         drawn: From where to where the elements drawn from it are.
         saturation: How the site's activation saturates; None if it does not.
     """
@@ -218,44 +156,8 @@ class Measured(NamedTuple):
     device: torch.device
     row: int
     channels: tuple[int, int] = (0, 0)
-    active: bytes = b""
     drawn: tuple[int, int] = (0, 0)
     saturation: Saturation | None = None
-
-
-class Bulk(NamedTuple):
-    """Norms of many tensors, computed by one call, on their way to the host.
-
-    Attributes:
-        sites: The numbers of their sites.
-        counts: How many elements each has.
-        norms: The norms.
-        arrived: The CUDA event after which they can be read; None if they can be already.
-        total: The number of the site that stands for all of them together, if one does.
-        parts: Which of the others are recorded beside it: "all", "none", or all if one is "bad".
-    """
-
-    sites: list[int]
-    counts: list[int]
-    norms: NDArray[Any]
-    arrived: Any
-    total: int | None = None
-    parts: Parts = "all"
-
-    def host(self) -> Any:
-        """The norms, waiting for them if they have not arrived."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.norms
-
-    def squares(self, keep: Keep, *, bad: bool) -> Iterator[tuple[int, int, float]]:
-        """Give the sites that are recorded, how many elements each has, and its sum of squares."""
-        squares = self.host().astype(np.float64) ** 2
-        if self.parts == "all" or (self.parts == "bad" and (bad or not np.isfinite(squares).all())):
-            rows = zip(self.sites, self.counts, squares.tolist(), strict=True)
-            yield from (row for row in rows if keep(row[0]))
-        if self.total is not None and keep(self.total):
-            yield self.total, sum(self.counts), float(squares.sum())
 
 
 @dataclass
@@ -264,87 +166,58 @@ class Step:
 
     Attributes:
         number: Which one.
-        level: What was measured in it.
-        curves: The sites that are recorded even where nothing else of a light step is.
+        level: How closely it was measured.
     """
 
     number: int
     level: int
     measured: list[Measured]
     snapshots: dict[torch.device, Snapshot]
-    bulk: list[Bulk]
-    curves: frozenset[int] = frozenset()
+    host: Part
 
     def spoiled(self) -> frozenset[int]:
-        """The sites of a light step that are known not to be finite."""
-        hosts = {device: s.numpy()[0] for device, s in self.snapshots.items()}
-        sites = [m.site for m in self.measured if not _sound(hosts[m.device][m.row])]
-        for bulk in self.bulk:
-            sites += [site for site, good in zip(bulk.sites, np.isfinite(bulk.host()), strict=True) if not good]
-        return frozenset(sites)
+        """The sites that are known not to be finite."""
+        bad: set[int] = set()
+        for part in (self.host, *self._there()):
+            bad.update(part.sites[~_sound(part.rows)[part.at]].tolist())
+        return frozenset(bad - {-1})
 
     def ready(self) -> bool:
         """Whether every table has arrived."""
-        return all(s.ready() for s in self.snapshots.values()) and all(
-            b.arrived is None or b.arrived.query() for b in self.bulk
-        )
+        return all(s.ready() for s in self.snapshots.values())
 
-    def is_no_curve(self, site: int) -> bool:
-        """Whether a site has not been recorded as a curve of this step already."""
-        return site not in self.curves
+    def columns(self) -> dict[str, Any]:
+        """The rows of the step as columns of the recording."""
+        columns = joined([part.columns() for part in (self.host, *self._there())])
+        columns["calls"] = np.ones(len(columns["site"]), dtype=np.int32)
+        columns["level"] = np.full(len(columns["site"]), self.level, dtype=np.int8)
+        return columns
 
-    def columns(self, keep: Keep = _every, *, bad: bool = False) -> dict[str, Any]:
-        """The rows of the step as columns of the recording.
-
-        Args:
-            keep: Tells which sites' rows to give.
-            bad: Give the parts of totals that are recorded where something is bad.
-        """
-        hosts = {device: snapshot.numpy() for device, snapshot in self.snapshots.items()}
-        measured = [m for m in self.measured if keep(m.site)]
-        bulk = [row for b in self.bulk for row in b.squares(keep, bad=bad)]
-        table = np.full((len(measured) + len(bulk), len(FIELDS)), np.nan, dtype=np.float64)
-        with np.errstate(invalid="ignore"):  # a NaN of a device's making may be one that signals
-            for i, m in enumerate(measured):
-                table[i] = hosts[m.device][0][m.row][: len(FIELDS)]
-        table[len(measured) :, FIELDS.index("sumsq")] = [square for _, _, square in bulk]
-        columns: dict[str, Any] = dict(zip(FIELDS, table.T, strict=True))
-        for name in ("nonzero", "nonfinite"):
-            known = ~np.isnan(columns[name])
-            columns[name] = np.where(known, columns[name], -1).astype(np.int64)
-        columns["site"] = np.array([m.site for m in measured] + [site for site, _, _ in bulk], dtype=np.int32)
-        columns["count"] = np.array([m.size for m in measured] + [n for _, n, _ in bulk], dtype=np.int64)
-        columns["calls"] = np.ones(len(table), dtype=np.int32)
-        columns["level"] = np.full(len(table), self.level, dtype=np.int8)
-        columns["active"] = [m.active or bits(hosts[m.device][1][slice(*m.channels)]) for m in measured]
-        columns["active"] += [b""] * len(bulk)
-        return columns | _drawn_columns(measured, hosts, len(bulk))
+    def _there(self) -> list[Part]:
+        """What was measured on devices, each measurement in a row of its own."""
+        return [
+            _part([m for m in self.measured if m.device == device], *snapshot.numpy())
+            for device, snapshot in self.snapshots.items()
+        ]
 
 
-def _sound(row: NDArray[Any]) -> bool:
-    """Tell whether a row of a light step is of a value whose elements are all finite."""
-    return bool(np.isfinite(row[:2]).any() or row[FIELDS.index("nonfinite")] == 0)
+def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32]) -> Part:
+    with np.errstate(invalid="ignore"):  # a NaN of a device's making may be one that signals
+        table = rows[[m.row for m in measured]].astype(np.float64)
+    return Part(
+        np.column_stack([table, [m.size for m in measured]]),
+        np.array([m.site for m in measured], dtype=np.int32),
+        np.arange(len(measured)),
+        wide,
+        np.array([m.drawn for m in measured], dtype=np.intp).reshape(-1, 2),
+        {i: bits(wide[slice(*m.channels)]) for i, m in enumerate(measured) if m.channels[1]},
+        [(i, m.saturation) for i, m in enumerate(measured) if m.saturation is not None],
+    )
 
 
-def _drawn_columns(measured: list[Measured], hosts: Any, rest: int) -> dict[str, Any]:
-    """Make histograms of the drawn elements, and count the saturated ones."""
-    sampled = np.full(len(measured) + rest, -1, dtype=np.int32)
-    saturated = sampled.copy()
-    histograms = [b""] * len(sampled)
-    with_some = [i for i, m in enumerate(measured) if m.drawn[1] > m.drawn[0]]
-    if not with_some:
-        return {"sampled": sampled, "saturated": saturated, "exponents": histograms}
-    values = np.zeros((len(with_some), DRAWN), dtype=np.float32)
-    for row, i in enumerate(with_some):
-        m = measured[i]
-        own = hosts[m.device][1][slice(*m.drawn)]
-        values[row, : len(own)] = own
-        sampled[i] = len(own)
-        if m.saturation is not None:
-            saturated[i] = m.saturation.count(own)
-    for i, counts in zip(with_some, exponents.count(values), strict=True):
-        histograms[i] = exponents.encode(counts)
-    return {"sampled": sampled, "saturated": saturated, "exponents": histograms}
+def _sound(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows of a light step are of values whose elements are all finite."""
+    return np.asarray(np.isfinite(rows[:, :2]).any(axis=1) | (rows[:, FIELDS.index("nonfinite")] == 0))
 
 
 def bits(maxima: Any) -> bytes:

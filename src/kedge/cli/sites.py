@@ -76,7 +76,6 @@ class Held(list[Any]):
     def append(self, model: Any) -> None:
         """Take a model whose first call has begun."""
         from kedge.hooks.operations import Listing
-    from kedge.watch.watcher import Watcher
 
         super().append(model)
         listing = self.operations[id(model)] = Listing()

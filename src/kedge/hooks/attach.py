@@ -303,8 +303,7 @@ def _place_param(session: Session, target: Target, place: Place, spec: Spec) -> 
 
 def _add(session: Session, station: Station, site: Site, spec: Spec) -> None:
     for tap in spec.make(session, site):
-        tap.gate = station
-        station.taps += (tap,)
+        station.add(tap)
 
 
 def _preserve(session: Session, target: Target, spec: Spec) -> None:

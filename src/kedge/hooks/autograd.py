@@ -11,6 +11,7 @@ tensor is a view, see Note [Gradients of views].
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from kedge.errors import EditError
 from kedge.flow import Event
 from kedge.hooks.aliases import Pulse, whole
 from kedge.hooks.dynamo import untraced
-from kedge.hooks.firing import fire
+from kedge.hooks.firing import fire, measure_value
 from kedge.hooks.tap import Tap
 from kedge.sites.site import Site
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from kedge.hooks.modules import Gate
-    from kedge.hooks.schedule import Clock
+    from kedge.hooks.schedule import Clock, Here
     from kedge.hooks.session import Session
 
 
@@ -41,6 +42,7 @@ class Station:
     def __init__(self, session: Session, name: str, kind: str) -> None:
         self.session, self.site = session, Site(name, kind)
         self.taps: tuple[Tap, ...] = ()
+        self.measures = False
         self.param: Tensor | None = None
         self.emptied = False  # another hook had taken ``.grad`` away
         self.handle: RemovableHandle | None = None
@@ -62,18 +64,32 @@ class Station:
         """Whether nobody has hooked the tensor since; behind others a new station is needed to keep the order."""
         return self.handle is None or next(reversed(table or {}), None) == self.handle.id
 
+    def add(self, tap: Tap) -> None:
+        """Take a tap in, behind those that stand here already."""
+        tap.gate = self
+        self.taps += (tap,)
+        self.retime()
+
     def retime(self) -> None:
-        """Nothing to prepare: whether a tap is on schedule is looked up when a gradient arrives."""
+        """Find out whether all that is done here is to measure; what is on schedule is looked up when a gradient arrives."""
+        self.measures = all(tap.measure is not None for tap in self.taps)
 
     def drop(self, tap: Tap) -> None:
         """Let a tap go; a firing under way still sees the old tuple."""
         self.taps = tuple(t for t in self.taps if t is not tap)
+        self.retime()
 
     def fire(self, value: Tensor | None, leaf: str = "") -> Tensor | None:
         """Run the taps; return what replaces the value, None for nothing. PyTorch gives None at an unused output."""
-        if value is None or not any(tap.on for tap in self.taps):
+        taps = self.taps
+        if value is None or not any(tap.on for tap in taps):
             return None
-        new = fire(self.taps, value, self.event(leaf))
+        if self.measures:
+            clock = self.session.clock
+            clock.backward()  # it is counted
+            measure_value(taps, value, clock.step, self.event, leaf)
+            return None
+        new = fire(taps, value, self.event(leaf))
         return None if new is value else new
 
 
@@ -123,7 +139,7 @@ class Listener:
 
     def __init__(self, gate: Gate, origin: Event) -> None:
         self.gate, self.origin = gate, origin
-        self.also: dict[Site, Event] = {}  # where else in the same call this very tensor stands
+        self.also: Mapping[Site, Event] = {}  # where else in the same call this very tensor stands
         self.shape: torch.Size | None = None  # of the view, where the whole of its memory is listened to
         self.pulse: Pulse | None = None
 
@@ -149,10 +165,54 @@ class Listener:
                     value = fire((tap,), given, event)
         return value
 
-    def hears(self, gate: Gate, origin: Event) -> bool:
-        """Whether this is the one that another call of the same place would set again."""
-        ours = self.origin
-        return self.gate is gate and (ours.site, ours.call) == (origin.site, origin.call)
+    @property
+    def place(self) -> tuple[Site, int]:
+        """The site and the call: another call of the same place would set this listener again."""
+        return self.origin.site, self.origin.call
+
+
+class ValueListener(Listener):
+    """Hands the gradient of one tensor to what measures it; see Note [Values alone]."""
+
+    also: Mapping[Site, Event] = MappingProxyType({})
+    shape: torch.Size | None = None
+    pulse: Pulse | None = None
+
+    def __init__(self, gate: Gate, site: Site, call: int, here: Here) -> None:
+        self.gate, self.site, self.call = gate, site, call
+        self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
+
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        """Be the tensor's hook."""
+        gate = self.gate
+        if not gate.measures or self.also:  # an action has come since
+            return super().__call__(grad)
+        taps = gate.taps[self.site.kind]
+        if grad is None or not any(tap.on for tap in taps) or (self.pulse is not None and self.pulse.changed()):
+            return None
+        value, clock = grad if self.shape is None else grad.reshape(self.shape), gate.session.clock
+        clock.backward()  # it is counted
+        measure_value(taps, value, clock.step, self._event)
+        return None
+
+    def _event(self) -> Event:
+        return gradient_event(self.origin, self.gate.session.clock)
+
+    @property
+    def origin(self) -> Event:
+        """The forward's event, made when it is asked for."""
+        rank = self.gate.session.clock.rank
+        return Event(self.site, self.call, self.pass_, -1, -1, self.micro_batch, rank, self.replica, recompute=False)
+
+    @origin.setter
+    def origin(self, event: Event) -> None:
+        self.site, self.call, self.pass_ = event.site, event.call, event.pass_
+        self.micro_batch, self.replica = event.micro_batch, event.replica
+
+    @property
+    def place(self) -> tuple[Site, int]:
+        """The site and the call."""
+        return self.site, self.call
 
 
 def gradient_event(origin: Event, clock: Clock) -> Event:
@@ -171,7 +231,7 @@ def gradient_event(origin: Event, clock: Clock) -> Event:
     )
 
 
-def listen(tensor: Tensor, gate: Gate, origin: Event) -> Listener:
+def listen(tensor: Tensor, listener: Listener, *, recompute: bool = False) -> Listener:
     """Fire a gate's taps with the gradient of a tensor that a forward has made or was given.
 
     A tensor may live for several passes (an input that is used again, a parameter that a module
@@ -180,31 +240,33 @@ def listen(tensor: Tensor, gate: Gate, origin: Event) -> Listener:
 
     Args:
         tensor: A tensor that requires grad.
-        gate: Where the taps stand.
-        origin: The forward's event.
+        listener: What is to listen, if nothing of the same place does already.
+        recompute: Whether a checkpoint's recompute met it.
 
     Returns:
         What listens; its `pulse` tells that the gradient cannot be had, if it is in doubt; see Note [Gradients of views].
     """
     aliased = tensor._is_view()
-    known = _heard(tensor, gate, origin) or (_heard(tensor._base, gate, origin) if aliased else None)
+    known = _heard(tensor, listener) or (_heard(tensor._base, listener) if aliased else None)
     if known is not None:
-        if not origin.recompute:
-            known.origin, known.also = origin, {}
+        if not recompute:
+            known.origin, known.also = listener.origin, {}
         return known
-    listener = Listener(gate, origin)
     base = whole(tensor) if aliased else None
     if base is not None:
         listener.shape = tensor.shape
     elif aliased and type(tensor) is Tensor:
         listener.pulse = Pulse(tensor)
-    gate.session.mounts.keep((tensor if base is None else base).register_hook(listener))
+    listener.gate.session.mounts.keep((tensor if base is None else base).register_hook(listener))
     return listener
 
 
-def _heard(tensor: Tensor | None, gate: Gate, origin: Event) -> Listener | None:
-    hooks: Mapping[int, Any] = (tensor._backward_hooks if tensor is not None else None) or {}
-    return next((h for h in hooks.values() if isinstance(h, Listener) and h.hears(gate, origin)), None)
+def _heard(tensor: Tensor | None, like: Listener) -> Listener | None:
+    hooks: Mapping[int, Any] | None = tensor._backward_hooks if tensor is not None else None
+    if not hooks:
+        return None
+    listeners = (hook for hook in hooks.values() if isinstance(hook, Listener) and hook.gate is like.gate)
+    return next((each for each in listeners if each.place == like.place), None)
 
 
 def edges_into(roots: Sequence[Tensor], inputs: Mapping[str, Any]) -> dict[str, list[tuple[Node, list[int]]]]:
@@ -298,4 +360,6 @@ def edge_of(tensor: Tensor) -> Any:
 
 
 unserializable_hook(Station.fire)
-untraced(Station.fire, Listener.__call__, Share.passed, attach_accumulated, attach_node, listen_share)
+untraced(
+    Station.fire, Listener.__call__, ValueListener.__call__, Share.passed, attach_accumulated, attach_node, listen_share
+)

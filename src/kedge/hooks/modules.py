@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from kedge.flow import Preserving
 from kedge.hooks import compiled
 from kedge.hooks.aliases import Pulse
-from kedge.hooks.autograd import Listener, Share, edge_of, edges_into, listen, listen_share
+from kedge.hooks.autograd import Listener, Share, ValueListener, edge_of, edges_into, listen, listen_share
 from kedge.hooks.dynamo import untraced
-from kedge.hooks.firing import fire
+from kedge.hooks.firing import fire, measure_value
 from kedge.hooks.mounts import Mount
 from kedge.hooks.search import look_through
 from kedge.hooks.source import is_running
@@ -39,12 +39,14 @@ class Gate(Own):
     """The taps of one session on one side of one module."""
 
     kinds: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
+    """The kinds of which a value alone may be enough; see Note [Values alone]."""
 
     def __init__(self, session: Session, passes: Passes, path: str) -> None:
         self.session, self.passes, self.path = session, passes, path
         self.taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(self.kinds, ())
         self.sites: dict[tuple[str, str], Site] = {}
-        self.live = False
+        self.live, self.measures = False, True
         self.called = self.recalled = self.listened = 0
         self.leaves: dict[str, None] = {}
         self.empty: str | None = None
@@ -72,8 +74,10 @@ class Gate(Own):
         self.retime()
 
     def retime(self) -> None:
-        """Find out whether anything here is on schedule."""
-        self.live = any(self.wakes(tap) for taps in self.taps.values() for tap in taps)
+        """Find out whether anything here is on schedule, and whether all that is done is to measure."""
+        taps = [tap for taps in self.taps.values() for tap in taps]
+        self.live = any(map(self.wakes, taps))
+        self.measures = all(tap.measure is not None and tap.site.kind in self.measured for tap in taps)
 
     def wakes(self, tap: Tap) -> bool:
         """Whether a tap is on schedule, or is to edit again what a checkpoint will recompute of a step that was."""
@@ -109,17 +113,39 @@ class Gate(Own):
             self.listened += not recompute
             event, known = self.passes.event(site, call, recompute), heard.get(id(tensor))
             if known is not None:
-                known.also[site] = event
+                known.also = {**known.also, site: event}
                 continue
-            listener = heard[id(tensor)] = listen(tensor, self, event)
+            listener = heard[id(tensor)] = listen(tensor, Listener(self, event), recompute=recompute)
             if listener.pulse is not None:
                 self.pulses[kind] = listener.pulse
+
+    def measure(self, kind: str, found: list[tuple[str, Tensor]], call: int) -> None:
+        """Hand every leaf to what measures it; see Note [Values alone]."""
+        taps, step, make = self.taps[kind], self.session.clock.step, self.passes.event
+        for leaf, tensor in found:
+            measure_value(taps, tensor, step, make, self.site(kind, leaf), call, False)
+
+    def hear(self, kind: str, found: list[tuple[str, Tensor]], call: int) -> None:
+        """Set hooks that measure the gradients of the leaves that have one; see Note [Values alone]."""
+        here = self.passes.here
+        alone = len(found) == 1 or len({id(tensor) for _, tensor in found}) == len(found)
+        if here.segment is not None or not alone:
+            self.listen(kind, found, call, recompute=False)
+            return
+        for leaf, tensor in found:
+            site = self.site(kind, leaf)
+            if tensor.requires_grad:
+                self.listened += 1
+                listener = listen(tensor, ValueListener(self, site, call, here))
+                if listener.pulse is not None:
+                    self.pulses[kind] = listener.pulse
 
 
 class After(Gate):
     """Sees what a module returns: ``out``, ``out.grad`` and ``in.share``."""
 
     kinds = ("out", "out.grad", "in.share")
+    measured = ("out", "out.grad")
     backward = False
 
     def retime(self) -> None:
@@ -137,10 +163,24 @@ class After(Gate):
         call, recompute = self.passes.count(self)
         self.called += 1
         self.recalled += recompute
+        if self.measures and not recompute:
+            self._measure(output, call)
+            return None
         if isinstance(output, Tensor) and not self.backward:  # the common case, and the one that has to be fast
             new = fire(self.taps["out"], output, self.passes.event(self.site("out", ""), call, recompute))
             return None if new is output else new
         return self._structured(output, call, recompute)
+
+    def _measure(self, output: Any, call: int) -> None:
+        __tracebackhide__ = True
+        found = [("", output)] if isinstance(output, Tensor) else look_through(self, leaves.find, output)
+        if not found:
+            self.empty = self.empty or leaves.describe(output)
+            return
+        if self.taps["out"]:
+            self.measure("out", found, call)
+        if self.backward:
+            self.hear("out.grad", found, call)
 
     def _structured(self, output: Any, call: int, recompute: bool) -> Any:
         __tracebackhide__ = True
@@ -177,6 +217,7 @@ class Before(Gate):
     """Sees what a module is given: ``in``, ``in.grad`` and its parameters; prepares ``in.share``."""
 
     kinds = ("in", "in.grad", "param")
+    measured = ("in", "in.grad")
 
     def __init__(self, session: Session, passes: Passes, path: str, module: nn.Module) -> None:
         super().__init__(session, passes, path)
@@ -189,6 +230,7 @@ class Before(Gate):
         """Stay awake for shares and for values that the module would overwrite."""
         super().retime()
         self.live = self.live or bool(self.sharing or self.preserving)
+        self.measures = self.measures and not (self.sharing or self.preserving)
 
     def share_with(self, gate: After) -> None:
         """Note the inputs' edges of each call for a gate behind the module, which needs them for shares."""
@@ -229,6 +271,15 @@ class Before(Gate):
         call, recompute = self.passes.count(self)
         self.called += 1
         self.recalled += recompute
+        if self.measures and not recompute:
+            self._measure(args, kwargs, call)
+            return None
+        return self._structured(module, args, kwargs, call, recompute)
+
+    def _structured(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: int, recompute: bool
+    ) -> Any:
+        __tracebackhide__ = True
         if self.taps["param"]:
             self._parameters(module, call, recompute)
         found = look_through(self, self.find, args, kwargs)
@@ -248,6 +299,20 @@ class Before(Gate):
             for action in self.preserving:
                 action.preserve(overwritten)
         return self.replaced(args, kwargs, new) if new else None
+
+    def _measure(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: int) -> None:
+        __tracebackhide__ = True
+        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+            found = [(self.names[0] if self.names else "0", args[0])]
+        else:
+            found = look_through(self, self.find, args, kwargs)
+        if not found:
+            self.empty = self.empty or "its arguments hold no tensor"
+            return
+        if self.taps["in"]:
+            self.measure("in", found, call)
+        if self.taps["in.grad"]:
+            self.hear("in.grad", found, call)
 
     def _parameters(self, module: nn.Module, call: int, recompute: bool) -> None:
         for tap in self.taps["param"]:

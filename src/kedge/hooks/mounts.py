@@ -18,7 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.hooks.dynamo import frames
 
-_LOOKED_AT = 2
+_LEAST = 8
+"""Up to how many hooks of graphs are kept without a look at whether they are gone."""
 
 
 class Standing(Protocol):
@@ -107,6 +108,7 @@ class Mounts:
         self.paused = False
         self._standing: dict[int, Standing] = {}
         self._passing: deque[Mount] = deque()
+        self._room = _LEAST
         self._compiled = -1
         self._lock = threading.Lock()
 
@@ -123,22 +125,27 @@ class Mounts:
     def keep(self, handle: RemovableHandle) -> None:
         """Take over the hook of a tensor or node that lives as long as a graph."""
         mount = Mount(handle)
-        with self._lock:  # forwards of several threads
-            for _ in range(min(_LOOKED_AT, len(self._passing))):  # more than come: those that are gone do not add up
-                if self._passing[0].gone:
-                    self._passing.popleft()
-                else:
-                    self._passing.rotate(-1)
-            self._passing.append(mount)
+        self._passing.append(mount)
+        if len(self._passing) > self._room:
+            self._forget_gone()
         if self.paused:  # a forward on another thread has gone on meanwhile
             mount.out()
+
+    def _forget_gone(self) -> None:
+        """Let go of hooks whose graphs are gone; it is done again when there are twice as many as stay."""
+        with self._lock:  # forwards of several threads, which add more meanwhile
+            for _ in range(len(self._passing)):
+                mount = self._passing.popleft()
+                if not mount.gone:
+                    self._passing.append(mount)
+            self._room = max(_LEAST, 2 * len(self._passing))
 
     def out(self) -> None:
         """Take everything away, the last first; what is out already stays out."""
         if not self.paused:
             self._compiled = frames()
         self.paused = True
-        for mount in list(self._passing)[::-1]:
+        for mount in self._kept()[::-1]:
             mount.out()
         for standing in reversed(list(self._standing.values())):
             standing.out()
@@ -149,10 +156,14 @@ class Mounts:
             return False
         for standing in list(self._standing.values()):
             standing.back()
-        for mount in list(self._passing):
+        for mount in self._kept():
             mount.back()
         self.paused = False
         return self._compiled not in (now := frames(), -1) and now > 0
+
+    def _kept(self) -> list[Mount]:
+        with self._lock:
+            return list(self._passing)
 
     @contextmanager
     def standing(self) -> Iterator[None]:
@@ -167,6 +178,6 @@ class Mounts:
 
     def clear(self) -> None:
         """Remove what lives as long as a graph; the rest has undos of its own."""
-        for mount in self._passing:
+        for mount in self._kept():
             mount.remove()
         self._passing.clear()

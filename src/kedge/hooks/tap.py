@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kedge.flow import Action, Bindable, Event, Schedule
+from kedge.flow import Action, Bindable, Event, Measure, Measuring, Schedule
 from kedge.hooks.contract import as_act
 from kedge.sites.site import Site
 
@@ -27,6 +27,7 @@ class Tap:
             "fired",
             "gate",
             "key",
+            "measure",
             "on",
             "recomputes",
         ),
@@ -37,6 +38,8 @@ class Tap:
         self.session, self.site, self.action, self.when = session, site, action, when
         self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
         self.broad = site.leaf is None and site.call is None
+        #: Called with the value and the step instead of `act`, where no event is needed; see Note [Values alone].
+        self.measure: Measure | None = action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
         self.recomputes: bool = getattr(action, "recomputes", False)
         self.edited = self.failed = False
         self.fired = 0

@@ -8,6 +8,8 @@ DRAWN: int
 FULL: int
 NORM: int
 FINITE: int
+SHARED: int
+RELEASED: int
 
 def connect(
     tensor: type[Tensor], parameter: type[Tensor], is_neg: Any, is_conj: Any, get_num_threads: Any, /

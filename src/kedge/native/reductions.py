@@ -70,7 +70,7 @@ def real(value: Tensor) -> Tensor:
     """Return a value as real numbers that PyTorch adds up."""
     if value.is_complex():
         return torch.view_as_real(value.resolve_conj())
-    return value.float() if value.dtype in _NARROW else value
+    return value.float() if value.dtype in _NARROW else value.resolve_neg()
 
 
 def flat(value: Tensor) -> Tensor:

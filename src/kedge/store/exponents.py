@@ -27,6 +27,9 @@ BUCKETS = HIGHEST - LOWEST + 4
 _WIDE = 0x80
 _HALF_MOST = np.iinfo(np.uint16).max
 
+_FIRST = [bytes([i]) for i in range(BUCKETS)]
+_MAGNITUDE, _MANTISSA = np.uint32(0x7FFFFFFF), np.uint32(23)
+
 Counts = NDArray[np.int64]
 
 
@@ -44,6 +47,17 @@ def spacing(number: int, most: int) -> int:
     while math.gcd(distance, number) > 1:
         distance += 1
     return distance
+
+
+def _buckets() -> NDArray[np.intp]:
+    """The bucket of each of float32's 256 exponents; one behind the last for what is not finite."""
+    powers = np.arange(256) - 127
+    buckets = np.clip(powers - LOWEST + 2, 1, BUCKETS - 1)
+    buckets[0], buckets[255] = 0, BUCKETS
+    return buckets
+
+
+_BUCKET_OF = _buckets()
 
 
 def edges() -> NDArray[np.float64]:
@@ -81,6 +95,39 @@ def encode(counts: Counts) -> bytes:
     if kept.max() > _HALF_MOST:
         return bytes([int(held[0]) | _WIDE]) + kept.astype("<u4").tobytes()
     return bytes([int(held[0])]) + kept.astype("<u2").tobytes()
+
+
+def count_runs(numbers: NDArray[np.float32], runs: NDArray[np.intp]) -> Counts:
+    """Count the finite non-zero elements of runs of numbers by their power of two, as :func:`count` does those of rows.
+
+    Args:
+        numbers: The numbers.
+        runs: From where to where each run is, shape ``(runs, 2)``.
+
+    Returns:
+        Shape ``(runs, 83)``.
+    """
+    lengths = runs[:, 1] - runs[:, 0]
+    run = np.repeat(np.arange(len(runs)), lengths)
+    if len(run) != len(numbers):  # not one behind the other
+        numbers = numbers[np.arange(len(run)) + np.repeat(runs[:, 0] - (np.cumsum(lengths) - lengths), lengths)]
+    magnitude = np.ascontiguousarray(numbers).view(np.uint32) & _MAGNITUDE
+    bucket = np.where(magnitude == 0, BUCKETS, _BUCKET_OF[magnitude >> _MANTISSA])
+    counts = np.bincount(run * (BUCKETS + 1) + bucket, minlength=len(runs) * (BUCKETS + 1))
+    return counts.reshape(len(runs), BUCKETS + 1)[:, :BUCKETS].astype(np.int64)
+
+
+def encode_all(counts: Counts) -> list[bytes]:
+    """Put many histograms into bytes, as :func:`encode` does one; no count may need more than two bytes."""
+    held = counts > 0
+    firsts = held.argmax(axis=1)
+    lasts = BUCKETS - held[:, ::-1].argmax(axis=1)
+    content, width = counts.astype("<u2").tobytes(), 2 * BUCKETS
+    spans = zip((counts.sum(axis=1) > 0).tolist(), firsts.tolist(), lasts.tolist(), strict=True)
+    return [
+        _FIRST[first] + content[i * width + 2 * first : i * width + 2 * last] if some else b""
+        for i, (some, first, last) in enumerate(spans)
+    ]
 
 
 def decode(histogram: bytes) -> Counts:

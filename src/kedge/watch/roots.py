@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
-from kedge.flow import Act, Sink
+from kedge.flow import Act, Measure, Sink
 from kedge.hooks import dynamo
 from kedge.hooks.attach import Target
 from kedge.hooks.causes import explain
@@ -46,8 +46,8 @@ class Meter(Protocol):
     def bind(self, site: Site) -> Act:
         """Return what measures the values of one site."""
 
-    def bind_value(self, site: Site) -> Any:
-        """Return what measures the values of one site and asks for the value alone."""
+    def bind_value(self, site: Site) -> Measure | None:
+        """Return what measures values of one site that come without an event."""
 
     def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
         """Note how the activation at a path saturates."""
@@ -188,6 +188,10 @@ class Prefixed:
     def bind(self, site: Site) -> Act:
         """Return what measures one site of this root."""
         return self.meter.bind(replace(site, path=self.root.label(site.path)))
+
+    def bind_value(self, site: Site) -> Measure | None:
+        """Return what measures values of one site of this root; see `kedge.flow.Measuring`."""
+        return self.meter.bind_value(replace(site, path=self.root.label(site.path)))
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ static int describe(PyObject *tensor, DLTensor *dl, Kind *kind, bool *is_complex
         return 0;
     }
     if (dl->device_type != DLPACK_CPU || !dl->data || dl->ndim >= MOST_DIMS || !kind_of(dl, kind, is_complex)) return 0;
+    if ((uintptr_t)((const char *)dl->data + dl->byte_offset) % size_of(*kind)) return 0;
     for (int d = 0; d < dl->ndim; d++)
         if (dl->shape[d] < 1 || (dl->strides && dl->strides[d] < 0)) return 0;
     int lazy = is_true(is_neg, tensor); /* a bit says that the numbers are meant with the other sign */
@@ -395,7 +396,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     for (const Kernels *const *set = instruction_sets(); *set; set++) kernels = *set;
     if (PyModule_AddIntConstant(module, "COLUMNS", (long)COLUMNS) || PyModule_AddIntConstant(module, "DRAWN", DRAWN) ||
         PyModule_AddIntConstant(module, "FULL", WHAT_FULL) || PyModule_AddIntConstant(module, "NORM", WHAT_NORM) ||
-        PyModule_AddIntConstant(module, "FINITE", WHAT_FINITE)) {
+        PyModule_AddIntConstant(module, "FINITE", WHAT_FINITE) || PyModule_AddIntConstant(module, "SHARED", SHARED) ||
+        PyModule_AddIntConstant(module, "RELEASED", RELEASED)) {
         Py_DECREF(module);
         return NULL;
     }

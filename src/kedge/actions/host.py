@@ -1,0 +1,197 @@
+"""What is measured in this process's memory in one step: a table of rows, and which site each is of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kedge import native
+from kedge.actions import reduce
+from kedge.actions.saturation import Saturation
+from kedge.native.reductions import DRAWN, flat
+from kedge.store import exponents
+
+_BLOCK = 256
+STATISTICS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
+"""The statistics of a row. A row on the host has their number of elements behind them."""
+_NORM = native.CODES["norm"]
+_WHOLE = [STATISTICS.index("nonzero"), STATISTICS.index("nonfinite")]
+
+
+class Part(NamedTuple):
+    """What was measured on one device in one step.
+
+    Attributes:
+        rows: A row a measured value: its statistics, and how many elements it has.
+        sites: The number of each site that a value stood at.
+        at: The row of that value; a value that stood at several sites was measured once.
+        numbers: Elements drawn from the values, one value after another.
+        spans: From where to where those of each row are.
+        active: A bit a channel, whether it has a number above zero, of some places of `sites`.
+        saturations: How the activations at some places of `sites` saturate.
+    """
+
+    rows: NDArray[np.float64]
+    sites: NDArray[np.int32]
+    at: NDArray[np.intp]
+    numbers: NDArray[np.float32]
+    spans: NDArray[np.intp]
+    active: dict[int, bytes]
+    saturations: list[tuple[int, Saturation]]
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of the recording, without the places that were dropped."""
+        chosen = np.flatnonzero(self.sites >= 0) if (self.sites < 0).any() else None
+        at, sites = (self.at, self.sites) if chosen is None else (self.at[chosen], self.sites[chosen])
+        table = self.rows[at]
+        columns: dict[str, Any] = dict(zip(STATISTICS, table.T, strict=False))
+        for i in _WHOLE:
+            known = ~np.isnan(table[:, i])
+            columns[STATISTICS[i]] = np.where(known, table[:, i], -1).astype(np.int64)
+        columns["site"], columns["count"] = sites, table[:, len(STATISTICS)].astype(np.int64)
+        places = range(len(sites)) if chosen is None else chosen.tolist()
+        columns["active"] = [self.active.get(place, b"") for place in places] if self.active else [b""] * len(sites)
+        return columns | self._drawn(at, chosen)
+
+    def _drawn(self, at: NDArray[np.intp], chosen: NDArray[np.intp] | None) -> dict[str, Any]:
+        """Histograms of the drawn elements, and how many of them are saturated."""
+        saturated = np.full(len(self.sites), -1, dtype=np.int32)
+        if not len(self.numbers):
+            none = np.full(len(at), -1, dtype=np.int32)
+            return {"sampled": none, "saturated": saturated[: len(at)], "exponents": [b""] * len(at)}
+        lengths = self.spans[:, 1] - self.spans[:, 0]
+        self._count_saturated(saturated)
+        histograms = exponents.encode_all(exponents.count_runs(self.numbers, self.spans))
+        return {
+            "sampled": np.where(lengths > 0, lengths, -1)[at].astype(np.int32),
+            "saturated": saturated if chosen is None else saturated[chosen],
+            "exponents": [histograms[row] for row in at.tolist()],
+        }
+
+    def _count_saturated(self, saturated: NDArray[np.int32]) -> None:
+        """Count at each place whose activation saturates, those that saturate alike together."""
+        alike: dict[Saturation, list[int]] = {}
+        for place, saturation in self.saturations:
+            alike.setdefault(saturation, []).append(place)
+        for saturation, places in alike.items():
+            spans = self.spans[self.at[places]]
+            lengths = spans[:, 1] - spans[:, 0]
+            flat = saturation.saturated(np.concatenate([self.numbers[start:end] for start, end in spans.tolist()]))
+            found = np.concatenate([[0], np.cumsum(flat, dtype=np.int32)])
+            ends = np.cumsum(lengths)
+            saturated[places] = found[ends] - found[ends - lengths]
+
+
+class HostTable:
+    """Rows of float64 in this process's memory, used again in the next step.
+
+    Attributes:
+        rows: A row a value, as `kedge.native.measure_into` writes it.
+        memory: The same, as what is written to for the least.
+        room: How many rows there are.
+        used: How many of them are used.
+        numbers: Drawn elements, one value after another.
+        drawn: How many of them are used.
+        sites: The number of each site at which something was measured.
+        at: Where its row is.
+        ends: Up to where the elements drawn from each row's value are.
+        active: See `Part`.
+        saturations: See `Part`.
+    """
+
+    def __init__(self) -> None:
+        self.rows = native.table(_BLOCK)
+        self.memory, self.room = self.rows.data, _BLOCK
+        self.numbers = np.empty(_BLOCK * DRAWN, dtype=np.float32)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.used = self.drawn = 0
+        self.sites: list[int] = []
+        self.at: list[int] = []
+        self.ends: list[int] = []
+        self.active: dict[int, bytes] = {}
+        self.saturations: list[tuple[int, Saturation]] = []
+
+    def grow(self) -> None:
+        """Make room for as many rows more."""
+        self.rows = np.concatenate([self.rows, native.table(len(self.rows))])
+        self.memory, self.room = self.rows.data, len(self.rows)
+
+    def measure(self, value: Tensor, code: int) -> bool:
+        """Measure a value into the next row, which `take` takes; returns whether it is one that can be measured so."""
+        if self.used == self.room:
+            self.grow()
+        count = native.measure_into(self.memory, self.used, value, code)
+        if count == 1 and code == _NORM:  # such as a loss, whose sign tells something
+            native.measure_into(self.memory, self.used, value)
+            self.rows[self.used, 2:5] = np.nan
+        return count > 0
+
+    def take(self, site: int, drawing: Tensor | None = None) -> int:
+        """Take the next row for the value at a site; returns its number.
+
+        Args:
+            site: The number of the site.
+            drawing: What to draw elements from, if any are to be drawn.
+        """
+        row = self.used
+        if drawing is not None:
+            self._draw(drawing)
+        self.used = row + 1
+        self.ends.append(self.drawn)
+        self.sites.append(site)
+        self.at.append(row)
+        return row
+
+    def _draw(self, value: Tensor) -> None:
+        start = self.drawn
+        if start + DRAWN > len(self.numbers):
+            self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
+        count = native.draw_into(self.numbers, start, value)
+        if not count:
+            some = reduce.drawn(flat(value)).float().numpy()
+            count = len(some)
+            self.numbers[start : start + count] = some
+        self.drawn = start + count
+
+    def drop(self, sites: Collection[int]) -> None:
+        """Forget what was measured at some sites; their rows stay and belong to none."""
+        self.sites = [-1 if site in sites else site for site in self.sites]
+
+    def spoiled(self) -> bool:
+        """Whether a sum or a sum of squares is not finite; what was not measured is NaN in both."""
+        return not np.isfinite(self.rows[: self.used, :2]).any(axis=1).all()
+
+    def end(self) -> Part:
+        """Hand over what was measured, and begin anew."""
+        ends = np.array(self.ends, dtype=np.intp)
+        part = Part(
+            self.rows[: self.used].copy(),
+            np.array(self.sites, dtype=np.int32),
+            np.array(self.at, dtype=np.intp),
+            self.numbers[: self.drawn].copy(),
+            np.column_stack([np.concatenate([[0], ends[:-1]]), ends]) if len(ends) else np.zeros((0, 2), dtype=np.intp),
+            self.active,
+            self.saturations,
+        )
+        self.rows[: self.used] = np.nan
+        self._begin()
+        return part
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put the columns of several parts one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return {
+        name: list(chain(*(p[name] for p in parts)))
+        if isinstance(column, list)
+        else np.concatenate([p[name] for p in parts])
+        for name, column in parts[0].items()
+    }

@@ -21,7 +21,7 @@ from kedge.rules.births import (
 from kedge.rules.dumped import with_dump
 from kedge.rules.glance import AGAIN, Glance, glance_of, is_glance, makes_again
 from kedge.rules.moment import NAN, TOTAL, Course, Moment, complete, course, excuse, judged
-from kedge.rules.rule import SEVERITIES, Finding, Severity
+from kedge.rules.rule import SEVERITIES, Finding, Lack, Severity
 from kedge.rules.telling import Telling
 from kedge.rules.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
@@ -114,6 +114,11 @@ class NanBorn:
             cases.setdefault(case.kind, []).append(case)
         told = [_finding(recording, same, len(cases)) for same in list(cases.values())[: self.max_findings]]
         return with_dump(recording, seen, told)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return that nothing was recorded at all; any step that was looked at can be judged."""
+        seen = any(len(recording.rows(site)) for site in recording.sites)
+        return None if seen else Lack(self.code, "recorded step", 0, 1)
 
 
 @dataclass(frozen=True)

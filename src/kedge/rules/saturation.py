@@ -8,8 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import too_few
 from kedge.rules.telling import NAMED, plain
+from kedge.rules.trained import trained_sites
 from kedge.rules.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
@@ -64,13 +66,23 @@ class Saturated:
         """Give at most one finding for every root: the first saturated site of the flow."""
         wiring = wire(recording)
         found: dict[int, list[tuple[SiteInfo, float, Ints, Floats]]] = {}
-        for site in recording.of_kind("out"):
+        for site in trained_sites(recording, "out"):
             steps, course = _course(recording, site)
             usual = float(np.median(course[-self.window :])) if len(course) >= self.min_samples else 0.0
             if usual > self.share and site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site):
                 found.setdefault(site.root, []).append((site, usual, steps, course))
         for sites in found.values():
             yield self._finding(sites)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many measured shares are missing; a model without such activations has nothing to judge."""
+        wiring = wire(recording)
+        courses = [
+            len(_course(recording, site)[0])
+            for site in trained_sites(recording, "out")
+            if site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site)
+        ]
+        return too_few(self.code, max(courses), self.min_samples) if any(courses) else None
 
     def _finding(self, sites: list[tuple[SiteInfo, float, Ints, Floats]]) -> Finding:
         site, usual, steps, course = sites[0]

@@ -10,6 +10,7 @@ from kedge.rules.ledger import listed
 from kedge.rules.optimizers import Entry, events_of
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.telling import NAMED
+from kedge.rules.trained import tells_training, trains
 from kedge.store.recording import Recording
 
 
@@ -56,8 +57,9 @@ class BatchOfOne:
             yield self._finding(recording, list(latest.values()))
 
     def lacking(self, recording: Recording) -> Lack | None:
-        """Return None: each measured step that was recorded was looked at."""
-        return None
+        """Return that batches were not looked at; a model without batch statistics has none to judge."""
+        concerned = any("BatchNorm" in site.type for site in recording.sites) and trains(recording)
+        return Lack(self.code, "record of the batches", 0, 1) if concerned and not tells_training(recording) else None
 
     def _finding(self, recording: Recording, events: list[Entry]) -> Finding:
         paths = [str(event["path"]) for event in events]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kedge.rules.ledger import listed
-from kedge.rules.optimizers import Entry, events_of
+from kedge.rules.optimizers import Entry, events_of, has_optimizer
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import too_few
 from kedge.rules.telling import NAMED, plain
 from kedge.rules.trained import names_of, trained_roots
 from kedge.store.recording import Recording
@@ -61,9 +62,11 @@ class EvalMode:
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return how many measured steps are missing; nothing is missing where no optimizer stepped."""
-        told = events_of(recording, "modes")
-        have = len(recording.steps)
-        return Lack(self.code, "measured steps", have, self.min_steps) if told and have < self.min_steps else None
+        if not has_optimizer(recording):
+            return None
+        if not events_of(recording, "modes"):
+            return Lack(self.code, "record of the model's modes", 0, 1)
+        return too_few(self.code, len(recording.steps), self.min_steps)
 
     def _phases(self, recording: Recording, own: list[Entry]) -> Iterable[tuple[Entry, int]]:
         """Give each time that a model was in evaluation mode, with the number of measured steps that it lasted."""

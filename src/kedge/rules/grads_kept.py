@@ -12,7 +12,7 @@ from kedge.rules.optimizers import Entry, events_of, optimizers
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import measured, too_few
 from kedge.rules.telling import plain
-from kedge.rules.trained import names_of, trained_sites
+from kedge.rules.trained import names_of, tells_training, trained_sites
 from kedge.store.recording import Recording
 
 
@@ -62,6 +62,8 @@ class GradsKept:
     def lacking(self, recording: Recording) -> Lack | None:
         """Return how many measured gradients are missing; without gradients there is nothing to judge."""
         grads = [site for site in trained_sites(recording, "param.grad") if len(recording.rows(site))]
+        if grads and not tells_training(recording):
+            return Lack(self.code, "record of kept gradients", 0, 1)
         # Whether a gradient was kept shows from the second measured step on.
         return too_few(self.code, measured(recording, grads), self.in_a_row + 1) if grads else None
 

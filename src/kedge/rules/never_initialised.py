@@ -65,10 +65,10 @@ class NeverInitialised:
             own = list(group)
             odd = [start for start in own if self._is_odd(start)]
             if odd:
-                yield self._finding(recording, root, odd, _ODD.format(values=odd[0].said()))
+                yield self._finding(recording, root, odd, _ODD)
             alike = self._alike([start for start in own if not start.excepted])
             if alike:
-                yield self._finding(recording, root, alike, _ALIKE.format(values=alike[0].said()))
+                yield self._finding(recording, root, alike, _ALIKE)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return that step 0 was not measured; without weights there is nothing to judge."""
@@ -94,13 +94,14 @@ class NeverInitialised:
 
     def _finding(self, recording: Recording, root: int, found: list[_Start], says: str) -> Finding:
         names, first = [start.site.path for start in found], found[0]
-        verb, start = ("start", "they") if len(names) > 1 else ("starts", "it")
+        verb, it = ("start", "they") if len(names) > 1 else ("starts", "it")
+        said = says.format(start=verb, it=it, values=first.said())
         return Finding(
             code=self.code,
             severity=self.severity,
             site=first.site.site,
             step=0,
-            message=f"{listed(names, NAMED)} of {names_of(recording, [root])} {says.format(start=verb, it=start)}.",
+            message=f"{listed(names, NAMED)} of {names_of(recording, [root])} {said}.",
             evidence={
                 "weights": {
                     s.site.path: {"min": plain(s.low), "max": plain(s.high), "rms": plain(s.rms)} for s in found[:NAMED]
@@ -113,10 +114,10 @@ class NeverInitialised:
         )
 
 
-_ODD = "{{start}} with values that no initialisation gives ({values}), before any step of the optimizer"
+_ODD = "{start} with values that no initialisation gives ({values}), before any step of the optimizer"
 _ALIKE = (
-    "{{start}} constant, one after the other ({values}): all units of a layer return the same and get the same gradient, so "
-    "{{it}} cannot part"
+    "{start} constant, one after the other ({values}): all units of a layer return the same and get the same gradient, so "
+    "{it} cannot part"
 )
 
 

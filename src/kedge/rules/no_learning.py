@@ -13,7 +13,7 @@ from kedge.rules.losses import LossCourse, losses
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import too_few
 from kedge.rules.telling import plain
-from kedge.rules.trained import trained_roots, trained_sites
+from kedge.rules.trained import trained_roots, trains
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
 
@@ -62,7 +62,7 @@ class NoLearning:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding: of the loss that has most values."""
-        known = [] if not _trains(recording) else self._judged(recording)
+        known = [] if not trains(recording) else self._judged(recording)
         if not known or any(self._fallen(loss.values) and not self._at_chance(recording, loss) for loss in known):
             return
         worst = max(known, key=lambda loss: len(loss.values))
@@ -72,7 +72,7 @@ class NoLearning:
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return how many losses are missing; without training there is nothing to judge."""
-        if not _trains(recording):
+        if not trains(recording):
             return None
         have = max((len(loss.values) for loss in losses(recording)), default=0)
         return too_few(self.code, have, self.min_losses, "steps with a loss")
@@ -135,12 +135,7 @@ def _last(loss: LossCourse) -> Floats:
 
 def _noise(values: Floats) -> float:
     """Return the standard deviation of a loss around its course, by the differences between neighbours."""
-    between = np.diff(values)
-    return float(_DEVIATION * np.median(np.abs(between - np.median(between))) / math.sqrt(2))
-
-
-def _trains(recording: Recording) -> bool:
-    return any(len(recording.rows(site)) for site in trained_sites(recording, "param.grad"))
+    return float(_DEVIATION * np.median(np.abs(np.diff(values))) / math.sqrt(2))
 
 
 def _classes(recording: Recording, loss: LossCourse) -> int | None:

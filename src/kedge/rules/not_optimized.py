@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kedge.rules.ledger import listed
-from kedge.rules.optimizers import Entry, events_of, optimizers, trained_by
+from kedge.rules.optimizers import Entry, events_of, has_optimizer, optimizers, trained_by
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import no_end
-from kedge.rules.trained import names_of, trained_sites
+from kedge.rules.trained import names_of
 from kedge.store.recording import Recording
 
 
@@ -65,9 +65,9 @@ class NotOptimized:
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return that it is not known what the optimizers hold; without an optimizer there is nothing to judge."""
-        if optimizers(recording) is not None or not _has_optimizer(recording):
+        if optimizers(recording) is not None or not has_optimizer(recording):
             return None
-        return no_end(self.code, recording) or Lack(self.code, "record of what the optimizers hold", 0, 1, grows=False)
+        return no_end(self.code, recording) or Lack(self.code, "record of what the optimizers hold", 0, 1)
 
     def _replaced(self, recording: Recording, event: Entry) -> Finding:
         names, root = [str(name) for name in event["replaced"]], int(event["root"])
@@ -128,12 +128,3 @@ class NotOptimized:
             confidence=0.95,
             remedy=remedy,
         )
-
-
-def _has_optimizer(recording: Recording) -> bool:
-    """Whether an optimizer's step was seen: only then are parameters and norms of gradients recorded."""
-    return any(
-        len(recording.rows(site))
-        for kind in ("param", "update", "grad.norm")
-        for site in trained_sites(recording, kind)
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kedge.rules.trained import trained_sites
 from kedge.store.recording import Recording
 
 Entry = Mapping[str, Any]
@@ -16,6 +17,12 @@ def optimizers(recording: Recording) -> tuple[Entry, ...] | None:
     if not written:
         return None
     return tuple(entry for event in written for entry in event.get("optimizers", ()))
+
+
+def has_optimizer(recording: Recording) -> bool:
+    """Whether a step of an optimizer was seen: only then are parameters and norms of gradients recorded."""
+    kinds = ("param", "update", "grad.norm")
+    return any(len(recording.rows(site)) for kind in kinds for site in trained_sites(recording, kind))
 
 
 def events_of(recording: Recording, kind: str) -> list[Entry]:

@@ -82,7 +82,7 @@ class Spike:
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return how many steps with a loss or a norm are missing before there is a past to compare with."""
-        known = [len(course.steps) for course in (*losses(recording), *_norms(recording))]
+        known = [len(x.steps) for x in losses(recording)] + [len(x.steps) for x in _norms(recording)]
         return too_few(self.code, max(known), self.min_history + 1, "steps with a loss") if known else None
 
     def _losses(self, course: _Course) -> Iterator[int]:

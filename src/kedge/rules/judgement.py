@@ -6,18 +6,13 @@ names the whole command that would supply it, unless the run had these options a
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import PurePath
 
+from kedge.rules.command import closer_look
 from kedge.rules.registry import ALL, check
 from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording
-
-#: What the manifest calls the script of a program that was not started as one.
-_UNNAMED = ("", "python", "-c", "-m")
-_NOTEBOOKS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
 
 
 @dataclass(frozen=True)
@@ -72,25 +67,6 @@ def helps(recording: Recording, lack: Lack) -> bool:
     length, measured = _length(recording), len(recording.steps)
     expected = lack.have * length / measured if lack.have and measured else length
     return lack.grows and expected >= lack.need
-
-
-def closer_look(recording: Recording) -> str:
-    """Return the whole command that measures every step; empty if every step was to be measured already."""
-    manifest = recording.manifest
-    if manifest.get("budget") is None and manifest.get("every") == 1:
-        return ""
-    script, command = str(manifest.get("script") or ""), [str(word) for word in manifest.get("command") or ()]
-    if script in _UNNAMED or PurePath(script).name in _NOTEBOOKS or not command:
-        return "kedge.watch(every=1, budget=None)"
-    sites = str(manifest.get("sites") or "**")
-    options = ["--budget", "none", "--every", "1", *(["--sites", sites] if sites != "**" else [])]
-    return shlex.join([*_launcher(int(manifest.get("world") or 1)), "run", *options, *command])
-
-
-def _launcher(world: int) -> list[str]:
-    if world == 1:
-        return ["kedge"]
-    return ["torchrun", "--nproc-per-node", str(world), "-m", "kedge"]
 
 
 def _length(recording: Recording) -> int:

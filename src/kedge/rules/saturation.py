@@ -86,7 +86,7 @@ class Saturated:
 
     def _finding(self, sites: list[tuple[SiteInfo, float, Ints, Floats]]) -> Finding:
         site, usual, steps, course = sites[0]
-        last = course[-self.window :]
+        last, rate = course[-self.window :], "" if course[0] > self.share else " or learning rate"
         step = int(steps[course > self.share][0])
         others = f"; so are {len(sites) - 1} more activations" if len(sites) > 1 else ""
         return Finding(
@@ -103,8 +103,8 @@ class Saturated:
                 "course": [plain(value) for value in course[-NAMED:]],
             },
             confidence=0.9,
-            remedy="Scale down what goes in: a smaller initialisation (Xavier) or learning rate, normalisation before it, "
-            "inputs of zero mean and unit variance; or take an activation without flat ends.",
+            remedy=f"Scale down what goes in: a smaller initialisation (Xavier){rate}"
+            ", normalisation before it, inputs of zero mean and unit variance; or take an activation without flat ends.",
         )
 
 

@@ -30,6 +30,9 @@ class Fixed:
     def check(self, recording: Recording) -> Iterable[Finding]:
         yield Finding(self.code, self.severity, "log:out", 10, "It is so.", {"it": self.evidence}, 0.5, "Do so.")
 
+    def lacking(self, recording: Recording) -> None:
+        return None
+
 
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +45,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_clean_run_checks_with_0(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing found: exit status 0, and the line that says so."""
     assert main(["check", str(recorded())]) == 0
-    assert capsys.readouterr() == (f"no findings: {len(registry.ALL)} rules over 3 sampled steps\n", "")
+    assert capsys.readouterr() == (f"✓ no findings: {len(registry.ALL)} rules over 3 measured steps\n", "")
 
 
 def test_an_error_checks_with_1(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +54,7 @@ def test_an_error_checks_with_1(recorded: Recorded, capsys: pytest.CaptureFixtur
 
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "✗ error   NAN-BORN  log:out, step 10"
-    assert out[-1] == f"1 error: {len(registry.ALL)} rules over 3 sampled steps"
+    assert out[-1] == f"1 error: {len(registry.ALL)} rules over 3 measured steps"
 
 
 @pytest.mark.usefixtures("rules")
@@ -95,6 +98,8 @@ def test_json_is_strict_and_complete(recorded: Recorded, capsys: pytest.CaptureF
                 "remedy": "Do so.",
             }
         ],
+        "unjudged": [],
+        "command": None,
     }
     assert list(printed["findings"][0]) == FIELDS
 

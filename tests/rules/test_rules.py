@@ -230,7 +230,7 @@ def test_an_unknown_code_names_the_nearest():
 def test_a_code_like_no_other_lists_all():
     """Where nothing is near, all codes are named."""
     with pytest.raises(
-        NoSuchRule, match="'7': the rules are NAN-BORN, NEAR-OVERFLOW, UNDERFLOW, GRAD-EXPLODE, GRAD-VANISH"
+        NoSuchRule, match="'7': the rules are NAN-BORN, NOT-OPTIMIZED, GRADS-KEPT, NEVER-INITIALISED, RATE-TOO-LARGE"
     ):
         explain("7")
 

@@ -92,14 +92,15 @@ def _render_verdict(judgement: Judgement, console: Console, extent: Extent) -> N
     if worst is None and not judgement.measured:
         return
     style = STYLES[worst] if worst is not None else "green" if judgement.complete else ""
-    console.print(Text(tally(findings) if findings else verdict(judgement), style), soft_wrap=not findings)
+    print_paragraph(Text(tally(findings) if findings else verdict(judgement), style), console)
     console.print()
     if findings:
         render_findings(findings, console, *([None] if extent.most is None else []))
     if judgement.complete:
         return
-    said = [unjudged(judgement.unjudged)] if findings else []
-    for line in (*said, *advice(judgement)):
+    if findings:
+        print_paragraph(Text(unjudged(judgement.unjudged)), console)
+    for line in advice(judgement):  # a command stays one line, so that it can be copied
         console.print(Text(line), soft_wrap=True)
     console.print()
 

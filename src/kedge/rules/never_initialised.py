@@ -38,7 +38,7 @@ class NeverInitialised:
         out for what is constant, and normalisation.
 
     Thresholds:
-        - huge (1e+04): initialisations lie below 10.
+        - huge (10000): initialisations lie below 10.
         - tiny (1e-20): what is left of memory is often subnormal. Initialisations lie above 1e-6.
         - in_a_row (2): constant weights that follow each other.
 

@@ -169,7 +169,7 @@ class Underflow:
     def lacking(self, recording: Recording) -> Lack | None:
         """Return how many histograms of gradients are missing; where a gradient is zero there is none to draw."""
         known = [_drawn(recording.rows(site)) for site in self._judged(recording) if len(recording.rows(site))]
-        return too_few(self.code, max(known), self.min_samples) if known else None
+        return too_few(self.code, max(known), self.min_samples, "steps with histograms of gradients") if known else None
 
     def _judged(self, recording: Recording) -> Iterator[SiteInfo]:
         """List the gradients in formats whose ends the histograms reach; those of float64 lie beyond them."""

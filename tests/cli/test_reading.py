@@ -108,7 +108,7 @@ def test_json_is_strict_and_complete(recorded: Recorded, capsys: pytest.CaptureF
 def test_an_unknown_code_is_refused(recorded: Recorded, capsys: pytest.CaptureFixture[str], option: str) -> None:
     """A code that no rule has is an error, not an empty choice."""
     assert main(["check", str(recorded()), option, "NAN-BURN"]) == 2
-    assert capsys.readouterr().err == "kedge: there is no rule 'NAN-BURN': the nearest are NAN-BORN, RANK-DEPARTS\n"
+    assert capsys.readouterr().err == "kedge: there is no rule 'NAN-BURN': the nearest are NAN-BORN, BATCH-OF-ONE\n"
 
 
 @pytest.mark.parametrize("command", ["report", "check"])

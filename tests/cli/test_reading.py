@@ -104,11 +104,45 @@ def test_json_is_strict_and_complete(recorded: Recorded, capsys: pytest.CaptureF
     assert list(printed["findings"][0]) == FIELDS
 
 
+def test_what_could_not_be_judged_is_a_field_and_strict_exits_with_3(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without an end two rules lack it; an error still exits with 1."""
+    folder = str(recorded(events=()))
+
+    assert main(["check", folder]) == 0
+    assert capsys.readouterr().out == (
+        "no findings so far; 2 rules could not judge: UNUSED-PARAM (no end of the program), NEVER-CALLED (no end of the program)\n"
+    )
+    assert main(["check", folder, "--strict"]) == 3
+    capsys.readouterr()
+    assert main(["check", folder, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    lack = {"lacks": "end of the program", "have": 0, "need": 1}
+    assert printed["unjudged"] == [{"code": "UNUSED-PARAM", **lack}, {"code": "NEVER-CALLED", **lack}]
+    assert printed["command"] is None
+    assert main(["check", folder, "--strict", "--ignore", "UNUSED-PARAM,NEVER-CALLED"]) == 0
+
+
+def test_the_command_is_in_the_json(tmp_path: Path, recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole, as it is to be typed; a rule that lacks more than the run has is not helped by it."""
+    config = tmp_path / "pyproject.toml"
+    folder, options = str(recorded()), ["--json", "--select", "NEAR-OVERFLOW", "--config", str(config)]
+
+    for need, command in ((30, "kedge run --budget none --every 1 train.py --lr 1"), (31, None)):
+        config.write_text(f"[tool.kedge.rules.NEAR-OVERFLOW]\nmin_samples = {need}\n")
+        assert main(["check", folder, *options]) == 0
+        assert json.loads(capsys.readouterr().out)["command"] == command
+
+
 @pytest.mark.parametrize("option", ["--select", "--ignore"])
 def test_an_unknown_code_is_refused(recorded: Recorded, capsys: pytest.CaptureFixture[str], option: str) -> None:
     """A code that no rule has is an error, not an empty choice."""
     assert main(["check", str(recorded()), option, "NAN-BURN"]) == 2
-    assert capsys.readouterr().err == "kedge: there is no rule 'NAN-BURN': the nearest are NAN-BORN, BATCH-OF-ONE\n"
+    assert (
+        capsys.readouterr().err
+        == "kedge: there is no rule 'NAN-BURN': the nearest are NAN-BORN, NO-LEARNING, RANK-DEPARTS\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["report", "check"])

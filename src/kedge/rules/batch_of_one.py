@@ -59,7 +59,11 @@ class BatchOfOne:
     def lacking(self, recording: Recording) -> Lack | None:
         """Return that batches were not looked at; a model without batch statistics has none to judge."""
         concerned = any("BatchNorm" in site.type for site in recording.sites) and trains(recording)
-        return Lack(self.code, "record of the batches", 0, 1) if concerned and not tells_training(recording) else None
+        return (
+            Lack(self.code, "record of the batches", 0, 1, grows=False)
+            if concerned and not tells_training(recording)
+            else None
+        )
 
     def _finding(self, recording: Recording, events: list[Entry]) -> Finding:
         paths = [str(event["path"]) for event in events]

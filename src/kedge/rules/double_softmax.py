@@ -85,7 +85,9 @@ class DoubleSoftmax:
     def lacking(self, recording: Recording) -> Lack | None:
         """Return that the graph of the loss was not recorded; without training there is none."""
         told = any(event.get("kind") == "loss-graph" for event in recording.events)
-        return None if told or not trains(recording) else Lack(self.code, "record of the loss's graph", 0, 1)
+        return (
+            None if told or not trains(recording) else Lack(self.code, "record of the loss's graph", 0, 1, grows=False)
+        )
 
     def _finding(
         self, recording: Recording, event: Entry, chain: list[str], judged: tuple[Severity, str, str]

@@ -65,7 +65,7 @@ class EvalMode:
         if not has_optimizer(recording):
             return None
         if not events_of(recording, "modes"):
-            return Lack(self.code, "record of the model's modes", 0, 1)
+            return Lack(self.code, "record of the model's modes", 0, 1, grows=False)
         return too_few(self.code, len(recording.steps), self.min_steps)
 
     def _phases(self, recording: Recording, own: list[Entry]) -> Iterable[tuple[Entry, int]]:

@@ -63,7 +63,7 @@ class GradsKept:
         """Return how many measured gradients are missing; without gradients there is nothing to judge."""
         grads = [site for site in trained_sites(recording, "param.grad") if len(recording.rows(site))]
         if grads and not tells_training(recording):
-            return Lack(self.code, "record of kept gradients", 0, 1)
+            return Lack(self.code, "record of kept gradients", 0, 1, grows=False)
         # Whether a gradient was kept shows from the second measured step on.
         return too_few(self.code, measured(recording, grads), self.in_a_row + 1) if grads else None
 

@@ -67,7 +67,7 @@ class NotOptimized:
         """Return that it is not known what the optimizers hold; without an optimizer there is nothing to judge."""
         if optimizers(recording) is not None or not has_optimizer(recording):
             return None
-        return no_end(self.code, recording) or Lack(self.code, "record of what the optimizers hold", 0, 1)
+        return no_end(self.code, recording) or Lack(self.code, "record of what the optimizers hold", 0, 1, grows=False)
 
     def _replaced(self, recording: Recording, event: Entry) -> Finding:
         names, root = [str(name) for name in event["replaced"]], int(event["root"])

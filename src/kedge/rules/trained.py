@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kedge.store.recording import Recording, SiteInfo
+from kedge.store.recording import Recording, Root, SiteInfo
 
 
 def trained_roots(recording: Recording) -> frozenset[int]:
@@ -36,16 +36,26 @@ def tells_training(recording: Recording) -> bool:
 
 
 def root_of(recording: Recording, path: str) -> int:
-    """Return the root that a path belongs to: the one with the longest prefix of it."""
-    prefixes = [
-        (len(root.prefix), i) for i, root in enumerate(recording.roots) if _within(path, root.prefix.rstrip("."))
-    ]
-    return max(prefixes, default=(0, 0))[1]
+    """Return the root that a path belongs to: the one with the longest prefix of it; -1 for what none of them holds."""
+    if not recording.roots:
+        return 0
+    fitting = [i for i, root in enumerate(recording.roots) if _within(path, root.prefix.rstrip("."))]
+    found = max(fitting, key=lambda i: len(recording.roots[i].prefix), default=-1)
+    return found if found >= 0 and _holds(recording.roots[found], path) else -1
 
 
 def names_of(recording: Recording, roots: Iterable[int]) -> str:
     """Return the names of some roots, with commas between."""
     return ", ".join(recording.roots[root].name for root in roots if 0 <= root < len(recording.roots)) or "the model"
+
+
+def _holds(root: Root, path: str) -> bool:
+    """Whether a root has a child that a path begins with, as far as its modules are described."""
+    prefix = root.prefix.rstrip(".")
+    child, _, rest = path[len(prefix) :].lstrip(".").partition(".")
+    children = {str(module["path"])[len(prefix) :].lstrip(".").partition(".")[0] for module in root.modules}
+    # What has no dot is a parameter or a child of the root itself, which may have got it later.
+    return not rest or not root.modules or child in children
 
 
 def _within(path: str, prefix: str) -> bool:

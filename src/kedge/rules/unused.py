@@ -124,7 +124,7 @@ class _Alive:
         """Whether a parameter without a gradient was to get one: its model is trained, and it was never seen to move."""
         root = root_of(self.recording, path)
         roots = self.recording.roots
-        trained = roots[root].trained if root < len(roots) else None
+        trained = roots[root].trained if 0 <= root < len(roots) else None
         # A recording that does not tell: a model without any gradient beside one that has some only ran without grad.
         return path not in self.moved and (trained is True or not self.roots or root in self.roots)
 

@@ -154,7 +154,7 @@ def test_check_goes_by_the_settings(
     config = project("[tool.kedge]\nignore = ['NAN-BORN']\n")
 
     assert main(["check", run]) == 0
-    assert capsys.readouterr().out == f"no findings: {len(CODES) - 1} rules over 3 sampled steps\n"
+    assert capsys.readouterr().out == f"✓ no findings: {len(CODES) - 1} rules over 3 measured steps\n"
 
     config.unlink()
     assert main(["check", run]) == 1
@@ -179,7 +179,9 @@ def test_explain_shows_what_applies(project: Callable[..., Path], capsys: pytest
     project("[tool.kedge]\nselect = ['SPIKE']\n[tool.kedge.rules.GRAD-ZERO]\nsamples = 7\n")
 
     assert main(["explain", "grad-zero"]) == 0
-    assert capsys.readouterr().out.endswith("    [tool.kedge.rules.GRAD-ZERO]\n    samples = 7  # default: 20\n")
+    assert capsys.readouterr().out.endswith(
+        "    [tool.kedge.rules.GRAD-ZERO]\n    samples = 7  # default: 20\n    few = 5\n"
+    )
 
     assert main(["explain"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(CODES)
@@ -196,4 +198,4 @@ def test_explain_prints_all_thresholds(project: Callable[..., Path], capsys: pyt
     ]
 
     assert main(["explain", "grad-zero", "--thresholds", "--config", str(config)]) == 0
-    assert capsys.readouterr().out == "[tool.kedge.rules.GRAD-ZERO]\nsamples = 7  # default: 20\n"
+    assert capsys.readouterr().out == "[tool.kedge.rules.GRAD-ZERO]\nsamples = 7  # default: 20\nfew = 5\n"

@@ -30,6 +30,9 @@ class Fixed:
     def check(self, recording: Recording) -> Iterable[Finding]:
         yield Finding(self.code, self.severity, "log:out", 10, "It is so.", {"it": self.evidence}, 0.5, "Do so.")
 
+    def lacking(self, recording: Recording) -> None:
+        return None
+
 
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +45,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_clean_run_checks_with_0(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing found: exit status 0, and the line that says so."""
     assert main(["check", str(recorded())]) == 0
-    assert capsys.readouterr() == (f"no findings: {len(registry.ALL)} rules over 3 sampled steps\n", "")
+    assert capsys.readouterr() == (f"✓ no findings: {len(registry.ALL)} rules over 3 measured steps\n", "")
 
 
 def test_an_error_checks_with_1(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +54,7 @@ def test_an_error_checks_with_1(recorded: Recorded, capsys: pytest.CaptureFixtur
 
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "✗ error   NAN-BORN  log:out, step 10"
-    assert out[-1] == f"1 error: {len(registry.ALL)} rules over 3 sampled steps"
+    assert out[-1] == f"1 error: {len(registry.ALL)} rules over 3 measured steps"
 
 
 @pytest.mark.usefixtures("rules")
@@ -95,15 +98,51 @@ def test_json_is_strict_and_complete(recorded: Recorded, capsys: pytest.CaptureF
                 "remedy": "Do so.",
             }
         ],
+        "unjudged": [],
+        "command": None,
     }
     assert list(printed["findings"][0]) == FIELDS
+
+
+def test_what_could_not_be_judged_is_a_field_and_strict_exits_with_3(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without an end two rules lack it; an error still exits with 1."""
+    folder = str(recorded(events=()))
+
+    assert main(["check", folder]) == 0
+    assert capsys.readouterr().out == (
+        "no findings so far; 2 rules could not judge: UNUSED-PARAM (no end of the program), NEVER-CALLED (no end of the program)\n"
+    )
+    assert main(["check", folder, "--strict"]) == 3
+    capsys.readouterr()
+    assert main(["check", folder, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    lack = {"lacks": "end of the program", "have": 0, "need": 1}
+    assert printed["unjudged"] == [{"code": "UNUSED-PARAM", **lack}, {"code": "NEVER-CALLED", **lack}]
+    assert printed["command"] is None
+    assert main(["check", folder, "--strict", "--ignore", "UNUSED-PARAM,NEVER-CALLED"]) == 0
+
+
+def test_the_command_is_in_the_json(tmp_path: Path, recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole, as it is to be typed; a rule that lacks more than the run has is not helped by it."""
+    config = tmp_path / "pyproject.toml"
+    folder, options = str(recorded()), ["--json", "--select", "NEAR-OVERFLOW", "--config", str(config)]
+
+    for need, command in ((30, "kedge run --budget none --every 1 train.py --lr 1"), (31, None)):
+        config.write_text(f"[tool.kedge.rules.NEAR-OVERFLOW]\nmin_samples = {need}\n")
+        assert main(["check", folder, *options]) == 0
+        assert json.loads(capsys.readouterr().out)["command"] == command
 
 
 @pytest.mark.parametrize("option", ["--select", "--ignore"])
 def test_an_unknown_code_is_refused(recorded: Recorded, capsys: pytest.CaptureFixture[str], option: str) -> None:
     """A code that no rule has is an error, not an empty choice."""
     assert main(["check", str(recorded()), option, "NAN-BURN"]) == 2
-    assert capsys.readouterr().err == "kedge: there is no rule 'NAN-BURN': the nearest are NAN-BORN, RANK-DEPARTS\n"
+    assert (
+        capsys.readouterr().err
+        == "kedge: there is no rule 'NAN-BURN': the nearest are NAN-BORN, NO-LEARNING, RANK-DEPARTS\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["report", "check"])

@@ -6,7 +6,8 @@ import io
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
@@ -18,7 +19,8 @@ from rich.console import Console
 
 from kedge.errors import NoSuchSite
 from kedge.report.terminal import Extent, console_for, render
-from kedge.rules.rule import Finding
+from kedge.rules.registry import ALL
+from kedge.rules.rule import Finding, Rule
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.table import Table
 
@@ -101,12 +103,34 @@ def network(broken_at: int | None = None, events: Iterable[Mapping[str, Any]] = 
 
 
 def report(
-    recording: Recording, findings: Iterable[Finding] = (), width: int = 100, extent: Extent | None = None
+    recording: Recording,
+    findings: Iterable[Finding] = (),
+    width: int = 100,
+    extent: Extent | None = None,
+    rules: Sequence[Rule] | None = (),
 ) -> str:
-    """Draw a report as text."""
+    """Draw a report as text; without rules, none of them lacks anything."""
     stream = io.StringIO()
-    render(recording, list(findings), Console(file=stream, width=width, highlight=False), extent)
+    render(recording, list(findings), Console(file=stream, width=width, highlight=False), extent, rules)
     return stream.getvalue()
+
+
+def test_rules_that_could_not_judge_are_named_with_the_command() -> None:
+    """Without findings in place of the verdict, with findings after them; the command stays one line to copy."""
+    rules = [rule for rule in ALL if rule.code in ("UPDATE-RATIO", "NEAR-OVERFLOW")]
+    recording = replace(
+        network(),
+        manifest={"command": ["train.py", "--name", "a b"], "script": "train.py", "every": 10, "budget": None},
+    )
+
+    clean, broken = (report(recording, found, width=80, rules=rules) for found in ((), [BORN]))
+
+    assert "no findings so far; 1 rule could not judge: UPDATE-RATIO (12 of 20 measured" in clean
+    assert "✓" not in clean
+    assert "\n1 rule could not judge: UPDATE-RATIO (12 of 20 measured steps)\n" in broken
+    command = "for all of them: kedge run --budget none --every 1 train.py --name 'a b'\n"
+    assert command in clean
+    assert command in broken
 
 
 def text(expected: str) -> str:
@@ -192,7 +216,7 @@ def test_a_report_without_findings() -> None:
         Net: 2,410 parameters · 10 sites
         120 steps, 12 sampled · 12.3 s, 3.3 % of it for watching
 
-        no findings: none of the rules has anything to say
+        ✓ no findings: 0 rules over 12 measured steps
 
           module         type   shape      params     out course          grad course        update zero
           features.conv  Conv2d 32x8x14x14           1.50 ▄▄▄▄▄▄▄▄▄▄▄▄   0.632 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%

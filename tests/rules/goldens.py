@@ -194,8 +194,117 @@ def rank_departs(*, fires: bool) -> Golden:
     return {"roots": [{"name": "Net", "prefix": "", "parameters": 16}], "sites": sites, "rows": rows}
 
 
+def not_optimized(*, fires: bool) -> Golden:
+    """Replace a head after the optimizer was made, or before."""
+    course = Course(SAMPLES[:4])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    course.roots[0]["trained"] = True
+    course.events = [{"kind": "optimizers", "optimizers": [{"index": 0, "type": "SGD", "roots": [0], "rates": [0.1]}]}]
+    if fires:
+        lost = {
+            "unheld": ["head.weight"],
+            "unheld_elements": 40,
+            "graded": ["head.weight"],
+            "replaced": ["head.weight"],
+        }
+        course.events.append({"kind": "not-optimized", "root": 0, **lost})
+    return _written(course)
+
+
+def grads_kept(*, fires: bool) -> Golden:
+    """Keep the gradients in three measured steps in a row, or in two of them."""
+    course = Course(SAMPLES[:6])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    kept = {"kind": "grads-kept", "optimizer": 0, "checked": 4, "kept": 4}
+    course.events = [{**kept, "step": step} for step in (10, 20, 30 if fires else 50)]
+    return _written(course)
+
+
+def never_initialised(*, fires: bool) -> Golden:
+    """Start two layers in a row from ones, or the second alone."""
+    course = Course(SAMPLES[:3])
+    for i in range(3):
+        course.weight(f"l{i}", steady(1.0, 1e-3, 1e-4))
+    alike = {"l1.weight:param", "l2.weight:param"} if fires else {"l2.weight:param"}
+    course.rows = [
+        row | ({"min": 1.0, "max": 1.0} if row["site"] in alike else {"min": -1.5, "max": 1.5})
+        if row["site"].endswith(":param")
+        else row
+        for row in course.rows
+    ]
+    return _written(course)
+
+
+def rate_too_large(*, fires: bool) -> Golden:
+    """Take steps of ten times the weights' size that raise the loss, or ones of a hundredth that lower it."""
+    course = Course(range(12))
+    for i in range(3):
+        course.weight(
+            f"l{i}",
+            lambda n: (0.1 if n == 0 else 1 + 0.1 * n, 1e-2, 1.0 / (1 + n), None) if fires else (0.1, 1e-2, 1e-3, None),
+        )
+    course.loss([2.3] + [20.0 - n if fires else 2.2 - 0.1 * n for n in range(11)])
+    return _written(course)
+
+
+def double_softmax(*, fires: bool) -> Golden:
+    """Give cross-entropy what softmax returned, or logits."""
+    course = Course(SAMPLES[:3])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    course.loss([2.3, 2.2, 2.1], every=10, source={"file": "train.py", "line": 12})
+    nodes = ["NllLossBackward0", "LogSoftmaxBackward0", *(["SoftmaxBackward0"] if fires else []), "AddmmBackward0"]
+    course.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes}]
+    return _written(course)
+
+
+def eval_mode(*, fires: bool) -> Golden:
+    """Train the whole model in evaluation mode, or its frozen statistics alone."""
+    course = Course(SAMPLES[:5])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    modes = {
+        "kind": "modes",
+        "step": 0,
+        "root": 0,
+        "training": not fires,
+        "eval": ["norm"],
+        "train": [] if fires else ["drop"],
+    }
+    course.events = [modes]
+    return _written(course)
+
+
+def batch_of_one(*, fires: bool) -> Golden:
+    """Give batch normalisation a single sample, or none."""
+    course = Course(SAMPLES[:5])
+    course.weight("bn1", steady(0.1, 1e-3, 1e-4))
+    course.events = [{"kind": "batch", "step": 10, "path": "bn1", "type": "BatchNorm2d", "samples": 1}] if fires else []
+    return _written(course)
+
+
+def input_scale(*, fires: bool) -> Golden:
+    """Feed pixels from 0 to 255, or the same divided by that."""
+    course = Course(SAMPLES[:4])
+    course.sites.append({"site": "fc:in", "type": "Linear"})
+    course.weight("fc", steady(0.1, 1e-2 if fires else 1e-4, 1e-4), out=40.0 if fires else 0.5)
+    course.weight("head", steady(0.1, 1e-4, 1e-4), out=0.5)
+    course.rows += [size(step, "fc:in", 85.0 if fires else 0.33) for step in course.steps]
+    return _written(course)
+
+
+def no_learning(*, fires: bool) -> Golden:
+    """Let the loss swing around its first value, or fall below it."""
+    course = Course(range(0, 60, 10))
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    course.loss([2.3 + 0.05 * (i * 7 % 5 - 2) - (0.0 if fires else 0.02 * i) for i in range(60)])
+    return _written(course)
+
+
 MAKERS: dict[str, Callable[..., Golden]] = {
     "NAN-BORN": nan_born,
+    "NOT-OPTIMIZED": not_optimized,
+    "GRADS-KEPT": grads_kept,
+    "NEVER-INITIALISED": never_initialised,
+    "RATE-TOO-LARGE": rate_too_large,
     "NEAR-OVERFLOW": near_overflow,
     "UNDERFLOW": underflow,
     "GRAD-EXPLODE": grad_explode,
@@ -204,11 +313,16 @@ MAKERS: dict[str, Callable[..., Golden]] = {
     "SPIKE": spike,
     "DEAD-CHANNEL": dead_channel,
     "SATURATED": saturated,
+    "DOUBLE-SOFTMAX": double_softmax,
+    "EVAL-MODE": eval_mode,
+    "BATCH-OF-ONE": batch_of_one,
+    "INPUT-SCALE": input_scale,
     "UPDATE-RATIO": update_ratio,
     "INIT-SCALE": init_scale,
     "SCALE-DRIFT": scale_drift,
     "UNUSED-PARAM": unused_param,
     "NEVER-CALLED": never_called,
+    "NO-LEARNING": no_learning,
     "SAVED-MEMORY": saved_memory,
     "RANK-DEPARTS": rank_departs,
 }
@@ -225,7 +339,8 @@ def write() -> None:
 
 
 def _written(course: Course) -> Golden:
-    return {"roots": course.roots, "sites": course.sites, "rows": course.rows}
+    events = {"events": course.events} if course.events else {}
+    return {"roots": course.roots, "sites": course.sites, "rows": course.rows, **events}
 
 
 def _text(golden: Golden) -> str:

@@ -159,7 +159,8 @@ class Course:
         self.steps = steps
         self.sites: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
-        self.roots = [{"name": "Net", "prefix": "", "parameters": 100}]
+        self.roots: list[dict[str, Any]] = [{"name": "Net", "prefix": "", "parameters": 100}]
+        self.events: list[dict[str, Any]] = []
 
     def weight(self, path: str, figures: Figures, **entry: Any) -> None:
         """Add a module and its weight; ``figures`` gives (weight, gradient, update, arriving) for each sample.
@@ -182,7 +183,15 @@ class Course:
 
     def recording(self) -> Recording:
         """Make the recording."""
-        return Recording.build(self.sites, self.rows, roots=self.roots)
+        return Recording.build(self.sites, self.rows, roots=self.roots, events=self.events)
+
+    def loss(self, values: Sequence[float], *, every: int = 1, **entry: Any) -> None:
+        """Add what the program called backward on, with its values in steps from the first on."""
+        site = {"site": "loss", "path": "loss", "kind": "loss", "type": "", "root": -1, "shape": [], **entry}
+        self.sites.append(site)
+        for i, value in enumerate(values):
+            at = {"step": i * every, "site": site["site"], "count": 1, "level": FULL if i * every in self.steps else 1}
+            self.rows.append({**at, "sum": value, "sumsq": value * value, "nonfinite": int(not math.isfinite(value))})
 
 
 Figures = Callable[[int], tuple[float | None, float | None, float | None, float | None]]

@@ -57,11 +57,26 @@ def test_frozen_parameters_do_not_make_a_module_trainable():
 
 def test_sites_with_the_same_cause_are_one_finding():
     """Twelve layers with one cause are one sentence, which names the first six, though each has its own remedy."""
-    (finding,) = found(*(silent(f"h.{i}.out_proj:out", "bypassed by a fused path", f'hook "h.{i}"') for i in range(12)))
+    (finding,) = found(*(silent(f"h.{i}.pooler:out", UNCALLED, f'hook "h.{i}"') for i in range(12)))
 
     assert (finding.severity, len(finding.evidence["sites"])) == ("info", 12)
-    assert finding.message.startswith("h.0.out_proj:out, h.1.out_proj:out, ")
-    assert "h.5.out_proj:out and 6 more never fired: bypassed by a fused path." in finding.message
+    assert finding.message.startswith("h.0.pooler:out, h.1.pooler:out, ")
+    assert f"h.5.pooler:out and 6 more never fired: {UNCALLED}." in finding.message
+
+
+def test_fused_attention_is_one_quiet_line():
+    """Whatever was left out because its container computes it, with parameters or without, is said once."""
+    attention = "bypassed by a fused path: attention uses its weights without calling it"
+    (finding,) = found(
+        *(silent(f"h.{i}.out_proj:out", attention, f'hook "h.{i}"') for i in range(12)),
+        *(silent(f"h.{i}.dropout:out", "bypassed: Block uses its p without calling it") for i in range(12)),
+        silent("h.0.out_proj.weight:param.grad", UNREACHED),
+    )
+
+    assert (finding.severity, len(finding.evidence["sites"])) == ("info", 24)
+    assert finding.message == (
+        "h.0.out_proj:out, h.1.out_proj:out and 22 more are not seen: their containers compute them in one fused operation."
+    )
 
 
 def test_a_bypassed_call_is_a_warning():

@@ -32,8 +32,9 @@ SPOILED = (
     "first no longer shows."
 )
 AGAIN = (
-    "To have the module named, run it again from a checkpoint of step {sound} or before, if there is one, with --budget none --every 1, which looks at every step, or with --dump, "
-    "which keeps the first call that goes wrong."
+    "To have the module named, run it again from a checkpoint of step {sound} or before, if there is one, as "
+    "`kedge run --budget none --every 1 SCRIPT`. Look at the loss first: log of 0, a division by a zero count, sqrt at 0, "
+    "exp of a large number."
 )
 
 
@@ -277,7 +278,7 @@ def test_nothing_is_said_of_what_was_not_recorded_after():
 
     assert finding.message.endswith("the clipping or an optimizer's step can have made it.")
     assert finding.remedy.startswith(
-        "To have the module named, run it again from a checkpoint of step 10 or before, if there is one, with --budget none"
+        "To have the module named, run it again from a checkpoint of step 10 or before, if there is one, as `kedge run --budget none"
     )
 
 

@@ -12,8 +12,8 @@ TOTAL = ":grad.norm"
 
 
 LOOK = (
-    "Run again with --budget none --every 1, which looks at every step, or with --dump, to have the module named. "
-    "Where --dump keeps nothing, no module made it, but the loss or an optimizer's step."
+    "To have the module named, run it again as `kedge run --budget none --every 1 SCRIPT`. If no module is named then, the "
+    "loss or an optimizer's step made it."
 )
 
 

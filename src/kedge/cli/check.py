@@ -5,25 +5,34 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.config import add_config, configured_rules
 
 if TYPE_CHECKING:
-    from kedge.rules.rule import Finding
-    from kedge.store.recording import Recording
+    from kedge.rules.judgement import Judgement
+
+UNJUDGED = 3
+"""The exit status of ``--strict`` where a rule had too little to judge."""
+
+#: What is told of a rule that could not judge.
+LACK = ("code", "lacks", "have", "need")
 
 
 class Check:
     """Say what is wrong with a run; exit with 1 if something is an error.
 
+    Where a rule had too little to judge, the last line says which and what to type; with --strict the exit status is
+    then 3.
+
     Rules and their thresholds can be set for a project, in [tool.kedge] of its pyproject.toml.
 
     With --json, one object is printed:
       {"recording": RUN, "findings": [{"code", "severity", "site", "step", "message",
-                                       "evidence", "confidence", "remedy"}, ...]}
+                                       "evidence", "confidence", "remedy"}, ...],
+       "unjudged": [{"code", "lacks", "have", "need"}, ...], "command": TEXT or null}
     Numbers that JSON does not have are the strings "nan", "inf" and "-inf".
     """
 
@@ -31,39 +40,46 @@ class Check:
         """Say what can be typed after the command."""
         parser.add_argument("recording", metavar="RUN", help="the recording, as kedge run named it")
         parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+        parser.add_argument("--strict", action="store_true", help="exit with 3 if a rule had too little to judge")
         parser.add_argument("--select", metavar="CODES", help="only these rules, with commas between")
         parser.add_argument("--ignore", metavar="CODES", help="all rules but these, with commas between")
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the findings."""
-        from kedge.rules.registry import check
+        from kedge.rules.judgement import judge
         from kedge.store.recording import Recording
 
         rules = configured_rules(args.select, args.ignore, args.config)
         recording = Recording.open(args.recording)
-        findings = check(recording, rules)
+        judgement = judge(recording, rules)
         if args.json:
-            print(json.dumps(_document(args.recording, findings), indent=2, allow_nan=False))
+            print(json.dumps(_document(args.recording, judgement), indent=2, allow_nan=False))
         else:
-            _print(recording, findings, len(rules))
-        return int(any(finding.severity == "error" for finding in findings))
+            _print(judgement)
+        if any(finding.severity == "error" for finding in judgement.findings):
+            return 1
+        return UNJUDGED if args.strict and not judgement.complete else 0
 
 
-def _print(recording: Recording, findings: Sequence[Finding], rules: int) -> None:
+def _print(judgement: Judgement) -> None:
     from kedge.report.findings import render_findings
-    from kedge.report.numbers import counted
-    from kedge.report.tally import tally
     from kedge.report.terminal import console_for
+    from kedge.report.verdict import advice, verdict
 
     console = console_for()
-    render_findings(findings, console, limit=None)
-    steps = counted(len(recording.steps), "sampled step")
-    console.print(f"{tally(findings)}: {counted(rules, 'rule')} over {steps}", soft_wrap=True)
+    render_findings(judgement.findings, console, limit=None)
+    for line in (verdict(judgement), *advice(judgement)):
+        console.print(line, soft_wrap=True, markup=False)
 
 
-def _document(name: str, findings: Iterable[Finding]) -> dict[str, Any]:
-    return {"recording": name, "findings": [_plain(asdict(finding)) for finding in findings]}
+def _document(name: str, judgement: Judgement) -> dict[str, Any]:
+    return {
+        "recording": name,
+        "findings": [_plain(asdict(finding)) for finding in judgement.findings],
+        "unjudged": [{key: getattr(lack, key) for key in LACK} for lack in judgement.unjudged],
+        "command": judgement.command or None,
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -77,7 +77,7 @@ class Report:
         if args.html:
             _write(recording, findings, args, rules)
         else:
-            _draw(recording, findings, args)
+            _draw(recording, findings, args, rules)
         return 0
 
 
@@ -107,11 +107,11 @@ def _draw_saved(recording: Recording, *, everything: bool) -> None:
     render_saved(recording, console_for(), None if everything else MOST_ROWS)
 
 
-def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace) -> None:
+def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
     from kedge.report.terminal import Extent, console_for, render
 
     extent = Extent(sites=args.sites, most=None if args.all or args.sites else MOST_MODULES)
-    render(recording, findings, console_for(), extent)
+    render(recording, findings, console_for(), extent, rules)
 
 
 def _write(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]) -> None:

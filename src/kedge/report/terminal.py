@@ -18,7 +18,9 @@ from kedge.report.numbers import counted
 from kedge.report.paragraph import print_paragraph
 from kedge.report.table import columns, drawn, header
 from kedge.report.tally import tally
-from kedge.rules.rule import SEVERITIES, Finding
+from kedge.report.verdict import advice, unjudged, verdict
+from kedge.rules.judgement import Judgement, judgement_of
+from kedge.rules.rule import SEVERITIES, Finding, Rule
 from kedge.store.recording import Recording
 
 PLAIN_WIDTH = 100
@@ -50,7 +52,13 @@ def console_for(stream: TextIO | None = None) -> Console:
     return console
 
 
-def render(recording: Recording, findings: Sequence[Finding], console: Console, extent: Extent | None = None) -> None:
+def render(
+    recording: Recording,
+    findings: Sequence[Finding],
+    console: Console,
+    extent: Extent | None = None,
+    rules: Sequence[Rule] | None = None,
+) -> None:
     """Draw a report: what ran, what was found, and a table of the modules in data-flow order.
 
     Args:
@@ -58,6 +66,7 @@ def render(recording: Recording, findings: Sequence[Finding], console: Console, 
         findings: What the rules say of it, the worst first.
         console: Where to draw.
         extent: How much to show.
+        rules: The rules that were run; all of them if None.
 
     Raises:
         NoSuchSite: No module matches ``extent.sites``.
@@ -68,7 +77,7 @@ def render(recording: Recording, findings: Sequence[Finding], console: Console, 
     for text in head(recording):
         print_paragraph(text, console)
     console.print()
-    _render_verdict(recording, findings, console, extent)
+    _render_verdict(judgement_of(recording, findings, rules), console, extent)
     if not chosen or not len(recording.steps):
         console.print(_nothing(recording))
         return
@@ -77,19 +86,23 @@ def render(recording: Recording, findings: Sequence[Finding], console: Console, 
     print_paragraph(_legend(recording, chosen), console)
 
 
-def _render_verdict(recording: Recording, findings: Sequence[Finding], console: Console, extent: Extent) -> None:
+def _render_verdict(judgement: Judgement, console: Console, extent: Extent) -> None:
+    findings = judgement.findings
     worst = next((severity for severity in SEVERITIES if any(f.severity == severity for f in findings)), None)
-    if worst is None:
-        if len(recording.steps):
-            console.print(Text("no findings: none of the rules has anything to say", "green"))
-            console.print()
+    if worst is None and not judgement.measured:
         return
-    console.print(Text(tally(findings), STYLES[worst]))
+    style = STYLES[worst] if worst is not None else "green" if judgement.complete else ""
+    print_paragraph(Text(tally(findings) if findings else verdict(judgement), style), console)
     console.print()
-    if extent.most is None:
-        render_findings(findings, console, limit=None)
-    else:
-        render_findings(findings, console)
+    if findings:
+        render_findings(findings, console, *([None] if extent.most is None else []))
+    if judgement.complete:
+        return
+    if findings:
+        print_paragraph(Text(unjudged(judgement.unjudged)), console)
+    for line in advice(judgement):  # a command stays one line, so that it can be copied
+        console.print(Text(line), soft_wrap=True)
+    console.print()
 
 
 def _nothing(recording: Recording) -> Text:

@@ -25,13 +25,11 @@ DOMAIN = (
 
 _OVERFLOW = (
     "In {name}, products and sums of finite numbers left the range of {dtype}{figures}: look at the size of what came in "
-    "and of the weights. Normalise or scale what comes in, and keep the weights small (a lower learning rate, weight "
-    "decay){wider}."
+    "and of the weights. Normalise or scale what comes in, and keep the weights small ({small}){wider}."
 )
 _OVERFLOW_BACK = (
     "In the backward of {name}, products of finite gradients with weights and inputs left the range of {dtype}: the "
-    "gradients that arrive there are too large. Scale the loss down or take its mean, clip gradients, lower the learning "
-    "rate{wider}."
+    "gradients that arrive there are too large. Scale the loss down or take its mean, clip gradients{lower}{wider}."
 )
 _NORMALISED = (
     "In {name}, the variance was zero and eps too small to help, or squares left the range of {dtype}{figures}: look at "
@@ -73,6 +71,8 @@ class Maker:
     node: str | None
     dtype: str
     largest: float
+    first: bool = False
+    "Whether it was so before any training, so that no learning rate is to blame."
 
     @property
     def multiplies(self) -> bool:
@@ -88,7 +88,8 @@ class Maker:
         """Say what to do."""
         if self.multiplies:
             wider = ", or compute it in bfloat16 or float32" if self.dtype in _NARROW else ""
-            return _OVERFLOW.format(name=self.name, dtype=self.dtype, figures=self.headroom(), wider=wider)
+            small = "by their initialisation" if self.first else "a lower learning rate, weight decay"
+            return _OVERFLOW.format(name=self.name, dtype=self.dtype, figures=self.headroom(), wider=wider, small=small)
         if _NORMS.match(self.type):
             said = _NORMALISED.format(name=self.name, dtype=self.dtype, figures=self.headroom())
             return said + (_STATISTICS if self.keeps_statistics else "")
@@ -101,7 +102,9 @@ class Maker:
     def backward_advice(self) -> str:
         """Say what to do where the backward of sums of products made it; empty for other operations."""
         wider = ", or take bfloat16 instead of float16" if self.dtype in _NARROW else ""
-        return _OVERFLOW_BACK.format(name=self.name, dtype=self.dtype, wider=wider) if self.multiplies else ""
+        lower = "" if self.first else ", lower the learning rate"
+        told = _OVERFLOW_BACK.format(name=self.name, dtype=self.dtype, wider=wider, lower=lower)
+        return told if self.multiplies else ""
 
     def headroom(self) -> str:
         """Say where the dtype ends, and how near to that the inputs were."""

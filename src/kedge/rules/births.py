@@ -13,6 +13,7 @@ from typing import Literal
 
 from kedge.rules.beside import beside, uses_outside
 from kedge.rules.bounds import contained, innocent
+from kedge.rules.losses import LOSS
 from kedge.rules.moment import ABSENT, FINITE, TOTAL, Moment
 from kedge.rules.wiring import Module, Wiring
 
@@ -33,6 +34,7 @@ How = Literal[
     "beside",  # the backward of such an operation: the module that takes the value cannot have made it
     "gap",  # a backward made it, somewhere between two modules
     "loss",  # the gradient that entered a root was not finite
+    "made",  # what backward was called on was not finite, and what the modules returned was
     "glanced",  # a gradient, in a step of which nothing but gradients was seen
 ]
 
@@ -85,6 +87,15 @@ def backward_birth(wiring: Wiring, moment: Moment) -> Birth | None:
     if inner and (last is None or inner.position > last.position):
         return _spoiled(wiring, moment, inner)
     return _arrived(wiring, moment, last) if last else None
+
+
+def loss_birth(wiring: Wiring, moment: Moment) -> Birth | None:
+    """Find a loss that is not finite though no module returned anything of that kind."""
+    bad = moment.bad(site.id for site in wiring.sites if site.kind == LOSS)
+    outputs = [site.id for site in wiring.sites if site.kind == "out"]
+    if not bad or moment.tainted or moment.bad(outputs):
+        return None
+    return Birth("made", bad[0], None, sure=0.95 if moment.finite(outputs) else 0.6)
 
 
 def explains(wiring: Wiring, moment: Moment, forward: Birth, backward: Birth) -> bool:

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.telling import NAMED, plain
+from kedge.rules.trained import trained_sites
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Ints
 
@@ -70,13 +71,23 @@ class DeadChannel:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give one finding for every layer, but for those that a layer before them starves."""
-        found = [layer for site in recording.of_kind("out") if (layer := self._layer(recording, site))]
+        found = [layer for site in trained_sites(recording, "out") if (layer := self._layer(recording, site))]
         for root in sorted({layer.site.root for layer in found}):
             layers = [layer for layer in found if layer.site.root == root]
             starving = (i + 1 for i, layer in enumerate(layers) if layer.share >= self.starving)
             cut = next(starving, len(layers))
             yield from (self._finding(layer, []) for layer in layers[: cut - 1])
             yield self._finding(layers[cut - 1], layers[cut:])
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many values the layer with the fewest has; layers that are seldom called do not count."""
+        seen = [a for site in trained_sites(recording, "out") if (a := _Activity.of(recording, site)) is not None]
+        most = max((len(activity.steps) for activity in seen), default=0)
+        usual = [activity for activity in seen if 2 * len(activity.steps) >= most]
+        if any(len(activity.steps) < self.min_steps for activity in usual):
+            return Lack(self.code, "measured steps", min(len(activity.steps) for activity in usual), self.min_steps)
+        fewest = min((int(activity.samples.sum()) for activity in usual), default=self.few_samples)
+        return Lack(self.code, "values a channel", fewest, self.few_samples) if fewest < self.few_samples else None
 
     def _layer(self, recording: Recording, site: SiteInfo) -> _Layer | None:
         """Judge one site; None if it is healthy or cannot be judged."""

@@ -9,8 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import too_few
 from kedge.rules.telling import NAMED, plain
+from kedge.rules.trained import trained_sites
 from kedge.rules.weights import Weight, middle, rms, share, weights
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints, Rows
@@ -44,7 +46,8 @@ class GradExplode:
         - factor (10): Megatron-LM calls a gradient unexpectedly large at 10 times the maximum of 100
           samples.
         - history (1,000): steps; as many samples as there, if one step in ten is sampled.
-        - lag (50): steps; leaves growth that takes several samples outside its own past.
+        - lag (50): steps; leaves growth that takes several samples outside its own past. In a run of less than four times
+          as many it is a quarter of the steps.
         - sustained (3): one bad batch is no explosion; that is for SPIKE.
         - harm (0.1): 100 times the update ratio of 1e-3 that Karpathy gives as healthy: in one step a
           weight changes by a tenth of its size. A large gradient that is clipped, or that Adam
@@ -77,7 +80,7 @@ class GradExplode:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding for every root."""
-        for root in sorted({site.root for site in recording.of_kind("param.grad")}):
+        for root in sorted({site.root for site in trained_sites(recording, "param.grad")}):
             arrived, taken = _Norms.of(recording, root), _Norms.of_optimizer(recording, root)
             for norms, find in ((arrived, self._outgrown), (taken, self._outgrown), (arrived, self._runaway)):
                 found = find(norms)
@@ -85,10 +88,25 @@ class GradExplode:
                     yield self._finding(norms, *found, arrived.parts(int(norms.steps[found[0]])))
                     break
 
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many norms are missing before there is a past to compare with."""
+        roots = sorted({site.root for site in trained_sites(recording, "param.grad")})
+        norms = [(_Norms.of(recording, root), _Norms.of_optimizer(recording, root)) for root in roots]
+        known = [max(len(arrived.steps), len(taken.steps)) for arrived, taken in norms]
+        # Three quarters of a short run are its past, and the last samples have to stay above the bar.
+        need = -(-4 * self.min_history // 3) + self.sustained
+        return too_few(self.code, min(known), need) if any(known) else None
+
+    def _lag(self, norms: _Norms) -> float:
+        """Return how many steps before a sample its past ends."""
+        span = float(norms.steps[-1] - norms.steps[0]) if len(norms.steps) else 0.0
+        return min(float(self.lag), span / 4)
+
     def _outgrown(self, norms: _Norms) -> tuple[int, float] | None:
         """Find the first sample that lies far above its own past and is followed by others; give its bar."""
-        starts = np.searchsorted(norms.steps, norms.steps - self.lag - self.history)
-        ends = np.searchsorted(norms.steps, norms.steps - self.lag)
+        lag = self._lag(norms)
+        starts = np.searchsorted(norms.steps, norms.steps - lag - self.history)
+        ends = np.searchsorted(norms.steps, norms.steps - lag)
         for at in np.flatnonzero(ends >= self.min_history).tolist():
             past = norms.total[starts[at] : ends[at]]
             bar = self.factor * float(past[np.isfinite(past)].max(initial=0))
@@ -136,7 +154,7 @@ class GradExplode:
                 "ends_badly": norms.ends_badly,
                 "shares": parts,
             },
-            confidence=0.9 if (norms.steps < step - self.lag).sum() >= self.min_history else 0.7,
+            confidence=0.9 if (norms.steps < step - self._lag(norms)).sum() >= self.min_history else 0.7,
             remedy="Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), "
             "and look at the batch of this step and at the parameter that holds most of the norm.",
         )

@@ -14,8 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kedge.rules.advice import operation
 from kedge.rules.births import BACKWARD, Birth
-from kedge.rules.moment import FINITE, TOTAL, Moment
+from kedge.rules.command import again
+from kedge.rules.losses import LOSS
+from kedge.rules.moment import ABSENT, FINITE, TOTAL, Moment
 from kedge.rules.strides import LOWER, strides
 from kedge.rules.telling import NAMED, Telling
 from kedge.rules.wiring import Module, Wiring
@@ -92,7 +95,7 @@ class Glance:
         first = f"{site} held {self.told.value()} at step {step}: it was made {self._span()}"
         unseen = (
             f"Of step {step} gradients alone were seen, not what the modules returned nor the parameters: "
-            "a forward, the loss, a backward, the clipping or an optimizer's step can have made it"
+            f"{self._possible()} can have made it"
         )
         return ". ".join([first, unseen, *self._sound(), *self._afterwards()]) + "."
 
@@ -103,7 +106,7 @@ class Glance:
         signs = self._grown() or strides(self.told.recording, self.moment.step)
         sane = max(self.moment.sane, self._glanced)
         start = f"from a checkpoint of step {sane} or before, if there is one, " if sane > 0 else ""
-        return f"{signs}{_AGAIN.format(start=start)}"
+        return f"{signs}{again(self.told.recording, 'To have the module named', start)}{_LOOK}"
 
     def evidence(self) -> dict[str, Any]:
         """Give what the words rest on."""
@@ -115,6 +118,20 @@ class Glance:
             "later": self.told.moment.step if self._again else self.later.step if self.later else None,
         }
         return self.told.evidence() | {"glance": seen}
+
+    def _possible(self) -> str:
+        """Say what can have made it; the loss tells a backward from what comes before it."""
+        sites = self.told.wiring.sites
+        losses = [site for site in sites if site.kind == LOSS and self.moment.states[site.id] != ABSENT]
+        if not losses:
+            return "a forward, the loss, a backward, the clipping or an optimizer's step"
+        if bad := [site for site in losses if self.moment.states[site.id] > FINITE]:
+            source = bad[0].source
+            line = f", on which {source['file']}:{source['line']} calls backward()" if source else ""
+            name = operation(bad[0].node)
+            loss = f"{bad[0].site} (made by {name})" if name else bad[0].site
+            return f"{loss}{line}, was not finite either: a forward, an optimizer's step or the loss itself"
+        return "the loss was finite: a backward, the clipping or what else changes gradients"
 
     def _near(self) -> tuple[int, ...]:
         return () if self._again else self.told.birth.near
@@ -169,7 +186,4 @@ _GROWN = (
     "The optimizer's steps are too large: the rms of {site} had gone from {was:.2g} at step {first} to {words} at step "
     "{step}; " + LOWER
 )
-_AGAIN = (
-    "To have the module named, run it again {start}with --budget none --every 1, which looks at every step, or with --dump, "
-    "which keeps the first call that goes wrong."
-)
+_LOOK = "Look at the loss first: log of 0, a division by a zero count, sqrt at 0, exp of a large number."

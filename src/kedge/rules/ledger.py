@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import no_end
+from kedge.rules.trained import root_of, trained_roots
 from kedge.store.recording import Recording
 
 Entry = Mapping[str, Any]
@@ -35,8 +37,9 @@ class NeverCalled:
     Severity:
         - warning: a module that holds trainable parameters was never called, or .forward() was called in place of the
           module, so that nobody's hooks fire.
-        - info: a module without trainable parameters was never called, what it holds is called one
-          by one, or something else computes what it would have, as in MultiheadAttention.
+        - info: a module without trainable parameters was never called, or what it holds is called one
+          by one. Modules whose container computes them in one fused operation, as MultiheadAttention does, share one
+          line. Nothing is said of models that no optimizer trains.
 
     Evidence:
         The sites, the cause as the ledger gives it, and how many parameters they hold.
@@ -57,14 +60,40 @@ class NeverCalled:
         paths = uncalled(recording)
         trainable = {path for path in paths if any(within(path_of(entry), path) for entry in unreached(recording))}
         groups: dict[tuple[Severity, str], dict[str, Entry]] = {}
+        fused: dict[str, Entry] = {}
         for entry in silent(recording):
             path, cause = path_of(entry), entry["cause"]
             if is_gradient(entry) or any(within(path, other) for other in paths if other != path):
                 continue
-            loud = (path in trainable or _is_direct(cause)) and not _is_bypassed(cause)
+            if _is_bypassed(cause):
+                fused.setdefault(path, entry)
+                continue
+            loud = path in trainable or _is_direct(cause)
             groups.setdefault(("warning" if loud else "info", cause), {}).setdefault(path, entry)
         for (severity, _), entries in groups.items():
             yield self._finding(recording, severity, list(entries.values()))
+        if fused:
+            yield self._fused(list(fused.values()))
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return that the program has not ended: the ledger is written then."""
+        return no_end(self.code, recording)
+
+    def _fused(self, entries: list[Entry]) -> Finding:
+        sites = [str(entry["site"]) for entry in entries]
+        verb, whose = (
+            ("are", "their containers compute them") if len(sites) > 1 else ("is", "its container computes it")
+        )
+        return Finding(
+            code=self.code,
+            severity="info",
+            site=sites[0],
+            step=-1,
+            message=f"{listed(sites, 2)} {verb} not seen: {whose} in one fused operation.",
+            evidence={"sites": sites, "causes": sorted({str(entry["cause"]) for entry in entries})},
+            confidence=0.9,
+            remedy="Nothing is wrong; to see the result, watch the module around.",
+        )
 
     def _finding(self, recording: Recording, severity: Severity, entries: list[Entry]) -> Finding:
         sites, cause = [str(entry["site"]) for entry in entries], entries[0]["cause"]
@@ -85,9 +114,12 @@ class NeverCalled:
 
 
 def silent(recording: Recording) -> Iterator[Entry]:
-    """Give the entries of the ledger that never fired, but for those that are silent by design."""
+    """Give the entries of trained models in the ledger that never fired, but for those that are silent by design."""
+    trained = trained_roots(recording)
     for entry in recording.ledger:
-        if not entry["fired"] and not any(words in entry["cause"] for words in _DESIGN):
+        if entry["fired"] or any(words in entry["cause"] for words in _DESIGN):
+            continue
+        if root_of(recording, path_of(entry)) in trained:
             yield entry
 
 

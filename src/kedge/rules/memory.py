@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.telling import NAMED, plain
 from kedge.store.recording import Recording
 
@@ -58,6 +58,10 @@ class SavedMemory:
         for place, module in enumerate(modules):
             if module["bytes"] > self.floor and module["bytes"] > self.share * fullest["bytes"]:
                 yield self._finding(fullest, module, modules[place + 1 :])
+
+    def lacking(self, recording: Recording) -> Lack | None:  # noqa: ARG002 - nothing of it can be missing
+        """Return None: it is a hint about memory, and a run without it is judged no less."""
+        return None
 
     def _finding(self, event: Mapping[str, Any], module: Mapping[str, Any], after: list[Mapping[str, Any]]) -> Finding:
         held, total, path = module["bytes"], event["bytes"], module["path"]

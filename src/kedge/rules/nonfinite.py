@@ -14,6 +14,7 @@ from kedge.rules.births import (
     backward_birth,
     explains,
     forward_births,
+    loss_birth,
     parameter_birth,
     update_birth,
     written_birth,
@@ -21,7 +22,8 @@ from kedge.rules.births import (
 from kedge.rules.dumped import with_dump
 from kedge.rules.glance import AGAIN, Glance, glance_of, is_glance, makes_again
 from kedge.rules.moment import NAN, TOTAL, Course, Moment, complete, course, excuse, judged
-from kedge.rules.rule import SEVERITIES, Finding, Severity
+from kedge.rules.producer import with_producer
+from kedge.rules.rule import SEVERITIES, Finding, Lack, Severity
 from kedge.rules.telling import Telling
 from kedge.rules.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
@@ -53,6 +55,7 @@ class NanBorn:
         its module's output is was made in that module's backward. If all gradients were finite when
         they were made, but not when the optimizer got them, the program made it in between. A
         parameter that is not finite, and was at the last look, was made by the optimizer's steps.
+        A loss that is not finite while all outputs are was made by the program's own operations after them.
         A linear map whose numbers are too small to leave the range made nothing of them: what it took in was not
         what it takes in other steps, or its parameters changed between two calls.
 
@@ -93,9 +96,9 @@ class NanBorn:
     Remedy:
         It depends on what made it, and is given with the finding: an operation outside its domain, a
         product that left the range of its dtype, a derivative that is infinite, a batch with missing
-        values, a learning rate that is too large. kedge run --dump keeps what the module was given, so
-        that its call can be run again alone. It looks at every value of every step, so it names the
-        place also where nothing was recorded, and the operation.
+        values, a learning rate that is too large. Where the autograd graph of the loss was searched, the operation and
+        the program's line are named. kedge run --dump keeps what the module was given, so that its call can be run
+        again alone.
     """
 
     max_findings: int = 5
@@ -108,12 +111,17 @@ class NanBorn:
         """Give one finding for every independent birth."""
         seen = course(recording)
         if not seen.moments:
-            return with_dump(recording, seen, [])
+            return with_producer(recording, seen, with_dump(recording, seen, []))
         cases: dict[tuple[str, int], list[_Case]] = {}
         for case in _cases(recording, wire(recording), seen):
             cases.setdefault(case.kind, []).append(case)
         told = [_finding(recording, same, len(cases)) for same in list(cases.values())[: self.max_findings]]
-        return with_dump(recording, seen, told)
+        return with_producer(recording, seen, with_dump(recording, seen, told))
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return that nothing was recorded at all; any step that was looked at can be judged."""
+        seen = any(len(recording.rows(site)) for site in recording.sites)
+        return None if seen else Lack(self.code, "recorded step", 0, 1)
 
 
 @dataclass(frozen=True)
@@ -188,6 +196,8 @@ def _glanced(wiring: Wiring, moment: Moment, others: Iterable[Moment], recovered
 def _births(wiring: Wiring, moment: Moment, returned: Iterable[SiteInfo]) -> list[Birth]:
     """Find the births of one step: forward, backward, in the optimizer, in this order."""
     forward = forward_births(wiring, moment)
+    if not forward and (lost := loss_birth(wiring, moment)):
+        return [lost]
     backward = None
     if not moment.tainted and not moment.bad(site.id for site in returned):
         backward = backward_birth(wiring, moment)
@@ -201,7 +211,7 @@ def _births(wiring: Wiring, moment: Moment, returned: Iterable[SiteInfo]) -> lis
 
 
 def _severity(recording: Recording, moment: Moment, birth: Birth, recovered: bool) -> Severity | None:
-    if birth.how in OPTIMIZER:
+    if birth.how in OPTIMIZER or birth.how == "made":
         return "warning" if recovered else "error"
     if birth.how in BACKWARD:
         half = any(site.dtype == "float16" for site in recording.sites)

@@ -11,6 +11,7 @@ CALLED = {
     False: "{name} is called at {file}:{line}, in {function}",
     True: "The result goes in at {file}:{line}, in {function}",
 }
+BACKWARD_CALLED = "backward() is called on it at {file}:{line}{inside}"
 
 MESSAGES = {
     "module": _FIRST + "its {parts}.",
@@ -39,6 +40,8 @@ MESSAGES = {
     "beside": _GRADIENT + "the gradient that arrived at {takers} was finite, and too small to leave the range there: "
     "the backward of an operation in {name}'s own forward made it, or of one on what it returned, which takes the same value.",
     "gap": _GRADIENT + "{near}, nearer to the loss, was finite: a backward between the two made it.",
+    "made": "{site} held {value} at step {step}, while what the modules returned was finite: the program's own operations "
+    "after them made it{operation}.",
     "loss": _GRADIENT + "there the gradient enters the model: the loss, computed outside any watched module, made it.",
 }
 GAP_AT_THE_LOSS = (
@@ -46,6 +49,10 @@ GAP_AT_THE_LOSS = (
     "the loss or a backward made it, and clipping by norm spreads it to all gradients."
 )
 OR_WRITTEN = ", or the program changed it before the optimizer got it."
+MADE_UNSEEN = (
+    "{site} held {value} at step {step}, of which the modules' outputs were not seen: a module or the program's own "
+    "operations after them made it{operation}."
+)
 OWN_OR_UNSEEN = _FIRST + (
     "of the modules inside it those that were looked at returned finite values, so an operation in its own forward made "
     "it{operation}, or {unseen} inside it, which was not looked at."
@@ -67,6 +74,10 @@ DIVERGED = (
     "The values next to it had grown to {largest:.1e}: the run had diverged before, and this is where it left the range "
     "of the dtype. Lower the learning rate or warm it up, clip gradients, and look at the steps before."
 )
+LARGE_FROM_THE_START = (
+    "The values next to it were {largest:.1e} in the first step already, before any training: look at the inputs and at the "
+    "initialisation."
+)
 SCALED = (
     "Now and then this is as it should be: a loss scale that is too large for float16 makes it, and the scaler skips the "
     "step and halves the scale. If it goes on: "
@@ -74,14 +85,11 @@ SCALED = (
 REMEDIES = {
     "entry": "Check the batch before the model sees it: torch.isfinite(x).all(); missing values, a division by a zero "
     "standard deviation and a bad file are the usual causes.",
-    "unclear": "Watch more sites (the default selector watches all modules), or every step (--every 1), and run again. "
-    "In {name}, " + DOMAIN + ".",
-    "parameter": "Check the checkpoint and the initialisation with torch.isfinite; if the parameter was finite before, "
-    "lower the learning rate.",
+    "unclear": "{again}In {name}, " + DOMAIN + ".",
+    "parameter": "Check the checkpoint and the initialisation with torch.isfinite{before}.",
     "stepped": "Lower the learning rate or warm it up, clip gradients, and check the optimizer's state if it came from a "
     "checkpoint.",
-    "unseen": "Run again with --budget none --every 1, which looks at every step, or with --dump, to have the module named. "
-    "Where --dump keeps nothing, no module made it, but the loss or an optimizer's step.",
+    "unseen": "{again}If no module is named then, the loss or an optimizer's step made it.",
     "written": "Look at what the program does between backward() and step(): clip_grad_norm_ with an infinite norm makes NaN "
     "of every gradient (error_if_nonfinite=True tells), accumulated gradients can leave the range of the dtype, and an "
     "unscaling by zero divides by it.",
@@ -89,14 +97,13 @@ REMEDIES = {
     "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch not taken by zero: infinity times "
     "zero is NaN. Change its input, not its output (clamp or where before the operation).",
     "either": "Look, there and in the forward around it, for an operation whose derivative is infinite: sqrt or norm at "
-    "0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not its output. With --dump the "
-    "operation is named.",
+    "0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not its output.{dumped}",
     "beside": "Look in the forward of {name} for an operation whose derivative is infinite, beside the modules that it "
     "calls: sqrt or norm at 0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not "
-    "its output. With --dump the operation is named.",
+    "its output.{dumped}",
     "gap": "Look at the operations between these sites for one whose derivative is infinite: sqrt or norm at 0, "
     "a division, or torch.where around one of them. Change its input, not its output.",
     "loss": "Look at the loss and what it is computed from: log of 0, division by a zero count (an empty mask), sqrt "
     "at 0, or a loss scale that is too large.",
 }
-REMEDIES["within"] = REMEDIES["loss"]
+REMEDIES["within"] = REMEDIES["made"] = REMEDIES["loss"]

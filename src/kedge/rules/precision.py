@@ -8,12 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import measured, too_few
 from kedge.rules.telling import NAMED, plain
 from kedge.store.exponents import SMALLEST_NORMAL, below
 from kedge.store.formats import FORMATS, Format
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Floats, Ints
+from kedge.store.rows import FULL, Floats, Ints, Rows
 
 #: Half formats are trained with a loss scale that is raised until gradients overflow: there they are near by design.
 SCALED = frozenset({"float16", "float8_e5m2", "float8_e4m3fn"})
@@ -71,6 +72,11 @@ class NearOverflow:
                 groups.setdefault((site.root, site.kind), []).append(extreme)
         for near in groups.values():
             yield self._finding(near)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many measured steps are missing."""
+        sites = [site for site in recording.sites if site.dtype in FORMATS and len(recording.rows(site))]
+        return too_few(self.code, measured(recording, sites), self.min_samples) if sites else None
 
     def _near(self, recording: Recording, site: SiteInfo) -> _Extreme | None:
         form = FORMATS.get(site.dtype)
@@ -153,15 +159,24 @@ class Underflow:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding for every root and dtype."""
         groups: dict[tuple[int, str], list[tuple[SiteInfo, float]]] = {}
-        for site in (*recording.of_kind("out.grad"), *recording.of_kind("param.grad")):
-            form = FORMATS.get(site.dtype)
-            if form is None or form.lowest_power < SMALLEST_NORMAL:
-                continue  # float64: its ends are beyond those of the histograms
-            lost = self._lost(recording, site, form)
+        for site in self._judged(recording):
+            lost = self._lost(recording, site, FORMATS[site.dtype])
             if lost is not None:
                 groups.setdefault((site.root, site.dtype), []).append((site, lost))
         for (root, dtype), sites in groups.items():
             yield from self._judge(recording, root, dtype, sites)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many histograms of gradients are missing; where a gradient is zero there is none to draw."""
+        known = [_drawn(recording.rows(site)) for site in self._judged(recording) if len(recording.rows(site))]
+        return too_few(self.code, max(known), self.min_samples, "steps with histograms of gradients") if known else None
+
+    def _judged(self, recording: Recording) -> Iterator[SiteInfo]:
+        """List the gradients in formats whose ends the histograms reach; those of float64 lie beyond them."""
+        for site in (*recording.of_kind("out.grad"), *recording.of_kind("param.grad")):
+            form = FORMATS.get(site.dtype)
+            if form is not None and form.lowest_power >= SMALLEST_NORMAL:
+                yield site
 
     def _lost(self, recording: Recording, site: SiteInfo, form: Format) -> float | None:
         """Give the usual share of elements below the smallest normal number; None if too little was drawn."""
@@ -226,6 +241,11 @@ class _Extreme:
         measured = np.isfinite(rows.min) & np.isfinite(rows.max)
         low, high = _varying(rows.min[measured]), _varying(rows.max[measured])
         return cls(site, form, rows.step[measured], np.maximum(np.abs(low), np.abs(high)))
+
+
+def _drawn(rows: Rows) -> int:
+    """Return in how many steps a histogram was drawn, or the gradient was zero throughout."""
+    return int(((rows.held("exponents").lengths > 0) | (rows.level == FULL) & (rows.sumsq == 0)).sum())
 
 
 def _varying(extreme: Floats) -> Floats:

@@ -11,7 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.nonfinite import NanBorn
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import too_few
 from kedge.rules.telling import NAMED, plain
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints
@@ -80,6 +81,12 @@ class RankDeparts:
             yield from self._not_finite(group)
             yield from self._far_away(group)
             yield from self._steps(group)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many steps that all ranks measured are missing; a single process has no ranks to compare."""
+        if len(recording.ranks) < 2:
+            return None
+        return too_few(self.code, len(_Group(recording).steps), self.sustained, "steps that all ranks measured")
 
     def _out_of_sync(self, group: _Group) -> Iterator[Finding]:
         sites = [site for site in group.recording.of_kind("param") if group.whole(site)]

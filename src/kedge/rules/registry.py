@@ -8,13 +8,22 @@ from difflib import get_close_matches
 from textwrap import indent
 
 from kedge.errors import NoSuchRule
+from kedge.rules.batch_of_one import BatchOfOne
 from kedge.rules.channels import DeadChannel
+from kedge.rules.double_softmax import DoubleSoftmax
+from kedge.rules.eval_mode import EvalMode
 from kedge.rules.explode import GradExplode
+from kedge.rules.grads_kept import GradsKept
+from kedge.rules.input_scale import InputScale
 from kedge.rules.ledger import NeverCalled
 from kedge.rules.memory import SavedMemory
+from kedge.rules.never_initialised import NeverInitialised
+from kedge.rules.no_learning import NoLearning
 from kedge.rules.nonfinite import NanBorn
+from kedge.rules.not_optimized import NotOptimized
 from kedge.rules.precision import NearOverflow, Underflow
 from kedge.rules.ranks import RankDeparts
+from kedge.rules.rate_too_large import RateTooLarge
 from kedge.rules.rule import SEVERITIES, Finding, Rule
 from kedge.rules.saturation import Saturated
 from kedge.rules.scale import InitScale, ScaleDrift
@@ -29,6 +38,10 @@ from kedge.store.recording import Recording
 #: Every rule with its default thresholds, in the order in which they are listed.
 ALL: tuple[Rule, ...] = (
     NanBorn(),
+    NotOptimized(),
+    GradsKept(),
+    NeverInitialised(),
+    RateTooLarge(),
     NearOverflow(),
     Underflow(),
     GradExplode(),
@@ -37,11 +50,16 @@ ALL: tuple[Rule, ...] = (
     Spike(),
     DeadChannel(),
     Saturated(),
+    DoubleSoftmax(),
+    EvalMode(),
+    BatchOfOne(),
+    InputScale(),
     UpdateRatio(),
     InitScale(),
     ScaleDrift(),
     UnusedParam(),
     NeverCalled(),
+    NoLearning(),
     SavedMemory(),
     RankDeparts(),
 )

@@ -39,6 +39,25 @@ class Finding:
     remedy: str = ""
 
 
+@dataclass(frozen=True)
+class Lack:
+    """Why a rule cannot judge a recording.
+
+    Attributes:
+        code: The rule's code.
+        lacks: What there is too little of, such as ``measured steps``; in the singular where one is needed.
+        have: How many there are.
+        need: How many it takes.
+        grows: Whether a run of which more steps are measured has more of it.
+    """
+
+    code: str
+    lacks: str
+    have: int
+    need: int
+    grows: bool = True
+
+
 class Rule(Protocol):
     """A pure function of a recording, with its thresholds as fields and its page as docstring."""
 
@@ -56,3 +75,6 @@ class Rule(Protocol):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give what this rule finds in a recording."""
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return what the rule would need to judge a recording; None if it could, or if nothing there concerns it."""

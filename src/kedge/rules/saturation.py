@@ -8,8 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import too_few
 from kedge.rules.telling import NAMED, plain
+from kedge.rules.trained import trained_sites
 from kedge.rules.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
@@ -64,7 +66,7 @@ class Saturated:
         """Give at most one finding for every root: the first saturated site of the flow."""
         wiring = wire(recording)
         found: dict[int, list[tuple[SiteInfo, float, Ints, Floats]]] = {}
-        for site in recording.of_kind("out"):
+        for site in trained_sites(recording, "out"):
             steps, course = _course(recording, site)
             usual = float(np.median(course[-self.window :])) if len(course) >= self.min_samples else 0.0
             if usual > self.share and site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site):
@@ -72,9 +74,19 @@ class Saturated:
         for sites in found.values():
             yield self._finding(sites)
 
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many measured shares are missing; a model without such activations has nothing to judge."""
+        wiring = wire(recording)
+        courses = [
+            len(_course(recording, site)[0])
+            for site in trained_sites(recording, "out")
+            if site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site)
+        ]
+        return too_few(self.code, max(courses), self.min_samples) if any(courses) else None
+
     def _finding(self, sites: list[tuple[SiteInfo, float, Ints, Floats]]) -> Finding:
         site, usual, steps, course = sites[0]
-        last = course[-self.window :]
+        last, rate = course[-self.window :], "" if course[0] > self.share else " or learning rate"
         step = int(steps[course > self.share][0])
         others = f"; so are {len(sites) - 1} more activations" if len(sites) > 1 else ""
         return Finding(
@@ -91,8 +103,8 @@ class Saturated:
                 "course": [plain(value) for value in course[-NAMED:]],
             },
             confidence=0.9,
-            remedy="Scale down what goes in: a smaller initialisation (Xavier) or learning rate, normalisation before it, "
-            "inputs of zero mean and unit variance; or take an activation without flat ends.",
+            remedy=f"Scale down what goes in: a smaller initialisation (Xavier){rate}"
+            ", normalisation before it, inputs of zero mean and unit variance; or take an activation without flat ends.",
         )
 
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import measured, too_few
 from kedge.rules.telling import NAMED, plain
 from kedge.rules.weights import weights
 from kedge.rules.wiring import wire
@@ -71,6 +72,16 @@ class InitScale:
             if abs(slope) * (len(own) - 1) > self.doublings and abs(steadiness) > self.steady:
                 yield self._finding(recording, own, slope, steadiness)
 
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return that the start was not measured; a model with few weights has no depth to judge."""
+        sites = _weighted(recording)
+        early = len(recording.steps) and recording.steps[0] <= self.first
+        if early or max((sum(site.root == root for site in sites) for root in {s.root for s in sites}), default=0) < (
+            self.min_weights
+        ):
+            return None
+        return Lack(self.code, f"measured step among the first {self.first}", 0, 1)
+
     def _finding(self, recording: Recording, own: dict[SiteInfo, float], slope: float, steadiness: float) -> Finding:
         sites, scales = list(own), list(own.values())
         first, last, root = sites[0], sites[-1], sites[0].root
@@ -105,7 +116,7 @@ class ScaleDrift:
         halving, in nothing. A healthy run moves them most at its start, and less and less.
 
     Formula:
-        a(t) = log2 rms(output) of a module with a weight, over the second half of the sampled steps. D = the
+        a(t) = log2 rms(output) of a module with a weight, over the second half of the steps. D = the
         Theil-Sen slope of a over the steps. Reported if |D| > slope per 1,000 steps, if |D| times the
         length of that half > doublings, and if it moved all the time and has not come to rest: cut into eight
         parts, a nowhere leaves the line of slope D by more than straight times the doublings.
@@ -119,7 +130,7 @@ class ScaleDrift:
           did not slow down moved by 2.0 at the most, in the logits of a run with a very small learning rate.
         - straight (0.1): of the height of the line. Healthy runs that leave a plateau move by up to 9.3 doublings and
           then slow down: they left it by 0.15 and more, runs with a planted drift by 0.05 or less.
-        - min_samples (10): for the second half.
+        - min_samples (10): for the second half; where most samples lie before it, these are the last ones.
 
     Evidence:
         The slope, the doublings, the scale at both ends, and how many other modules drift.
@@ -145,13 +156,19 @@ class ScaleDrift:
             own = sorted((d for d in drifts if d.site.root == root), key=lambda d: -abs(d.slope))
             yield self._finding(own)
 
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many measured outputs are missing for both halves of the run."""
+        sites = _weighted(recording)
+        return too_few(self.code, measured(recording, sites), 2 * self.min_samples - 1) if sites else None
+
     def _drift(self, recording: Recording, site: SiteInfo) -> _Drift | None:
         steps, scales = recording.steps, _log(recording.series(site, "rms"))
         known = np.isfinite(scales)
         steps, scales = steps[known], scales[known]
-        steps, scales = steps[len(steps) // 2 :], scales[len(scales) // 2 :]
-        if len(steps) < self.min_samples:
+        if len(steps) < 2 * self.min_samples - 1:
             return None
+        start = min(int(np.searchsorted(steps, (steps[0] + steps[-1]) / 2)), len(steps) - self.min_samples)
+        steps, scales = steps[start:], scales[start:]
         thinned = slice(None, None, -(-len(steps) // _POINTS))
         steps, scales = steps[thinned], scales[thinned]
         slope = _slope(steps, scales)

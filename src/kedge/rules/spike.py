@@ -10,7 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.losses import LossCourse, losses, whole_steps
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import too_few
 from kedge.rules.telling import NAMED, plain
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
@@ -36,9 +38,9 @@ class Spike:
         Steps nearer than recent to the one before are the same spike.
 
     Window:
-        Every step, those between the sampled ones too, from the one that has min_history before it. The loss is the output
-        of a model or criterion that is a single number; a loss that is computed by a function is not seen. The
-        norm is taken as the optimizer gets it, after accumulation and clipping.
+        Every step, those between the sampled ones too, from the one that has min_history before it. The loss is what
+        backward was called on. The norm is taken as the optimizer gets it, after accumulation and clipping. Steps with
+        fewer or more calls than usual are left out, as the last step of a GAN, which lacks a part of its losses.
 
     Thresholds:
         - rtol (2), recent (10): Lightning's SpikeDetection.
@@ -72,13 +74,16 @@ class Spike:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding for every loss, and one for the gradient of every root."""
-        for site in recording.sites:
-            if site.kind == "grad.norm":
-                course = _Course.of(recording, site, "rms")
-                yield from self._finding(course, self._jumps(course), f"The norm of the gradients ({site.site})")
-            elif _is_loss(recording, site):
-                course = _Course.of(recording, site, "mean")
-                yield from self._finding(course, self._losses(course), f"The loss ({site.site})")
+        for norms in _norms(recording):
+            yield from self._finding(norms, self._jumps(norms), f"The norm of the gradients ({norms.site.site})")
+        for loss in losses(recording):
+            course = _Course.of_loss(loss)
+            yield from self._finding(course, self._losses(course), f"The loss ({loss.site.site})")
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many steps with a loss or a norm are missing before there is a past to compare with."""
+        known = [len(x.steps) for x in losses(recording)] + [len(x.steps) for x in _norms(recording)]
+        return too_few(self.code, max(known), self.min_history + 1, "steps with a loss") if known else None
 
     def _losses(self, course: _Course) -> Iterator[int]:
         values = course.values
@@ -141,21 +146,24 @@ class _Course:
     values: Floats
 
     @classmethod
-    def of(cls, recording: Recording, site: SiteInfo, statistic: str) -> _Course:
-        """Read it; a root mean square becomes the norm that it was made of."""
+    def of_norm(cls, recording: Recording, site: SiteInfo) -> _Course:
+        """Read the norm of the gradients, in the steps that had all of them."""
         rows = recording.rows(site)
-        values = np.sqrt(rows.sumsq) if statistic == "rms" else rows.statistic(statistic)
-        if statistic == "rms" and len(recording.ranks) > 1:  # not every rank has a row in every step
-            values = rows.statistic("rms") * math.sqrt(math.prod(site.shape))
-        known: Bools = np.asarray(rows.clean & np.isfinite(values))
+        values, whole = np.sqrt(rows.sumsq), whole_steps(rows.count)
+        if len(recording.ranks) > 1:  # not every rank has a row in every step
+            values, whole = rows.statistic("rms") * math.sqrt(math.prod(site.shape)), np.ones(len(rows), dtype=bool)
+        known: Bools = np.asarray(rows.clean & np.isfinite(values) & whole)
         return cls(site, rows.step[known], values[known])
+
+    @classmethod
+    def of_loss(cls, loss: LossCourse) -> _Course:
+        """Read a loss."""
+        return cls(loss.site, loss.steps, loss.values)
 
     def usual(self, at: int, recent: int) -> float:
         """Give the mean of the values right before a place."""
         return float(self.values[max(0, at - recent) : at].mean())
 
 
-def _is_loss(recording: Recording, site: SiteInfo) -> bool:
-    """Tell whether a site is what a root returns, and a single number."""
-    heads = {root.prefix.rstrip(".") for root in recording.roots} or {""}
-    return site.kind == "out" and site.path in heads and math.prod(site.shape) == 1
+def _norms(recording: Recording) -> list[_Course]:
+    return [_Course.of_norm(recording, site) for site in recording.of_kind("grad.norm")]

@@ -11,6 +11,7 @@ import numpy as np
 from kedge.rules import phrases
 from kedge.rules.advice import Maker, operation
 from kedge.rules.births import BACKWARD, Birth
+from kedge.rules.command import again, with_dump_on
 from kedge.rules.leadup import lead_up
 from kedge.rules.moment import ABSENT, NAN, Moment, has_nan, usable
 from kedge.rules.strides import GROWN, SMALL, rms_at, strides
@@ -47,6 +48,10 @@ class Telling:
             unseen=", ".join(name_of(module) for module in self._unseen()[:NAMED]),
         )
         source = self._source()
+        if source is not None and self.birth.how == "made":
+            inside = f", in {source['function']}" if source.get("function") else ""
+            called = phrases.BACKWARD_CALLED.format(file=source["file"], line=source["line"], inside=inside)
+            return f"{said} {called}{': `' + source['text'] + '`' if source.get('text') else ''}."
         if source is None or self.birth.how in ("loss", "parameter", "stepped", "unseen", "update"):
             return said
         called = name_of(self.birth.also[0]) if self.birth.how == "beside" else self._name()
@@ -61,18 +66,32 @@ class Telling:
         if how != "written" and (grown := self.growth()) and how not in ("entry", *BACKWARD):
             return phrases.GROWN.format(**grown)
         if how not in ("written", *BACKWARD) and self._largest() > self._huge():
-            return phrases.DIVERGED.format(largest=self._largest())
+            form = phrases.LARGE_FROM_THE_START if self._first else phrases.DIVERGED
+            return form.format(largest=self._largest())
         if how in ("module", "own", "between"):
             return self._maker().advice()
         if how == "gap" and not self.birth.near:
             how = "loss"
         if how in BACKWARD:
             own = self._maker().backward_advice() if how == "backward" else ""
-            return (phrases.SCALED if self._dtype() == "float16" else "") + (
-                own or phrases.REMEDIES[how].format(name=self._name())
-            )
+            return (phrases.SCALED if self._dtype() == "float16" else "") + (own or self._advised(how))
         before = strides(self.recording, self.moment.step) if how == "unseen" else ""
-        return before + phrases.REMEDIES[how].format(name=self._name())
+        return before + self._advised(how)
+
+    @property
+    def _first(self) -> bool:
+        """Whether it was so in the first step, before any training."""
+        return self.moment.step == 0
+
+    def _advised(self, how: str) -> str:
+        """Give the remedy of one way, with the options that would show more, of those that were not in use."""
+        command = with_dump_on(self.recording)
+        return phrases.REMEDIES[how].format(
+            name=self._name(),
+            again=again(self.recording, "To have the module named"),
+            dumped=f" To have the operation named: `{command}`." if command else "",
+            before="" if self._first else "; if the parameter was finite before, lower the learning rate",
+        )
 
     def evidence(self) -> dict[str, Any]:
         """Give the figures of the site and of its neighbours, what became of the value, and how it came to it."""
@@ -139,7 +158,7 @@ class Telling:
         node = None if self.birth.how == "backward" else self._node()
         if masked := [m.type for m in self._unseen() if not self.moment.excused.isdisjoint(m.ins)]:
             kind, node = masked[0], None
-        return Maker(self._where(), kind, node, self._dtype(), self._largest())
+        return Maker(self._where(), kind, node, self._dtype(), self._largest(), self._first)
 
     def _dtype(self) -> str:
         """Give the dtype in which it was made: of a module's backward that of its output, which autocast chooses."""
@@ -234,6 +253,8 @@ class Telling:
     def _form(self) -> str:
         """Choose the sentence."""
         how, near = self.birth.how, self.birth.near
+        if how == "made" and self.birth.sure < 0.8:
+            return phrases.MADE_UNSEEN
         if how == "gap" and not near:
             return phrases.GAP_AT_THE_LOSS
         if how == "gap" and not self.moment.full:

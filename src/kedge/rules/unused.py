@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kedge.rules.ledger import Entry, listed, path_of, remedy_of, uncalled, unreached, within
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.optimizers import optimizers
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import no_end
 from kedge.rules.telling import NAMED
+from kedge.rules.trained import root_of, trained_sites
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
 
@@ -19,14 +22,15 @@ class UnusedParam:
 
     What it says:
         It keeps its first value through the whole run. Either nothing that is differentiated depends on it, or it was
-        left out of the list that the optimizer was given: a layer that is kept in a plain Python list, a head that
-        was replaced after the optimizer was made, a group that was forgotten.
+        left out of the list that the optimizer was given. Models that no optimizer trains, and that were never
+        differentiated, are left alone.
 
     Formula:
         No gradient: the run's ledger lists its param.grad with no firing, though a backward ran and the parameter
         requires one. Parameters of modules that were never called are for NEVER-CALLED. No optimizer:
         it got a gradient in min_samples sampled steps and no optimizer's step was seen to hold it,
-        though other parameters of the same root are held by one.
+        though other parameters of the same root are held by one. Where the recording tells what the optimizers hold,
+        NOT-OPTIMIZED says so instead.
 
     Window:
         The whole run. The first case needs the ledger, which is written when the program ends.
@@ -52,20 +56,25 @@ class UnusedParam:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give one finding for every cause, and one for every root with parameters that no optimizer holds."""
-        paths = uncalled(recording)
+        paths, alive = uncalled(recording), _Alive.of(recording)
         groups: dict[str, list[Entry]] = {}
         for entry in unreached(recording):
-            if not any(within(path_of(entry), path) for path in paths):
+            if alive.judges(path_of(entry)) and not any(within(path_of(entry), path) for path in paths):
                 groups.setdefault(entry["cause"], []).append(entry)
         for cause, entries in groups.items():
             sites = [str(entry["site"]) for entry in entries]
             says = f"got no gradient in the whole run: {cause}"
             yield self._finding(sites, says, {"cause": cause}, remedy_of(entries[0]))
-        yield from self._forgotten(recording)
+        if optimizers(recording) is None:
+            yield from self._forgotten(recording)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return that the program has not ended: the ledger is written then."""
+        return no_end(self.code, recording)
 
     def _forgotten(self, recording: Recording) -> Iterator[Finding]:
         held = {site.path for kind in ("param", "update") for site in recording.of_kind(kind)}
-        grads = [site for site in recording.of_kind("param.grad") if self._often(recording, site)]
+        grads = [site for site in trained_sites(recording, "param.grad") if self._often(recording, site)]
         for root in sorted({site.root for site in grads}):
             own = [site for site in grads if site.root == root]
             sites = [site.site for site in own if site.path not in held]
@@ -87,6 +96,37 @@ class UnusedParam:
             confidence=0.9,
             remedy=remedy,
         )
+
+
+@dataclass(frozen=True)
+class _Alive:
+    """What a recording saw of the training of parameters, whatever the ledger says of hooks that never fired.
+
+    Attributes:
+        recording: The recording.
+        moved: The paths of parameters of which a gradient or an update was seen.
+        roots: The roots in which any gradient was seen.
+    """
+
+    recording: Recording
+    moved: frozenset[str]
+    roots: frozenset[int]
+
+    @classmethod
+    def of(cls, recording: Recording) -> _Alive:
+        """Read it."""
+        kinds = ("param.grad", "param.acc", "update")
+        seen = [site for kind in kinds for site in recording.of_kind(kind) if len(recording.rows(site))]
+        graded = [site for site in recording.of_kind("out.grad") if len(recording.rows(site))]
+        return cls(recording, frozenset(s.path for s in seen), frozenset(s.root for s in (*seen, *graded)))
+
+    def judges(self, path: str) -> bool:
+        """Whether a parameter without a gradient was to get one: its model is trained, and it was never seen to move."""
+        root = root_of(self.recording, path)
+        roots = self.recording.roots
+        trained = roots[root].trained if 0 <= root < len(roots) else None
+        # A recording that does not tell: a model without any gradient beside one that has some only ran without grad.
+        return path not in self.moved and (trained is True or not self.roots or root in self.roots)
 
 
 _FORGOTTEN = (

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import measured, too_few
 from kedge.rules.telling import NAMED, plain
 from kedge.rules.weights import Weight, rms, share, weights
 from kedge.store.recording import Recording
@@ -75,6 +76,11 @@ class UpdateRatio:
             small = own.judge(own.driven, len(recording.steps), self.quantile, self.min_samples)
             yield from self._too_large(own, large)
             yield from self._too_small(own, small)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many measured updates are missing; a recording without weights has nothing to judge."""
+        updates = [w.update for w in weights(recording) if w.update is not None]
+        return too_few(self.code, measured(recording, updates), self.min_samples) if updates else None
 
     def _too_large(self, own: _Ratios, ratios: Floats) -> Iterator[Finding]:
         outside = np.flatnonzero(ratios > self.high)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
 
 import numpy as np
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import too_few
 from kedge.rules.telling import plain
 from kedge.rules.weights import Weight, middle, rms, share, weights
 from kedge.store.recording import Recording
@@ -29,7 +30,8 @@ class GradVanish:
         In each sampled step R = median of r over the shallow third / median of r over the deep third,
         and A likewise. Reported if median(R) < ratio and median(A) < ratio, and besides, the weights of
         the shallow third hardly move: the median of rms(update) / rms(weight) there is below still, or
-        below slow times that of the deep third. If median(R) < hopeless the last condition is dropped.
+        below slow times that of the deep third. If median(R) < hopeless the last condition is dropped, and few samples
+        are enough.
         Two measures have to agree because each alone has healthy exceptions: a grows thin where
         a layer is wide or an image is large, r where most of a weight is unused in a step. A gradient that is exactly
         zero has not faded: that is for GRAD-ZERO.
@@ -47,6 +49,7 @@ class GradVanish:
         - slow (1e-2): a hundredth of the deep third's.
         - hopeless (1e-6): ten sigmoid layers come to 1e-7, and do not learn with Adam either.
         - min_samples (20), window (100): enough for a median.
+        - few (5): samples, for a gradient that is hopeless in each of them.
         - min_weights (6): so that each third has two weights.
 
     Evidence:
@@ -63,6 +66,7 @@ class GradVanish:
     slow: float = 1e-2
     hopeless: float = 1e-6
     min_samples: int = 20
+    few: int = 5
     window: int = 100
     min_weights: int = 6
 
@@ -72,17 +76,30 @@ class GradVanish:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding for every root."""
+        for root, depth in self._depths(recording):
+            if self._vanishes(depth):
+                yield self._finding(recording, root, depth)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many measured gradients are missing; a model with few weights has no depth to judge."""
+        samples = [int(np.isfinite(depth.relative).any(axis=0).sum()) for _, depth in self._depths(recording)]
+        return too_few(self.code, min(samples), self.min_samples) if samples else None
+
+    def _depths(self, recording: Recording) -> Iterator[tuple[int, _Depth]]:
+        """Gather the weights of each root that is deep enough."""
         usable = [w for w in weights(recording) if w.grad is not None and not w.table]
         for root, group in groupby(sorted(usable, key=lambda w: w.param.root), key=lambda w: w.param.root):
             depth = _Depth.of(recording, list(group), self.window)
-            if depth is not None and len(depth.weights) >= self.min_weights and self._vanishes(depth):
-                yield self._finding(recording, root, depth)
+            if depth is not None and len(depth.weights) >= self.min_weights:
+                yield root, depth
 
     def _vanishes(self, depth: _Depth) -> bool:
         gradient, arriving = depth.contrast(depth.relative), depth.contrast(depth.arriving)
-        if np.isfinite(gradient).sum() < self.min_samples or not 0 < np.nanmedian(gradient) < self.ratio:
+        samples, hopeless = int(np.isfinite(gradient).sum()), bool((gradient < self.hopeless).all())
+        enough = self.few if hopeless else self.min_samples
+        if samples < enough or not 0 < np.nanmedian(gradient) < self.ratio:
             return False
-        if np.isfinite(arriving).sum() >= self.min_samples and np.nanmedian(arriving) >= self.ratio:
+        if np.isfinite(arriving).sum() >= enough and np.nanmedian(arriving) >= self.ratio:
             return False
         return bool(np.nanmedian(gradient) < self.hopeless) or self._still(depth)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kedge.rules.trained import trained_sites
 from kedge.rules.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats
@@ -30,7 +31,7 @@ class Weight:
 
 
 def weights(recording: Recording) -> tuple[Weight, ...]:
-    """List the weights in the order in which their modules return.
+    """List the weights of trained models in the order in which their modules return.
 
     Biases, gains and other vectors are left out: they start at zero or one, and what is said of
     the size of a weight does not hold for them.
@@ -40,7 +41,7 @@ def weights(recording: Recording) -> tuple[Weight, ...]:
     updates = {site.path: site for site in recording.of_kind("update")}
     found = [
         _weight(wiring, site, grads.get(site.path), updates.get(site.path))
-        for site in recording.of_kind("param")
+        for site in trained_sites(recording, "param")
         if len(site.shape) >= 2
     ]
     return tuple(sorted(found, key=lambda weight: weight.position))

@@ -8,8 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.rule import Finding, Severity
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import measured, too_few
 from kedge.rules.telling import NAMED
+from kedge.rules.trained import trained_sites
 from kedge.rules.wiring import wire
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Rows
@@ -26,7 +28,8 @@ class GradZero:
 
     Formula:
         A gradient is zero in a step if the sum of its squares is 0 and so are its extremes, where they were measured.
-        Reported if it was zero in each of the last samples sampled steps that had it.
+        Reported if it was zero in each of the last samples sampled steps that had it; few are enough where no gradient
+        of the model was ever anything else.
 
     Window:
         The last samples sampled steps in which the parameter got a gradient and that was finite. A parameter that got
@@ -35,6 +38,7 @@ class GradZero:
     Thresholds:
         - samples (20): a factor that starts at zero, as in LoRA or ReZero, hides its branch for one step, and
           an expert of a mixture may go without a token for a few.
+        - few (5): where all gradients are zero, neither hides behind the other.
 
     Severity:
         - error: no gradient of the root was ever anything but zero; the model stands still.
@@ -50,6 +54,7 @@ class GradZero:
     """
 
     samples: int = 20
+    few: int = 5
 
     code: ClassVar[str] = "GRAD-ZERO"
     name: ClassVar[str] = "a gradient is exactly zero"
@@ -57,16 +62,23 @@ class GradZero:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding for every root."""
-        grads = recording.of_kind("param.grad")
+        grads = trained_sites(recording, "param.grad")
         for root in sorted({site.root for site in grads}):
-            judged = {s: _Course.of(recording.rows(s), self.samples) for s in grads if s.root == root}
-            if any(course.still for course in judged.values()):
-                yield self._finding(recording, judged)
+            judged = {s: _Course.of(recording.rows(s)) for s in grads if s.root == root}
+            known = [course for course in judged.values() if course.length]
+            enough = self.samples if any(course.moved for course in judged.values()) else self.few
+            if any(course.length >= enough for course in known):
+                yield self._finding(recording, judged, enough)
 
-    def _finding(self, recording: Recording, judged: dict[SiteInfo, _Course]) -> Finding:
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many measured gradients are missing; without gradients there is nothing to judge."""
+        grads = [site for site in trained_sites(recording, "param.grad") if len(recording.rows(site))]
+        return too_few(self.code, measured(recording, grads), self.samples) if grads else None
+
+    def _finding(self, recording: Recording, judged: dict[SiteInfo, _Course], enough: int) -> Finding:
         modules = wire(recording).modules
         order = sorted(judged, key=lambda site: modules[site.owner].position)
-        still = [site for site in order if judged[site].still]
+        still = [site for site in order if judged[site].length >= enough]
         last = still[-1]
         later = [site for site in order[order.index(last) + 1 :] if modules[site.owner] is not modules[last.owner]]
         next_one = later[0] if later else None
@@ -74,10 +86,10 @@ class GradZero:
         step = max(judged[site].since for site in still)
         return Finding(
             code=self.code,
-            severity="error" if all(course.still and not course.moved for course in judged.values()) else "warning",
+            severity="error" if len(still) == len(judged) and not any(c.moved for c in judged.values()) else "warning",
             site=last.site,
             step=step,
-            message=f"{_gradients(len(still))} exactly zero in each of the last {self.samples} sampled steps or more, since "
+            message=f"{_gradients(len(still))} exactly zero in each of the last {enough} sampled steps or more, since "
             f"step {step}: {names}{_rest(len(still))}.{_nearer(next_one)}",
             evidence={
                 "parameters": [site.path for site in still],
@@ -98,22 +110,22 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class _Course:
-    """Whether a gradient is zero now, since which step, and whether it ever was anything else."""
+    """For how many samples a gradient has been zero, since which step, and whether it ever was anything else."""
 
-    still: bool
+    length: int
     since: int
     moved: bool
 
     @classmethod
-    def of(cls, rows: Rows, samples: int) -> _Course:
+    def of(cls, rows: Rows) -> _Course:
         """Read the sampled steps in which the gradient was there and finite."""
         known = (rows.level == FULL) & rows.clean & (rows.count > 0)
         extremes = np.maximum(np.abs(np.nan_to_num(rows.min)), np.abs(np.nan_to_num(rows.max)))
         zero = ((rows.sumsq == 0) & (extremes == 0))[known]
         moved = np.flatnonzero(~zero)
         start = int(moved[-1]) + 1 if len(moved) else 0
-        still = len(zero) - start >= samples
-        return cls(still, int(rows.step[known][start]) if still else -1, len(moved) > 0)
+        length = len(zero) - start
+        return cls(length, int(rows.step[known][start]) if length else -1, len(moved) > 0)
 
 
 def _gradients(number: int) -> str:

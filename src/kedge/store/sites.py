@@ -37,13 +37,17 @@ class Root:
     """One module whose calls were watched from outside; ``prefix`` starts its paths.
 
     ``modules`` describes every module that it holds, and itself: ``path``, ``type``, ``file``, ``line``,
-    ``parameters`` and ``trainable``.
+    ``parameters`` and ``trainable``. ``trained`` says whether an optimizer that has stepped holds a parameter of it;
+    None in a recording that does not tell. ``steps`` counts the steps of its own optimizer.
     """
 
     name: str
     prefix: str
     parameters: int
     modules: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
+    trained: bool | None = None
+    optimizers: tuple[int, ...] = ()
+    steps: int = 0
 
 
 def site_from(entry: Mapping[str, Any]) -> SiteInfo:
@@ -69,4 +73,12 @@ def site_from(entry: Mapping[str, Any]) -> SiteInfo:
 
 def root_from(entry: Mapping[str, Any]) -> Root:
     """Read one root of ``sites.json``."""
-    return Root(entry["name"], entry.get("prefix", ""), entry.get("parameters", 0), tuple(entry.get("modules", ())))
+    return Root(
+        entry["name"],
+        entry.get("prefix", ""),
+        entry.get("parameters", 0),
+        tuple(entry.get("modules", ())),
+        entry.get("trained"),
+        tuple(entry.get("optimizers", ())),
+        entry.get("steps", 0),
+    )

@@ -9,9 +9,9 @@ from typing import Any
 from kedge.errors import RecordingError
 from kedge.report.numbers import counted, percent, seconds
 from kedge.report.tally import tally
+from kedge.report.verdict import advice, unjudged, verdict
+from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project import configured_rules
-from kedge.rules.registry import check
-from kedge.rules.rule import Finding
 from kedge.store.documents import read_manifest, read_ranks
 from kedge.store.recording import Recording
 from kedge.watch.recorder import Recorder
@@ -74,19 +74,23 @@ def _whose(place: Path) -> str:
 
 def _checked(place: Path) -> str:
     try:
-        findings = check(Recording.open(place), configured_rules())
+        judgement = judge(Recording.open(place), configured_rules())
     except Exception as error:  # noqa: BLE001 - a rule that fails must not change how the program ends
         return f"the recording could not be checked: {error!r}"
-    return in_short(findings)
+    return in_short(judgement)
 
 
-def in_short(findings: Sequence[Finding]) -> str:
-    """Count findings and name the first rules: ``1 error: NAN-BORN at log:out and 2 more``."""
+def in_short(judgement: Judgement) -> str:
+    """Count findings, name the first rules and those that could not judge: ``1 error: NAN-BORN at log:out and 2 more``."""
+    findings = judgement.findings
+    if not findings:
+        return "; ".join([verdict(judgement, NAMED_RULES), *advice(judgement)])
     places: dict[str, list[str]] = {}
     for finding in findings:
         places.setdefault(finding.code, []).append(finding.site)
     named = [_named(code, sites) for code, sites in list(places.items())[:NAMED_RULES]]
-    return tally(findings) + (f": {'; '.join(named)}" if named else "")
+    left = [] if judgement.complete else [unjudged(judgement.unjudged, NAMED_RULES), *advice(judgement)]
+    return "; ".join([f"{tally(findings)}: {'; '.join(named)}", *left])
 
 
 def _named(code: str, sites: Sequence[str]) -> str:

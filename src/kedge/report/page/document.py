@@ -17,6 +17,8 @@ from kedge.report.page.figures import figure, plain
 from kedge.report.page.modules import modules_of
 from kedge.report.page.ranks import ranks_of
 from kedge.report.page.sheets import sheets_of, shown_steps
+from kedge.report.verdict import advice, lack_of
+from kedge.rules.judgement import judgement_of
 from kedge.rules.registry import explain
 from kedge.rules.rule import Finding, Rule
 from kedge.store.formats import FORMATS
@@ -59,9 +61,12 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
     ranks, own = ranks_of(recording, bins)
     tables |= own
     codes = {finding.code for finding in findings}
+    judgement = judgement_of(recording, findings, rules)
     described = {
         "run": about(recording),
         "rules": len(rules),
+        "unjudged": [{"code": lack.code, "said": lack_of(lack)} for lack in judgement.unjudged],
+        "advice": list(advice(judgement)),
         "explained": {rule.code: explain(rule.code, rules) for rule in rules if rule.code in codes},
         "findings": [_finding(recording, finding) for finding in findings],
         "roots": [

@@ -23,12 +23,13 @@ export class Findings {
     const { findings } = recording;
     byId("findings-count").textContent = findings.length ? whole(findings.length) : "";
     if (!findings.length) {
-      fill(this.host, make("p", { class: "clean" }, recording.run.sampled > 0 && [make("span", { class: "badge fine" }, "✓"), " "], this.clean()));
+      const judged = recording.run.sampled > 0 && !recording.unjudged.length;
+      fill(this.host, make("p", { class: "clean" }, judged && [make("span", { class: "badge fine" }, "✓"), " "], this.clean()), this.unjudged());
       return;
     }
     const shown = this.all ? findings : findings.slice(0, Math.max(SHOWN, (state.finding ?? 0) + 1));
     this.host.querySelectorAll(".figure").forEach(drop);
-    fill(this.host, shown.map((finding) => this.card(finding)), this.rest(findings.length - shown.length));
+    fill(this.host, shown.map((finding) => this.card(finding)), this.rest(findings.length - shown.length), this.unjudged());
     for (const finding of shown) drawFigure(this.cardOf(finding.number).querySelector(".figure"), finding);
     this.focus(false);
   }
@@ -36,7 +37,17 @@ export class Findings {
   clean() {
     const { run, rules } = this.recording;
     if (!run.sampled) return "No findings yet: no step has been sampled.";
-    return `No findings: ${rules ? counted(rules, "rule") : "the rules"} over ${counted(run.sampled, "sampled step")}.`;
+    if (this.recording.unjudged.length) return "No findings so far.";
+    return `No findings: ${rules ? counted(rules, "rule") : "the rules"} over ${counted(run.sampled, "measured step")}.`;
+  }
+
+  // The rules that had too little to judge, and what to type so that they have enough.
+  unjudged() {
+    const { unjudged, advice, run } = this.recording;
+    if (!unjudged.length || !run.sampled) return null;
+    const named = unjudged.map((lack) => `${lack.code} (${lack.said})`).join(", ");
+    const said = `${counted(unjudged.length, "rule")} could not judge: ${named}.`;
+    return make("div", { class: "unjudged" }, make("p", {}, said), advice.map((line) => make("p", { class: "mono" }, line)));
   }
 
   card(finding) {

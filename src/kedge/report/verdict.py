@@ -1,0 +1,58 @@
+"""What a run's rules come to, in a line: what was found, which rules could not judge, and what to type so that they can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kedge.report.numbers import counted
+from kedge.report.tally import tally
+from kedge.rules.judgement import Judgement
+from kedge.rules.rule import Lack
+
+#: How many rules that could not judge a short line names.
+NAMED_LACKS = 3
+
+
+def verdict(judgement: Judgement, most: int | None = None) -> str:
+    """Say what was found, and how far that can be relied on.
+
+    Args:
+        judgement: What the rules made of a recording.
+        most: How many rules that could not judge are named; all of them if None.
+    """
+    if judgement.complete:
+        mark = "" if judgement.findings else "✓ "
+        asked = counted(judgement.rules, "rule")
+        return f"{mark}{tally(judgement.findings)}: {asked} over {counted(judgement.measured, 'measured step')}"
+    found = tally(judgement.findings) if judgement.findings else "no findings so far"
+    return f"{found}; {unjudged(judgement.unjudged, most)}"
+
+
+def unjudged(lacks: Iterable[Lack], most: int | None = None) -> str:
+    """Name rules that could not judge, and what each lacked."""
+    named = [f"{lack.code} ({lack_of(lack)})" for lack in lacks]
+    shown = named if most is None or len(named) <= most else [*named[:most], f"{len(named) - most} more"]
+    return f"{counted(len(named), 'rule')} could not judge: {', '.join(shown)}"
+
+
+def lack_of(lack: Lack) -> str:
+    """Say what a rule lacked: ``2 of 20 measured steps``, ``no end of the program``."""
+    if lack.need == 1 and not lack.have:
+        return f"no {lack.lacks}"
+    return f"{lack.have:,} of {lack.need:,} {lack.lacks}"
+
+
+def advice(judgement: Judgement) -> Iterator[str]:
+    """Say what to do so that every rule can judge; nothing where each could."""
+    helped, others = list(judgement.helped), [x for x in judgement.unjudged if x.code not in judgement.helped]
+    if helped:
+        yield f"{'for all of them' if not others else f'for {_some(helped)}'}: {judgement.command}"
+    short = [lack.code for lack in others if lack.grows]
+    if short:
+        yield f"for {_some(short) if helped or len(short) < len(judgement.unjudged) else 'them'} the run is too short"
+
+
+def _some(codes: list[str]) -> str:
+    return ", ".join(codes[:NAMED_LACKS]) + (
+        f" and {len(codes) - NAMED_LACKS} more" if len(codes) > NAMED_LACKS else ""
+    )

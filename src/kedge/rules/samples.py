@@ -1,0 +1,26 @@
+"""How many samples a recording has for a rule, and the words where they are too few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kedge.rules.rule import Lack
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL
+
+MEASURED = "measured steps"
+
+
+def too_few(code: str, have: int, need: int, lacks: str = MEASURED) -> Lack | None:
+    """Return the lack of a rule that needs a number of samples; None if there are enough."""
+    return Lack(code, lacks, have, need) if have < need else None
+
+
+def no_end(code: str, recording: Recording) -> Lack | None:
+    """Return the lack of a rule that reads what is written when the program ends."""
+    return None if recording.end is not None else Lack(code, "end of the program", 0, 1, grows=False)
+
+
+def measured(recording: Recording, sites: Iterable[SiteInfo]) -> int:
+    """Return in how many steps the most often measured of some sites was measured in full."""
+    return max((int((recording.rows(site).level == FULL).sum()) for site in sites), default=0)

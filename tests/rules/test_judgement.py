@@ -1,0 +1,217 @@
+"""The judgement: what the rules could not judge, what they lacked, and the whole command that would help."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from scenes import Course, chain, steady
+
+from kedge.report.verdict import advice, verdict
+from kedge.rules.command import again, closer_look, with_dump_on
+from kedge.rules.judgement import judge
+from kedge.rules.registry import ALL
+from kedge.rules.rule import Finding, Lack
+from kedge.store.recording import Recording
+
+MANIFEST = {"command": ["train.py", "--lr", "0.1"], "script": "train.py", "every": 10, "budget": 0.03, "sites": "**"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Lacking:
+    """A rule that lacks what it is told to, and finds something if it is told to."""
+
+    code: str
+    have: int = 0
+    need: int = 20
+    grows: bool = True
+    finds: bool = False
+    name: str = "lacks something"
+    severity: str = "warning"
+
+    def check(self, recording):
+        """Give one finding, or none."""
+        return [Finding(self.code, "warning", "fc:out", 0, "It is so.")] if self.finds else []
+
+    def lacking(self, recording):
+        """Say what is missing."""
+        return Lack(self.code, "measured steps", self.have, self.need, self.grows) if self.have < self.need else None
+
+
+def run(steps: int = 1000, measured: int = 2, **manifest: Any) -> Recording:
+    """Make a recording of so many steps, of which a few were measured."""
+    made = Course(range(measured))
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    recording = made.recording()
+    return dataclasses.replace(recording, manifest={**MANIFEST, **manifest}, events=({"kind": "end", "steps": steps},))
+
+
+def test_a_run_that_every_rule_could_judge_has_a_tick():
+    """And it says how many rules over how many steps."""
+    judgement = judge(run(), [Lacking("A", 20), Lacking("B", 25)])
+
+    assert (judgement.complete, judgement.unjudged, judgement.command) == (True, (), "")
+    assert verdict(judgement) == "✓ no findings: 2 rules over 2 measured steps"
+    assert list(advice(judgement)) == []
+
+
+def test_rules_that_could_not_judge_are_named_with_what_they_lacked():
+    """No tick then, and the whole command."""
+    judgement = judge(run(), [Lacking("A", 20), Lacking("B", 2), Lacking("C", 0, 1)])
+
+    assert [(lack.code, lack.have, lack.need) for lack in judgement.unjudged] == [("B", 2, 20), ("C", 0, 1)]
+    assert verdict(judgement) == (
+        "no findings so far; 2 rules could not judge: B (2 of 20 measured steps), C (no measured steps)"
+    )
+    assert list(advice(judgement)) == ["for all of them: kedge run --budget none --every 1 train.py --lr 0.1"]
+
+
+def test_a_rule_that_spoke_could_judge():
+    """Whatever it would have liked to have besides."""
+    judgement = judge(run(), [Lacking("A", 2, finds=True)])
+
+    assert judgement.complete
+    assert verdict(judgement) == "1 warning: 1 rule over 2 measured steps"
+
+
+def test_a_short_line_counts_the_rest():
+    """The last line of a run names a few."""
+    judgement = judge(run(), [Lacking(code, 2) for code in "ABCDE"])
+
+    assert verdict(judgement, 3).endswith("B (2 of 20 measured steps), C (2 of 20 measured steps), 2 more")
+
+
+@pytest.mark.parametrize(("steps", "need", "helped"), [(20, 20, True), (19, 20, False), (1000, 1001, False)])
+def test_no_command_is_named_that_would_not_help(steps, need, helped):
+    """A run that is too short for a rule stays so with every step measured."""
+    judgement = judge(run(steps), [Lacking("A", 2, need)])
+
+    assert bool(judgement.command) == helped
+    assert list(advice(judgement)) == (
+        ["for all of them: kedge run --budget none --every 1 train.py --lr 0.1"]
+        if helped
+        else ["for them the run is too short"]
+    )
+
+
+def test_what_a_step_has_is_taken_into_account():
+    """Two measured steps with eight values each would be 800 in a hundred."""
+    assert judge(run(100), [Lacking("A", 16, 800)]).command
+    assert not judge(run(100), [Lacking("A", 16, 801)]).command
+
+
+def test_some_are_helped_and_others_need_a_longer_run():
+    """Each is named with what helps it; what nothing helps is only named."""
+    judgement = judge(run(100), [Lacking("A", 2), Lacking("B", 2, 500), Lacking("C", 0, 1, grows=False)])
+
+    assert judgement.helped == ("A",)
+    assert list(advice(judgement)) == [
+        "for A: kedge run --budget none --every 1 train.py --lr 0.1",
+        "for B the run is too short",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "command"),
+    [
+        ({}, "kedge run --budget none --every 1 train.py --lr 0.1"),
+        ({"every": 1}, "kedge run --budget none --every 1 train.py --lr 0.1"),
+        ({"budget": None}, "kedge run --budget none --every 1 train.py --lr 0.1"),
+        ({"budget": None, "every": 1}, ""),
+        ({"sites": "h.*:out"}, "kedge run --budget none --every 1 --sites 'h.*:out' train.py --lr 0.1"),
+        ({"command": ["-m", "pkg.train", "a b", "$x"]}, "kedge run --budget none --every 1 -m pkg.train 'a b' '$x'"),
+        ({"command": ["my train.py"]}, "kedge run --budget none --every 1 'my train.py'"),
+        ({"world": 4}, "torchrun --nproc-per-node 4 -m kedge run --budget none --every 1 train.py --lr 0.1"),
+        ({"script": "python", "command": [""]}, "kedge.watch(every=1, budget=None)"),
+        ({"script": "/x/ipykernel_launcher.py"}, "kedge.watch(every=1, budget=None)"),
+    ],
+)
+def test_the_command_is_whole_and_names_nothing_that_was_in_use(manifest, command):
+    """The script, its arguments and its quotes, as they were typed."""
+    assert closer_look(run(**manifest)) == command
+
+
+def test_a_dump_is_advised_where_every_step_was_measured_and_none_was_made():
+    """And where it was, nothing is."""
+    everything = {"budget": None, "every": 1}
+
+    assert with_dump_on(run()) == "kedge run --dump train.py --lr 0.1"
+    assert with_dump_on(run(**everything)) == "kedge run --budget none --every 1 --dump train.py --lr 0.1"
+    assert with_dump_on(run(dump=True)) == ""
+    assert again(run(**everything), "To see") == (
+        "To see, run it again as `kedge run --budget none --every 1 --dump train.py --lr 0.1`. "
+    )
+    assert again(run(**everything, dump=True), "To see") == ""
+
+
+def test_a_run_still_going_lacks_its_end():
+    """What is written when the program ends cannot be judged before."""
+    scene = chain()
+    scene.step(0)
+
+    codes = {lack.code: lack for lack in judge(scene.recording()).unjudged}
+
+    assert not codes["NEVER-CALLED"].grows
+    assert not codes["UNUSED-PARAM"].grows
+
+
+@pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)
+def test_a_rule_lacks_what_is_more_than_there_is(rule):
+    """In a run of one measured step, and in none."""
+    scene = chain(loss=True)
+    scene.step(0)
+    for recording in (scene.recording(), Recording.build(), Recording.build(["fc:out", "fc.weight:param.grad"])):
+        lack = rule.lacking(recording)
+        assert lack is None or (lack.code == rule.code and 0 <= lack.have < lack.need)
+
+
+LACKED = {
+    "NOT-OPTIMIZED": (0, 1),
+    "GRADS-KEPT": (0, 1),
+    "RATE-TOO-LARGE": (1, 3),
+    "NEAR-OVERFLOW": (1, 3),
+    "UNDERFLOW": (0, 10),
+    "GRAD-EXPLODE": (1, 30),
+    "GRAD-ZERO": (1, 20),
+    "SPIKE": (1, 21),
+    "DOUBLE-SOFTMAX": (0, 1),
+    "EVAL-MODE": (0, 1),
+    "INPUT-SCALE": (1, 3),
+    "UPDATE-RATIO": (1, 20),
+    "SCALE-DRIFT": (1, 19),
+    "UNUSED-PARAM": (0, 1),
+    "NEVER-CALLED": (0, 1),
+    "NO-LEARNING": (1, 50),
+}
+
+
+def test_what_each_rule_lacks_in_a_run_of_one_step():
+    """All that need more than one measured step, and what is written at the end."""
+    scene = chain(loss=True)
+    scene.step(0)
+
+    lacked = {lack.code: (lack.have, lack.need) for lack in judge(scene.recording()).unjudged}
+
+    assert lacked == LACKED
+
+
+def test_a_long_healthy_run_is_judged_in_full():
+    """Sixty measured steps, the events of the training and its end leave nothing open."""
+    made = Course(range(60))
+    for i in range(6):
+        made.weight(f"l{i}", steady(0.1, 1e-3, 1e-4), out=1.0)
+    made.rows = [row | ({"exponents": [0] * 40 + [9] + [0] * 42} if "grad" in row["site"] else {}) for row in made.rows]
+    made.loss([2.0 / (1 + i / 4) + 0.01 * (i % 3) for i in range(60)])
+    made.roots[0]["trained"] = True
+    made.events = [
+        {"kind": "optimizers", "optimizers": [{"index": 0, "type": "Adam", "roots": [0], "rates": [0.001]}]},
+        {"kind": "modes", "step": 0, "root": 0, "training": True, "eval": [], "train": []},
+        {"kind": "loss-graph", "step": 0, "site": "loss", "nodes": ["MeanBackward0"]},
+        {"kind": "end", "steps": 60},
+    ]
+
+    judgement = judge(made.recording())
+
+    assert judgement.unjudged == ()
+    assert verdict(judgement) == f"✓ no findings: {len(ALL)} rules over 60 measured steps"

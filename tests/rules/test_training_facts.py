@@ -1,0 +1,260 @@
+"""Rules that read facts of the training off events: what is optimized, kept, in which mode, and what the loss is of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scenes import Course, steady
+
+from kedge.rules.batch_of_one import BatchOfOne
+from kedge.rules.double_softmax import DoubleSoftmax
+from kedge.rules.eval_mode import EvalMode
+from kedge.rules.grads_kept import GradsKept
+from kedge.rules.not_optimized import NotOptimized
+from kedge.rules.rule import Finding, Rule
+
+ADAM = {"index": 0, "type": "Adam", "roots": [0], "rates": [0.001], "steps": 9}
+
+
+def found(rule: Rule, *events: dict[str, Any], steps: range = range(12)) -> list[Finding]:
+    """Run a rule over a trained model of two weights and some events."""
+    made = Course(steps)
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.weight("head", steady(0.1, 1e-3, 1e-4))
+    made.roots[0]["trained"] = True
+    made.events = [{"kind": "optimizers", "optimizers": [ADAM]}, *events]
+    return list(rule.check(made.recording()))
+
+
+def left(**entry: Any) -> dict[str, Any]:
+    """Describe what is not optimized."""
+    return {
+        "kind": "not-optimized",
+        "root": 0,
+        "unheld": [],
+        "unheld_elements": 0,
+        "graded": [],
+        "replaced": [],
+        **entry,
+    }
+
+
+def test_an_optimizer_that_holds_what_the_model_lost_is_an_error():
+    """Its steps change tensors that nothing computes with."""
+    (finding,) = found(NotOptimized(), left(replaced=["fc.weight", "fc.bias"], unheld=["fc.weight", "fc.bias"]))
+
+    assert (finding.severity, finding.site) == ("error", "fc.weight:param")
+    assert finding.message == (
+        "fc.weight, fc.bias of Net are not what the optimizer (Adam with a learning rate of 0.001) holds: it was given other "
+        "tensors under these names, and its steps do not change the model."
+    )
+
+
+def test_parameters_with_gradients_in_no_optimizer_are_a_warning():
+    """Those without a gradient are not named beside them."""
+    (finding,) = found(NotOptimized(), left(unheld=["a.weight", "head.weight"], graded=["head.weight"]))
+
+    assert (finding.severity, finding.site) == ("warning", "head.weight:param")
+    assert finding.message == (
+        "head.weight of Net is in no optimizer, though trainable; it gets gradients, and never changes."
+    )
+
+
+def test_parameters_without_gradients_in_no_optimizer_are_a_hint():
+    """UNUSED-PARAM says the rest."""
+    (finding,) = found(NotOptimized(), left(unheld=["a.weight", "b.weight"]))
+
+    assert (finding.severity, finding.message) == (
+        "info",
+        "a.weight, b.weight of Net are in no optimizer, though trainable.",
+    )
+
+
+def test_an_optimizer_of_something_unseen_is_a_hint():
+    """It may train what is no module."""
+    (finding,) = found(NotOptimized(), {"kind": "not-optimized", "root": None, "foreign": 3})
+
+    assert finding.severity == "info"
+    assert "holds 3 parameters that belong to no model" in finding.message
+
+
+def test_nothing_is_said_where_all_is_held():
+    """An event with empty lists is no finding."""
+    assert found(NotOptimized(), left()) == []
+
+
+def kept(step: int, number: int = 4, **entry: Any) -> dict[str, Any]:
+    """Describe gradients that were still there."""
+    return {"kind": "grads-kept", "step": step, "optimizer": 0, "checked": 4, "kept": number, **entry}
+
+
+def test_kept_gradients_in_three_steps_in_a_row_are_an_error():
+    """The first step and the number of parameters are named."""
+    (finding,) = found(GradsKept(), kept(3), kept(4), kept(5))
+
+    assert (finding.severity, finding.site, finding.step) == ("error", "fc.weight:param.grad", 3)
+    assert "4 of 4 still held those of the step before in 3 measured steps in a row, from step 3 on" in finding.message
+    assert "each step of Adam follows the sum" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("steps", "number"),
+    [((3, 4), 0), ((3, 5, 7), 0), ((3, 4, 6, 7), 0), ((3, 4, 6, 7, 8), 1), ((1, 2, 3, 4), 1)],
+)
+def test_steps_with_a_measured_one_between_are_no_row(steps, number):
+    """A step in which the gradients were cleared ends it."""
+    assert len(found(GradsKept(), *map(kept, steps))) == number
+
+
+def test_steps_that_were_not_measured_do_not_break_a_row():
+    """Of them nothing is known."""
+    assert len(found(GradsKept(), kept(20), kept(30), kept(40), steps=range(0, 100, 10))) == 1
+
+
+@pytest.mark.parametrize(("number", "findings"), [(1, 0), (2, 1), (4, 1)])
+def test_half_of_the_gradients_have_to_be_kept(number, findings):
+    """A few that are not cleared on purpose are another thing."""
+    assert len(found(GradsKept(), *(kept(step, number) for step in (3, 4, 5)))) == findings
+
+
+def test_optimizers_are_judged_one_by_one():
+    """Two that kept theirs in turn are no row."""
+    assert found(GradsKept(), kept(3), kept(4, optimizer=1), kept(5), kept(6, optimizer=1)) == []
+
+
+def modes(step: int, training: bool, on: list[str], off: list[str], root: int = 0) -> dict[str, Any]:
+    """Describe the modes of a root."""
+    return {"kind": "modes", "step": step, "root": root, "training": training, "eval": off, "train": on}
+
+
+def test_a_model_trained_in_evaluation_mode_is_a_warning():
+    """Its dropout and its batch normalisation are named."""
+    (finding,) = found(EvalMode(), modes(2, False, [], ["drop", "norm"]))
+
+    assert (finding.severity, finding.step) == ("warning", 2)
+    assert "since step 2, in 10 of 12 measured steps: drop, norm do not work as in training." in finding.message
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [modes(0, True, ["drop"], ["norm"])],
+        [modes(0, False, ["drop"], ["norm"])],
+        [modes(0, False, [], [])],
+        [modes(0, True, [], ["norm"])],
+        [modes(0, False, [], ["drop"], root=1)],
+    ],
+    ids=["part of it", "a frozen statistic", "neither dropout nor statistics", "frozen", "another root"],
+)
+def test_what_is_put_into_evaluation_mode_on_purpose_is_no_finding(events):
+    """A part of a model that trains; a model that has nothing that differs."""
+    assert found(EvalMode(), *events) == []
+
+
+@pytest.mark.parametrize(("until", "number"), [(2, 0), (3, 1), (9, 1)])
+def test_a_mode_that_ends_counts_for_as_long_as_it_lasted(until, number):
+    """Three measured steps, and a quarter of all."""
+    events = [modes(0, False, [], ["drop"]), modes(until, True, ["drop"], [])]
+
+    assert len(found(EvalMode(), *events)) == number
+
+
+def test_a_phase_that_is_short_beside_the_run_is_no_finding():
+    """A quarter of the measured steps is asked for."""
+    events = [modes(0, False, [], ["drop"]), modes(3, True, ["drop"], [])]
+
+    assert found(EvalMode(), *events, steps=range(13)) == []
+
+
+def test_train_forgotten_after_the_first_evaluation_is_found():
+    """The mode was right at first."""
+    (finding,) = found(EvalMode(), modes(0, True, ["drop"], []), modes(6, False, [], ["drop"]))
+
+    assert (finding.step, finding.evidence["steps"]) == (6, 6)
+
+
+def batch(path: str, **entry: Any) -> dict[str, Any]:
+    """Describe a batch of one sample."""
+    return {"kind": "batch", "step": 4, "path": path, "type": "BatchNorm2d", "samples": 1, **entry}
+
+
+@pytest.mark.parametrize(("times", "severity"), [(None, "warning"), (1, "info"), (2, "warning")])
+def test_a_batch_of_one_sample_is_a_warning_unless_it_came_once(times, severity):
+    """All modules are one finding."""
+    more = {} if times is None else {"times": times}
+    (finding,) = found(BatchOfOne(), batch("fc", **more), batch("head", **more))
+
+    assert (finding.severity, finding.site, finding.step) == (severity, "fc:out", 4)
+    assert finding.message.startswith("fc, head (BatchNorm2d) took the statistics of a batch of one sample in training")
+    assert ("in 2 measured steps" in finding.message) == (times == 2)
+
+
+def test_two_samples_are_a_batch():
+    """However few."""
+    assert found(BatchOfOne(), batch("fc", samples=2)) == []
+
+
+NLL, LOG, SOFT, SIG, LINEAR = (
+    "NllLossBackward0",
+    "LogSoftmaxBackward0",
+    "SoftmaxBackward0",
+    "SigmoidBackward0",
+    "AddmmBackward0",
+)
+LOGITS = "BinaryCrossEntropyWithLogitsBackward0"
+
+
+def of_graph(*nodes: str) -> list[tuple[str, str]]:
+    """Judge the nodes of a loss."""
+    event = {"kind": "loss-graph", "step": 0, "site": "loss", "nodes": list(nodes)}
+    return [(finding.severity, finding.message) for finding in found(DoubleSoftmax(), event)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "severity", "says"),
+    [
+        ((NLL, LOG, SOFT, LINEAR), "warning", "applies log_softmax to what has been through softmax already"),
+        ((NLL, LOG, "ViewBackward0", "TBackward0", SOFT), "warning", "through softmax already"),
+        (("MeanBackward0", "DivBackward0", NLL, LOG, SOFT, LINEAR), "warning", "through softmax already"),
+        (("NllLoss2DBackward0", LOG, SOFT, "ConvolutionBackward0"), "warning", "through softmax already"),
+        ((NLL, LOG, SIG, LINEAR), "warning", "applies log_softmax to what has been through sigmoid already"),
+        ((LOGITS, SIG, LINEAR), "warning", "applies a sigmoid to what has been through sigmoid already"),
+        (
+            (LOGITS, "SqueezeBackward1", SOFT, LINEAR),
+            "warning",
+            "applies a sigmoid to what has been through softmax already",
+        ),
+        ((NLL, LINEAR), "warning", "is nll_loss of logits"),
+        ((NLL, SOFT, LINEAR), "warning", "is nll_loss of the output of softmax"),
+        ((NLL, LOG, LOG, LINEAR), "info", "which changes nothing"),
+        ((NLL, LOG, "LogBackward0", SOFT), "info", "which changes nothing"),
+    ],
+)
+def test_a_loss_of_what_it_does_not_take_is_reported(nodes, severity, says):
+    """Whatever only changes the shape lies between."""
+    ((told, message),) = of_graph(*nodes)
+
+    assert told == severity
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (NLL, LOG, LINEAR),
+        (NLL, LOG, "MmBackward0", SOFT),
+        (NLL, LOG, "MulBackward0", SOFT),
+        (NLL, "LogBackward0", SOFT, LINEAR),
+        (NLL, "LogBackward0", "AddBackward0", SOFT, LINEAR),
+        (LOGITS, LINEAR),
+        ("BinaryCrossEntropyBackward0", SIG, LINEAR),
+        ("MseLossBackward0", SOFT, LINEAR),
+        ("MseLossBackward0", SIG, LINEAR),
+        ("MeanBackward0",),
+        (),
+    ],
+)
+def test_a_loss_of_what_it_takes_is_no_finding(nodes):
+    """Softmax in an attention, probabilities into a mean squared error, log of softmax into nll_loss."""
+    assert of_graph(*nodes) == []

@@ -67,10 +67,10 @@ class StatsWriter:
         self._append()
 
     def write(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Append the rows of one step.
+        """Append the rows of a step, or of several.
 
         Args:
-            step: The step all rows belong to.
+            step: The step that all rows belong to, unless there is a column ``step``.
             columns: The rows by column. ``site`` must be there; what is left out was not measured.
                 ``active`` and ``exponents`` are sequences of bytes, one for each row.
 
@@ -80,7 +80,8 @@ class StatsWriter:
         """
         rows = len(columns["site"])
         numbers = {name: _column(name, columns, rows) for name in COLUMNS}
-        numbers["step"] = np.full(rows, step, dtype=np.int64)
+        if "step" not in columns:
+            numbers["step"] = np.full(rows, step, dtype=np.int64)
         binary: dict[str, Sequence[bytes]] = {name: columns.get(name, [b""] * rows) for name in BINARY}
         for name, held in binary.items():
             _require(name, len(held), rows)

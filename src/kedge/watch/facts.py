@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizer_tables
+from torch.utils.hooks import RemovableHandle
 
 from kedge.watch.backwards import BackwardPasses
 from kedge.watch.optimizers import Optimizers, params_of
@@ -37,17 +38,19 @@ class Facts:
     def __init__(self) -> None:
         self._modes: dict[int, tuple[Any, ...]] = {}
         self._left: dict[int, list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]]] = {}
+        self._zeroed: set[int] = set()
+        self._passed = False
         self._unheld: dict[int, Note] = {}
         self._batches: set[str] = set()
-        self._tables: list[tuple[Any, int]] = []
+        self._tables: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._children = mmap.mmap(-1, 8)  # shared with child processes that are forked
         self._begun = 0.0
 
-    def begin(self) -> None:
-        """Note what there is when watching begins."""
-        self._begun = _child_seconds()
-        tables = [t for m in (module_tables, optimizer_tables) for n, t in vars(m).items() if _is_table(n, t)]
-        self._tables = [(table, len(table)) for table in tables if table]
+    def begin(self, *handles: RemovableHandle) -> None:
+        """Note what there is when watching begins: PyTorch's global tables of hooks, and our own that stay there."""
+        self._begun, self._handles = _child_seconds(), list(handles)
+        self._tables = [t for m in (module_tables, optimizer_tables) for n, t in vars(m).items() if _is_table(n, t)]
 
     def stepped_in_child(self) -> None:
         """Called in a forked child process when an optimizer steps there."""
@@ -56,33 +59,38 @@ class Facts:
 
     # -- in a measured step ------------------------------------------------------------------------
 
-    def backward_began(self, step: int, roots: Iterable[Root], optimizers: Optimizers) -> list[Note]:
-        """Look at the modes of trained models, and for gradients of the last step that are still there."""
-        return [*self._kept(step, optimizers), *self._mode_notes(step, roots)]
+    def backward_began(self, step: int, roots: Iterable[Root]) -> list[Note]:
+        """Look at the modes of trained models, and whether the gradients of the last step are still there."""
+        for key, left in self._left.items():
+            if not any(map(_is_left, left)):
+                self._zeroed.add(key)
+        self._passed = True
+        return self._mode_notes(step, roots)
+
+    def backward_ended(self) -> None:
+        """Remember what gradients are now: what a later pass finds changed was zeroed between."""
+        for key, left in self._left.items():
+            if key not in self._zeroed:
+                self._left[key] = _gradients(p for ref, _, _ in left if (p := ref()) is not None)
+
+    def before_step(self, step: int, optimizer: Optimizer, index: int) -> list[Note]:
+        """Note if the gradients that an optimizer is about to use still hold those of its last step."""
+        left, zeroed = self._left.pop(id(optimizer), None), id(optimizer) in self._zeroed
+        self._zeroed.discard(id(optimizer))
+        if not left or zeroed or not self._passed:
+            return []
+        return [{"kind": "grads-kept", "step": step, "optimizer": index, "checked": len(left), "kept": len(left)}]
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Remember some gradients of an optimizer that has just stepped."""
-        held = (p for p in params_of(optimizer) if p.grad is not None and p.grad.is_cpu and p.numel() <= _SMALL)
-        some = [p for p, _ in zip(held, range(_CHECKED), strict=False)]
-        self._left[id(optimizer)] = [(weakref.ref(p), weakref.ref(p.grad), p.grad._version) for p in some]  # type: ignore[arg-type, union-attr]
+        self._left[id(optimizer)] = _gradients(params_of(optimizer))
+        self._zeroed.discard(id(optimizer))
+        self._passed = False
 
-    def _kept(self, step: int, optimizers: Optimizers) -> list[Note]:
-        notes: list[Note] = []
-        for entry in optimizers.entries:
-            optimizer = entry.optimizer()
-            left = self._left.pop(id(optimizer), None) if optimizer is not None else None
-            if not left:
-                continue
-            kept = 0
-            for ref, old, version in left:
-                param, grad = ref(), old()
-                same = param is not None and grad is not None and param.grad is grad and grad._version == version
-                kept += same and grad is not None and bool(grad.any())
-            if kept:
-                notes.append(
-                    {"kind": "grads-kept", "step": step, "optimizer": entry.index, "checked": len(left), "kept": kept}
-                )
-        return notes
+    def forget_gradients(self) -> None:
+        """Forget them: the next step is not measured, and nobody would see that they are zeroed."""
+        self._left.clear()
+        self._zeroed.clear()
 
     def _mode_notes(self, step: int, roots: Iterable[Root]) -> list[Note]:
         notes: list[Note] = []
@@ -146,13 +154,14 @@ class Facts:
         if steps or (seconds > _BUSY and not optimizers.entries):
             detail = {"steps": steps, "seconds": round(seconds, 1)}
             notes.append({"kind": "unseen", "what": "children", "detail": detail})
-        if any(len(table) < size for table, size in self._tables) or self._replaced():
+        if self._replaced():
             notes.append({"kind": "unseen", "what": "hook-tables", "detail": {}})
         return notes
 
     def _replaced(self) -> bool:
         now = {id(t) for m in (module_tables, optimizer_tables) for n, t in vars(m).items() if _is_table(n, t)}
-        return any(id(table) not in now for table, _ in self._tables)
+        gone = any(handle.id not in (handle.hooks_dict_ref() or {}) for handle in self._handles)
+        return gone or any(id(table) not in now for table in self._tables)
 
     def unused(self, places: Places, arrived: Callable[[Tensor], bool]) -> list[dict[str, Any]]:
         """Return the parameters of trained models that never had a gradient, as the ledger has them."""
@@ -163,6 +172,19 @@ class Facts:
             for param, site, root in places
             if root.optimizers and param.requires_grad and param.grad is None and not arrived(param)
         ]
+
+
+def _gradients(params: Iterable[Tensor]) -> list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]]:
+    """Some small gradients, each with its parameter and how often it was changed in place."""
+    held = ((p, p.grad) for p in params)
+    small = ((p, g) for p, g in held if g is not None and g.is_cpu and g.numel() <= _SMALL and bool(g.any()))
+    return [(weakref.ref(p), weakref.ref(g), g._version) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
+
+
+def _is_left(one: tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]) -> bool:
+    """Whether a parameter still has the gradient that it had, unchanged."""
+    param, grad = one[0](), one[1]()
+    return param is not None and grad is not None and param.grad is grad and grad._version == one[2]
 
 
 def _is_table(name: str, table: Any) -> bool:

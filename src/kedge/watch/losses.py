@@ -43,6 +43,7 @@ class Losses:
         self.lines = Lines()
         self._paths: dict[Any, str] = {}
         self._searches = _SEARCHES
+        self._found: list[Mapping[str, Any]] = []
 
     def began(self, began: Began, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
         """Take what a backward pass began at; returns what the recording is to note of it."""
@@ -64,8 +65,9 @@ class Losses:
             self.lines.learn(began.tensors)
         if bad and self._searches > 0:
             self._searches -= 1
-            found = find_producer(began.tensors, self.lines)
-            if found is not None:
+            found = find_producer(began, self.lines)
+            if found is not None and found not in self._found:
+                self._found.append(found)
                 notes.append({"kind": "producer", "step": step, "loss": path, **found})
         self.bad |= bad
         return notes

@@ -1,10 +1,11 @@
 """Which operation made a loss that is not finite, read from its autograd graph while that is still there.
 
 # Note [Reading the graph]
-When backward begins, every node behind the loss still holds what it saved: inputs of some operations, results of
-others. A node that saved finite inputs, and whose result is not finite - because it saved that itself, or because a node
-that uses it saved it as an input -, made the first value that is not finite. Nothing is computed again but the
-operation's own danger: a logarithm of zero, a division by zero, the root of a negative number.
+When the first gradient arrives, the nodes between the loss and that parameter have run and freed what they saved; the
+others still hold it: inputs of some operations, results of others. What the program's own variables hold, where backward was
+called, is known too. A node with finite inputs whose result is not finite made the first such value. For the nodes that have
+run, that is told by their inputs: a logarithm of zero, a division by zero. If no value shows it, and only one operation
+behind the loss can make such a value, that one is named without certainty.
 
 # Note [The line of an operation]
 Autograd can note the Python stack at which each node is made, as its anomaly mode does; that is dear. So it is switched on for
@@ -15,7 +16,7 @@ has the same lines.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +25,28 @@ from torch.autograd.graph import Node
 
 from kedge.hooks.nodes import behind, saved_by
 from kedge.hooks.source import is_between
-from kedge.watch.backwards import plain_name
+from kedge.watch.backwards import Began, plain_name
 
 _MOST_NODES = 20_000
 _INSTALLED = ("site-packages", "dist-packages")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>[^\n]*)\n\s*(?P<text>[^\n]*)')
 _RESULTS = ("result", "output")
+_OPERANDS = ("self", "other")
+_DANGEROUS = (
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "rsqrt",
+    "reciprocal",
+    "div",
+    "acos",
+    "asin",
+    "atanh",
+    "pow",
+    "exp",
+    "sqrt",
+)
 _LEAF = "torch::autograd::AccumulateGrad"
 
 
@@ -93,36 +110,74 @@ def line_in(stack: Sequence[str] | None) -> dict[str, Any] | None:
     return None
 
 
-def find_producer(losses: Sequence[Tensor], lines: Lines) -> dict[str, Any] | None:
+def find_producer(began: Began, lines: Lines) -> dict[str, Any] | None:
     """Find the operation that made the first value that is not finite; see Note [Reading the graph].
 
     Returns:
         Its ``operation``, ``node``, ``file``, ``line``, ``text``, ``detail``, and whether it is ``certain``.
     """
-    nodes = nodes_of(losses)
+    nodes = nodes_of(began.tensors)
     leaves: list[Any] = [node for node in nodes if node.name() == _LEAF]
     if any(not _is_finite(leaf.variable.detach()) for leaf in leaves):
         return None  # the parameters are not finite already: it was made in an earlier step
-    values = {node: _saved(node) for node in nodes}
-    where = lines.of([n for n in nodes if n.name() != _LEAF])
-    line_of = dict(zip((n for n in nodes if n.name() != _LEAF), where, strict=False))
-    given = _not_finite_inputs(nodes, values)
+    nodes = [node for node in nodes if node.name() != _LEAF]
+    where = dict(zip(nodes, lines.of(nodes), strict=True))
+    variables = _values_in(began)
+    suspects = []
     for node in nodes:
-        if node.name() == _LEAF:
-            continue
-        inputs = {name: t for name, t in values[node].items() if name not in _RESULTS}
-        result = [t for name, t in values[node].items() if name in _RESULTS]
+        inputs, results = _values_of(node, variables)
         if any(not _is_finite(t) for t in inputs.values()):
             continue
         danger = _danger(node, inputs)
-        bad_result = any(not _is_finite(t) for t in result) or node in given
-        if danger is not None or bad_result:
-            line = line_of.get(node) or {"file": None, "line": None, "text": None}
-            return {
-                "operation": plain_name(node.name()), "node": node.name(), **line, "module": None, "where": "forward",
-                "certain": danger is not None, "detail": danger or "its inputs are finite and its result is not",
-            }  # fmt: skip
-    return None
+        bad = any(not _is_finite(t) for t in results)
+        if danger is not None or (bad and inputs):
+            return _found(node, where[node], danger or "its inputs are finite and its result is not", certain=True)
+        if bad:
+            suspects.append(node)
+            break
+        if plain_name(node.name()) in _DANGEROUS and not results:
+            suspects.append(node)
+    if not suspects:
+        return None
+    others = sorted({plain_name(n.name()) for n in suspects[1:] if plain_name(n.name()) in _DANGEROUS})
+    detail = "the loss is not finite, and this operation behind it can make such a value" + (
+        f"; so can {', '.join(others)}" if others else ""
+    )
+    return _found(suspects[0], where[suspects[0]], detail, certain=False)
+
+
+def _found(node: Node, line: dict[str, Any] | None, detail: str, *, certain: bool) -> dict[str, Any]:
+    return {
+        "operation": plain_name(node.name()), "node": node.name(), "module": None, "where": "forward",
+        **(line or {"file": None, "line": None, "text": None}), "detail": detail, "certain": certain,
+    }  # fmt: skip
+
+
+def _values_in(began: Began) -> dict[Node, Tensor]:
+    """The program's variables where backward was called, by the nodes that made them."""
+    found: dict[Node, Tensor] = {}
+    frame = began.frame
+    while frame is not None:
+        if not is_between(frame.f_code.co_filename):
+            for value in list(frame.f_locals.values()):
+                for each in value if isinstance(value, (tuple, list)) else (value,):
+                    if type(each) is Tensor and each.grad_fn is not None and each.is_floating_point():
+                        found[each.grad_fn] = each.detach()
+        frame = frame.f_back
+    return found
+
+
+def _values_of(node: Node, variables: Mapping[Node, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The inputs and results of an operation, as far as they are known."""
+    saved = _saved(node)
+    inputs = {name: t for name, t in saved.items() if name not in _RESULTS}
+    results = [t for name, t in saved.items() if name in _RESULTS]
+    if node in variables:
+        results.append(variables[node])
+    for name, (before, _) in zip(_OPERANDS, node.next_functions, strict=False):
+        if before is not None and before in variables:
+            inputs.setdefault(name, variables[before])
+    return inputs, results
 
 
 def _saved(node: Node) -> dict[str, Tensor]:
@@ -133,17 +188,6 @@ def _saved(node: Node) -> dict[str, Tensor]:
         if isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided:
             found[name] = value.detach()
     return found
-
-
-def _not_finite_inputs(nodes: Sequence[Node], values: dict[Node, dict[str, Tensor]]) -> set[Node]:
-    """The nodes that made what a node behind them saved as its only input, where that is not finite."""
-    made = set()
-    for node in nodes:
-        inputs = {name: t for name, t in values[node].items() if name not in _RESULTS}
-        before = [n for n, _ in node.next_functions if n is not None]
-        if len(before) == 1 and any(not _is_finite(t) for name, t in inputs.items() if name in ("self", "input")):
-            made.add(before[0])
-    return made
 
 
 def _is_finite(value: Tensor) -> bool:
@@ -161,6 +205,8 @@ def _danger(node: Node, inputs: dict[str, Tensor]) -> str | None:
             return f"its input holds {zeros} {'zeros' if at == 0 else 'times -1'} and {below} numbers below"
     if name == "div" and "other" in inputs and bool((inputs["other"] == 0).any()):
         return f"it divides by zero, {int((inputs['other'] == 0).sum())} times"
+    if name == "sqrt" and own is not None and bool((own < 0).any()):
+        return f"its input holds {int((own < 0).sum())} negative numbers"
     if name in ("acos", "asin", "atanh") and own is not None and bool((own.abs() > 1).any()):
         return f"its input holds {int((own.abs() > 1).sum())} numbers beyond 1"
     if name == "pow" and own is not None and bool((own <= 0).any()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
@@ -52,9 +52,10 @@ class Sinks:
         self._each(lambda sink: sink.sites(sites, roots))
 
     def stats(self, step: int, columns: Columns) -> None:
-        """Hand on the statistics of one step."""
+        """Hand on the statistics of a step, or of several; each sink gets them step by step."""
         self.recorder.stats(step, columns)
-        self._each(lambda sink: sink.stats(step, columns))
+        for number, part in by_step(step, columns) if self.rest else ():
+            self._each(partial(_give, number, part))
         if self.rest and not self._spoiled and not rows_of(step, columns).clean.all():
             self._spoiled = True
             self._tell_findings()
@@ -86,6 +87,26 @@ class Sinks:
                 self.rest.remove(sink)
                 what = f"{type(error).__name__}: {error}"
                 self.complain(f"{type(sink).__name__} failed and gets nothing from here on: {what}")
+
+
+def by_step(step: int, columns: Columns) -> Iterator[tuple[int, Columns]]:
+    """Yield the rows of each step: all of them are of `step` unless there is a column ``step``."""
+    if "step" not in columns:
+        yield step, columns
+        return
+    steps = np.asarray(columns["step"])
+    for number in np.unique(steps):
+        chosen = np.flatnonzero(steps == number)
+        part = {
+            name: [c[i] for i in chosen] if isinstance(c, list) else np.asarray(c)[chosen]
+            for name, c in columns.items()
+        }
+        del part["step"]
+        yield int(number), part
+
+
+def _give(step: int, columns: Columns, sink: RunSink) -> None:
+    sink.stats(step, columns)
 
 
 def _tell(event: Mapping[str, Any], sink: RunSink) -> None:

@@ -132,13 +132,15 @@ class Watcher:
         scout = register_module_forward_pre_hook(self._spare(self._entered))
         self.hooks.take_scout(scout)
         self._undo.callback(scout.remove)
-        self._undo.callback(register_optimizer_step_pre_hook(self._before).remove)
-        self._undo.callback(register_optimizer_step_post_hook(self._updated).remove)
+        ahead = register_optimizer_step_pre_hook(self._before)
+        behind = register_optimizer_step_post_hook(self._updated)
+        self._undo.callback(ahead.remove)
+        self._undo.callback(behind.remove)
         self._undo.callback(self.hooks.close)
         self._undo.callback(self._passes.close)
         self._undo.callback(self.losses.lines.end)
         self.budget.begin(time.perf_counter())
-        self.facts.begin()
+        self.facts.begin(ahead, behind)
         mine = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _abandon(mine()))
         return self
@@ -374,6 +376,9 @@ class Watcher:
             self._unmet[optimizer] += 1
             if self._unmet[optimizer] >= _PATIENCE or not self.roots:
                 self._meet_holders(optimizer)
+        if self.budget.kind is StepKind.MEASURED:
+            entry = self.optimizers.entry(optimizer)
+            self._notes += self.facts.before_step(self.step(), optimizer, entry.index)
         bad = self.updates.bad
         self.updates.before(optimizer)
         if self.updates.bad and not bad and self.budget.kind is StepKind.GUARDED:
@@ -409,8 +414,6 @@ class Watcher:
         clock = self.session.clock
         trains = clock.optimizer is not None or clock.awaited > 0
         self.meter.muted = trains and not passes.here.graded
-        if self.budget.kind is StepKind.MEASURED and not self.meter.muted:
-            self.sampled.add(clock.step)
 
     def _backward_began(self, began: Began) -> None:
         start = time.perf_counter()
@@ -418,7 +421,7 @@ class Watcher:
         bad = self.losses.bad
         self._notes += self.losses.began(began, self.step(), measured=measured)
         if measured:
-            self._notes += self.facts.backward_began(self.step(), self.roots, self.optimizers)
+            self._notes += self.facts.backward_began(self.step(), self.roots)
         elif self.losses.bad and not bad:
             self.budget.interrupt(time.perf_counter())
             self.updates.bad = True  # all gradients and parameters of this step are measured
@@ -436,6 +439,8 @@ class Watcher:
             self.updates.backward_ended([o for o in known if o is not None])
             if not known:
                 self.updates.backward_ended(o for o in living() if self.updates.holds(o))
+            if self.budget.kind is StepKind.MEASURED:
+                self.facts.backward_ended()
             self.spent += time.perf_counter() - start - (self.meter.seconds - inner)
         self._count_backward()
 
@@ -470,6 +475,7 @@ class Watcher:
             if self._unfinished:
                 self._finish_lazy()
             if measured:
+                self.sampled.add(step)
                 self.hooks.gather(self.roots)
                 for root in self.roots:
                     self._passes.keep_first(p for p, _, of in self.places if of is root)
@@ -495,6 +501,8 @@ class Watcher:
             if kind is StepKind.MEASURED and self.optimizers.entries and not dynamo.has_compiled():
                 self.losses.lines.begin()
             self.updates.begin(measured=kind is StepKind.MEASURED)
+            if kind is not StepKind.MEASURED:
+                self.facts.forget_gradients()
             self.meter.level = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: OFF}[kind]
             self._passes.quick = kind is StepKind.SKIPPED
             looking = self.budget.share is None or bool(self._unmet) or not self.optimizers.entries

@@ -248,7 +248,7 @@ def _indented(source: str) -> str:
 FAILING_HOOK = "import kedge.watch.optimizer_updates as kedges\ndef fail(*_, **__): raise RuntimeError('broken')\nkedges.Updates.before = fail\n"
 FAILING_SURVEY = FAILING_HOOK.replace("hooks.updates", "hooks.saved").replace("Updates.before", "SavedBill.account")
 FAILING_END = FAILING_HOOK.replace("watch.optimizer_updates", "watch.watcher").replace(
-    "Updates.before", "Watch._write_last"
+    "Updates.before", "Watcher._write_last"
 )
 
 

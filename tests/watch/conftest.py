@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hook_tables import hook_tables
-from kedge.watch.budget import Level, Pace
+from kedge.watch.budget import Budget, StepKind
 
 
 @pytest.fixture
@@ -20,20 +20,15 @@ def tables() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Give what fixes the level of each step after the first, over and over."""
+    """Return what fixes the kind of each step after the first, over and over."""
 
-    def fix(*levels: Level) -> None:
-        order = itertools.cycle(levels)
-        monkeypatch.setattr(Pace, "_affordable", lambda self, step, **_: next(order))
-        monkeypatch.setattr(Pace, "_may_hide", lambda *_: False)
-        ended = Pace.ended
+    def fix(*kinds: StepKind) -> None:
+        order = itertools.cycle(kinds)
 
-        def awake(self: Pace, step: int, now: float, cost: float, heard: tuple[float, float] | None = None) -> Level:
-            level = ended(self, step, now, cost, heard)
-            self.wake, self.settling = 0.0, 0
-            return level
+        def choose(self: Budget, step: int, now: float) -> StepKind:
+            self.kind, self.run, self._planned, self._wished = next(order), 1, 1, False
+            return self.kind
 
-        monkeypatch.setattr(Pace, "ended", awake)
-        monkeypatch.setattr(Pace, "_idle", lambda *_: 0.0)
+        monkeypatch.setattr(Budget, "_choose", choose)
 
     return fix

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from watched import Memory, descend, net, watch, watched
 
 from kedge.rules.registry import check
-from kedge.watch.budget import Level
-from kedge.watch.watcher import Watch
+from kedge.watch.budget import StepKind
+from kedge.watch.watcher import Watcher
 
 Paced = Callable[..., None]
-LEVELS = [(Level.LOOK,), (Level.NORM,), (Level.OFF, Level.FULL, Level.LOOK)]
+LEVELS = [(StepKind.GUARDED,), (StepKind.GUARDED,), (StepKind.SKIPPED, StepKind.MEASURED, StepKind.GUARDED)]
 
 
 def silent(log: Memory) -> dict[str, str]:
@@ -30,7 +30,7 @@ def silent(log: Memory) -> dict[str, str]:
 @pytest.mark.parametrize("within", [False, True])
 def test_one_optimizer_a_parameter_makes_one_step_an_iteration(within: bool, paced: Paced) -> None:
     """Many optimizers do not take the lead from each other; those that step within a backward end a step with it."""
-    paced(Level.LOOK, Level.FULL)
+    paced(StepKind.GUARDED, StepKind.MEASURED)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
     optimizers = {p: torch.optim.SGD([p], 1e-3) for p in model.parameters()}
 
@@ -38,7 +38,7 @@ def test_one_optimizer_a_parameter_makes_one_step_an_iteration(within: bool, pac
         optimizers[param].step()
         optimizers[param].zero_grad()
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         for _ in range(6):
             model(torch.randn(5, 4)).square().mean().backward()
             if not within:
@@ -71,12 +71,12 @@ class Overwriting(nn.Module):
 
 
 @pytest.mark.parametrize("levels", LEVELS)
-def test_a_layer_is_not_blamed_for_what_was_written_over_its_output(levels: tuple[Level, ...], paced: Paced) -> None:
+def test_a_layer_is_not_blamed_for_what_was_written_over_its_output(levels: tuple[StepKind, ...], paced: Paced) -> None:
     """A value that was remembered and then changed in place is not searched."""
     paced(*levels)
     model = Overwriting()
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for step in range(6):
             optimizer.zero_grad()
@@ -89,12 +89,12 @@ def test_a_layer_is_not_blamed_for_what_was_written_over_its_output(levels: tupl
 
 def test_what_is_used_in_other_steps_alone_is_not_called_unused(paced: Paced) -> None:
     """The ledger lists what no step used, measured or not, under the path of its own root."""
-    paced(Level.LOOK, Level.OFF, Level.NORM)
+    paced(StepKind.GUARDED, StepKind.SKIPPED, StepKind.GUARDED)
     generator, critic = net(), nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
     critic.append(nn.Identity())
     generator.unused = nn.Parameter(torch.ones(3))
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         ours, theirs = (torch.optim.SGD(m.parameters(), 0.01) for m in (generator, critic))
         for step in range(6):
             theirs.zero_grad()
@@ -119,13 +119,13 @@ class Sometimes(nn.Module):
         return self.seldom(self.usual(x)) if seldom else self.usual(x)
 
 
-@pytest.mark.parametrize("level", [Level.OFF, Level.LOOK, Level.NORM])
-def test_a_module_called_in_other_steps_alone_is_not_never_called(level: Level, paced: Paced) -> None:
+@pytest.mark.parametrize("level", [StepKind.SKIPPED, StepKind.GUARDED, StepKind.GUARDED])
+def test_a_module_called_in_other_steps_alone_is_not_never_called(level: StepKind, paced: Paced) -> None:
     """Hooks of what was not called stay up in all steps, where they cost nothing."""
     paced(level)
     model = Sometimes()
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for step in range(5):
             optimizer.zero_grad()
@@ -137,7 +137,7 @@ def test_a_module_called_in_other_steps_alone_is_not_never_called(level: Level, 
 
 def test_a_hook_that_the_program_sets_on_a_parameter_hides_nothing(paced: Paced) -> None:
     """The gradient goes on being measured, and the program's own hook stays when the watch has ended."""
-    paced(Level.OFF, Level.FULL)
+    paced(StepKind.SKIPPED, StepKind.MEASURED)
     model, seen = net(), []
 
     def between(step: int) -> None:
@@ -151,11 +151,11 @@ def test_a_hook_that_the_program_sets_on_a_parameter_hides_nothing(paced: Paced)
 
 
 @pytest.mark.parametrize("levels", LEVELS)
-def test_a_model_that_its_own_hooks_refer_to_is_freed(levels: tuple[Level, ...], paced: Paced) -> None:
+def test_a_model_that_its_own_hooks_refer_to_is_freed(levels: tuple[StepKind, ...], paced: Paced) -> None:
     """What is put up and taken down is known by weak references."""
     paced(*levels)
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         model = net()
         model.register_forward_hook(lambda *_, model=model: None)
         model[0].weight.register_hook(lambda grad, model=model: None)
@@ -223,14 +223,14 @@ class Logarithm(nn.Module):
         return x.log()
 
 
-@pytest.mark.parametrize("level", [Level.LOOK, Level.NORM])
-def test_a_root_inside_of_another_ends_nothing(level: Level, paced: Paced) -> None:
+@pytest.mark.parametrize("level", [StepKind.GUARDED, StepKind.GUARDED])
+def test_a_root_inside_of_another_ends_nothing(level: StepKind, paced: Paced) -> None:
     """What comes after it in the outer forward is looked at too."""
     paced(level)
     inner = net()
     outer = Outer(inner)
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         optimizer = torch.optim.SGD(outer.parameters(), 1e-4)
         for step in range(7):
             optimizer.zero_grad()
@@ -258,16 +258,16 @@ class Trainer(nn.Module):
 
 
 @pytest.mark.parametrize("levels", LEVELS)
-def test_a_step_within_a_forward_leaves_no_forward_open(levels: tuple[Level, ...], paced: Paced) -> None:
+def test_a_step_within_a_forward_leaves_no_forward_open(levels: tuple[StepKind, ...], paced: Paced) -> None:
     """The hooks that see its end may be gone by then."""
     paced(*levels)
     trainer = Trainer()
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         for _ in range(7):
             trainer(torch.randn(5, 4))
             assert not watch.lookout.now.root
-        if watch.pace.level is not Level.FULL:
+        if watch.pace.level is not StepKind.MEASURED:
             assert not any(root.is_running for root in watch.roots)
 
     assert silent(watched(program)) == {}
@@ -295,10 +295,10 @@ def test_a_failure_of_a_light_step_is_told_once_and_the_program_goes_on(
     paced: Paced, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is returned to the program may be something that cannot be looked at."""
-    paced(Level.LOOK, Level.NORM)
+    paced(StepKind.GUARDED, StepKind.GUARDED)
     model = Unreadable()
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for _ in range(6):
             model(torch.randn(5, 4))["y"].mean().backward()
@@ -311,7 +311,7 @@ def test_a_failure_of_a_light_step_is_told_once_and_the_program_goes_on(
 
 def test_parameters_keep_their_tables_while_other_threads_run(paced: Paced) -> None:
     """Autograd reads them without a lock, so they must not come and go under a backward of another thread."""
-    paced(Level.LOOK, Level.FULL)
+    paced(StepKind.GUARDED, StepKind.MEASURED)
     model, done = net(), threading.Event()
     other = threading.Thread(target=done.wait)
     there: list[bool] = []

@@ -22,12 +22,18 @@ from kedge.actions.measure import Meter
 from kedge.hooks.veil import Own
 from kedge.watch import step_source as leader
 from kedge.watch import watcher as watching
-from kedge.watch.budget import Level, Pace
+from kedge.watch.budget import Budget, StepKind
 from kedge.watch.roots import Root
-from kedge.watch.watcher import Watch
+from kedge.watch.watcher import Watcher
 
 Paced = Callable[..., None]
-LEVELS = [(Level.FULL,), (Level.LOOK,), (Level.NORM,), (Level.OFF,), (Level.OFF, Level.FULL, Level.LOOK)]
+LEVELS = [
+    (StepKind.MEASURED,),
+    (StepKind.GUARDED,),
+    (StepKind.GUARDED,),
+    (StepKind.SKIPPED,),
+    (StepKind.SKIPPED, StepKind.MEASURED, StepKind.GUARDED),
+]
 each_level = pytest.mark.parametrize("levels", LEVELS, ids=lambda levels: "-".join(level.name for level in levels))
 
 
@@ -42,7 +48,7 @@ def silent(log: Memory) -> set[str]:
     return {entry["site"] for entry in ledger["sites"]}
 
 
-def kept(watch: Watch) -> tuple[int, ...]:
+def kept(watch: Watcher) -> tuple[int, ...]:
     """Count what the watch keeps by model, by parameter and by step."""
     session = watch.session
     counters = len(session.clock.counters or ())
@@ -60,12 +66,14 @@ def fold() -> weakref.ref[nn.Module]:
 
 
 @pytest.mark.parametrize(("levels", "models"), [(LEVELS[0], 50), (LEVELS[1], 50), (LEVELS[4], 150)])
-def test_models_that_come_and_go_leave_nothing_in_memory(levels: tuple[Level, ...], models: int, paced: Paced) -> None:
+def test_models_that_come_and_go_leave_nothing_in_memory(
+    levels: tuple[StepKind, ...], models: int, paced: Paced
+) -> None:
     """Of the steps of many models, each trained for four, nothing is kept but the names of the first few."""
     paced(*levels)
     counts, sizes = [], []
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         watch.log = Discarding()
         for number in range(models):
             gone = fold()
@@ -86,10 +94,10 @@ def test_models_that_come_and_go_leave_nothing_in_memory(levels: tuple[Level, ..
 
 def test_the_objects_of_a_long_run_do_not_grow(paced: Paced) -> None:
     """After two thousand steps of one model there are as many objects as after a thousand."""
-    paced(Level.LOOK, Level.NORM, Level.OFF, Level.FULL)
+    paced(StepKind.GUARDED, StepKind.GUARDED, StepKind.SKIPPED, StepKind.MEASURED)
     model, sizes = net(), []
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         watch.log = Discarding()
         descend(model, 2000, between=lambda step: sizes.append(objects()) if step in (1000, 1999) else None)
 
@@ -191,16 +199,16 @@ def test_what_makes_a_parameter_is_no_root() -> None:
 
 def test_a_new_optimizer_makes_its_next_step_full_and_no_other(paced: Paced) -> None:
     """A step that was light until a new optimizer stepped is counted as it was; the one after it is measured in full."""
-    paced(Level.NORM)
-    levels: list[Level] = []
+    paced(StepKind.GUARDED)
+    levels: list[StepKind] = []
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         for _ in range(3):
             descend(net(), 4, between=lambda step: levels.append(watch.pace.level))
 
     watch = watched(program).watch
     assert watch is not None
-    full, norm = Level.FULL, Level.NORM
+    full, norm = StepKind.MEASURED, StepKind.GUARDED
     assert levels == [full, norm, norm, norm, norm, full, norm, norm, norm, full, norm, norm]
     assert watch.summary.levels == {"full": 3, "light": 9, "off": 0}
 
@@ -212,8 +220,8 @@ def test_new_optimizers_do_not_spend_more_than_there_is() -> None:
     now, cost, full = 0.0, 0.0, 0
     for step in range(500):
         pace.wish()
-        full += pace.level is Level.FULL
-        now, cost = now + 0.01, cost + (0.002 if pace.level is Level.FULL else 0.0)
+        full += pace.level is StepKind.MEASURED
+        now, cost = now + 0.01, cost + (0.002 if pace.level is StepKind.MEASURED else 0.0)
         pace.ended(step, now, cost)
     assert 8 < full < 40
 
@@ -224,7 +232,7 @@ def test_all_objects_are_not_searched_for_an_optimizer(monkeypatch: pytest.Monke
     monkeypatch.setattr(leader, "has_optimizer", lambda model: calls.append(model) or True)
     monkeypatch.setattr(leader, "any_optimizer", lambda: False)
     log = Memory()
-    log.watch = Watch(Meter(), log, n=1)
+    log.watch = Watcher(Meter(), log, n=1)
     monkeypatch.setattr(leader, "any_optimizer", lambda: True)
     model = net()
     with log.watch as watch:
@@ -246,7 +254,7 @@ def test_an_optimizer_that_was_there_before_is_searched_for_only_if_it_does_not_
     monkeypatch.setattr(leader, "has_optimizer", lambda model: calls.append(model) or True)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with Watch(Meter(), Memory(), n=1) as watch:
+    with Watcher(Meter(), Memory(), n=1) as watch:
         for _ in range(3):
             for _ in range(batches):
                 model(batch()).mean().backward()
@@ -259,7 +267,7 @@ def test_passes_are_steps_where_an_optimizer_is_another_models(monkeypatch: pyte
     """A model that is first called with gradients and then without has none to wait for."""
     model, other = net(), net()
     optimizer = torch.optim.SGD(other.parameters(), 0.01)
-    with Watch(Meter(), Memory(), n=1) as watch:
+    with Watcher(Meter(), Memory(), n=1) as watch:
         model(batch()).mean().backward()
         with torch.no_grad():
             for _ in range(4):
@@ -286,7 +294,7 @@ print("loaded")
 
 def test_what_is_saved_loads_where_there_is_no_kedge(paced: Paced) -> None:
     """A model that is saved or pickled in any step has nothing of Kedge in it, and a copy is not hooked."""
-    paced(Level.LOOK, Level.NORM, Level.FULL, Level.OFF)
+    paced(StepKind.GUARDED, StepKind.GUARDED, StepKind.MEASURED, StepKind.SKIPPED)
     files: list[tuple[bytes, bytes]] = []
     model = net()
 
@@ -312,12 +320,12 @@ def test_what_is_saved_loads_where_there_is_no_kedge(paced: Paced) -> None:
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 @each_level
 def test_a_model_compiled_after_some_steps_is_not_compiled_again_and_again(
-    levels: tuple[Level, ...], paced: Paced, compiled: Any
+    levels: tuple[StepKind, ...], paced: Paced, compiled: Any
 ) -> None:
     """Hooks that come and go with the steps are not in the way of code that was compiled; the values stay right."""
     from torch._dynamo.utils import counters
 
-    def run(watch: Watch | None = None) -> tuple[list[Tensor], list[int]]:
+    def run(watch: Watcher | None = None) -> tuple[list[Tensor], list[int]]:
         torch.manual_seed(2)
         torch.compiler.reset()
         model, frames = net(), []
@@ -347,10 +355,10 @@ def test_a_model_compiled_after_some_steps_is_not_compiled_again_and_again(
 
 
 @each_level
-def test_hooks_of_the_program_stay_in_order(levels: tuple[Level, ...], paced: Paced) -> None:
+def test_hooks_of_the_program_stay_in_order(levels: tuple[StepKind, ...], paced: Paced) -> None:
     """What it installs and removes between steps fires as it would unwatched: in the order of installation, once a call."""
 
-    def run(watch: Watch | None = None) -> list[Any]:
+    def run(watch: Watcher | None = None) -> list[Any]:
         torch.manual_seed(0)
         model, fired, handles = net(), [], []
 
@@ -390,7 +398,7 @@ def test_attaching_takes_a_time_that_grows_with_the_model_alone(monkeypatch: pyt
             calls += event == "call"
 
         log = Memory()
-        log.watch = Watch(Meter(), log, n=10, budget=0.5)
+        log.watch = Watcher(Meter(), log, n=10, budget=0.5)
         with log.watch:
             optimizer = torch.optim.SGD(model.parameters(), 0.01)
             sys.setprofile(profile)
@@ -412,7 +420,7 @@ def test_attaching_takes_a_time_that_grows_with_the_model_alone(monkeypatch: pyt
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
 @each_level
 def test_a_program_that_is_interrupted_in_a_forward_leaves_no_hook(
-    levels: tuple[Level, ...], error: type[BaseException], paced: Paced, tables: Any
+    levels: tuple[StepKind, ...], error: type[BaseException], paced: Paced, tables: Any
 ) -> None:
     """What ends the program gets through, and all hooks come down."""
     paced(*levels)
@@ -452,13 +460,13 @@ class Secretive(nn.Module):
 
 @each_level
 def test_a_value_that_cannot_be_looked_through_ends_no_program(
-    levels: tuple[Level, ...], paced: Paced, capsys: pytest.CaptureFixture[str]
+    levels: tuple[StepKind, ...], paced: Paced, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is told once for each place, and all else is seen."""
     paced(*levels)
     model = Secretive()
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for _ in range(6):
             optimizer.zero_grad()

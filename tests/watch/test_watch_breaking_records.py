@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from watched import Memory, descend, net, norm, watched
 
 from kedge.rules.registry import check
-from kedge.watch.budget import Level
-from kedge.watch.watcher import Watch
+from kedge.watch.budget import StepKind
+from kedge.watch.watcher import Watcher
 
 Paced = Callable[..., None]
-LIGHT = [(Level.LOOK,), (Level.NORM,), (Level.OFF,)]
+LIGHT = [(StepKind.GUARDED,), (StepKind.GUARDED,), (StepKind.SKIPPED,)]
 
 
 def silent(log: Memory) -> dict[str, str]:
@@ -32,10 +32,10 @@ def full_steps(log: Memory) -> set[int]:
 
 def test_the_rows_of_a_gan_are_of_the_steps_of_its_critic(paced: Paced) -> None:
     """Both models have a row in each full step, merged over their calls in it, and none in another."""
-    paced(Level.LOOK, Level.FULL)
+    paced(StepKind.GUARDED, StepKind.MEASURED)
     generator, critic = net(), nn.Linear(2, 1)
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         ours, theirs = (torch.optim.SGD(m.parameters(), 0.01) for m in (generator, critic))
         for _ in range(6):
             theirs.zero_grad()
@@ -59,7 +59,7 @@ def test_the_rows_of_a_gan_are_of_the_steps_of_its_critic(paced: Paced) -> None:
 
 @pytest.mark.parametrize("levels", LIGHT)
 def test_what_is_called_between_steps_that_are_measured_is_never_called_unused(
-    levels: tuple[Level, ...], paced: Paced
+    levels: tuple[StepKind, ...], paced: Paced
 ) -> None:
     """A module whose calls no measured step saw is not in the ledger, whether it trains, evaluates or is called alone."""
     paced(*levels)
@@ -78,7 +78,7 @@ def test_what_is_called_between_steps_that_are_measured_is_never_called_unused(
 
     model = Many()
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for step in range(6):
             optimizer.zero_grad()
@@ -95,13 +95,13 @@ def test_what_is_called_between_steps_that_are_measured_is_never_called_unused(
     assert {site.partition(".")[0] for site in found if "param" in site} == {"unused", "evaluated"}
 
 
-@pytest.mark.parametrize("levels", [*LIGHT[:2], (Level.FULL,)])
-def test_a_nan_after_an_error_in_mid_step_is_found_where_it_is_born(levels: tuple[Level, ...], paced: Paced) -> None:
+@pytest.mark.parametrize("levels", [*LIGHT[:2], (StepKind.MEASURED,)])
+def test_a_nan_after_an_error_in_mid_step_is_found_where_it_is_born(levels: tuple[StepKind, ...], paced: Paced) -> None:
     """What an interrupted forward left behind is neither taken for the next one's, nor in its way."""
     paced(*levels)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Failing(), nn.Linear(4, 2))
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for step in range(8):
             optimizer.zero_grad()
@@ -136,8 +136,8 @@ class Failing(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("level", [Level.LOOK, Level.NORM, Level.FULL])
-def test_threads_with_a_model_each_are_told_apart(level: Level, paced: Paced) -> None:
+@pytest.mark.parametrize("level", [StepKind.GUARDED, StepKind.GUARDED, StepKind.MEASURED])
+def test_threads_with_a_model_each_are_told_apart(level: StepKind, paced: Paced) -> None:
     """Forwards of two threads that run at once do not mix: a NaN in the one is not looked for in the other."""
     paced(level)
     turns = threading.Barrier(2)
@@ -148,7 +148,7 @@ def test_threads_with_a_model_each_are_told_apart(level: Level, paced: Paced) ->
             scale = float("nan") if number == 1 and step == 3 else 1.0
             models[number](torch.randn(5, 4) * scale).mean().backward()
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         for model in models:
             model[1].turns = None
             descend(model, 2)
@@ -162,7 +162,6 @@ def test_threads_with_a_model_each_are_told_apart(level: Level, paced: Paced) ->
     log = watched(program)
     assert log.watch is not None
     assert not log.watch.failed
-    assert not log.watch.lookout.failed
     sites = {f.site for f in check(log.recording()) if f.code == "NAN-BORN"}
     assert sites == {"Sequential:in"}
 
@@ -182,7 +181,7 @@ class Meeting(nn.Module):
 
 def test_a_loop_that_is_a_generator_may_be_left_half_way(paced: Paced) -> None:
     """Two trainings in turn, as generators: each forward is of its own model, and what is left unfinished ends nothing."""
-    paced(Level.NORM, Level.LOOK, Level.FULL)
+    paced(StepKind.GUARDED, StepKind.GUARDED, StepKind.MEASURED)
 
     def training(model: nn.Module) -> Iterator[None]:
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -193,7 +192,7 @@ def test_a_loop_that_is_a_generator_may_be_left_half_way(paced: Paced) -> None:
             loss.backward()
             optimizer.step()
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         pair = [training(net()), training(net())]
         for _ in range(7):
             for each in pair:
@@ -210,10 +209,10 @@ def test_a_loop_that_is_a_generator_may_be_left_half_way(paced: Paced) -> None:
 
 def test_a_full_step_in_the_midst_of_a_light_one_is_written(paced: Paced) -> None:
     """A second optimizer that first steps while the other makes the steps: what is left of that step is written in full."""
-    paced(Level.LOOK)
+    paced(StepKind.GUARDED)
     first, second, outs = net(), nn.Sequential(nn.Linear(4, 2), nn.ReLU()), []
 
-    def program(watch: Watch) -> None:
+    def program(watch: Watcher) -> None:
         ours, theirs = (torch.optim.SGD(m.parameters(), 0.01) for m in (first, second))
         for step in range(6):
             for model, optimizer in ((first, ours), (second, theirs))[: 1 + (step >= 2)]:

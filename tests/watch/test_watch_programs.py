@@ -14,7 +14,7 @@ from watched import Conv, Memory, images, watch
 
 from kedge.actions.measure import Meter
 from kedge.testing import assert_same_bits
-from kedge.watch.watcher import Watch
+from kedge.watch.watcher import Watcher
 from threaded import in_threads, replicas_of
 
 
@@ -244,7 +244,7 @@ def test_a_measurement_that_fails_costs_its_own_site_alone(capsys: pytest.Captur
             super().observe(seat, value, step)
 
     model, log = Conv(), Memory()
-    with Watch(Fails(), log, n=1):
+    with Watcher(Fails(), log, n=1):
         for _ in range(3):
             model(images())
     lines = capsys.readouterr().err.splitlines()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kedge.actions.measure import Meter
 from kedge.store.recording import Recording
-from kedge.watch.watcher import Watch
+from kedge.watch.watcher import Watcher
 
 
 class Memory:
@@ -22,7 +22,7 @@ class Memory:
         self.roots: list[Mapping[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
         self.events: list[Mapping[str, Any]] = []
-        self.watch: Watch | None = None
+        self.watch: Watcher | None = None
 
     def sites(self, sites: list[Mapping[str, Any]], roots: list[Mapping[str, Any]]) -> None:
         self.entries, self.roots = sites, roots
@@ -49,16 +49,16 @@ class Memory:
 def watch(program: Callable[[], Any], *, every: int = 10, sites: str = "**", log: Any = None) -> Any:
     """Run a program watched; returns the log, which knows its watch."""
     log = Memory() if log is None else log
-    log.watch = Watch(Meter(), log, sites=sites, n=every)
+    log.watch = Watcher(Meter(), log, sites=sites, n=every)
     with log.watch:
         program()
     return log
 
 
-def watched(program: Callable[[Watch], Any]) -> Memory:
+def watched(program: Callable[[Watcher], Any]) -> Memory:
     """Run a program within a budget; it is given its watch."""
     log = Memory()
-    log.watch = Watch(Meter(), log, n=10, budget=0.5)
+    log.watch = Watcher(Meter(), log, n=10, budget=0.5)
     with log.watch:
         program(log.watch)
     return log

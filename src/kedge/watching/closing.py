@@ -89,8 +89,9 @@ def in_short(judgement: Judgement) -> str:
     for finding in findings:
         places.setdefault(finding.code, []).append(finding.site)
     named = [_named(code, sites) for code, sites in list(places.items())[:NAMED_RULES]]
-    left = "" if judgement.complete else f"; {counted(len(judgement.unjudged), 'rule')} could not judge"
-    return f"{tally(findings)}: {'; '.join(named)}{left}"
+    left = [f"{counted(len(judgement.unjudged), 'rule')} could not judge"] if judgement.unjudged else []
+    unseen = [f"not watched: {', '.join(judgement.unseen)}"] if judgement.unseen else []
+    return "; ".join([f"{tally(findings)}: {'; '.join(named)}", *unseen, *left])
 
 
 def _named(code: str, sites: Sequence[str]) -> str:

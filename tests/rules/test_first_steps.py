@@ -190,7 +190,9 @@ def test_a_loss_that_multiplies_is_enough_with_large_updates(ratio, losses, numb
     """Twice three times the first one, while weights change by a tenth."""
     later = [0.9] * (12 - len(losses))
 
-    assert len(stepping(*[lambda n: (0.1, 0.1 * ratio)] * 2, loss=[*losses, *later])) == number
+    findings = stepping(*[lambda n: (0.1, 0.1 * ratio)] * 2, loss=[*losses, *later])
+
+    assert [finding.step for finding in findings] == [2] * number
 
 
 def test_weights_that_start_at_zero_are_left_out():
@@ -204,7 +206,7 @@ def test_later_steps_are_for_other_rules():
     """From the eleventh on."""
     late: Course4 = lambda n: (0.1, 1.0 if n > 10 else 1e-4)
 
-    assert stepping(late, late, loss=[2.0] * 12) == []
+    assert stepping(late, late, loss=[2.0] * 16, steps=range(16)) == []
 
 
 def test_a_start_that_was_not_seen_is_not_judged():

@@ -100,6 +100,7 @@ def test_json_is_strict_and_complete(recorded: Recorded, capsys: pytest.CaptureF
         ],
         "unjudged": [],
         "command": None,
+        "unseen": [],
     }
     assert list(printed["findings"][0]) == FIELDS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -61,7 +62,8 @@ def test_a_run_is_recorded_and_told_in_three_lines(kedge: Kedge, script: Script,
     seen, found, following = done.stderr.splitlines()
     pattern = r"\[kedge\] \d+ sites, 25 steps, 3 sampled; watching took (< )?\d+\.\d % of \S+ s"
     assert re.fullmatch(pattern, seen), seen
-    assert found == "[kedge] no findings"
+    assert found.startswith("[kedge] no findings so far; "), found
+    assert f"kedge run --budget none --every 1 {shlex.join(words)}" in found
     assert following == "[kedge] see more with: kedge report it.kedge"
     recording = Recording.open(tmp_path / "it.kedge")
     assert recording.steps.tolist() == [0, 10, 20]
@@ -131,7 +133,7 @@ def test_what_is_found_is_told(kedge: Kedge, script: Script) -> None:
     done = kedge("run", "-o", "it.kedge", script(broken), "5")
 
     assert done.returncode == 0
-    assert re.match(r"\[kedge\] 1 error: NAN-BORN at \S+$", done.stderr.splitlines()[1])
+    assert re.match(r"\[kedge\] 1 error: NAN-BORN at \S+; \d+ rules could not judge$", done.stderr.splitlines()[1])
     assert kedge("check", "it.kedge").returncode == 1
 
 

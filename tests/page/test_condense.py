@@ -21,7 +21,7 @@ from kedge.report.page.columns import form_of, packed
 from kedge.report.page.document import Document, condense
 from kedge.report.page.redact import shareable
 from kedge.report.page.render import page_of, render_page
-from kedge.rules.registry import check
+from kedge.rules.registry import ALL, check
 from kedge.rules.rule import Finding
 from kedge.store.exponents import quantile
 from kedge.store.recording import Recording
@@ -402,3 +402,26 @@ def test_a_light_step_gives_the_size_of_a_loss() -> None:
 
         assert (curve["kind"], curve["broken"]) == ("loss", [])
         assert unpacked(curve["last"]["data"], "f4").tolist() == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_page_says_which_rules_could_not_judge() -> None:
+    """With what each lacked, and the command; of rules that were not run nothing is said."""
+    recording = replace(chain(5), manifest={"script": "t.py", "command": ["t.py"], "every": 10, "budget": None})
+    rules = [rule for rule in ALL if rule.code in ("NEVER-CALLED", "NEAR-OVERFLOW")]
+
+    described = condense(replace(recording, events=()), [], rules).described
+
+    assert described["unjudged"] == [{"code": "NEVER-CALLED", "said": "no end of the program"}]
+    assert described["advice"] == []
+    assert condense(recording, []).described["unjudged"] == []
+
+
+def test_a_page_to_share_has_no_line_of_the_producer() -> None:
+    """Where sources are left out, the operation is named without its file and text."""
+    event = {"kind": "producer", "step": 3, "operation": "log", "file": "secret.py", "line": 7, "text": "secret()"}
+    recording = replace(chain(5), events=(event,))
+
+    told = [finding.message for finding in check(shareable(recording, source=False))]
+
+    assert any("log made it" in message for message in told)
+    assert not any("secret" in message for message in told)

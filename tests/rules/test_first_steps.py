@@ -140,6 +140,12 @@ def doubled(step: int) -> tuple[float, float]:
     return 0.1, 0.1 if step == 1 else 0.01
 
 
+def growing(step: int) -> tuple[float, float]:
+    """A weight that is three times what it was after four steps, each of half its first size."""
+    return 0.1 + 0.05 * step, 0.05
+
+
+FLAT = [2.3] * 12
 RISEN, FALLEN = [2.3, *[20.0] * 11], [2.3, 2.2, *[2.0 - 0.1 * n for n in range(10)]]
 
 
@@ -163,14 +169,16 @@ def test_weights_that_are_thrown_away_are_an_error():
         ((thrown, thrown), [2.3, *[NAN] * 11], 1),
         ((thrown, calm), RISEN, 0),
         ((thrown,), RISEN, 1),
-        ((doubled, doubled), RISEN, 1),
+        ((doubled, doubled), FLAT, 1),
+        ((growing, growing), FLAT, 1),
+        ((growing, growing), FALLEN, 0),
         ((doubled, doubled), FALLEN, 0),
         ((thrown, thrown, *[calm] * 6), RISEN, 1),
         ((thrown, thrown, *[calm] * 7), RISEN, 0),
         ((thrown, thrown), None, 1),
         ((calm, calm), RISEN, 0),
     ],
-    ids=["learns", "diverges", "NaN", "one of two", "the only one", "second step", "second step, learns", "a quarter", "less than a quarter", "no loss", "only the loss"],
+    ids=["learns", "diverges", "NaN", "one of two", "the only one", "second step", "growth", "growth, learns", "second step, learns", "a quarter", "less than a quarter", "no loss", "only the loss"],
 )  # fmt: skip
 def test_two_weights_and_a_loss_that_does_not_fall_are_asked_for(courses, loss, number):
     """A loss that falls excuses the weights, and calm weights the loss."""
@@ -182,7 +190,9 @@ def test_a_loss_that_multiplies_is_enough_with_large_updates(ratio, losses, numb
     """Twice three times the first one, while weights change by a tenth."""
     later = [0.9] * (12 - len(losses))
 
-    assert len(stepping(*[lambda n: (0.1, 0.1 * ratio)] * 2, loss=[*losses, *later])) == number
+    findings = stepping(*[lambda n: (0.1, 0.1 * ratio)] * 2, loss=[*losses, *later])
+
+    assert [finding.step for finding in findings] == [2] * number
 
 
 def test_weights_that_start_at_zero_are_left_out():
@@ -196,7 +206,7 @@ def test_later_steps_are_for_other_rules():
     """From the eleventh on."""
     late: Course4 = lambda n: (0.1, 1.0 if n > 10 else 1e-4)
 
-    assert stepping(late, late, loss=[2.0] * 12) == []
+    assert stepping(late, late, loss=[2.0] * 16, steps=range(16)) == []
 
 
 def test_a_start_that_was_not_seen_is_not_judged():

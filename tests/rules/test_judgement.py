@@ -75,6 +75,24 @@ def test_a_rule_that_spoke_could_judge():
     assert verdict(judgement) == "1 warning: 1 rule over 2 measured steps"
 
 
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"what": "children", "detail": {"processes": 4, "seconds": 12.34}}, "4 child processes computed for 12.3 s"),
+        ({"what": "children", "detail": {}}, "a child process computed"),
+        ({"what": "hook-tables"}, "what modules did, as the program replaced PyTorch's global hooks"),
+    ],
+)
+def test_what_took_place_unseen_is_said_in_place_of_a_tick(event, words):
+    """A run whose training nobody watched has no findings, and that means nothing."""
+    recording = run()
+    recording = dataclasses.replace(recording, events=(*recording.events, {"kind": "unseen", **event}))
+    judgement = judge(recording, [Lacking("A", 20)])
+
+    assert not judgement.complete
+    assert verdict(judgement) == f"no findings so far; not watched: {words}"
+
+
 def test_a_short_line_counts_the_rest():
     """The last line of a run names a few."""
     judgement = judge(run(), [Lacking(code, 2) for code in "ABCDE"])

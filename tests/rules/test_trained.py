@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -40,6 +41,17 @@ def test_an_optimizer_says_what_is_trained():
     assert trained_roots(recorded(True, False)) == {0}
     assert trained_roots(recorded(None, None)) == {0, 1}
     assert trained_roots(recorded(False, False, graded=(1,))) == {1}
+
+
+def test_what_no_root_holds_belongs_to_none():
+    """A model that was called and never measured has no root; its paths begin with its class."""
+    recording = recorded(True)
+    root = dataclasses.replace(
+        recording.roots[0], modules=({"path": "", "type": "Net"}, {"path": "fc", "type": "Linear"})
+    )
+    recording = dataclasses.replace(recording, roots=(root,))
+
+    assert [root_of(recording, path) for path in ("fc.weight", "fc", "bias", "Sequential.0.weight")] == [0, 0, 0, -1]
 
 
 def test_a_path_belongs_to_the_root_with_the_longest_prefix():

@@ -84,6 +84,13 @@ def test_nothing_is_said_where_all_is_held():
     assert found(NotOptimized(), left()) == []
 
 
+def test_ranks_that_train_alike_are_one_finding():
+    """Each of them wrote it down."""
+    lost = left(replaced=["fc.weight"])
+
+    assert len(found(NotOptimized(), lost, {**lost, "rank": 1}, {**lost, "rank": 2})) == 1
+
+
 def kept(step: int, number: int = 4, **entry: Any) -> dict[str, Any]:
     """Describe gradients that were still there."""
     return {"kind": "grads-kept", "step": step, "optimizer": 0, "checked": 4, "kept": number, **entry}

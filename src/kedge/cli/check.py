@@ -32,7 +32,7 @@ class Check:
     With --json, one object is printed:
       {"recording": RUN, "findings": [{"code", "severity", "site", "step", "message",
                                        "evidence", "confidence", "remedy"}, ...],
-       "unjudged": [{"code", "lacks", "have", "need"}, ...], "command": TEXT or null}
+       "unjudged": [{"code", "lacks", "have", "need"}, ...], "command": TEXT or null, "unseen": [TEXT, ...]}
     Numbers that JSON does not have are the strings "nan", "inf" and "-inf".
     """
 
@@ -79,6 +79,7 @@ def _document(name: str, judgement: Judgement) -> dict[str, Any]:
         "findings": [_plain(asdict(finding)) for finding in judgement.findings],
         "unjudged": [{key: getattr(lack, key) for key in LACK} for lack in judgement.unjudged],
         "command": judgement.command or None,
+        "unseen": list(judgement.unseen),
     }
 
 

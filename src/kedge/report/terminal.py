@@ -18,7 +18,7 @@ from kedge.report.numbers import counted
 from kedge.report.paragraph import print_paragraph
 from kedge.report.table import columns, drawn, header
 from kedge.report.tally import tally
-from kedge.report.verdict import advice, unjudged, verdict
+from kedge.report.verdict import advice, left_open, verdict
 from kedge.rules.judgement import Judgement, judgement_of
 from kedge.rules.rule import SEVERITIES, Finding, Rule
 from kedge.store.recording import Recording
@@ -98,8 +98,8 @@ def _render_verdict(judgement: Judgement, console: Console, extent: Extent) -> N
         render_findings(findings, console, *([None] if extent.most is None else []))
     if judgement.complete:
         return
-    if findings:
-        print_paragraph(Text(unjudged(judgement.unjudged)), console)
+    for line in left_open(judgement) if findings else ():
+        print_paragraph(Text(line), console)
     for line in advice(judgement):  # a command stays one line, so that it can be copied
         console.print(Text(line), soft_wrap=True)
     console.print()

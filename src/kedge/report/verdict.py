@@ -25,7 +25,20 @@ def verdict(judgement: Judgement, most: int | None = None) -> str:
         asked = counted(judgement.rules, "rule")
         return f"{mark}{tally(judgement.findings)}: {asked} over {counted(judgement.measured, 'measured step')}"
     found = tally(judgement.findings) if judgement.findings else "no findings so far"
-    return f"{found}; {unjudged(judgement.unjudged, most)}"
+    return "; ".join([found, *left_open(judgement, most)])
+
+
+def left_open(judgement: Judgement, most: int | None = None) -> Iterator[str]:
+    """Say what was not watched, and which rules could not judge.
+
+    Args:
+        judgement: What the rules made of a recording.
+        most: How many rules are named; all of them if None.
+    """
+    if judgement.unseen:
+        yield f"not watched: {', '.join(judgement.unseen)}"
+    if judgement.unjudged:
+        yield unjudged(judgement.unjudged, most)
 
 
 def unjudged(lacks: Iterable[Lack], most: int | None = None) -> str:

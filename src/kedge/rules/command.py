@@ -56,11 +56,10 @@ def _command(recording: Recording, *, dump: bool) -> str:
     sites = str(manifest.get("sites") or "**")
     options = ["--budget", "none", "--every", "1"] if measures_all(recording) or not dump else []
     options += (["--dump"] if dump else []) + (["--sites", sites] if sites != "**" else [])
-    launcher = _launcher(int(manifest.get("world") or 1))
-    return shlex.join([*launcher, "run", *options, *(command or [script or _ANY])])
+    return shlex.join([*_launcher(manifest.get("world")), "run", *options, *(command or [script or _ANY])])
 
 
-def _launcher(world: int) -> list[str]:
-    if world == 1:
+def _launcher(world: object) -> list[str]:
+    if not isinstance(world, int) or world < 2:
         return ["kedge"]
     return ["torchrun", "--nproc-per-node", str(world), "-m", "kedge"]

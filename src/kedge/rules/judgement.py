@@ -6,8 +6,9 @@ names the whole command that would supply it, unless the run had these options a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kedge.rules.command import closer_look
 from kedge.rules.registry import ALL, check
@@ -34,11 +35,13 @@ class Judgement:
     measured: int
     command: str = ""
     helped: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    "What took place where nothing was watched, in words."
 
     @property
     def complete(self) -> bool:
-        """Whether every rule could judge."""
-        return not self.unjudged
+        """Whether every rule could judge, and nothing took place unseen."""
+        return not self.unjudged and not self.unseen
 
 
 def judge(recording: Recording, rules: Iterable[Rule] | None = None) -> Judgement:
@@ -59,7 +62,15 @@ def judgement_of(recording: Recording, findings: Iterable[Finding], rules: Itera
     lacks = [lack for rule in asked if rule.code not in spoke and (lack := rule.lacking(recording)) is not None]
     helped = tuple(lack.code for lack in lacks if helps(recording, lack))
     command = closer_look(recording) if helped else ""
-    return Judgement(found, tuple(lacks), len(asked), len(recording.steps), command, helped if command else ())
+    return Judgement(
+        findings=found,
+        unjudged=tuple(lacks),
+        rules=len(asked),
+        measured=len(recording.steps),
+        command=command,
+        helped=helped if command else (),
+        unseen=tuple(dict.fromkeys(_words(event) for event in recording.events if event.get("kind") == "unseen")),
+    )
 
 
 def helps(recording: Recording, lack: Lack) -> bool:
@@ -67,6 +78,20 @@ def helps(recording: Recording, lack: Lack) -> bool:
     length, measured = _length(recording), len(recording.steps)
     expected = lack.have * length / measured if lack.have and measured else length
     return lack.grows and expected >= lack.need
+
+
+def _words(event: Mapping[str, Any]) -> str:
+    """Say what took place where nothing was watched."""
+    detail = event.get("detail") or {}
+    if event.get("what") == "children":
+        number, seconds = detail.get("processes"), detail.get("seconds")
+        who = f"{number} child processes" if number and number != 1 else "a child process"
+        return f"{who} computed{f' for {seconds:.3g} s' if seconds else ''}"
+    if event.get("what") == "hook-tables":
+        step = detail.get("step")
+        since = f" since step {step}" if step is not None else ""
+        return f"what modules did{since}, as the program replaced PyTorch's global hooks"
+    return str(event.get("what", "a part of the program"))
 
 
 def _length(recording: Recording) -> int:

@@ -75,6 +75,8 @@ class NoLearning:
         if not trains(recording):
             return None
         have = max((len(loss.values) for loss in losses(recording)), default=0)
+        if not have:
+            return Lack(self.code, "loss", 0, 1, grows=False)
         return too_few(self.code, have, self.min_losses, "steps with a loss")
 
     def _judged(self, recording: Recording) -> list[LossCourse]:

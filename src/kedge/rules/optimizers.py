@@ -13,7 +13,7 @@ Entry = Mapping[str, Any]
 
 def optimizers(recording: Recording) -> tuple[Entry, ...] | None:
     """Return the program's optimizers; None where the recording does not tell, as before the program ends."""
-    written = [event for event in recording.events if event.get("kind") == "optimizers"]
+    written = events_of(recording, "optimizers")
     if not written:
         return None
     return tuple(entry for event in written for entry in event.get("optimizers", ()))
@@ -26,8 +26,9 @@ def has_optimizer(recording: Recording) -> bool:
 
 
 def events_of(recording: Recording, kind: str) -> list[Entry]:
-    """List the events of one kind in the order of their steps."""
-    found = [event for event in recording.events if event.get("kind") == kind]
+    """List the events of one kind in the order of their steps; of several ranks, which train alike, those of the lowest."""
+    rank = recording.ranks[0]
+    found = [event for event in recording.events if event.get("kind") == kind and event.get("rank", rank) == rank]
     return sorted(found, key=lambda event: int(event.get("step", -1)))
 
 

@@ -133,6 +133,19 @@ ratio = 1e-4
 
 The nearest `pyproject.toml` with a `[tool.kedge]` counts, from the working directory upwards; `--config FILE` names
 another. What is typed goes before what the file says.
+
+## What could not be judged
+
+Most rules need samples: a median of twenty gradients, fifty losses, the end of the program. `✓ no findings` is said only where
+every rule could judge. Otherwise the last line of `kedge run`, `kedge report` and its page, and `kedge check` name the rules
+that could not, what each had and needs, and the whole command that gives it to them, unless the run was too short or had
+these options already. A rule that has nothing to judge, as where a model has no saturating activation, is not named.
+
+`kedge check --json` has `unjudged`, a list of `{"code", "lacks", "have", "need"}`, and `command`; `kedge check --strict` exits
+with 3 if a rule could not judge and none found an error.
+
+Rules about training speak of the models that an optimizer trains. Criteria, transforms, teachers, target networks and models
+that are loaded again for a test are left alone by them.
 """
 _SETTINGS = "With their defaults, as `pyproject.toml` has them. `kedge explain --thresholds` prints those that apply."
 

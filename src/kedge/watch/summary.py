@@ -9,7 +9,7 @@ from typing import Any
 from kedge.errors import RecordingError
 from kedge.report.numbers import counted, percent, seconds
 from kedge.report.tally import tally
-from kedge.report.verdict import advice, unjudged, verdict
+from kedge.report.verdict import advice, verdict
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project import configured_rules
 from kedge.store.documents import read_manifest, read_ranks
@@ -89,8 +89,9 @@ def in_short(judgement: Judgement) -> str:
     for finding in findings:
         places.setdefault(finding.code, []).append(finding.site)
     named = [_named(code, sites) for code, sites in list(places.items())[:NAMED_RULES]]
-    left = [] if judgement.complete else [unjudged(judgement.unjudged, NAMED_RULES), *advice(judgement)]
-    return "; ".join([f"{tally(findings)}: {'; '.join(named)}", *left])
+    left = [f"{counted(len(judgement.unjudged), 'rule')} could not judge"] if judgement.unjudged else []
+    unseen = [f"not watched: {', '.join(judgement.unseen)}"] if judgement.unseen else []
+    return "; ".join([f"{tally(findings)}: {'; '.join(named)}", *unseen, *left])
 
 
 def _named(code: str, sites: Sequence[str]) -> str:

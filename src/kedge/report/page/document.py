@@ -66,6 +66,7 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
         "run": about(recording),
         "rules": len(rules),
         "unjudged": [{"code": lack.code, "said": lack_of(lack)} for lack in judgement.unjudged],
+        "unseen": list(judgement.unseen),
         "advice": list(advice(judgement)),
         "explained": {rule.code: explain(rule.code, rules) for rule in rules if rule.code in codes},
         "findings": [_finding(recording, finding) for finding in findings],

@@ -53,6 +53,8 @@ def _event(event: Entry) -> Entry:
     if event.get("kind") == "operation":
         told = [{key: entry[key] for key in OPERATION if key in entry} for entry in event.get("operations", ())]
         return {**event, "operations": told}
+    if event.get("kind") == "producer":
+        return {key: value for key, value in event.items() if key not in (*PLACES, "text")}
     if event.get("kind") != "end" or not event.get("error"):
         return event
     return {**event, "error": str(event["error"]).partition(":")[0]}

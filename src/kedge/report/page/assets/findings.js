@@ -23,7 +23,7 @@ export class Findings {
     const { findings } = recording;
     byId("findings-count").textContent = findings.length ? whole(findings.length) : "";
     if (!findings.length) {
-      const judged = recording.run.sampled > 0 && !recording.unjudged.length;
+      const judged = recording.run.sampled > 0 && !recording.unjudged.length && !recording.unseen.length;
       fill(this.host, make("p", { class: "clean" }, judged && [make("span", { class: "badge fine" }, "✓"), " "], this.clean()), this.unjudged());
       return;
     }
@@ -37,17 +37,18 @@ export class Findings {
   clean() {
     const { run, rules } = this.recording;
     if (!run.sampled) return "No findings yet: no step has been sampled.";
-    if (this.recording.unjudged.length) return "No findings so far.";
+    if (this.recording.unjudged.length || this.recording.unseen.length) return "No findings so far.";
     return `No findings: ${rules ? counted(rules, "rule") : "the rules"} over ${counted(run.sampled, "measured step")}.`;
   }
 
   // The rules that had too little to judge, and what to type so that they have enough.
   unjudged() {
-    const { unjudged, advice, run } = this.recording;
-    if (!unjudged.length || !run.sampled) return null;
+    const { unjudged, unseen, advice, run } = this.recording;
+    if (!run.sampled) return null;
     const named = unjudged.map((lack) => `${lack.code} (${lack.said})`).join(", ");
-    const said = `${counted(unjudged.length, "rule")} could not judge: ${named}.`;
-    return make("div", { class: "unjudged" }, make("p", {}, said), advice.map((line) => make("p", { class: "mono" }, line)));
+    const said = unjudged.length && make("p", {}, `${counted(unjudged.length, "rule")} could not judge: ${named}.`);
+    const missed = unseen.length && make("p", {}, `Not watched: ${unseen.join(", ")}.`);
+    return make("div", { class: "unjudged" }, missed || null, said || null, advice.map((line) => make("p", { class: "mono" }, line)));
   }
 
   card(finding) {

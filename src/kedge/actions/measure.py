@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge import native
@@ -29,6 +30,7 @@ from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate
 
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
+Squares = tuple[NDArray[np.int64], NDArray[np.float64]]
 _BEHIND = 2
 _SPOILED_KEPT = 32
 _RECENT = 16
@@ -63,6 +65,7 @@ class Meter:
         self.events = 0
         self.seconds = self.device_seconds = 0.0
         self._seen: dict[int, Seen] = {}
+        self._near: dict[int, tuple[Site, Seat]] = {}
         self._pending: deque[Step] = deque()
         self._lock = threading.RLock()
 
@@ -280,21 +283,63 @@ class Meter:
         with self._lock:
             if step != self.step:
                 self._begin(step)
-            by_device: dict[torch.device, list[tuple[Seat, Tensor]]] = {}
-            for site, tensor in zip(sites, tensors, strict=True):
-                if reduce.measurable(own := own_part(tensor)):
-                    by_device.setdefault(tensor.device, []).append((self._seat(site, tensor), own))
-            bulks = [self._norms(group) for group in by_device.values()]
+            bulks = self._bulks(sites, tensors)
             if total is not None:
-                whole = self._total_seat(total, sum(t.numel() for t in tensors)).id
+                whole = self._total_seat(total, tensors).id
                 self.curves.add(whole)
                 bulks = [b._replace(total=whole, parts=parts) for b in bulks]
             self._bulk += bulks
             return any(b.arrived is None and not np.isfinite(b.norms).all() for b in bulks)
 
-    def _total_seat(self, site: Site, size: int) -> Seat:
+    def _bulks(self, sites: Sequence[Site], tensors: Sequence[Tensor]) -> list[Bulk]:
+        rows = native.table(len(tensors))
+        if native.available() and not native.measure_many(rows, 0, tensors, native.CODES["norm"]):
+            ids = [self._known_seat(site, tensor).id for site, tensor in zip(sites, tensors, strict=True)]
+            return [Bulk.of(ids, rows)] if ids else []
+        by_device: dict[torch.device, list[tuple[Seat, Tensor]]] = {}
+        for site, tensor in zip(sites, tensors, strict=True):
+            if reduce.measurable(own := own_part(tensor)):
+                by_device.setdefault(tensor.device, []).append((self._seat(site, tensor), own))
+        return [self._norms(group) for group in by_device.values()]
+
+    def _known_seat(self, site: Site, value: Tensor, elements: int | None = None) -> Seat:
+        """Return what is known of a site, which is found faster if it is the same object each time.
+
+        Args:
+            site: The site.
+            value: What stands there.
+            elements: How many elements are drawn from the value, where not all of it is measured.
+        """
+        known = self._near.get(id(site))
+        if known is not None and known[0] is site:
+            return known[1]
+        seat = self._seat(site, value if elements is None else value.detach().new_empty(elements))
+        self._near[id(site)] = site, seat
+        return seat
+
+    def add_squares(self, sites: Sequence[Site], step: int, like: Sequence[Tensor], known: Squares) -> None:
+        """Take in sums of squares that are known already, one a site.
+
+        Args:
+            sites: Where they belong.
+            step: The step.
+            like: A tensor of the format of what was squared, for each.
+            known: Of how many numbers each sum is, and the sums.
+        """
+        counts, squares = known[0].tolist(), known[1]
+        with self._lock:
+            if step != self.step:
+                self._begin(step)
+            ids = [
+                self._known_seat(site, tensor, elements=count).id
+                for site, tensor, count in zip(sites, like, counts, strict=True)
+            ]
+            self._bulk.append(Bulk(ids, counts, np.sqrt(squares), None))
+
+    def _total_seat(self, site: Site, tensors: Sequence[Tensor]) -> Seat:
         seat = self.seats.get(site)
         if seat is None:
+            size = sum(t.numel() for t in tensors)
             seat = self.seats[site] = Seat(site, len(self.seats), (size,), "float32", None, (), None)
         return seat
 
@@ -331,7 +376,7 @@ class Meter:
             rows = native.table(len(group))
             for i in native.measure_many(rows, 0, tensors, native.CODES["norm"]):
                 rows[i] = reductions.row(tensors[i], "norm")
-            return Bulk(ids, rows[:, -1].astype(int).tolist(), np.sqrt(rows[:, FIELDS.index("sumsq")]), None)
+            return Bulk.of(ids, rows)
         real = [reductions.real(t) for t in tensors]
         dtype = torch.float64 if any(t.dtype is torch.float64 for t in real) else torch.float32
         norms, arrived = to_host(torch.stack(list(torch._foreach_norm(real, dtype=dtype))) if real else torch.zeros(0))

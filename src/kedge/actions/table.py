@@ -186,6 +186,11 @@ class Bulk(NamedTuple):
     total: int | None = None
     parts: Parts = "all"
 
+    @classmethod
+    def of(cls, sites: list[int], rows: NDArray[np.float64]) -> Bulk:
+        """What a table says of norms that were measured on the host."""
+        return cls(sites, rows[:, len(FIELDS)].astype(int).tolist(), np.sqrt(rows[:, FIELDS.index("sumsq")]), None)
+
     def host(self) -> Any:
         """The norms, waiting for them if they have not arrived."""
         if self.arrived is not None:

@@ -83,6 +83,9 @@ class Gauge(Protocol):
     ) -> bool:
         """Measure the norms of many tensors at once; tell whether one is known not to be finite."""
 
+    def add_squares(self, sites: Sequence[Site], step: int, like: Sequence[Tensor], known: tuple[Any, Any]) -> None:
+        """Take in sums of squares that are known already, one a site: of how many numbers, and the sums."""
+
     def add_values(self, step: int, held: Sequence[tuple[Any, Tensor]]) -> bool:
         """Measure the norms of many values at once; tell whether one is known not to be finite."""
 

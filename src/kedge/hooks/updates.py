@@ -5,11 +5,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kedge import native
 from kedge.hooks.lookout import is_finite
 from kedge.hooks.pace import Level
 from kedge.hooks.roots import Gauge, Parts, Root
@@ -70,7 +74,8 @@ class Updates:
         self.sees = True
         self._held: weakref.WeakKeyDictionary[Optimizer, list[Held]] = weakref.WeakKeyDictionary()
         self._sentinels: weakref.WeakKeyDictionary[Optimizer, list[nn.Parameter]] = weakref.WeakKeyDictionary()
-        self._before: weakref.WeakKeyDictionary[Optimizer, list[list[Tensor]]] = weakref.WeakKeyDictionary()
+        self._before: weakref.WeakKeyDictionary[Optimizer, list[Samples]] = weakref.WeakKeyDictionary()
+        self._learned: weakref.WeakKeyDictionary[Optimizer, list[Any]] = weakref.WeakKeyDictionary()
 
     def before(self, optimizer: Optimizer, level: Level, *, spoiled: bool) -> None:
         """Look at gradients and parameters before they change.
@@ -84,7 +89,7 @@ class Updates:
             self._learn(optimizer)
         held = self._held.get(optimizer) or self._learn(optimizer)
         if level is Level.FULL:
-            self._before[optimizer] = [[sample(p).clone() for p in each.params] for each in held]
+            self._before[optimizer] = [Samples(each.params) for each in held]
         elif level is Level.LOOK and not spoiled and self.glance(optimizer):
             return
         for each in held:
@@ -100,17 +105,25 @@ class Updates:
         """Measure how far some elements of each parameter have gone."""
         before = self._before.pop(optimizer, None)
         for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
-            changes = torch._foreach_sub([sample(p) for p in each.params], old) if old else []
-            self.meter.add(each.changes, self.step(), list(changes))
+            squares = old.changes()
+            if squares is not None:
+                self.meter.add_squares(each.changes, self.step(), each.params, squares)
+            elif changes := old.differences():
+                self.meter.add(each.changes, self.step(), changes)
 
     def holds(self, optimizer: Optimizer) -> bool:
         """Tell whether an optimizer holds a parameter that is watched."""
         return any(self.place(param) is not None for param in _params(optimizer))
 
     def _learn(self, optimizer: Optimizer) -> list[Held]:
+        params = list(_params(optimizer))
+        placed_now = [self.place(param) for param in params]
+        known = [*map(id, params), *placed_now]
+        if known == self._learned.get(optimizer):  # as in nearly every step
+            return self._held[optimizer]
+        self._learned[optimizer] = known
         by_root: dict[int, Held] = {}
-        for param in _params(optimizer):
-            placed = self.place(param)
+        for param, placed in zip(params, placed_now, strict=True):
             if placed is not None and (param.is_floating_point() or param.is_complex()) and param.itemsize > 1:
                 site, root = placed
                 if root.index not in by_root:
@@ -147,6 +160,33 @@ class Updates:
         there = [p.grad for p in self._sentinels.get(optimizer, ()) if p.grad is not None and not p.grad.is_sparse]
         grads = [own_part(grad) for grad in there]
         return grads if all(grad.is_cpu for grad in grads) else []
+
+
+class Samples:
+    """Some elements of each of many parameters, as they were."""
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        self.params = params
+        self.numbers = np.empty(_SAMPLE * len(params))
+        self.counts = native.draw_many(self.numbers, params, _SAMPLE)
+        self.tensors = [] if all(self.counts) else [sample(param).clone() for param in params]
+
+    def changes(self) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+        """How many elements each parameter has here, and the sum of the squares of their changes; None if PyTorch has them."""
+        if self.tensors or not self.counts:
+            return None
+        now = np.empty_like(self.numbers)
+        if native.draw_many(now, self.params, _SAMPLE) != self.counts:
+            return None
+        counts = np.array(self.counts)
+        used = int(counts.sum())
+        with np.errstate(all="ignore"):
+            change = now[:used] - self.numbers[:used]
+            return counts, np.add.reduceat(change * change, np.cumsum(counts) - counts)
+
+    def differences(self) -> list[Tensor]:
+        """The changes themselves, as tensors."""
+        return list(torch._foreach_sub([sample(param) for param in self.params], self.tensors)) if self.tensors else []
 
 
 def sample(param: Tensor) -> Tensor:

@@ -64,7 +64,10 @@ class Part(NamedTuple):
             return {"sampled": none, "saturated": saturated[: len(at)], "exponents": [b""] * len(at)}
         lengths = self.spans[:, 1] - self.spans[:, 0]
         self._count_saturated(saturated)
-        histograms = exponents.encode_all(exponents.count_runs(self.numbers, self.spans))
+        if native.histograms is not None and lengths.sum() == len(self.numbers):
+            histograms = native.histograms(self.numbers, self.spans[:, 1].tolist())
+        else:
+            histograms = exponents.encode_all(exponents.count_runs(self.numbers, self.spans))
         return {
             "sampled": np.where(lengths > 0, lengths, -1)[at].astype(np.int32),
             "saturated": saturated if chosen is None else saturated[chosen],

@@ -116,6 +116,10 @@ draw_into: Callable[[Any, int, Tensor], int] = _refuse if _compiled is None else
 #: float64, one tensor after another. Returns how many of each; 0 of those that it refuses.
 draw_many: Callable[[Any, Iterable[Tensor], int], list[int]] = _draw_none if _compiled is None else _compiled.draw_many
 
+#: ``histograms(numbers, ends)`` returns a histogram of magnitudes for each run of an array of float32, each of at most
+#: 65,535 numbers, as `kedge.store.exponents.encode` writes it. None where there is no compiled part.
+histograms: Callable[[Any, Sequence[int]], list[bytes]] | None = None if _compiled is None else _compiled.histograms
+
 
 def measure(tensor: Tensor, what: What = "full") -> dict[str, float]:
     """Return the statistics of one tensor by name, from whichever part can read it."""

@@ -9,6 +9,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <string.h>
+
 #include "channels.h"
 #include "dlpack.h"
 #include "reduce.h"
@@ -362,6 +364,62 @@ static PyObject *draw_many(PyObject *module, PyObject *const *args, Py_ssize_t g
     return counts;
 }
 
+/* How many numbers have which power of two, see Note [Exponents] in `kedge.store.exponents`, as that writes it down. */
+#define LOWEST (-48)
+#define BUCKETS 83
+
+static PyObject *histogram(const float *numbers, int64_t n) {
+    uint32_t counts[BUCKETS] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, numbers + i, sizeof bits);
+        bits &= 0x7fffffff;
+        int exponent = (int)(bits >> 23), bucket = exponent - 127 - LOWEST + 2;
+        if (bits == 0 || exponent == 255) continue;
+        bucket = bucket < 1 ? 1 : bucket >= BUCKETS ? BUCKETS - 1 : bucket;
+        counts[exponent == 0 ? 0 : bucket]++;
+    }
+    int first = 0, end = BUCKETS;
+    while (first < BUCKETS && !counts[first]) first++;
+    while (end > first && !counts[end - 1]) end--;
+    if (first == BUCKETS) return PyBytes_FromStringAndSize(NULL, 0);
+    unsigned char content[1 + 2 * BUCKETS] = {(unsigned char)first};
+    for (int b = first; b < end; b++) {
+        content[1 + 2 * (b - first)] = (unsigned char)(counts[b] & 0xff);
+        content[2 + 2 * (b - first)] = (unsigned char)(counts[b] >> 8);
+    }
+    return PyBytes_FromStringAndSize((const char *)content, 1 + 2 * (end - first));
+}
+
+static PyObject *histograms(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    Py_buffer numbers;
+    if (takes(given, 2, 2, "histograms(numbers, ends)")) return NULL;
+    PyObject *ends = PySequence_Tuple(args[1]), *found = NULL;
+    if (!ends) return NULL;
+    if (PyObject_GetBuffer(args[0], &numbers, PyBUF_ND | PyBUF_FORMAT)) {
+        Py_DECREF(ends);
+        return NULL;
+    }
+    if (numbers.ndim == 1 && numbers.itemsize == sizeof(float) && numbers.format && numbers.format[0] == 'f')
+        found = PyList_New(0);
+    else
+        PyErr_SetString(PyExc_ValueError, "the numbers have to be of float32, C-contiguous, of one dimension");
+    int64_t start = 0;
+    for (Py_ssize_t i = 0; found && i < PyTuple_Size(ends); i++) {
+        int64_t end = PyLong_AsLongLong(PyTuple_GetItem(ends, i));
+        if (!PyErr_Occurred() && (end < start || end > numbers.shape[0] || end - start > UINT16_MAX))
+            PyErr_Format(PyExc_ValueError, "run %zd of the numbers ends at %lld", i, (long long)end);
+        PyObject *content = PyErr_Occurred() ? NULL : histogram((const float *)numbers.buf + start, end - start);
+        if (!content || PyList_Append(found, content)) Py_CLEAR(found);
+        Py_XDECREF(content);
+        start = end;
+    }
+    PyBuffer_Release(&numbers);
+    Py_DECREF(ends);
+    return found;
+}
+
 /* -- the module --------------------------------------------------------------------------------------------- */
 
 static PyObject *instruction_sets_of(PyObject *module, PyObject *nothing) {
@@ -421,6 +479,7 @@ static PyMethodDef methods[] = {
      "squares_and_nonfinite(tensors): the sum of squares, the number not finite, the indices of those refused"},
     FAST(channels_above_zero, "channels_above_zero(tensor, dim): a bit a channel, or None: refused"),
     FAST(draw_into, "draw_into(numbers, start, tensor): how many numbers were drawn; 0: refused"),
+    FAST(histograms, "histograms(numbers, ends): a histogram of magnitudes for each run of numbers, as bytes"),
     FAST(draw_many, "draw_many(numbers, tensors, most): how many numbers of each were drawn; 0: refused"),
     {"instruction_sets", instruction_sets_of, METH_NOARGS, "instruction_sets(): those of this processor, the best last"},
     {"use", use, METH_O, "use(instruction_set): returns the one in use before"},

@@ -109,6 +109,7 @@ class HostTable:
         self.rows = native.table(_BLOCK)
         self.memory, self.room = self.rows.data, _BLOCK
         self.numbers = np.empty(_BLOCK * DRAWN, dtype=np.float32)
+        self.floats = self.numbers.data
         self._begin()
 
     def _begin(self) -> None:
@@ -143,23 +144,20 @@ class HostTable:
         """
         row = self.used
         if drawing is not None:
-            self._draw(drawing)
+            if self.drawn + DRAWN > len(self.numbers):
+                self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
+                self.floats = self.numbers.data
+            self.drawn += native.draw_into(self.floats, self.drawn, drawing) or self._draw(drawing)
         self.used = row + 1
         self.ends.append(self.drawn)
         self.sites.append(site)
         self.at.append(row)
         return row
 
-    def _draw(self, value: Tensor) -> None:
-        start = self.drawn
-        if start + DRAWN > len(self.numbers):
-            self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
-        count = native.draw_into(self.numbers, start, value)
-        if not count:
-            some = reduce.drawn(flat(value)).float().numpy()
-            count = len(some)
-            self.numbers[start : start + count] = some
-        self.drawn = start + count
+    def _draw(self, value: Tensor) -> int:
+        some = reduce.drawn(flat(value)).float().numpy()
+        self.numbers[self.drawn : self.drawn + len(some)] = some
+        return len(some)
 
     def spoiled(self) -> bool:
         """Whether a sum or a sum of squares is not finite; what was not measured is NaN in both."""

@@ -55,6 +55,7 @@ class Meter:
         self.step, self._step_level = -1, FULL
         self._what: What = what
         self._code = native.CODES[what]
+        self._drawing = False
         self._host = HostTable()
         self._tables: dict[torch.device, DeviceTable] = {}
         self._measured: list[Measured] = []
@@ -149,13 +150,20 @@ class Meter:
             version = value._version
         except RuntimeError:  # inference tensors have no counter
             version = -1
-        seen = self._seen.get(id(value))
+        key = id(value)
+        seen = self._seen.get(key)
         if seen is not None and seen[0]() is value and seen[1] == version >= 0:
             self._again(seat, seen)
-        elif self._host.measure(value, self._code):
-            self._remember(seat, value, version, self._take(seat, value))
-        else:
+            return True
+        host, site = self._host, seat.site
+        if not host.measure(value, self._code):
             return False
+        if site.kind == "out":
+            self._seen[key] = weakref.ref(value), version, self._take(seat, value), seat.id
+        else:
+            self._seen[key] = weakref.ref(value), version, host.take(seat.id, value if self._drawing else None), None
+            if site.kind == "in" and None not in seat.sources:
+                seat.sources = (*seat.sources, None)
         return True
 
     def _again(self, seat: Seat, seen: Seen) -> None:
@@ -179,25 +187,25 @@ class Meter:
 
     def _take(self, seat: Seat, value: Tensor) -> int:
         """Take the row that was just measured, and along with it what its site asks for."""
-        host = self._host
-        if self._code:
-            return host.take(seat.id)
-        if seat.site.kind != "out":
-            return host.take(seat.id, value if self.draws else None)
+        host, path = self._host, seat.site.path
+        tracked = not self._code and (path in self.channel_dims or path in self.saturations) and seat.site.kind == "out"
+        if not tracked:
+            return host.take(seat.id, value if self._drawing else None)
         dim = self._tracked_dim(seat, value)
         if dim is not None:
             host.active[len(host.sites)] = _active(value, dim)
-        saturation = self.saturations.get(seat.site.path) if self.draws else None
+        saturation = self.saturations.get(path) if self._drawing else None
         if saturation is not None:
             host.saturations.append((len(host.sites), saturation))
             return host.take(seat.id, saturation.deciding(value))
-        return host.take(seat.id, value if self.draws else None)
+        return host.take(seat.id, value if self._drawing else None)
 
     def _begin(self, step: int) -> None:
         self.flush()
         self.step, self._step_level = step, self.level
         self._what = "norm" if self.level == LIGHT else self.what
         self._code = native.CODES[self._what]
+        self._drawing = self.draws and not self._code
 
     def _seat(self, site: Site, value: Tensor) -> Seat:
         """Return what is known of a site; with its first value it becomes known."""
@@ -299,7 +307,7 @@ class Meter:
         by_device: dict[torch.device, list[tuple[Seat, Tensor]]] = {}
         for site, tensor in zip(sites, tensors, strict=True):
             if reduce.measurable(own := own_part(tensor)):
-                by_device.setdefault(tensor.device, []).append((self._seat(site, tensor), own))
+                by_device.setdefault(tensor.device, []).append((self._seat(site, tensor), own.detach()))
         return [self._norms(group) for group in by_device.values()]
 
     def _known_seat(self, site: Site, value: Tensor, elements: int | None = None) -> Seat:

@@ -50,9 +50,12 @@ class Held:
 
     def graded(self) -> tuple[list[Site], list[Tensor]]:
         """The gradients that are there and dense, and their sites."""
-        found = [(site, p.grad) for site, p in zip(self.grads, self.params, strict=True) if p.grad is not None]
-        dense = [(site, grad) for site, grad in found if not grad.is_sparse]
-        return [site for site, _ in dense], [grad.detach() for _, grad in dense]
+        found = [p.grad for p in self.params]
+        dense = [grad for grad in found if grad is not None and not grad.is_sparse]
+        if len(dense) == len(found):
+            return self.grads, dense
+        pairs = zip(self.grads, found, strict=True)
+        return [site for site, grad in pairs if grad is not None and not grad.is_sparse], dense
 
 
 class Updates:
@@ -99,7 +102,7 @@ class Updates:
             parts: Parts = light if level is not Level.FULL else "all" if each.spread else "none"
             found = bool(grads) and self.meter.add(sites, self.step(), grads, each.total, parts=parts)
             if level is Level.FULL or spoiled or found:
-                self.meter.add(each.sites, self.step(), [p.detach() for p in each.params])
+                self.meter.add(each.sites, self.step(), each.params)
 
     def after(self, optimizer: Optimizer) -> None:
         """Measure how far some elements of each parameter have gone."""

@@ -22,7 +22,7 @@ from kedge.actions.saturation import Saturation, saturation
 from kedge.actions.statistics import Seat, Seen, Statistics, course, table_of
 from kedge.actions.table import FIELDS, Bulk, DeviceTable, Measured, Parts, Step, bits, to_host
 from kedge.errors import NotRecorded, SeveralRecorded
-from kedge.flow import Act, Measure, Sink, version_of
+from kedge.flow import Act, Sink, version_of
 from kedge.native import What, reductions
 from kedge.sites.leaves import own_part, untransformed
 from kedge.sites.site import Site
@@ -30,6 +30,7 @@ from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate
 
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
+Measure = Callable[[Tensor, int], None]
 Squares = tuple[NDArray[np.int64], NDArray[np.float64]]
 _BEHIND = 2
 _SPOILED_KEPT = 32

@@ -12,10 +12,11 @@ from typing import Any, Literal, Protocol, cast
 
 from torch import Tensor, nn
 
-from kedge.flow import Act, Measure, Sink
+from kedge.flow import Act, Sink
 from kedge.hooks import dynamo
 from kedge.hooks.attach import Target
 from kedge.hooks.causes import explain
+from kedge.hooks.contract import Measure
 from kedge.hooks.schedule import Clock, Passes
 from kedge.hooks.session import Session
 from kedge.hooks.tap import Tap
@@ -207,7 +208,7 @@ class Prefixed:
         return self.meter.bind(replace(site, path=self.root.label(site.path)))
 
     def bind_value(self, site: Site) -> Measure | None:
-        """Return what measures values of one site of this root; see `kedge.flow.Measuring`."""
+        """Return what measures values of one site of this root; see `kedge.hooks.contract.Measuring`."""
         return self.meter.bind_value(replace(site, path=self.root.label(site.path)))
 
 

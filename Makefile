@@ -22,7 +22,7 @@ help:  ## list the tasks
 setup: $(SETUP)  ## make .venv with Kedge and everything its tests need
 	@echo "ready: $(BIN)/kedge"
 
-$(SETUP): pyproject.toml constraints.txt
+$(SETUP): pyproject.toml constraints.txt $(wildcard src/kedge/native/c/*.[ch]) src/kedge/native/c/CMakeLists.txt
 	@test -n "$(PYTHON)" || { echo "Kedge needs Python 3.11 or newer; name one: make setup PYTHON=/path/to/python3"; exit 1; }
 	@echo "making $(VENV) with $(PYTHON); the first time takes a few minutes, most of them for torch"
 	@$(PYTHON) -m venv $(VENV)
@@ -76,4 +76,5 @@ bench: setup  ## measure what Kedge costs, in some minutes; more, by hand: bench
 clean:  ## remove what the tasks made, .venv included
 	@echo "removing $(VENV), build, dist and the tools' folders"
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@cd src/kedge/native && rm -rf *.so c/.cmake c/.ninja* c/.skbuild* c/CMakeCache.txt c/CMakeFiles c/CMakeInit.txt c/build.ninja c/cmake_install.cmake
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

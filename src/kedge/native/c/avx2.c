@@ -31,16 +31,23 @@ typedef struct {
 #define MAX_FLOATS _mm256_max_ps
 #define MIN_DOUBLES _mm256_min_pd
 #define MAX_DOUBLES _mm256_max_pd
-#define COUNT_ZERO_FLOATS(counts, x) \
-    counts = _mm256_sub_epi32(counts, _mm256_castps_si256(_mm256_cmp_ps(x, zero, _CMP_EQ_OQ)))
-#define COUNT_ZERO_DOUBLES(counts, x) \
-    counts = _mm256_sub_epi64(counts, _mm256_castpd_si256(_mm256_cmp_pd(x, zero, _CMP_EQ_OQ)))
+#define COUNT_EQUAL_FLOATS(counts, x, y) \
+    counts = _mm256_sub_epi32(counts, _mm256_castps_si256(_mm256_cmp_ps(x, y, _CMP_EQ_OQ)))
+#define COUNT_EQUAL_DOUBLES(counts, x, y) \
+    counts = _mm256_sub_epi64(counts, _mm256_castpd_si256(_mm256_cmp_pd(x, y, _CMP_EQ_OQ)))
 #define SUMS_OF_FLOATS SumsAvx2
 #define ADD_FLOATS(sums, x)                                                \
     {                                                                      \
         __m256 part = x;                                                   \
         sums.low += _mm256_cvtps_pd(_mm256_castps256_ps128(part));         \
         sums.high += _mm256_cvtps_pd(_mm256_extractf128_ps(part, 1));      \
+    }
+#define ADD_SQUARES_OF_FLOATS(sums, x)                                     \
+    {                                                                      \
+        __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(x));          \
+        __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));       \
+        sums.low += low * low;                                             \
+        sums.high += high * high;                                          \
     }
 #include "kinds.h"
 

@@ -31,16 +31,24 @@ typedef struct {
 #define MAX_FLOATS _mm512_max_ps
 #define MIN_DOUBLES _mm512_min_pd
 #define MAX_DOUBLES _mm512_max_pd
-#define COUNT_ZERO_FLOATS(counts, x) \
-    counts = _mm512_mask_add_epi32(counts, _mm512_cmp_ps_mask(x, zero, _CMP_EQ_OQ), counts, _mm512_set1_epi32(1))
-#define COUNT_ZERO_DOUBLES(counts, x) \
-    counts = _mm512_mask_add_epi64(counts, _mm512_cmp_pd_mask(x, zero, _CMP_EQ_OQ), counts, _mm512_set1_epi64(1))
+#define COUNT_EQUAL_FLOATS(counts, x, y) \
+    counts = _mm512_mask_add_epi32(counts, _mm512_cmp_ps_mask(x, y, _CMP_EQ_OQ), counts, _mm512_set1_epi32(1))
+#define COUNT_EQUAL_DOUBLES(counts, x, y) \
+    counts = _mm512_mask_add_epi64(counts, _mm512_cmp_pd_mask(x, y, _CMP_EQ_OQ), counts, _mm512_set1_epi64(1))
 #define SUMS_OF_FLOATS SumsAvx512
-#define ADD_FLOATS(sums, x)                                                                                   \
-    {                                                                                                         \
-        __m512 part = x;                                                                                      \
-        sums.low += _mm512_cvtps_pd(_mm512_castps512_ps256(part));                                            \
-        sums.high += _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(part), 1)));    \
+#define LOW_HALF(x) _mm512_cvtps_pd(_mm512_castps512_ps256(x))
+#define HIGH_HALF(x) _mm512_cvtps_pd(_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)))
+#define ADD_FLOATS(sums, x)          \
+    {                                \
+        __m512 part = x;             \
+        sums.low += LOW_HALF(part);  \
+        sums.high += HIGH_HALF(part); \
+    }
+#define ADD_SQUARES_OF_FLOATS(sums, x)                   \
+    {                                                    \
+        __m512d low = LOW_HALF(x), high = HIGH_HALF(x);  \
+        sums.low += low * low;                           \
+        sums.high += high * high;                        \
     }
 #include "kinds.h"
 

@@ -1,11 +1,17 @@
-/* The two kernels of one number format on one instruction set; included once for each, by scalar.c, avx2.c and so on.
+/* The kernels of one number format on one instruction set; included once for each, by kinds.h.
  *
  * Expects: KERNEL(pass) names a function; ELEMENT is a number as stored, LOAD(p) reads WIDTH of them as a VECTOR of
- * REAL, TO_DOUBLE reads one; MIN, MAX on vectors; COUNTS, a vector of counters, with COUNT_ZEROS(counts, x), COUNTER
- * being one of them; and where REAL is float SUMS, the doubles of one vector, with ADD_WIDE(sums, x). WIDE_IS_SAME
- * says that REAL is double already. All of these but the includer's own are undefined at the end.
+ * REAL, TO_DOUBLE reads one; MIN, MAX on vectors; COUNTS, a vector of counters, each a COUNTER, with
+ * COUNT_EQUAL(counts, x, y); SUMS, the doubles of one vector, with ADD_WIDE(sums, x) and ADD_SQUARES(sums, x).
+ * WIDE_IS_SAME says that REAL is double already. Those of the format are undefined at the end.
  *
- * Sums go: 16 vectors into 4 in REAL, these into one, that into doubles; at most 8 roundings in REAL a number.
+ * Note [Blocks that are read again]
+ *
+ * Sums go: 16 vectors into 4 in REAL, these into one, that into doubles; at most 8 roundings in REAL a number. For floats that
+ * is exact enough as long as nothing overflows or vanishes, which the totals of a block show: a NaN, an infinity or an
+ * overflow makes its sum or its sum of squares non-finite, and squares that lose bits below the smallest normal float32
+ * lie far below SMALL. Such a block is read again, with all sums in double, and what is not finite is counted.
+ * Blocks of doubles are read again only where their sum is not finite.
  */
 
 #define ADD(k)                    \
@@ -15,7 +21,7 @@
         q##k += x * x;            \
         low = MIN(low, x);        \
         high = MAX(high, x);      \
-        COUNT_ZEROS(zeros, x);    \
+        COUNT_EQUAL(zeros, x, zero); \
     }
 
 #define ADD_SQUARE(k)             \
@@ -29,6 +35,60 @@ static double KERNEL(total)(const SUMS *sums) {
     __builtin_memcpy(each, sums, sizeof each);
     for (int i = 0; i < WIDTH; i++) total += each[i];
     return total;
+}
+
+static size_t KERNEL(counted)(const COUNTS *counts) {
+    COUNTER each[WIDTH];
+    size_t total = 0;
+    __builtin_memcpy(each, counts, sizeof each);
+    for (int i = 0; i < WIDTH; i++) total += (size_t)each[i];
+    return total;
+}
+
+static void KERNEL(extremes)(const VECTOR *low, const VECTOR *high, Totals *t) {
+    REAL lows[WIDTH], highs[WIDTH];
+    __builtin_memcpy(lows, low, sizeof lows);
+    __builtin_memcpy(highs, high, sizeof highs);
+    for (int i = 0; i < WIDTH; i++) {
+        t->min = lows[i] < t->min ? lows[i] : t->min;
+        t->max = highs[i] > t->max ? highs[i] : t->max;
+    }
+}
+
+/* Reads a block with all sums in double; the difference of a number to itself is zero if it is finite. */
+static void KERNEL(again)(const void *data, size_t n, Totals *out) {
+    const ELEMENT *at = data, *end = at + n;
+    const VECTOR zero = {0};
+    SUMS sum = {0}, sumsq = {0};
+    VECTOR low = zero + (REAL)INFINITY, high = zero - (REAL)INFINITY;
+    COUNTS zeros = {0}, finite = {0}, ordered = {0};
+    for (; at + WIDTH <= end; at += WIDTH) {
+        VECTOR x = LOAD(at), none = x - x;
+        ADD_WIDE(sum, x);
+        ADD_SQUARES(sumsq, x);
+        low = MIN(low, x);
+        high = MAX(high, x);
+        COUNT_EQUAL(zeros, x, zero);
+        COUNT_EQUAL(finite, none, zero);
+        COUNT_EQUAL(ordered, x, x);
+    }
+    Totals t = {KERNEL(total)(&sum), KERNEL(total)(&sumsq), INFINITY, -INFINITY, 0, 0, (double)n};
+    KERNEL(extremes)(&low, &high, &t);
+    size_t none = KERNEL(counted)(&zeros), good = KERNEL(counted)(&finite), numbers = KERNEL(counted)(&ordered);
+    for (; at < end; at++) {
+        double x = TO_DOUBLE(*at);
+        t.sum += x;
+        t.sumsq += x * x;
+        t.min = x < t.min ? x : t.min;
+        t.max = x > t.max ? x : t.max;
+        none += x == 0;
+        good += x - x == 0;
+        numbers += x == x;
+    }
+    t.nonzero = (double)(n - none);
+    t.nonfinite = (double)(n - good);
+    if (numbers < n) t.min = t.max = NAN;
+    *out = t;
 }
 
 static void KERNEL(full)(const void *data, size_t n, Totals *out) {
@@ -54,17 +114,8 @@ static void KERNEL(full)(const void *data, size_t n, Totals *out) {
     ADD_WIDE(sumsq, (q0 + q1) + (q2 + q3));
 
     Totals t = {KERNEL(total)(&sum), KERNEL(total)(&sumsq), INFINITY, -INFINITY, 0, 0, (double)n};
-    REAL lows[WIDTH], highs[WIDTH];
-    COUNTER counts[WIDTH];
-    size_t none = 0;
-    __builtin_memcpy(lows, &low, sizeof low);
-    __builtin_memcpy(highs, &high, sizeof high);
-    __builtin_memcpy(counts, &zeros, sizeof zeros);
-    for (int i = 0; i < WIDTH; i++) {
-        t.min = lows[i] < t.min ? lows[i] : t.min;
-        t.max = highs[i] > t.max ? highs[i] : t.max;
-        none += (size_t)counts[i];
-    }
+    KERNEL(extremes)(&low, &high, &t);
+    size_t none = KERNEL(counted)(&zeros);
     for (; at < end; at++) {
         double x = TO_DOUBLE(*at);
         t.sum += x;
@@ -75,9 +126,8 @@ static void KERNEL(full)(const void *data, size_t n, Totals *out) {
     }
     t.nonzero = (double)(n - none);
     *out = t;
-    /* See Note [Blocks that are read again]. */
     if (!isfinite(t.sum) || (!WIDE_IS_SAME && (!isfinite(t.sumsq) || (t.sumsq < SMALL && none < n))))
-        careful(KIND, data, n, out);
+        KERNEL(again)(data, n, out);
 }
 
 static void KERNEL(norm)(const void *data, size_t n, Totals *out) {
@@ -103,13 +153,12 @@ static void KERNEL(norm)(const void *data, size_t n, Totals *out) {
         total += x * x;
     }
     *out = (Totals){.sumsq = total, .count = (double)n};
-    if (!isfinite(total) || (!WIDE_IS_SAME && total < SMALL)) careful(KIND, data, n, out);
+    if (!isfinite(total) || (!WIDE_IS_SAME && total < SMALL)) KERNEL(again)(data, n, out);
 }
 
 #undef ADD
 #undef ADD_SQUARE
 #undef KERNEL
-#undef KIND
 #undef ELEMENT
 #undef LOAD
 #undef TO_DOUBLE

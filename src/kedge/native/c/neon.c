@@ -25,14 +25,20 @@ typedef struct {
 #define MAX_FLOATS vmaxq_f32
 #define MIN_DOUBLES vminq_f64
 #define MAX_DOUBLES vmaxq_f64
-#define COUNT_ZERO_FLOATS(counts, x) counts = vsubq_u32(counts, vceqq_f32(x, zero))
-#define COUNT_ZERO_DOUBLES(counts, x) counts = vsubq_u64(counts, vceqq_f64(x, zero))
+#define COUNT_EQUAL_FLOATS(counts, x, y) counts = vsubq_u32(counts, vceqq_f32(x, y))
+#define COUNT_EQUAL_DOUBLES(counts, x, y) counts = vsubq_u64(counts, vceqq_f64(x, y))
 #define SUMS_OF_FLOATS SumsNeon
 #define ADD_FLOATS(sums, x)                            \
     {                                                  \
         float32x4_t part = x;                          \
         sums.low += vcvt_f64_f32(vget_low_f32(part));  \
         sums.high += vcvt_high_f64_f32(part);          \
+    }
+#define ADD_SQUARES_OF_FLOATS(sums, x)                                                     \
+    {                                                                                      \
+        float64x2_t low = vcvt_f64_f32(vget_low_f32(x)), high = vcvt_high_f64_f32(x);      \
+        sums.low += low * low;                                                             \
+        sums.high += high * high;                                                          \
     }
 #include "kinds.h"
 

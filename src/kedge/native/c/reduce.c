@@ -18,6 +18,10 @@
 #include <signal.h>
 #endif
 
+#ifdef KEDGE_X86
+#include <cpuid.h>
+#endif
+
 #define SPAN (1 << 16)
 #define MOST_SPANS 1024
 #define MOST_THREADS 64
@@ -30,7 +34,9 @@ const Kernels *const *instruction_sets(void) {
         sets[n++] = &SCALAR;
 #ifdef KEDGE_X86
         __builtin_cpu_init();
-        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+        unsigned a, b, features = 0, d; /* not every compiler knows F16C by name */
+        __get_cpuid(1, &a, &b, &features, &d);
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && features & bit_F16C) {
             sets[n++] = &AVX2;
             if (__builtin_cpu_supports("avx512f")) sets[n++] = &AVX512;
         }

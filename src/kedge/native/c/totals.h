@@ -48,16 +48,7 @@ static inline size_t size_of(Kind kind) {
     return kind == FLOAT64 ? 8 : kind == FLOAT32 ? 4 : 2;
 }
 
-/* Note [Blocks that are read again]
- *
- * The fast kernels add floats of 16 vectors in float32 and only then in double. That is exact enough as long as
- * nothing overflows or vanishes, which the totals of a block show: a NaN, an infinity or an overflow makes its sum or
- * its sum of squares non-finite, and squares that lose bits below the smallest normal float32 lie far below SMALL.
- * Such a block is read again, in double, element by element, which also counts what is not finite. Blocks of
- * doubles are read again only where their sum is not finite.
- */
-void careful(Kind kind, const void *data, size_t n, Totals *out);
-
+/* A sum of squares below this may have lost squares that are subnormal in float32. */
 #define SMALL 0x1p-90
 
 static inline float bits_to_float(uint32_t bits) {

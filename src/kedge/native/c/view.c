@@ -70,6 +70,24 @@ void next_run(const View *view, Cursor *cursor, size_t width) {
         for (size_t i = 0; i < run; i++) into[i] = from[(int64_t)i * stride]; \
     }
 
+/* Copies a run of numbers; of a short one the last piece overlaps the one before. */
+static inline void copy(char *to, const char *from, size_t bytes) {
+    if (bytes >= 256) {
+        memcpy(to, from, bytes);
+    } else if (bytes >= 16) {
+        for (size_t i = 0; i + 16 <= bytes; i += 16) memcpy(to + i, from + i, 16);
+        memcpy(to + bytes - 16, from + bytes - 16, 16);
+    } else if (bytes >= 8) {
+        memcpy(to, from, 8);
+        memcpy(to + bytes - 8, from + bytes - 8, 8);
+    } else if (bytes >= 4) {
+        memcpy(to, from, 4);
+        memcpy(to + bytes - 4, from + bytes - 4, 4);
+    } else {
+        memcpy(to, from, 2);
+    }
+}
+
 void gather(const View *view, Cursor *cursor, size_t n, void *to) {
     int inner = view->dims - 1;
     int64_t stride = view->stride[inner], size = view->size[inner];
@@ -78,7 +96,7 @@ void gather(const View *view, Cursor *cursor, size_t n, void *to) {
         int64_t start = cursor->index[inner];
         size_t run = (size_t)(size - start) < n ? (size_t)(size - start) : n;
         if (stride == 1)
-            memcpy(to, cursor->at + start * (int64_t)width, run * width);
+            copy(to, cursor->at + start * (int64_t)width, run * width);
         else if (width == 4)
             COPY(uint32_t)
         else if (width == 8)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from ways import COMPILED
 
-from conftest import COMPILED
 from kedge import native
 from kedge.actions import reduce
 from kedge.actions.table import HostTable, bits

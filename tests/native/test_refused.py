@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from ways import COMPILED, numbers
 
-from conftest import COMPILED, numbers
 from kedge import native
 from kedge.native import reductions
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from ways import COMPILED, compiled
 
-from conftest import COMPILED, compiled
 from kedge import native
 
 pytestmark = COMPILED

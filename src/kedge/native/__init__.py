@@ -95,7 +95,8 @@ def _no_channels(_tensor: Tensor, _dim: int) -> bytes | None:
 
 #: ``measure_into(table, row, tensor, what=0)`` measures a value into a row of a table, as `table()` makes it or as a
 #: memoryview of that, which is a little faster. Returns how many real numbers were measured; 0 if it refuses, and then
-#: the row is as it was.
+#: the row is as it was. `CODES` has what is measured: of "norm" the sum of squares and the non-finite numbers, and of a single
+#: number also the sum; of "finite" the sum.
 measure_into: Callable[..., int] = _refuse if _compiled is None else _compiled.measure_into
 
 #: ``measure_many(table, first_row, tensors, what=0)`` measures many, a row each; None leaves its row as it was.

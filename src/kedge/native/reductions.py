@@ -55,7 +55,8 @@ def of_flat(x: Tensor, what: str = "full") -> Row:
         return total(x), nan, nan, nan, nan, nan, count
     squares = _squares(x)
     if what == "norm":
-        return nan, squares, nan, nan, nan, 0 if math.isfinite(squares) else _not_finite(x), count
+        sum_ = float(x) if count == 1 else nan  # such as a loss: its norm alone would lose the sign
+        return sum_, squares, nan, nan, nan, 0 if math.isfinite(squares) else _not_finite(x), count
     own = small(x)
     if own is not None:
         with np.errstate(all="ignore"):

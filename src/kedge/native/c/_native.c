@@ -124,8 +124,10 @@ static int measure(PyObject *tensor, int what, double *row, double *count) {
     Totals t;
     int readable = open_view(tensor, &view);
     if (readable != 1) return readable;
-    if (compute(&view, what == WHAT_NORM ? NORM : FULL, &t)) return -1;
-    if (what == WHAT_NORM) t.sum = t.min = t.max = t.nonzero = NAN;
+    bool single = view.numbers == 1 && view.repeats == 1; /* such as a loss: its norm alone would lose the sign */
+    if (compute(&view, what == WHAT_NORM && !single ? NORM : FULL, &t)) return -1;
+    if (what == WHAT_NORM) t.min = t.max = t.nonzero = NAN;
+    if (what == WHAT_NORM && !single) t.sum = NAN;
     if (what == WHAT_FINITE) t.sumsq = t.min = t.max = t.nonzero = t.nonfinite = NAN;
     double columns[COLUMNS] = {t.sum, t.sumsq, t.min, t.max, t.nonzero, t.nonfinite, t.count};
     for (size_t i = 0; i < COLUMNS; i++) row[i] = columns[i];

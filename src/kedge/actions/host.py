@@ -18,7 +18,6 @@ from kedge.store import exponents
 _BLOCK = 256
 STATISTICS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
 """The statistics of a row. A row on the host has their number of elements behind them."""
-_NORM = native.CODES["norm"]
 _WHOLE = [STATISTICS.index("nonzero"), STATISTICS.index("nonfinite")]
 
 
@@ -129,11 +128,7 @@ class HostTable:
         """Measure a value into the next row, which `take` takes; returns whether it is one that can be measured so."""
         if self.used == self.room:
             self.grow()
-        count = native.measure_into(self.memory, self.used, value, code)
-        if count == 1 and code == _NORM:  # such as a loss, whose sign tells something
-            native.measure_into(self.memory, self.used, value)
-            self.rows[self.used, 2:5] = np.nan
-        return count > 0
+        return native.measure_into(self.memory, self.used, value, code) > 0
 
     def take(self, site: int, drawing: Tensor | None = None) -> int:
         """Take the next row for the value at a site; returns its number.
@@ -144,20 +139,26 @@ class HostTable:
         """
         row = self.used
         if drawing is not None:
-            if self.drawn + DRAWN > len(self.numbers):
-                self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
-                self.floats = self.numbers.data
-            self.drawn += native.draw_into(self.floats, self.drawn, drawing) or self._draw(drawing)
+            self.draw(drawing)
         self.used = row + 1
         self.ends.append(self.drawn)
         self.sites.append(site)
         self.at.append(row)
         return row
 
-    def _draw(self, value: Tensor) -> int:
-        some = reduce.drawn(flat(value)).float().numpy()
-        self.numbers[self.drawn : self.drawn + len(some)] = some
-        return len(some)
+    def draw(self, value: Tensor) -> tuple[int, int]:
+        """Take some elements of a value along; returns from where to where they are."""
+        start = self.drawn
+        if start + DRAWN > len(self.numbers):
+            self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
+            self.floats = self.numbers.data
+        count = native.draw_into(self.floats, start, value)
+        if not count:
+            some = reduce.drawn(flat(value)).float().numpy()
+            count = len(some)
+            self.numbers[start : start + count] = some
+        self.drawn = start + count
+        return start, self.drawn
 
     def spoiled(self) -> bool:
         """Whether a sum or a sum of squares is not finite; what was not measured is NaN in both."""

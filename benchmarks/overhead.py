@@ -3,13 +3,14 @@
 Each round runs one step of every variant in a shuffled order; a variant's ratio in a round is its time
 over that of what it is compared with in the same round. Machines drift, ratios of neighbours do not.
 
-    python benchmarks/overhead.py [--rounds 30] [--threads 1] [--only steps,event,run]
+    python benchmarks/overhead.py [--rounds 30] [--threads 1] [--only value,small,steps,event,run]
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import random
 import statistics
 import subprocess
@@ -100,6 +101,40 @@ def norms_by_hand(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
+@contextlib.contextmanager
+def norms_by_item(model: nn.Module) -> Iterator[None]:
+    """Norms of the same values, each fetched by itself with ``.item()``, as people write it."""
+    norms: list[float] = []
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        norms.append(output.detach().norm().item())
+        if output.requires_grad:
+            output.register_hook(lambda g: norms.append(g.norm().item()))
+
+    handles = [m.register_forward_hook(hook) for m in leaves(model).values()]
+    handles.append(model.register_forward_pre_hook(lambda module, args: norms.clear()))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def wandb_watch(model: nn.Module) -> Iterator[None]:
+    """``wandb.watch`` of gradients and parameters in every step, into a run that goes nowhere."""
+    import wandb  # noqa: PLC0415 - not everybody has it
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = wandb.init(mode="disabled", dir=folder)
+        run.watch(model, log="all", log_freq=1)
+        try:
+            yield
+        finally:
+            run.unwatch(model)
+            run.finish()
+
+
 def norms(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """Kedge measuring the norm of every output and output gradient at every step."""
     return kedge.hook(model, "**:out, **:out.grad", kedge.measure("norm"))
@@ -115,9 +150,12 @@ STEPS: list[tuple[str, Variant, str, float]] = [
     ("recording by hand", by_hand, "bare", 0),
     ("recording, Kedge", recording, "recording by hand", 1.03),
     ("norms by hand", norms_by_hand, "bare", 0),
-    ("norms, Kedge", norms, "bare", 1.05),
-    ("full statistics, Kedge", full, "bare", 1.15),
+    ("norms by .item()", norms_by_item, "bare", 0),
+    ("norms, Kedge", norms, "bare", 1.03),
+    ("full statistics, Kedge", full, "bare", 1.05),
 ]
+if importlib.util.find_spec("wandb") is not None:
+    STEPS.append(("wandb.watch(log='all')", wandb_watch, "bare", 0))
 
 
 class Runner:
@@ -204,6 +242,80 @@ def event(rounds: int) -> None:
         print(f"  {name:36} {statistics.median(each) - empty:6.2f}")
 
 
+class _Fresh(nn.Module):
+    """Returns a new tensor, so that what is measured was not measured already."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+
+def value(rounds: int) -> None:
+    """Print what a measured value costs over an empty PyTorch hook: 64 x 32 numbers, statistics in full."""
+    modules, passes = 100, 30
+    kinds: dict[str, Callable[[nn.Module], Any]] = {
+        "no hook": lambda m: [],
+        "empty PyTorch hook": lambda m: [c.register_forward_hook(lambda *_: None) for c in m],
+        "Kedge, measure()": lambda m: [kedge.hook(m, "*", kedge.measure(keep=2))],
+        "Kedge, measure('norm')": lambda m: [kedge.hook(m, "*", kedge.measure("norm", keep=2))],
+        "by hand, five statistics": lambda m: [c.register_forward_hook(_five_statistics) for c in m],
+    }
+    running = {name: nn.Sequential(*(_Fresh() for _ in range(modules))) for name in kinds}
+    handles = [handle for name, model in running.items() for handle in kinds[name](model)]
+    x, times = torch.randn(64, 32), {name: [] for name in kinds}
+    for _ in range(rounds):
+        for name in random.sample(list(kinds), len(kinds)):
+            start = time.perf_counter()
+            for _ in range(passes):
+                running[name](x)
+            times[name].append((time.perf_counter() - start) / (passes * modules) * 1e6)
+    for handle in handles:
+        handle.remove()
+    print("\na measured value, microseconds over an empty PyTorch hook, end of the step included (to reach 8)")
+    for name, each in times.items():
+        over = sorted(a - b for a, b in zip(each, times["empty PyTorch hook"], strict=True))
+        best = min(each) - min(times["empty PyTorch hook"])
+        print(f"  {name:36} median {statistics.median(over):6.2f}  of the best rounds {best:6.2f}")
+
+
+def _five_statistics(module: nn.Module, args: Any, output: Any) -> None:
+    output.detach().sum(), output.detach().norm(), output.min(), output.max(), output.count_nonzero()
+
+
+def small(rounds: int) -> None:
+    """Print what full steps of a small model cost: ten sigmoid layers, 133 sites."""
+    times: dict[str, list[float]] = {"bare": [], "watched": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for round_ in range(rounds):
+            times["bare"].append(_starved())
+            with kedge.watch(Path(folder) / f"{round_}.kedge", every=1, budget=None) as watched:
+                watched.tell = None
+                times["watched"].append(_starved())
+    median, low, high = ratio(times, "watched", "bare")
+    best = min(times["watched"]) / min(times["bare"])
+    print(
+        f"\nten sigmoid layers, every step in full: bare {min(times['bare']) * 1e3:.2f} ms, {rounds} rounds (to reach 3)"
+    )
+    print(f"  watched  median {median:6.3f}  quartiles {low:.3f} {high:.3f}  of the best rounds {best:.3f}")
+
+
+def _starved(steps: int = 120) -> float:
+    """Train for some steps; returns the seconds of the median step."""
+    hidden = [layer for _ in range(10) for layer in (nn.Linear(32, 32), nn.Sigmoid())]
+    model = nn.Sequential(*hidden, nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = torch.randn(512, 32), torch.randint(0, 4, (512,))
+    seconds = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        batch = torch.randint(0, 512, (64,))
+        loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[steps // 6 :])
+
+
 def _detaching(kept: dict[str, Any]) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         kept["0"] = output.detach()
@@ -238,12 +350,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", default="event,steps,run")
+    parser.add_argument("--only", default="value,small,event,steps,run")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     random.seed(0)
     print(f"torch {torch.__version__}, {args.threads} thread(s)")
     parts = {
+        "value": lambda: value(min(args.rounds, 15)),
+        "small": lambda: small(min(args.rounds, 10)),
         "event": lambda: event(min(args.rounds, 15)),
         "steps": lambda: steps(args.rounds),
         "run": lambda: run(max(3, args.rounds // 6)),

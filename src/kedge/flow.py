@@ -69,18 +69,6 @@ class Bindable(Protocol):
         """Return what is to be called at this site."""
 
 
-Measure: TypeAlias = Callable[[Tensor, int], None]
-"""What measures a value: it is given the value and the step, and nothing it does changes either."""
-
-
-@runtime_checkable
-class Measuring(Protocol):
-    """An action that measures values: it needs no event and never returns anything."""
-
-    def bind_value(self, site: Site) -> Measure | None:
-        """Return what is to be called with each value at this site; None where it needs the event after all."""
-
-
 @runtime_checkable
 class Readable(Protocol):
     """An action whose records can be read through its handle: ``acts["layer4"]``."""

@@ -14,7 +14,9 @@ from ways import COMPILED
 
 from kedge import native
 from kedge.actions import reduce
-from kedge.actions.table import HostTable, bits
+from kedge.actions.host import HostTable
+from kedge.actions.table import bits
+from kedge.store import exponents
 
 pytestmark = COMPILED
 FORMATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -108,3 +110,35 @@ def test_room_for_drawn_numbers_is_checked() -> None:
             native.draw_into(room, start, x)
     with pytest.raises(ValueError, match="drawn numbers need room"):
         native.draw_into(np.zeros(256, np.float32), -1, x)
+
+
+@given(st.lists(st.lists(st.floats(width=32), max_size=40), max_size=8))
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+def test_histograms_are_those_that_numpy_counts(runs: list[list[float]]) -> None:
+    """Byte for byte, with zeros, subnormals, infinities and NaN in them."""
+    numbers = np.array([x for run in runs for x in run], dtype=np.float32)
+    ends = np.cumsum([len(run) for run in runs], dtype=np.intp)
+    spans = (
+        np.column_stack([np.concatenate([[0], ends[:-1]]), ends]).astype(np.intp) if runs else np.zeros((0, 2), np.intp)
+    )
+    one_by_one = [
+        exponents.encode(exponents.count(np.array([run], dtype=np.float32).reshape(1, -1))[0]) for run in runs
+    ]
+    assert native.histograms is not None
+    assert native.histograms(numbers, ends.tolist()) == one_by_one
+    assert exponents.encode_all(exponents.count_runs(numbers, spans)) == one_by_one
+    with pytest.raises(ValueError, match="ends at"):
+        native.histograms(numbers, [len(numbers) + 1])
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_many_are_drawn_from_one_after_another(dtype: torch.dtype) -> None:
+    """Those that PyTorch's slicing takes, in float64; what is refused gives none, and room is checked."""
+    tensors = [torch.randn(n, dtype=torch.float64).to(dtype) for n in (1, 7, 100, 5000)]
+    numbers = np.zeros(5 * 64)
+    counts = native.draw_many(numbers, [*tensors[:2], torch.ones(3, dtype=torch.int64), *tensors[2:]], 64)
+    expected = [x[:: exponents.spacing(x.numel(), 64)].double() for x in tensors]
+    assert counts == [1, 7, 0, *(len(x) for x in expected[2:])]
+    assert numbers[: sum(counts)].tolist() == torch.cat(expected).tolist()
+    with pytest.raises(ValueError, match="room for 4 times 64"):
+        native.draw_many(np.zeros(4 * 64 - 1), tensors, 64)

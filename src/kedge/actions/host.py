@@ -19,7 +19,6 @@ from kedge.store import exponents
 _BLOCK = 256
 STATISTICS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
 """The statistics of a row. A row on the host has their number of elements behind them."""
-_NORM = native.CODES["norm"]
 _WHOLE = [STATISTICS.index("nonzero"), STATISTICS.index("nonfinite")]
 
 
@@ -66,7 +65,10 @@ class Part(NamedTuple):
             return {"sampled": none, "saturated": saturated[: len(at)], "exponents": [b""] * len(at)}
         lengths = self.spans[:, 1] - self.spans[:, 0]
         self._count_saturated(saturated)
-        histograms = exponents.encode_all(exponents.count_runs(self.numbers, self.spans))
+        if native.histograms is not None and lengths.sum() == len(self.numbers):
+            histograms = native.histograms(self.numbers, self.spans[:, 1].tolist())
+        else:
+            histograms = exponents.encode_all(exponents.count_runs(self.numbers, self.spans))
         return {
             "sampled": np.where(lengths > 0, lengths, -1)[at].astype(np.int32),
             "saturated": saturated if chosen is None else saturated[chosen],
@@ -108,6 +110,7 @@ class HostTable:
         self.rows = native.table(_BLOCK)
         self.memory, self.room = self.rows.data, _BLOCK
         self.numbers = np.empty(_BLOCK * DRAWN, dtype=np.float32)
+        self.floats = self.numbers.data
         self._begin()
 
     def _begin(self) -> None:
@@ -127,11 +130,7 @@ class HostTable:
         """Measure a value into the next row, which `take` takes; returns whether it is one that can be measured so."""
         if self.used == self.room:
             self.grow()
-        count = native.measure_into(self.memory, self.used, value, code)
-        if count == 1 and code == _NORM:  # such as a loss, whose sign tells something
-            native.measure_into(self.memory, self.used, value)
-            self.rows[self.used, 2:5] = np.nan
-        return count > 0
+        return native.measure_into(self.memory, self.used, value, code) > 0
 
     def take(self, site: int, drawing: Tensor | None = None) -> int:
         """Take the next row for the value at a site; returns its number.
@@ -142,27 +141,37 @@ class HostTable:
         """
         row = self.used
         if drawing is not None:
-            self._draw(drawing)
+            self.draw(drawing)
         self.used = row + 1
         self.ends.append(self.drawn)
         self.sites.append(site)
         self.at.append(row)
         return row
 
-    def _draw(self, value: Tensor) -> None:
+    def draw(self, value: Tensor) -> tuple[int, int]:
+        """Take some elements of a value along; returns from where to where they are."""
         start = self.drawn
         if start + DRAWN > len(self.numbers):
             self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
-        count = native.draw_into(self.numbers, start, value)
+            self.floats = self.numbers.data
+        count = native.draw_into(self.floats, start, value)
         if not count:
             some = reduce.drawn(flat(value)).float().numpy()
             count = len(some)
             self.numbers[start : start + count] = some
         self.drawn = start + count
+        return start, self.drawn
 
     def drop(self, sites: Collection[int]) -> None:
         """Forget what was measured at some sites; their rows stay and belong to none."""
         self.sites = [-1 if site in sites else site for site in self.sites]
+
+    def put(self, site: int, count: int, squares: float) -> None:
+        """Take the sum of squares of so many numbers for a site."""
+        if self.used == self.room:
+            self.grow()
+        self.rows[self.used, 1], self.rows[self.used, len(STATISTICS)] = squares, count
+        self.take(site)
 
     def spoiled(self) -> bool:
         """Whether a sum or a sum of squares is not finite; what was not measured is NaN in both."""

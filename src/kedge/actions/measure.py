@@ -21,7 +21,7 @@ from kedge.actions.saturation import Saturation, saturation
 from kedge.actions.statistics import Seat, Seen, Statistics, course, table_of
 from kedge.actions.table import FIELDS, DeviceTable, Measured, Step, bits
 from kedge.errors import NotRecorded, SeveralRecorded
-from kedge.flow import Act, Measure, Sink, version_of
+from kedge.flow import Act, Sink, version_of
 from kedge.native import What, reductions
 from kedge.sites.leaves import own_part, untransformed
 from kedge.sites.site import Site
@@ -29,6 +29,7 @@ from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate
 
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
+Measure = Callable[[Tensor, int], None]
 _BEHIND = 2
 _SPOILED_KEPT = 32
 
@@ -50,12 +51,13 @@ class Meter:
         self.step, self._step_level = -1, FULL
         self._what: What = what
         self._code = native.CODES[what]
+        self._drawing = False
         self._host = HostTable()
         self._tables: dict[torch.device, DeviceTable] = {}
         self._measured: list[Measured] = []
         self._spoiled: frozenset[int] = frozenset()
         self._spoiled_left = _SPOILED_KEPT
-        self.events = 0
+        self.events = self.wires = 0
         self.seconds = self.device_seconds = 0.0
         self._seen: dict[int, Seen] = {}
         self._pending: deque[Step] = deque()
@@ -141,13 +143,20 @@ class Meter:
             version = value._version
         except RuntimeError:  # inference tensors have no counter
             version = -1
-        seen = self._seen.get(id(value))
+        key = id(value)
+        seen = self._seen.get(key)
         if seen is not None and seen[0]() is value and seen[1] == version >= 0:
             self._again(seat, seen)
-        elif self._host.measure(value, self._code):
-            self._remember(seat, value, version, self._take(seat, value))
-        else:
+            return True
+        host, site = self._host, seat.site
+        if not host.measure(value, self._code):
             return False
+        if site.kind == "out":
+            self._seen[key] = weakref.ref(value), version, self._take(seat, value), seat.id
+        else:
+            self._seen[key] = weakref.ref(value), version, host.take(seat.id, value if self._drawing else None), None
+            if site.kind == "in" and None not in seat.sources:
+                seat.sources = (*seat.sources, None)
         return True
 
     def _again(self, seat: Seat, seen: Seen) -> None:
@@ -168,28 +177,29 @@ class Meter:
         """Note which site's output an input is, None for no site's."""
         if source not in seat.sources and seat.site.kind == "in":
             seat.sources = (*seat.sources, source)
+            self.wires += 1
 
     def _take(self, seat: Seat, value: Tensor) -> int:
         """Take the row that was just measured, and along with it what its site asks for."""
-        host = self._host
-        if self._code:
-            return host.take(seat.id)
-        if seat.site.kind != "out":
-            return host.take(seat.id, value if self.draws else None)
+        host, path = self._host, seat.site.path
+        tracked = not self._code and (path in self.channel_dims or path in self.saturations) and seat.site.kind == "out"
+        if not tracked:
+            return host.take(seat.id, value if self._drawing else None)
         dim = self._tracked_dim(seat, value)
         if dim is not None:
             host.active[len(host.sites)] = _active(value, dim)
-        saturation = self.saturations.get(seat.site.path) if self.draws else None
+        saturation = self.saturations.get(path) if self._drawing else None
         if saturation is not None:
             host.saturations.append((len(host.sites), saturation))
             return host.take(seat.id, saturation.deciding(value))
-        return host.take(seat.id, value if self.draws else None)
+        return host.take(seat.id, value if self._drawing else None)
 
     def _begin(self, step: int) -> None:
         self.flush()
         self.step, self._step_level = step, self.level
         self._what = "norm" if self.level == LIGHT else self.what
         self._code = native.CODES[self._what]
+        self._drawing = self.draws and not self._code
 
     def seat(self, site: Site, value: Tensor) -> Seat:
         """Return what is known of a site; with its first value it becomes known."""
@@ -258,6 +268,14 @@ class Meter:
             seat = self.seats[site] = Seat(site, len(self.seats), (size,), "float32", None, (), None)
         return seat
 
+    def add_squares(self, seats: Sequence[Seat], step: int, counts: Sequence[int], squares: Sequence[float]) -> None:
+        """Take in sums of squares that are known already, one a site, each of so many numbers."""
+        with self._lock:
+            if step != self.step:
+                self._begin(step)
+            for seat, count, square in zip(seats, counts, squares, strict=True):
+                self._host.put(seat.id, count, square)
+
     def spoiled(self) -> bool:
         """Whether something measured in this step is known not to be finite; on a GPU, where asking waits, always true."""
         if not (self._host.used or self._measured):
@@ -266,21 +284,19 @@ class Meter:
             return True
         return self._host.spoiled()
 
-    def drop(self, sites: Sequence[Site]) -> None:
-        """Forget what was measured at some sites in this step: newer values are about to take their place."""
+    def drop(self, sites: Sequence[Site] | None = None) -> None:
+        """Forget what was measured in this step, at some sites or at all."""
         with self._lock:
+            if sites is None:
+                self._seen.clear()
+                self._host.end()
+                for table in self._tables.values():
+                    table.take()
+                self._measured = []
+                return
             ids = {self.seats[site].id for site in sites if site in self.seats}
             self._host.drop(ids)
             self._measured = [m for m in self._measured if m.site not in ids]
-
-    def discard(self) -> None:
-        """Forget what was measured in the step under way."""
-        with self._lock:
-            self._seen.clear()
-            self._host.end()
-            for table in self._tables.values():
-                table.take()
-            self._measured = []
 
     def flush(self) -> None:
         """End the step: send its tables on their way, and pass on those that have arrived."""

@@ -24,7 +24,8 @@ from kedge.errors import EditError
 from kedge.flow import Event
 from kedge.hooks.aliases import Pulse, whole
 from kedge.hooks.dynamo import untraced
-from kedge.hooks.firing import fire, measure_value
+from kedge.hooks.firing import fire
+from kedge.hooks.measuring import measure_value
 from kedge.hooks.tap import Tap
 from kedge.sites.site import Site
 

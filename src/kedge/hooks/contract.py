@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -11,6 +12,17 @@ from kedge.errors import ActionArity, EditError, InPlaceEdit
 from kedge.flow import Act, Action
 from kedge.sites.leaves import describe, shape_of
 from kedge.sites.site import Site
+
+Measure: TypeAlias = Callable[[Tensor, int], None]
+"""What measures a value: it is given the value and the step, and nothing it does changes either."""
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """An action that measures values: it needs no event and never returns anything."""
+
+    def bind_value(self, site: Site) -> Measure | None:
+        """Return what is to be called with each value at this site; None where it needs the event after all."""
 
 
 def as_act(action: Action) -> Act:

@@ -6,18 +6,12 @@ forward and in backward alike, each on the value that the one before left. An ac
 removed, is off schedule, or belongs to another leaf or call is passed over. In a recompute only
 those run that have changed a value before: an edit must be applied again, or the recomputed graph
 differs from the one that was differentiated; an observer would see everything twice.
-
-# Note [Values alone]
-Most hooked values are only measured, and a hook for that has to be cheap. Where every action at a gate is
-`Measuring` and asks for no leaf and no call, the value goes straight to what measures it (`measure_value`): no event
-is made unless the session keeps a timeline, nothing is looked for that an action may have done to the value. What
-a checkpoint or a backward runs again goes through `fire`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -43,29 +37,6 @@ def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
     return value
 
 
-def measure_value(taps: Sequence[Tap], value: Tensor, step: int, make: Callable[..., Event], *of: Any) -> None:
-    """Hand a value to taps that only measure it; see Note [Values alone].
-
-    Args:
-        taps: The taps.
-        value: The value.
-        step: The step under way.
-        make: Makes the event, where one is needed after all: for a timeline or an error.
-        of: What to make it of.
-    """
-    __tracebackhide__ = True
-    for tap in taps:
-        if tap.on and tap.measure is not None:
-            try:
-                tap.measure(value, step)
-            except Exception as error:  # noqa: BLE001 - as of any action
-                _failed(tap, value, make(*of), error)
-                continue
-            tap.fired += 1
-            if (latest := tap.session.fired).maxlen:
-                latest.append((tap, make(*of)))
-
-
 def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
     __tracebackhide__ = True
     version = version_of(value)
@@ -80,7 +51,7 @@ def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
         tap.count(event)
         raise
     except Exception as error:  # noqa: BLE001 - whatever a user's action raises gets its place put in front
-        _failed(tap, value, event, error)
+        failed(tap, value, event, error)
         return value
     tap.count(event)
     if result is None:
@@ -89,7 +60,7 @@ def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
     return result
 
 
-def _failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
+def failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
     """Raise an action's failure with its place, or disable the action if the session says so."""
     __tracebackhide__ = True
     kind: Callable[[str], Exception] = type(error) if isinstance(error, ActionError) else ActionError

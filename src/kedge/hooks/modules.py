@@ -21,7 +21,8 @@ from kedge.hooks import compiled
 from kedge.hooks.aliases import Pulse
 from kedge.hooks.autograd import Listener, Share, ValueListener, edge_of, edges_into, listen, listen_share
 from kedge.hooks.dynamo import untraced
-from kedge.hooks.firing import fire, measure_value
+from kedge.hooks.firing import fire
+from kedge.hooks.measuring import measure_value
 from kedge.hooks.mounts import Mount
 from kedge.hooks.search import look_through
 from kedge.hooks.source import is_running

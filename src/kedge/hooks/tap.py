@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kedge.flow import Action, Bindable, Event, Measure, Measuring, Schedule
-from kedge.hooks.contract import as_act
+from kedge.flow import Action, Bindable, Event, Schedule
+from kedge.hooks.contract import Measure, Measuring, as_act
 from kedge.sites.site import Site
 
 if TYPE_CHECKING:

@@ -85,6 +85,10 @@ def _refuse_all(_table: Any, _first: int, tensors: Iterable[Tensor | None], _wha
     return [i for i, tensor in enumerate(tensors) if tensor is not None]
 
 
+def _draw_none(_numbers: Any, tensors: Iterable[Tensor], _most: int) -> list[int]:
+    return [0 for _ in tensors]
+
+
 def _no_channels(_tensor: Tensor, _dim: int) -> bytes | None:
     return None
 
@@ -108,6 +112,14 @@ channels_above_zero: Callable[[Tensor, int], bytes | None] = (
 #: ``draw_into(numbers, start, tensor)`` copies up to 256 numbers, evenly spread, to an array of float32. Returns how many;
 #: 0 if it refuses.
 draw_into: Callable[[Any, int, Tensor], int] = _refuse if _compiled is None else _compiled.draw_into
+
+#: ``draw_many(numbers, tensors, most)`` copies up to `most` numbers of each of many tensors, evenly spread, to an array of
+#: float64, one tensor after another. Returns how many of each; 0 of those that it refuses.
+draw_many: Callable[[Any, Iterable[Tensor], int], list[int]] = _draw_none if _compiled is None else _compiled.draw_many
+
+#: ``histograms(numbers, ends)`` returns a histogram of magnitudes for each run of an array of float32, each of at most
+#: 65,535 numbers, as `kedge.store.exponents.encode` writes it. None where there is no compiled part.
+histograms: Callable[[Any, Sequence[int]], list[bytes]] | None = None if _compiled is None else _compiled.histograms
 
 
 def measure(tensor: Tensor, what: What = "full") -> dict[str, float]:

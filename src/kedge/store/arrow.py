@@ -15,6 +15,7 @@ import io
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 from nanoarrow.ipc import StreamWriter
 from numpy.typing import NDArray
 
-from kedge.store.batches import Finder
+from kedge.store.batches import Finder, Shape, shape_of
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.disk import told, write_all
 from kedge.store.rows import LIGHT
@@ -102,7 +103,7 @@ class StatsWriter:
             self._write(numbers, {name: [h for _, each in waiting for h in each[name]] for name in BINARY})
 
     def _write(self, numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]]) -> None:
-        self._stream.write_array(_batch(numbers, binary, len(numbers["site"])))
+        self._pending.write(_message(numbers, binary, len(numbers["site"])))
         self._append()
 
     def close(self) -> None:
@@ -165,6 +166,46 @@ def _batch(numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[by
     return na.c_array_from_buffers(
         _SCHEMA, rows, [None], null_count=0, children=children, validation_level="none", move=True
     )
+
+
+@cache
+def _head() -> tuple[bytes, Shape]:
+    """The head of a batch as nanoarrow writes it, and where in it the figures are that differ from batch to batch."""
+    one = {name: np.zeros(1, dtype) for name, (dtype, _) in COLUMNS.items()}
+    whole = io.BytesIO()
+    StreamWriter.from_writable(whole).write_array(_batch(one, {name: [b"x"] for name in BINARY}, 1))
+    content = whole.getvalue()
+    start = 8 + int.from_bytes(content[4:8], "little") + 8  # behind the schema and the mark
+    metadata = content[start : start + int.from_bytes(content[start - 4 : start], "little")]
+    return metadata, shape_of(metadata)
+
+
+def _message(numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]], rows: int) -> bytes:
+    """Write a batch: what nanoarrow does in fifteen times the time, made anew for each step from the head of one."""
+    body: list[Any] = []
+    figures: list[int] = []
+    at = 0
+
+    def put(buffer: Any, size: int) -> None:
+        nonlocal at
+        figures.extend((at, size))
+        body.append(buffer)
+        body.append(bytes(-size % 8))
+        at += size + -size % 8
+
+    for name in COLUMNS:
+        figures.extend((at, 0))
+        put(numbers[name].data, numbers[name].nbytes)
+    for name in BINARY:
+        figures.extend((at, 0))
+        offsets = np.zeros(rows + 1, dtype=np.int32)
+        np.cumsum(np.fromiter(map(len, binary[name]), np.int32, rows), out=offsets[1:])
+        put(offsets.data, offsets.nbytes)
+        put(b"".join(binary[name]), int(offsets[-1]))
+    template, shape = _head()
+    metadata = bytearray(template)
+    shape.write(metadata, rows, at, figures)
+    return b"".join([_CONTINUATION, len(metadata).to_bytes(4, "little"), metadata, *body])
 
 
 def _array(field: Any, rows: int, *buffers: Any) -> Any:

@@ -195,7 +195,7 @@ class _Heads:
         self.buffers: list[tuple[int, ...]] = []
         self._total = total
         self._known: dict[bytes, int] = {}
-        self._shapes: dict[int, _Shape] = {}
+        self._shapes: dict[int, Shape] = {}
 
     def read(self, metadata: bytes) -> int:
         """Read a head, and give its number.
@@ -208,7 +208,7 @@ class _Heads:
             return known
         shape = self._shapes.get(len(metadata))
         if shape is None or not shape.fits(metadata):
-            shape = self._shapes[len(metadata)] = _shape(metadata)
+            shape = self._shapes[len(metadata)] = shape_of(metadata)
         body, rows, buffers = shape.read(metadata)
         if body < 0 or len(buffers) != 2 * self._total:
             raise ValueError("a batch of other columns, or of less than nothing")
@@ -252,7 +252,7 @@ def _hop(memory: mmap.mmap, at: int, size: int, heads: _Heads) -> tuple[list[_Fo
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """Where in the metadata of a batch its figures stand; 0 for one that is left out because it is zero.
 
     A writer lays out one batch as the other. So the metadata is taken apart once, and again only where it differs
@@ -261,6 +261,7 @@ class _Shape:
 
     body: int
     rows: int
+    nodes: int
     buffers: int
     unpacked: struct.Struct
     rest: Sequence[tuple[int, int, bytes]]
@@ -269,6 +270,14 @@ class _Shape:
         """Tell whether other metadata of this length differs in its figures only."""
         return all(metadata[start:end] == expected for start, end, expected in self.rest)
 
+    def write(self, metadata: bytearray, rows: int, body: int, buffers: Sequence[int]) -> None:
+        """Put other figures in: the number of rows, the length of the body, and start and length of each buffer."""
+        struct.pack_into("<q", metadata, self.body, body)
+        struct.pack_into("<q", metadata, self.rows, rows)
+        columns = len(COLUMNS) + len(BINARY)
+        struct.pack_into(f"<{2 * columns}q", metadata, self.nodes, *((rows, 0) * columns))
+        self.unpacked.pack_into(metadata, self.buffers, *buffers)
+
     def read(self, metadata: bytes) -> tuple[int, int, tuple[int, ...]]:
         """Give the length of the body, the number of rows, and start and length of each buffer."""
         body = int.from_bytes(metadata[self.body : self.body + 8], "little", signed=True) if self.body else 0
@@ -276,7 +285,7 @@ class _Shape:
         return body, rows, self.unpacked.unpack_from(metadata, self.buffers)
 
 
-def _shape(metadata: bytes) -> _Shape:
+def shape_of(metadata: bytes) -> Shape:
     """Take the metadata of a batch apart.
 
     Raises:
@@ -291,10 +300,11 @@ def _shape(metadata: bytes) -> _Shape:
     if not (nodes and buffers) or compressed:
         raise ValueError("a batch without columns, or a compressed one")
     first, last = _vector(metadata, buffers)
-    changing = sorted([(at, at + 8) for at in (body, rows) if at] + [(first, last), _vector(metadata, nodes)])
+    columns = _vector(metadata, nodes)
+    changing = sorted([(at, at + 8) for at in (body, rows) if at] + [(first, last), columns])
     borders = [0, *(border for pair in changing for border in pair), len(metadata)]
     rest = [(a, b, metadata[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)]
-    return _Shape(body, rows, first, struct.Struct(f"<{(last - first) // 8}q"), rest)
+    return Shape(body, rows, columns[0], first, struct.Struct(f"<{(last - first) // 8}q"), rest)
 
 
 _UINT16, _INT32, _UINT32 = (struct.Struct(code) for code in ("<H", "<i", "<I"))

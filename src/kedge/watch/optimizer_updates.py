@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -78,7 +79,7 @@ class Updates:
         self._passed: set[int] = set()
         self._stepped: set[int] = set()
         self._inside: set[int] = set()
-        self._before: weakref.WeakKeyDictionary[Optimizer, list[list[Tensor]]] = weakref.WeakKeyDictionary()
+        self._before: weakref.WeakKeyDictionary[Optimizer, list[Samples]] = weakref.WeakKeyDictionary()
         self._measured = True
 
     def learn(self, optimizer: Optimizer) -> list[Held]:
@@ -128,7 +129,7 @@ class Updates:
             for each in held:
                 self._observe((site, p.detach()) for site, p in zip(each.sites, each.params, strict=True))
         if self._measured:
-            self._before[optimizer] = [[sample(p).clone() for p in each.params] for each in held]
+            self._before[optimizer] = [Samples(each.params) for each in held]
 
     def after(self, optimizer: Optimizer) -> None:
         """Measure how far some elements of each parameter have gone."""
@@ -136,8 +137,12 @@ class Updates:
         self._add_norms(self._held.get(optimizer, ()))  # an optimizer that runs its closure has its gradients only now
         before = self._before.pop(optimizer, None)
         for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
-            changes = [sample(p) - was for p, was in zip(each.params, old, strict=True)]
-            self._observe((replace(s, kind="update"), c) for s, c in zip(each.sites, changes, strict=True))
+            counts, squares = old.changes()
+            seats = [
+                self.meter.seat(replace(site, kind="update"), param)
+                for site, param in zip(each.sites, each.params, strict=True)
+            ]
+            self.meter.add_squares(seats, self.step(), counts, squares)
 
     def _add_norms(self, held: Iterable[Held]) -> None:
         for each in held:
@@ -184,6 +189,28 @@ def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
         return (math.nan if nonfinite else squares), bool(nonfinite)
     norms = torch._foreach_norm([reductions.real(v.detach()) for v in values])
     return torch.stack([n.float().to(norms[0].device, non_blocking=True) for n in norms]).square().sum(), False
+
+
+class Samples:
+    """Some elements of each of many parameters, as they were."""
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        self.params = params
+        self.numbers = np.empty(_SAMPLE * len(params))
+        self.counts = native.draw_many(self.numbers, params, _SAMPLE)
+        self.tensors = [] if all(self.counts) else [sample(param).clone() for param in params]
+
+    def changes(self) -> tuple[list[int], list[float]]:
+        """Of how many elements of each parameter the change is known, and the sum of its squares."""
+        if self.tensors:
+            changes = [(sample(p) - was).abs().double() for p, was in zip(self.params, self.tensors, strict=True)]
+            return [c.numel() for c in changes], [float(c.square().sum()) for c in changes]
+        now = np.empty_like(self.numbers)
+        native.draw_many(now, self.params, _SAMPLE)
+        used, counts = sum(self.counts), np.array(self.counts)
+        with np.errstate(all="ignore"):
+            change = now[:used] - self.numbers[:used]
+            return self.counts, np.add.reduceat(change * change, np.cumsum(counts) - counts).tolist()
 
 
 def sample(param: Tensor) -> Tensor:

@@ -12,10 +12,11 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
-from kedge.flow import Act, Measure, Sink
+from kedge.flow import Act, Sink
 from kedge.hooks import dynamo
 from kedge.hooks.attach import Target
 from kedge.hooks.causes import explain
+from kedge.hooks.contract import Measure
 from kedge.hooks.schedule import Passes
 from kedge.hooks.session import Session
 from kedge.hooks.tap import Tap
@@ -40,6 +41,7 @@ class Meter(Protocol):
     seats: dict[Site, Any]
     channel_dims: dict[str, int | None]
     events: int
+    wires: int
     seconds: float
     device_seconds: float
 
@@ -61,17 +63,17 @@ class Meter(Protocol):
     def observe(self, seat: Any, value: Tensor, step: int) -> None:
         """Measure one value of a site."""
 
-    def drop(self, sites: Sequence[Site]) -> None:
-        """Forget what was measured at some sites in this step."""
+    def add_squares(self, seats: Sequence[Any], step: int, counts: Sequence[int], squares: Sequence[float]) -> None:
+        """Take in sums of squares that are known already, one a site."""
+
+    def drop(self, sites: Sequence[Site] | None = None) -> None:
+        """Forget what was measured in this step, at some sites or at all."""
 
     def spoiled(self) -> bool:
         """Whether something measured in this step is not finite."""
 
     def flush(self) -> None:
         """End the step."""
-
-    def discard(self) -> None:
-        """Forget what was measured in the step under way."""
 
     def finish(self) -> None:
         """Pass on everything."""
@@ -190,7 +192,7 @@ class Prefixed:
         return self.meter.bind(replace(site, path=self.root.label(site.path)))
 
     def bind_value(self, site: Site) -> Measure | None:
-        """Return what measures values of one site of this root; see `kedge.flow.Measuring`."""
+        """Return what measures values of one site of this root; see `kedge.hooks.contract.Measuring`."""
         return self.meter.bind_value(replace(site, path=self.root.label(site.path)))
 
 

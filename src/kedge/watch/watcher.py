@@ -166,7 +166,7 @@ class Watcher:
         with self._timed():
             partial = self.optimizers.leading is not None and not self._is_bad()
             if partial:  # what came after the last step is no step: an evaluation, or half a round
-                self.meter.discard()
+                self.meter.drop()
             self._notes += self.first_step.close(clock.step)
             self._notes += self.facts.at_end(self.optimizers, self.roots, self.places, self._passes.has_arrived)
             self.curves.flush(but=clock.step if partial else None)
@@ -519,7 +519,7 @@ class Watcher:
     def _write_sites(self) -> None:
         seats = self.meter.seats.values()
         trained = sum(len(root.optimizers) for root in self.roots)
-        size = (len(seats) + trained, sum(len(seat.sources) for seat in seats))
+        size = (len(seats) + trained, self.meter.wires)
         if size != self._written and seats:
             self._written = size
             self._write_all_sites()

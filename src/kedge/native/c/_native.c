@@ -9,6 +9,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <string.h>
+
 #include "channels.h"
 #include "dlpack.h"
 #include "reduce.h"
@@ -280,20 +282,26 @@ static int64_t common_factor(int64_t a, int64_t b) {
     return a;
 }
 
-static float to_float(const char *at, Kind kind) {
+static double to_double(const char *at, Kind kind) {
     switch (kind) {
     case FLOAT32: return *(const float *)at;
-    case FLOAT64: return (float)*(const double *)at;
+    case FLOAT64: return *(const double *)at;
     case FLOAT16: return from_float16(*(const uint16_t *)at);
     default: return from_bfloat16(*(const uint16_t *)at);
     }
 }
 
 /* Takes numbers at a distance that has no factor in common with how many there are, as `kedge.store.exponents.spacing` has it. */
-static int64_t draw(const View *view, float *out) {
-    int64_t n = view->numbers, distance = (n + DRAWN - 1) / DRAWN, drawn = 0;
-    size_t width = size_of(view->kind);
+static int64_t spacing(int64_t n, int64_t most) {
+    int64_t distance = (n + most - 1) / most;
     while (common_factor(distance, n) > 1) distance++;
+    return distance;
+}
+
+/* Writes floats, or doubles where there is room for them instead. */
+static int64_t draw(const View *view, int64_t most, float *floats, double *doubles) {
+    int64_t n = view->numbers, distance = spacing(n, most), drawn = 0;
+    size_t width = size_of(view->kind);
     Cursor cursor;
     for (int64_t i = 0; i < n; i += distance) {
         const char *at = view->data + (size_t)i * width;
@@ -301,7 +309,10 @@ static int64_t draw(const View *view, float *out) {
             seek(view, &cursor, i);
             at = place(view, &cursor, width);
         }
-        out[drawn++] = to_float(at, view->kind);
+        if (doubles)
+            doubles[drawn++] = to_double(at, view->kind);
+        else
+            floats[drawn++] = (float)to_double(at, view->kind);
     }
     return drawn;
 }
@@ -318,11 +329,97 @@ static PyObject *draw_into(PyObject *module, PyObject *const *args, Py_ssize_t g
     if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE | PyBUF_ND | PyBUF_FORMAT)) return NULL;
     bool fits = out.ndim == 1 && out.itemsize == sizeof(float) && out.format && out.format[0] == 'f' && start >= 0 &&
                 out.shape[0] - start >= DRAWN;
-    int64_t drawn = fits ? draw(&view, (float *)out.buf + start) : 0;
+    int64_t drawn = fits ? draw(&view, DRAWN, (float *)out.buf + start, NULL) : 0;
     PyBuffer_Release(&out);
     if (fits) return PyLong_FromLongLong(drawn);
     PyErr_Format(PyExc_ValueError, "drawn numbers need room for %d of float32, C-contiguous, from %ld on", DRAWN, start);
     return NULL;
+}
+
+/* Draws from many tensors into an array of doubles, one after another; of those refused nothing is drawn. */
+static PyObject *draw_many(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    long most;
+    Py_buffer out;
+    if (takes(given, 3, 3, "draw_many(numbers, tensors, most)") || number_of(args, given, 2, 0, &most)) return NULL;
+    PyObject *tensors = PySequence_Tuple(args[1]), *counts = NULL;
+    if (!tensors) return NULL;
+    Py_ssize_t n = PyTuple_Size(tensors);
+    if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE | PyBUF_ND | PyBUF_FORMAT)) {
+        Py_DECREF(tensors);
+        return NULL;
+    }
+    if (most < 1 || out.ndim != 1 || out.itemsize != sizeof(double) || !out.format || out.format[0] != 'd' || out.shape[0] / most < n)
+        PyErr_Format(PyExc_ValueError, "drawn numbers need room for %zd times %ld of float64, C-contiguous", n, most);
+    else
+        counts = PyList_New(0);
+    int64_t used = 0;
+    for (Py_ssize_t i = 0; counts && i < n; i++) {
+        View view;
+        int readable = open_view(PyTuple_GetItem(tensors, i), &view);
+        int64_t drawn = readable == 1 ? draw(&view, most, NULL, (double *)out.buf + used) : 0;
+        used += drawn;
+        if (readable < 0 || append_number(counts, (Py_ssize_t)drawn)) Py_CLEAR(counts);
+    }
+    PyBuffer_Release(&out);
+    Py_DECREF(tensors);
+    return counts;
+}
+
+/* How many numbers have which power of two, see Note [Exponents] in `kedge.store.exponents`, as that writes it down. */
+#define LOWEST (-48)
+#define BUCKETS 83
+
+static PyObject *histogram(const float *numbers, int64_t n) {
+    uint32_t counts[BUCKETS] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, numbers + i, sizeof bits);
+        bits &= 0x7fffffff;
+        int exponent = (int)(bits >> 23), bucket = exponent - 127 - LOWEST + 2;
+        if (bits == 0 || exponent == 255) continue;
+        bucket = bucket < 1 ? 1 : bucket >= BUCKETS ? BUCKETS - 1 : bucket;
+        counts[exponent == 0 ? 0 : bucket]++;
+    }
+    int first = 0, end = BUCKETS;
+    while (first < BUCKETS && !counts[first]) first++;
+    while (end > first && !counts[end - 1]) end--;
+    if (first == BUCKETS) return PyBytes_FromStringAndSize(NULL, 0);
+    unsigned char content[1 + 2 * BUCKETS] = {(unsigned char)first};
+    for (int b = first; b < end; b++) {
+        content[1 + 2 * (b - first)] = (unsigned char)(counts[b] & 0xff);
+        content[2 + 2 * (b - first)] = (unsigned char)(counts[b] >> 8);
+    }
+    return PyBytes_FromStringAndSize((const char *)content, 1 + 2 * (end - first));
+}
+
+static PyObject *histograms(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    Py_buffer numbers;
+    if (takes(given, 2, 2, "histograms(numbers, ends)")) return NULL;
+    PyObject *ends = PySequence_Tuple(args[1]), *found = NULL;
+    if (!ends) return NULL;
+    if (PyObject_GetBuffer(args[0], &numbers, PyBUF_ND | PyBUF_FORMAT)) {
+        Py_DECREF(ends);
+        return NULL;
+    }
+    if (numbers.ndim == 1 && numbers.itemsize == sizeof(float) && numbers.format && numbers.format[0] == 'f')
+        found = PyList_New(0);
+    else
+        PyErr_SetString(PyExc_ValueError, "the numbers have to be of float32, C-contiguous, of one dimension");
+    int64_t start = 0;
+    for (Py_ssize_t i = 0; found && i < PyTuple_Size(ends); i++) {
+        int64_t end = PyLong_AsLongLong(PyTuple_GetItem(ends, i));
+        if (!PyErr_Occurred() && (end < start || end > numbers.shape[0] || end - start > UINT16_MAX))
+            PyErr_Format(PyExc_ValueError, "run %zd of the numbers ends at %lld", i, (long long)end);
+        PyObject *content = PyErr_Occurred() ? NULL : histogram((const float *)numbers.buf + start, end - start);
+        if (!content || PyList_Append(found, content)) Py_CLEAR(found);
+        Py_XDECREF(content);
+        start = end;
+    }
+    PyBuffer_Release(&numbers);
+    Py_DECREF(ends);
+    return found;
 }
 
 /* -- the module --------------------------------------------------------------------------------------------- */
@@ -384,6 +481,8 @@ static PyMethodDef methods[] = {
      "squares_and_nonfinite(tensors): the sum of squares, the number not finite, the indices of those refused"},
     FAST(channels_above_zero, "channels_above_zero(tensor, dim): a bit a channel, or None: refused"),
     FAST(draw_into, "draw_into(numbers, start, tensor): how many numbers were drawn; 0: refused"),
+    FAST(histograms, "histograms(numbers, ends): a histogram of magnitudes for each run of numbers, as bytes"),
+    FAST(draw_many, "draw_many(numbers, tensors, most): how many numbers of each were drawn; 0: refused"),
     {"instruction_sets", instruction_sets_of, METH_NOARGS, "instruction_sets(): those of this processor, the best last"},
     {"use", use, METH_O, "use(instruction_set): returns the one in use before"},
     {NULL, NULL, 0, NULL},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import statistics
 
-FILE = 400
+FILE = 600
 FUNCTION = 60
 MEDIAN = 8
 PARAMETERS = 7

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 from kedge.store.exponents import spacing
 
@@ -59,14 +60,27 @@ def measurable(value: Tensor) -> bool:
 
 
 def transforms(value: Tensor) -> bool:
-    """Tell whether a transform of `torch.func` is under way, or a mode in which tensors hold nothing."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or isinstance(value, FakeTensor)
+    """Tell whether a transform of `torch.func` or a trace is under way, or a mode in which tensors hold nothing."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or isinstance(value, FakeTensor) or _captures()
+
+
+def _captures() -> bool:
+    """Whether the operations of this thread are traced into a graph, as by ``make_fx``."""
+    return bool(torch._C._len_torch_dispatch_stack()) and torch._C._get_dispatch_mode(_PROXY) is not None
+
+
+_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Suspend what is under way: transforms refuse to write to what they did not make, and fake tensors hold nothing."""
-    with temporarily_clear_interpreter_stack(), unset_fake_temporarily():
+    """Suspend what is under way, so that measuring is no part of it.
+
+    Transforms refuse to write to what they did not make, fake tensors hold nothing, and a traced graph would hold our
+    operations, and write to our tables whenever it runs.
+    """
+    modes = _disable_current_modes() if _captures() else unset_fake_temporarily()
+    with temporarily_clear_interpreter_stack(), modes:
         yield
 
 

@@ -36,6 +36,12 @@ def compiles(module: nn.Module) -> bool:
     return wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def takes_calls_in() -> bool:
+    """Tell whether ``compile()`` of one of PyTorch's own modules takes its call into the graph, hooks and all, as since 2.14."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    return hasattr(getattr(dynamo, "OptimizedModule", None), "_should_wrap_module_call_impl")
+
+
 def has_code(function: Any) -> bool:
     """Tell whether there is compiled code of a function or method, or a compiled one in its place."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)

@@ -31,6 +31,10 @@ _READ = (
     "the graph. Code compiled before, for this model or another of its class, leaves it out"
 )
 _LEFT_OUT = "if it came after the compile: code compiled before leaves it out, until torch.compiler.reset()"
+_READ_ANEW = (
+    "is read into the compiled code, which compiles again whenever it comes or goes; what Dynamo cannot read, such as a "
+    "print, breaks the graph"
+)
 _AROUND = "runs around the compiled code, whenever it came"
 _BREAKS = "breaks the graph where its module is called in compiled code; fullgraph=True raises"
 _OUTSIDE = "runs outside compiled code, whenever it came"
@@ -54,7 +58,7 @@ _OWN = "a deep copy of the model calls a copy of this {}"
 _PREFIX = 'state_dict() names everything with "_orig_mod." in front'
 
 
-Standing: TypeAlias = Literal["", "root", "inside"]
+Standing: TypeAlias = Literal["", "root", "entry", "inside"]
 
 
 class Effect(NamedTuple):
@@ -136,6 +140,9 @@ def _on_compile(found: Found) -> Iterator[Effect]:
         return
     if found.kind in BACKWARD:
         yield Effect("compile", _BREAKS, harms=True)
+    elif found.compiled == "entry":
+        yield Effect("compile", _READ_ANEW)
+        return
     if found.compiled == "inside":
         yield Effect("compile", _LEFT_OUT, harms=True)
     elif found.kind in FORWARD:
@@ -149,7 +156,9 @@ def standings(modules: Iterable[nn.Module]) -> dict[int, Standing]:
     Dynamo compiles a module's ``forward``; the call with its hooks is around that, and only what this
     ``forward`` calls is inside. It does not compile the ``forward`` of PyTorch's own modules by itself:
     `torch.compile` puts a function around such a module, which is then inside as a whole, and after
-    ``module.compile()`` compiled code begins further down, at the first ``forward`` that is not PyTorch's.
+    ``module.compile()`` compiled code begins further down, at the first ``forward`` that is not PyTorch's. Since 2.14
+    ``module.compile()`` puts a function around such a module too, whose hooks Dynamo looks for at each call: that module
+    is the "entry" to what is inside.
     """
     at: dict[int, Standing] = {}
     for module in modules:
@@ -158,7 +167,10 @@ def standings(modules: Iterable[nn.Module]) -> dict[int, Standing]:
             at.setdefault(id(module), "root")
             _mark(inner, "inside" if _is_torchs(inner) else "root", at)
         elif module._compiled_call_impl is not None:
-            _mark(module, "root", at)
+            entry = _is_torchs(module) and dynamo.takes_calls_in() and at.get(id(module)) != "inside"
+            _mark(module, "inside" if entry else "root", at)
+            if entry:
+                at[id(module)] = "entry"
     return at
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import checkpoint
 
-from kedge.hooks.checkpoints import top_hooks
+from kedge.hooks.checkpoints import lead_past, top_hooks
 from kedge.hooks.kept import Kept, Reader
 
 _autograd: Any = torch._C._autograd
@@ -99,6 +99,7 @@ class Pair:
             self.hooks = _watching(lives, below)
         else:
             self.hooks = _joint(lives, below)
+        lead_past(self.hooks[0], below)
 
 
 def _alone(live: Live) -> Hooks:

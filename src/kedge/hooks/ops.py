@@ -31,12 +31,12 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointFunction
 
 from kedge.errors import EditError
 from kedge.hooks.checkpoints import owner_around
 from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
+from kedge.hooks.functions import own_function
 from kedge.hooks.opgates import OpGate, refuse_inside
 from kedge.hooks.opinside import ATTENTION, INSIDE
 from kedge.hooks.opnames import name_of, overwrites
@@ -66,24 +66,21 @@ class Entry:
 
     def owns(self, frame: FrameType | None) -> bool:
         """Tell whether what a frame calls is called by this module's own forward; see Note [Whose operation]."""
-        below, function = frame, ""
+        below, function, graded = frame, "", torch.is_grad_enabled()
         while frame is not None:
             code = id(frame.f_code)
             if code in _ENDS:
-                if code == _APPLY:
-                    if below is None or id(below.f_code) != _REENTRANT:
-                        function = function or frame.f_locals["cls"].__name__
-                    below, frame = frame, frame.f_back
-                    continue
                 if code == _ONWARD:
                     frame = _past_operate(frame)
                     continue
                 if code == _AGAIN and frame is not self.frame:  # another session's
                     frame = frame.f_back
                     continue
-                self.function = "" if torch.is_grad_enabled() else function
+                self.function = function
                 begun = None if below is None else below.f_code
                 return frame is self.frame and (self.code is None or begun is self.code or begun is _SLOW)
+            if not graded and not function:
+                function = own_function(frame.f_code)
             below, frame = frame, frame.f_back
         return False
 
@@ -304,11 +301,9 @@ def _inside(function: Any, name: str) -> Iterator[int]:
 
 OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)
 _AGAIN = next(_inside(_run_again, "again"))
-_APPLY = id(torch.autograd.Function.apply.__func__.__code__)  # type: ignore[attr-defined]
-_REENTRANT = id(CheckpointFunction.forward.__code__)
 _SLOW = nn.Module._slow_forward.__code__
 _CALL: Any = nn.Module._call_impl
 MODULE_CALLS = frozenset((id(_CALL.__code__), *_inside(_CALL, "inner")))
-_ENDS = MODULE_CALLS | {OPERATE, _ONWARD, _AGAIN, _APPLY, id(fire.__code__)}
+_ENDS = MODULE_CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
 
 untraced(_run_again, OpMode.__torch_function__, OpMode.enter, OpMode.leave)

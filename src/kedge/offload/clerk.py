@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from kedge.hooks.withheld import owner_behind, saved_arguments, withheld
 from kedge.offload.handle import Referred
 from kedge.offload.item import Item, Origin
 from kedge.offload.lines import Lines
+from kedge.offload.rebuild.failure import RuleFailed
 from kedge.offload.storages import Storages, is_plain
 from kedge.offload.timeline import Timeline
 
@@ -157,9 +159,10 @@ class Clerk:
             alias=value._is_view() or size < self.storages.held(storages), plain=is_plain(value), source=self._lines.here(),
         )  # fmt: skip
         if self.find is not None and draft.plain:
-            recipe = self.find(value, _held_in)
-            if recipe is not None:
-                draft.rule, draft.extra = recipe.rule, recipe.nbytes
+            with suppress(RuleFailed):  # then it is moved or kept, as without a rule
+                recipe = self.find(value, _held_in)
+                if recipe is not None:
+                    draft.rule, draft.extra = recipe.rule, recipe.nbytes
         self.drafts.append(draft)
         return len(self.drafts) - 1
 

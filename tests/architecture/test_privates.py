@@ -13,9 +13,9 @@ from torch.nn import functional
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils import checkpoint
 
-from kedge.hooks.checkpoints import owner_around
-from kedge.hooks.functions import own_function
 from kedge.hooks.ops import MODULE_CALLS
+from kedge.torch_internals.checkpoint import owner_around
+from kedge.torch_internals.own_functions import own_function
 
 
 def test_a_backward_pass_has_a_number():

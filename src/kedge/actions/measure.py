@@ -24,6 +24,7 @@ from kedge.sites.leaves import own_part, untransformed
 from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate
+from kedge.torch_internals import kernels, modes
 
 What = Literal["full", "norm", "finite"]
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
@@ -82,7 +83,7 @@ class Meter:
         def observe(value: Tensor, event: Event) -> None:
             nonlocal seat
             passed_over = self.muted if forward else self.level == LIGHT
-            if not self.level or passed_over or torch._C._is_tracing():
+            if not self.level or passed_over or modes.is_under_jit():
                 return
             start = time.perf_counter()
             with self._lock:
@@ -273,7 +274,7 @@ class Meter:
         ids = [seat.id for seat, _ in group]
         real = [reduce.real(t) for _, t in group]
         dtype = torch.float64 if any(t.dtype is torch.float64 for t in real) else torch.float32
-        norms = torch.stack(list(torch._foreach_norm(real, dtype=dtype))) if real else torch.zeros(0)
+        norms = torch.stack(list(kernels.norms(real, dtype=dtype))) if real else torch.zeros(0)
         return Bulk(ids, [t.numel() for t in real], *to_host(norms))
 
     def spoiled(self) -> bool:

@@ -23,11 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils._python_dispatch import _disable_current_modes
 
 from kedge.store.exponents import spacing
+from kedge.torch_internals import modes
 
 if TYPE_CHECKING:
     from kedge.actions.table import Slot
@@ -56,20 +54,12 @@ def measurable(value: Tensor) -> bool:
     dtype = value.dtype
     numbers = dtype in _COUNTED or dtype.is_complex or dtype in _NARROW
     there = value.layout is torch.strided and not value.is_meta and not value.is_nested
-    return numbers and there and not isinstance(value, FakeTensor) and value.numel() > 0
+    return numbers and there and not modes.is_fake(value) and value.numel() > 0
 
 
 def transforms(value: Tensor) -> bool:
     """Tell whether a transform of `torch.func` or a trace is under way, or a mode in which tensors hold nothing."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or isinstance(value, FakeTensor) or _captures()
-
-
-def _captures() -> bool:
-    """Whether the operations of this thread are traced into a graph, as by ``make_fx``."""
-    return bool(torch._C._len_torch_dispatch_stack()) and torch._C._get_dispatch_mode(_PROXY) is not None
-
-
-_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
+    return modes.is_transforming() or modes.is_fake(value) or modes.is_captured()
 
 
 @contextmanager
@@ -79,8 +69,7 @@ def plainly() -> Iterator[None]:
     Transforms refuse to write to what they did not make, fake tensors hold nothing, and a traced graph would hold our
     operations, and write to our tables whenever it runs.
     """
-    modes = _disable_current_modes() if _captures() else unset_fake_temporarily()
-    with temporarily_clear_interpreter_stack(), modes:
+    with modes.without_transforms(), modes.plainly():
         yield
 
 

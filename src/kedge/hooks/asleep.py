@@ -9,11 +9,11 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from kedge.hooks import compiled
 from kedge.hooks.levels import Levels
 from kedge.hooks.pace import Level, Pace
 from kedge.hooks.schedule import Clock
 from kedge.hooks.updates import Updates
+from kedge.torch_internals.graph_task import in_backward
 
 
 class Asleep:
@@ -60,7 +60,7 @@ class Asleep:
 
     def rise(self, optimizer: Optimizer) -> None:
         """Do what is to be done at the end of a step at which it was time to wake; `slept` says whether that was all."""
-        self._inside = compiled.in_backward()
+        self._inside = in_backward()
         self.slept = not self._inside and self._sleeps_on(optimizer)
 
     def _sleeps_on(self, optimizer: Optimizer) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import pickle
 import re
-import sys
 import types
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -18,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from torch import Tensor, nn
 from torch.nn.modules.module import _WrappedHook
 
-from kedge.hooks import dynamo
+from kedge.torch_internals import dynamo
 
 FORWARD = ("forward-pre", "forward")
 FULL = ("full-backward-pre", "full-backward")
@@ -184,8 +183,7 @@ def _mark(module: nn.Module, standing: Standing, at: dict[int, Standing]) -> Non
 
 def _is_torchs(module: nn.Module) -> bool:
     """Tell whether Dynamo passes over a module's ``forward``."""
-    rules: Any = sys.modules["torch._dynamo.trace_rules"]  # there, if anything is compiled
-    return isinstance(module.forward, types.MethodType) and bool(rules.check(module.forward))
+    return isinstance(module.forward, types.MethodType) and dynamo.passes_over(module.forward)
 
 
 def _on_gradients(found: Found) -> Iterator[Effect]:

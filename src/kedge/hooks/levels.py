@@ -24,7 +24,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from kedge.errors import ActionDisabled
-from kedge.hooks import dynamo
 from kedge.hooks.lookout import Lookout
 from kedge.hooks.pace import Level
 from kedge.hooks.roots import Gauge, Root
@@ -33,6 +32,7 @@ from kedge.hooks.shelf import Shelf
 from kedge.hooks.tap import Tap
 from kedge.sites.site import escape
 from kedge.store.rows import FULL, LIGHT
+from kedge.torch_internals import dynamo
 
 OFF = 0
 _DEPTH = {Level.OFF: OFF, Level.LOOK: LIGHT, Level.NORM: LIGHT, Level.FULL: FULL}

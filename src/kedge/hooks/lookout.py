@@ -24,13 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from kedge.flow import version_of
-from kedge.hooks import compiled
 from kedge.hooks.modules import Before
 from kedge.hooks.roots import KEEPS_FINITE, Gauge, Root
 from kedge.hooks.schedule import Clock
 from kedge.hooks.shelf import Shelf
 from kedge.hooks.veil import Own, conceal
 from kedge.sites import leaves
+from kedge.torch_internals import modes
+from kedge.torch_internals.graph_task import in_backward
 
 SMALL = 1 << 14
 """How many elements a value may have to be held itself until the forward ends: 64 KiB of float32."""
@@ -117,7 +118,7 @@ class Lookout:
     def hold(self, seat: Any, value: Tensor) -> None:
         """Keep what is needed of a value until the forward ends."""
         self.looks += 1
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        transformed = modes.is_transforming()
         value = leaves.untransformed(value) if transformed else value
         size = value.numel()
         if value.is_cpu and (transformed or not self.deep):
@@ -274,5 +275,5 @@ def is_finite(value: Tensor) -> bool:
 
 def _is_apart() -> bool:
     """Whether this forward is not one of the program's own numbers: see Note [Looking]."""
-    counted = torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
-    return counted or torch._C._is_tracing() or compiled.in_backward()
+    counted = modes.dispatch_modes() > 0 or modes.is_transforming()
+    return counted or modes.is_under_jit() or in_backward()

@@ -33,15 +33,16 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from kedge.errors import EditError
-from kedge.hooks.checkpoints import owner_around
-from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
-from kedge.hooks.functions import own_function
 from kedge.hooks.opgates import OpGate, refuse_inside
 from kedge.hooks.opinside import ATTENTION, INSIDE
 from kedge.hooks.opnames import name_of, overwrites
-from kedge.hooks.source import is_dropped, is_running
 from kedge.sites import leaves
+from kedge.torch_internals import modes
+from kedge.torch_internals.checkpoint import owner_around
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.own_functions import own_function
+from kedge.torch_internals.source_lines import is_dropped, is_running
 
 if TYPE_CHECKING:
     from kedge.hooks.opdoors import Door
@@ -151,7 +152,7 @@ class OpMode(TorchFunctionMode):
         self.now = top if isinstance(top, Entry) and top.seen else None
         if self.now is not None:
             if not self.up:
-                torch._C._push_on_torch_function_stack(self)
+                modes.push_function_mode(self)
                 self.up = True
         elif self.up:
             self.up = not _take_off(self, anywhere=top is None)
@@ -166,15 +167,15 @@ def _take_off(mode: OpMode, *, anywhere: bool) -> bool:
     """
     above: list[Any] = []
     found = False
-    while torch._C._len_torch_function_stack() and not found:
-        top = torch._C._pop_torch_function_stack()
+    while modes.function_modes() and not found:
+        top = modes.pop_function_mode()
         found = top is mode
         if not found:
             above.append(top)
             if not (anywhere or isinstance(top, OpMode)):
                 break
     for other in reversed(above):
-        torch._C._push_on_torch_function_stack(other)
+        modes.push_function_mode(other)
     return found
 
 

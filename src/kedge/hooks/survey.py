@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from kedge.hooks import dynamo
 from kedge.hooks.roots import Root
 from kedge.hooks.saved import SavedBill
-from kedge.hooks.source import call_site
 from kedge.hooks.veil import Own
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.source_lines import call_site
 
 
 class Taker(Protocol):

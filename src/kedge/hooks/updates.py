@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -16,6 +15,7 @@ from kedge.hooks.roots import Gauge, Parts, Root
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
 from kedge.store.exponents import spacing
+from kedge.torch_internals import kernels
 
 _SAMPLE = 1024
 _SENTINELS = 4
@@ -100,7 +100,7 @@ class Updates:
         """Measure how far some elements of each parameter have gone."""
         before = self._before.pop(optimizer, None)
         for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
-            changes = torch._foreach_sub([sample(p) for p in each.params], old) if old else []
+            changes = kernels.differences([sample(p) for p in each.params], old) if old else []
             self.meter.add(each.changes, self.step(), list(changes))
 
     def holds(self, optimizer: Optimizer) -> bool:

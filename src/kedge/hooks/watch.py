@@ -27,7 +27,6 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from kedge.hooks import compiled, dynamo
 from kedge.hooks.asleep import Asleep
 from kedge.hooks.known import Known, Places
 from kedge.hooks.leader import Leader
@@ -50,11 +49,13 @@ from kedge.hooks.roots import (
     unwrapped,
 )
 from kedge.hooks.schedule import Passes
-from kedge.hooks.source import module_tree
 from kedge.hooks.survey import Survey
 from kedge.hooks.updates import Updates
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
+from kedge.torch_internals import dynamo, modes
+from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.source_lines import module_tree
 
 if TYPE_CHECKING:
     from kedge.hooks.dump import Dump
@@ -177,7 +178,7 @@ class Watch:
         """Make a hook that never ends the program: if Kedge fails, it says so once and steps aside."""
 
         def hook(*args: Any) -> None:
-            if torch.compiler.is_compiling() or self.failed or os.getpid() != self.pid or torch._C._is_tracing():
+            if torch.compiler.is_compiling() or self.failed or os.getpid() != self.pid or modes.is_under_jit():
                 return
             try:
                 work(*args)
@@ -190,7 +191,7 @@ class Watch:
 
     def _entered(self, module: nn.Module, args: Any) -> None:
         """See every module call of the program; the first call of a root makes it watched."""
-        if not self.levels.scouts or module in self._known or self._known.is_aside(module) or compiled.in_backward():
+        if not self.levels.scouts or module in self._known or self._known.is_aside(module) or in_backward():
             return
         self._known.meet([module])
         if isinstance(module, torch.jit.ScriptModule):
@@ -324,7 +325,7 @@ class Watch:
             asleep.passed += 1
             return
         if torch.compiler.is_compiling():
-            torch._dynamo.graph_break()
+            dynamo.break_graph()
         if leads:
             self._rise(optimizer)
             if asleep.slept:
@@ -338,7 +339,7 @@ class Watch:
             self._measure_update(optimizer)
         wished = self._leader.meets(optimizer) and self._met_new(optimizer)
         self._leader.count(optimizer, args, kwargs)
-        if wished and self.pace.level is not Level.FULL and not compiled.in_backward():
+        if wished and self.pace.level is not Level.FULL and not in_backward():
             self._waken()
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -14,8 +14,6 @@ from torch.autograd.graph import Node
 
 from kedge.hooks.kept import Kept
 from kedge.hooks.lane import packed_of
-from kedge.hooks.nodes import behind, saved_by
-from kedge.hooks.source import Source
 from kedge.hooks.spans import Span
 from kedge.hooks.withheld import owner_behind, saved_arguments, withheld
 from kedge.offload.handle import Referred
@@ -24,6 +22,9 @@ from kedge.offload.lines import Lines
 from kedge.offload.rebuild.failure import RuleFailed
 from kedge.offload.storages import Storages, is_plain
 from kedge.offload.timeline import Timeline
+from kedge.torch_internals.autograd_nodes import behind, saved_by
+from kedge.torch_internals.graph_task import current_node, in_backward
+from kedge.torch_internals.source_lines import Source
 
 LEAST = 65_536
 """Tensors in smaller storages than this are not worth moving."""
@@ -168,8 +169,8 @@ class Clerk:
 
     def unpack(self, held: Held) -> Tensor:
         """Give it back; whoever asks in a backward pass is the node that saved it."""
-        if self.drafts[held.number].node is None and torch._C._current_graph_task_id() != -1:
-            node = torch._C._current_autograd_node()
+        if self.drafts[held.number].node is None and in_backward():
+            node = current_node()
             if node is not None:
                 self.meet(node)
         return held.read()

@@ -15,7 +15,6 @@ from typing import Self
 from torch import distributed, nn
 
 from kedge.errors import WatchingFailed
-from kedge.hooks import dynamo
 from kedge.hooks.roots import Summary
 from kedge.hooks.schedule import every as schedule_of
 from kedge.hooks.watch import Watch
@@ -24,6 +23,7 @@ from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
 from kedge.sites.select import Selector
 from kedge.store.recording import Recording
+from kedge.torch_internals import dynamo
 from kedge.watching.closing import end_of, last_words
 from kedge.watching.hush import hush, unhush
 from kedge.watching.launch import Launch

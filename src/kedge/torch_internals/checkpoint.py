@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
 
+from kedge.torch_internals.saved_hooks import top_hooks
+
 _PRUNE = 256
-top_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore: None)
 _Frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
 Stopped: Any = getattr(checkpoint, "_StopRecomputationError", ())
 """What ends a recompute as soon as it has made again all that is needed, from within whatever is being computed."""

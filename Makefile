@@ -1,6 +1,11 @@
 # Kedge's tasks. `make help` lists them; every one that needs the environment makes it first.
 
-VENV := .venv
+# The newest release of PyTorch that the tests are known to pass with, beside the one in constraints.txt.
+NEWEST := 2.14.1
+
+# `make test TORCH=2.14.1`: any task with another PyTorch, in an environment of its own.
+TORCH ?=
+VENV := $(if $(TORCH),build/torch-$(TORCH),.venv)
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.set-up
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -9,11 +14,14 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 # The tests' networks are so small that a second thread costs more than it brings, and nothing is to be downloaded.
 QUIET := HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
+# What is installed beside Kedge.
+EXTRAS ?= test,dev
+
 # Many tests start programs and wait for them, so there are more processes than cores on a small machine.
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check lint types contract demo bench clean
+.PHONY: help setup test corners check lint types contract demo bench clean
 MAKEFLAGS += --no-print-directory
 
 help:  ## list the tasks
@@ -24,16 +32,37 @@ setup: $(SETUP)  ## make .venv with Kedge and everything its tests need
 
 $(SETUP): pyproject.toml constraints.txt $(wildcard src/kedge/native/c/*.[ch]) src/kedge/native/c/CMakeLists.txt
 	@test -n "$(PYTHON)" || { echo "Kedge needs Python 3.11 or newer; name one: make setup PYTHON=/path/to/python3"; exit 1; }
-	@echo "making $(VENV) with $(PYTHON); the first time takes a few minutes, most of them for torch"
+	@echo "making $(VENV) with $(PYTHON)$(if $(TORCH), and PyTorch $(TORCH)); the first time takes a few minutes, most of them for torch"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
+	@sed $(if $(TORCH),'s/^torch==.*/torch==$(TORCH)/',-e '') constraints.txt > $(VENV)/constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-test: setup  ## run the tests
-	@echo "tests: pytest, with the examples of README.md and docs/, in $(WORKERS) processes"
+test: setup  ## run the tests; TORCH=2.14.1 runs them with that PyTorch, in build/torch-2.14.1
+	@echo "tests: pytest, with the examples of README.md and docs/, in $(WORKERS) processes$(if $(TORCH), on PyTorch $(TORCH))"
 	@$(QUIET) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal || { \
 		echo "what failed beside others is tried once more, alone"; \
 		$(QUIET) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+
+# What touches every corner of PyTorch that Kedge uses and PyTorch does not promise; CONTRIBUTING.md says how it is chosen.
+CORNERS := tests/architecture/test_corners.py tests/architecture/test_privates.py tests/architecture/test_upstream.py \
+	tests/hooks/test_checkpoint.py tests/hooks/test_compiled.py tests/hooks/test_ops_checkpoint.py \
+	tests/hooks/test_ops_functions.py tests/hooks/test_saving_stacked.py tests/hooks/test_scripted.py \
+	tests/hooks/test_source.py tests/offload/test_checkpoint_inputs.py tests/offload/test_checkpoint_oneness.py
+
+corners: setup  ## run the tests of PyTorch's private corners alone; TORCH= as for test
+	@echo "tests of PyTorch's private corners$(if $(TORCH), on PyTorch $(TORCH)), in $(WORKERS) processes"
+	@$(QUIET) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CORNERS)
+
+# The smallest environment in which those run: no integrations, no pictures, no architectures of transformers.
+.PHONY: newest-setup newest
+ON_NEWEST := TORCH=$(NEWEST) EXTRAS=corners VENV=build/corners-$(NEWEST)
+
+newest-setup:
+	@$(MAKE) setup $(ON_NEWEST)
+
+newest:  ## the tests of private corners on the newest release of PyTorch
+	@$(MAKE) corners $(ON_NEWEST)
 
 check: lint types contract test  ## all that must pass: lint, types, import contract, tests
 

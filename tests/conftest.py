@@ -16,7 +16,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils import _python_dispatch as dispatch
 
-from kedge.hooks import dynamo
+from kedge.torch_internals import dynamo
 
 torch.set_num_threads(1)
 

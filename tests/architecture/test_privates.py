@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ from torch.nn import functional
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils import checkpoint
 
-from kedge.hooks.checkpoints import owner_around
 from kedge.hooks.ops import MODULE_CALLS
+from kedge.torch_internals.checkpoint import owner_around
+from kedge.torch_internals.own_functions import own_function
 
 
 def test_a_backward_pass_has_a_number():
@@ -49,19 +51,27 @@ def test_a_reentrant_checkpoint_names_its_context():
     assert "ctx" in checkpoint.CheckpointFunction.backward.__code__.co_varnames
 
 
-def test_the_forward_of_a_function_of_ones_own_is_called_by_apply_and_without_grad():
-    """Between that forward and what calls it stands the frame of `Function.apply`, which knows the function's class."""
+def test_the_forward_of_a_function_of_ones_own_is_known_by_its_code_and_runs_without_grad():
+    """Whether PyTorch calls it through a frame of its own or not, and whatever decorates it."""
     seen = []
+
+    def noting(forward):
+        @functools.wraps(forward)
+        def noted(*args):
+            return forward(*args)
+
+        return noted
 
     class Same(torch.autograd.Function):
         @staticmethod
+        @noting
         def forward(ctx, x):
-            frame = sys._getframe(1)
-            seen.append((frame.f_code, frame.f_locals["cls"], torch.is_grad_enabled()))
+            seen.append((own_function(sys._getframe().f_code), torch.is_grad_enabled()))
             return x.clone()
 
     Same.apply(torch.ones(2, requires_grad=True))
-    assert seen == [(torch.autograd.Function.apply.__func__.__code__, Same, False)]
+    assert seen == [("Same", False)]
+    assert own_function(checkpoint.CheckpointFunction.forward.__code__) == ""
 
 
 def test_tensors_count_changes_and_share_storages():

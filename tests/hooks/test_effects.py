@@ -169,16 +169,37 @@ def test_a_container_of_torch_is_inside_of_what_compile_makes_of_it(compiled: An
     assert calls(runs) == 0
 
 
-def test_below_a_compiled_container_of_torch_compiled_code_begins_later(compiled: Any) -> None:
-    """After ``Sequential.compile()`` the first module inside that is not PyTorch's is compiled, and its call is not."""
+def test_a_compiled_container_of_torch_is_around_compiled_code_or_its_entry(compiled: Any) -> None:
+    """After ``Sequential.compile()`` compiled code begins at the first module that is not PyTorch's; since 2.14 at its call."""
     model = nn.Sequential(Net())
     model.compile(backend="eager")
     assert calls(model) == 0
-    for module in (model, model[0], model[0].inner):
+    model[0].inner.register_forward_hook(called)
+    assert calls(model) == 0
+    for module in (model, model[0]):
         module.register_forward_hook(called)
 
-    assert [s[:11] for s in said(model, "compile")] == ["runs around", "runs around", "! if it cam"]
-    assert calls(model) == 2
+    found = [s[:11] for s in said(model, "compile")]
+    if effects.dynamo.takes_calls_in():
+        assert found == ["is read int", "! if it cam", "! if it cam"]
+        assert calls(model) == 3  # the hook on the container had all of it compiled again
+    else:
+        assert found == ["runs around", "runs around", "! if it cam"]
+        assert calls(model) == 2
+
+
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+@pytest.mark.parametrize("kind", BACKWARD)
+def test_a_backward_hook_on_the_entry_breaks_the_graph(kind: str, compiled: Any) -> None:
+    """It fires, wherever compiled code begins, and the audit says so."""
+    model = nn.Sequential(Net())
+    model.compile(backend="eager")
+    assert calls(model) == 0
+    REGISTER[kind](model, called)
+
+    entry = effects.dynamo.takes_calls_in()
+    assert said(model, "compile")[0].startswith("! breaks the graph" if entry else "runs around")
+    assert calls(model) == 1
 
 
 class Outer(nn.Module):

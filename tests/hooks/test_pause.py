@@ -14,8 +14,8 @@ from torch.optim import optimizer as optimizers
 
 import kedge
 from kedge.errors import NeverFired, NoSiteMatched, SessionEnded, StopForward
-from kedge.hooks import dynamo
 from kedge.testing import assert_same_bits, assert_unhooked, hook_tables
+from kedge.torch_internals import dynamo
 
 EVERYTHING = "**:out, **:in, **:out.grad, **:in.grad, **:in.share, **:param.grad, **:param.acc, **:param, **:saved"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -343,6 +344,40 @@ def test_selective_checkpoints_give_the_same_gradients() -> None:
         found = gradients(model)
 
     assert equal(plain, found)
+
+
+@pytest.mark.skipif(
+    "respect_saved_tensors_hooks" not in inspect.signature(checkpoint).parameters, reason="this PyTorch does not ask"
+)
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_a_selective_checkpoint_asks_hooks_if_the_program_says_so(asked: bool | None) -> None:
+    """A program without hooks of its own is not warned because of ours; ours is asked if the program asks for hooks."""
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        saves = op is torch.ops.aten.exp.default
+        return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts(policy)
+
+    model = Blocks(checkpointed(use_reentrant=False, context_fn=contexts, respect_saved_tensors_hooks=asked))
+    plain, logs = gradients(model), []
+    for around in (True, False):
+        log: list[str] = []
+        with ExitStack() as stack:
+            keep(stack, model, Named("ours", log), ambient=around)
+            found = gradients(model)
+        assert equal(plain, found)
+        logs.append(log)
+
+    packs = [sum("packs" in line for line in log) for log in logs]
+    without = Blocks(checkpointed(use_reentrant=False, context_fn=contexts))
+    for around, count in zip((True, False), packs, strict=True):
+        log = []
+        with ExitStack() as stack:
+            keep(stack, without, Named("ours", log), ambient=around)
+            gradients(without)
+        assert (count > sum("packs" in line for line in log)) is (asked is True)
 
 
 def test_a_checkpoint_in_a_failing_forward_leaves_nothing() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.hooks.source import Source, call_site, forward_of, module_tree
+from kedge.torch_internals.source_lines import Source, call_site, forward_of, module_tree
 
 NET = """
     import torch

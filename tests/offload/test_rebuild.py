@@ -124,6 +124,8 @@ def test_normalised_tensors_come_from_input_and_statistics(name, dtype, layout):
         engine, made, held = saved_again(lambda x=x: normalised(name, of(x), dtype))
 
         assert engine.wrong == {}
+        if name == "group_norm" and layout == "channels_last" and not hasattr(made.grad_fn, "_saved_eps"):
+            continue  # it stays; see Note [Groups without an epsilon]
         assert engine.rebuilt[name.split(",", maxsplit=1)[0]] == 1
         assert same_bits(held.read(), made)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import warnings
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
 import kedge
+from kedge.offload.rebuild.norms import NORMS
 
 X = torch.linspace(-2, 2, 64 * 128).view(64, 128)
 PART = 64 * 128 * 4  # bytes
@@ -93,3 +95,51 @@ def test_what_is_of_an_unknown_kind_stays(kind, mode):
     assert re.search(r"kept: .*unknown kind \d+\.\d MB", str(account))
     if "codec" not in TO[mode]:  # which takes the tensors of a known kind beside them
         assert all(map(torch.equal, plain, offloaded))
+
+
+class Grouped(nn.Module):
+    """What the convolution saves is made by a group norm and an activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.act, self.last = nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x):
+        return self.last(self.act(self.norm(x)))
+
+
+@pytest.mark.parametrize(
+    "failure", [AttributeError("_saved_eps"), RuntimeError("no"), ZeroDivisionError(), KeyError(3)]
+)
+def test_a_rule_that_fails_leaves_the_tensor_where_it_is(failure, monkeypatch):
+    """Whatever a rule raises where it looks for a way, gradients are the same, and the account says what was raised."""
+
+    def fails(self, node, growth):
+        raise failure
+
+    x, model = torch.randn(2, 4, 40, 40, requires_grad=True), Grouped()
+    plain = torch.autograd.grad(model(x).sum(), [x, *model.parameters()])
+    for norm in NORMS:
+        monkeypatch.setattr(type(norm), "term", fails)
+    with kedge.offload(model, to=kedge.Disk(), min_bytes=1) as offloaded:
+        found = torch.autograd.grad(model(x).sum(), [x, *model.parameters()])
+
+    assert all(map(torch.equal, plain, found))
+    assert f"it raised {type(failure).__name__}" in str(offloaded)
+    assert all(item.rule != "group_norm" for item in kedge.saved(model)(x).items)
+
+
+def test_what_a_signal_handler_raises_in_a_rule_is_the_programs(monkeypatch):
+    """A time-out that strikes while a rule looks for a way ends the program's call, and not the rule."""
+
+    def late(number, frame):
+        raise TimeoutError("the program's own")
+
+    before = signal.signal(signal.SIGUSR1, late)
+    monkeypatch.setattr(type(NORMS[1]), "term", lambda *_: signal.raise_signal(signal.SIGUSR1))
+    x, model = torch.randn(2, 4, 40, 40, requires_grad=True), Grouped()
+    try:
+        with pytest.raises(TimeoutError, match="own"), kedge.offload(model, to=kedge.Disk(), min_bytes=1):
+            model(x)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

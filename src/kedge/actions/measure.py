@@ -27,6 +27,7 @@ from kedge.sites.leaves import own_part, untransformed
 from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate
+from kedge.torch_internals import modes
 
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
 Measure = Callable[[Tensor, int], None]
@@ -91,7 +92,7 @@ class Meter:
         def measure(value: Tensor, step: int) -> None:
             nonlocal seat
             passed_over = self.muted if forward else self.level == LIGHT
-            if not self.level or passed_over or torch._C._is_tracing():
+            if not self.level or passed_over or modes.is_under_jit():
                 return
             start = now()
             with lock:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from kedge.native.reductions import DRAWN
 from kedge.store.exponents import spacing
+from kedge.torch_internals import modes
 
 if TYPE_CHECKING:
     from kedge.actions.table import Slot
@@ -31,18 +30,22 @@ def measurable(value: Tensor) -> bool:
     dtype = value.dtype
     numbers = dtype in _COUNTED or dtype.is_complex or dtype in _NARROW
     there = value.layout is torch.strided and not value.is_meta and not value.is_nested
-    return numbers and there and not isinstance(value, FakeTensor) and value.numel() > 0
+    return numbers and there and not modes.is_fake(value) and value.numel() > 0
 
 
 def transforms(value: Tensor) -> bool:
-    """Tell whether a transform of `torch.func` is under way, or a mode in which tensors hold nothing."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or isinstance(value, FakeTensor)
+    """Tell whether a transform of `torch.func` or a trace is under way, or a mode in which tensors hold nothing."""
+    return modes.is_transforming() or modes.is_fake(value) or modes.is_captured()
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Suspend what is under way: transforms refuse to write to what they did not make, and fake tensors hold nothing."""
-    with temporarily_clear_interpreter_stack(), unset_fake_temporarily():
+    """Suspend what is under way, so that measuring is no part of it.
+
+    Transforms refuse to write to what they did not make, fake tensors hold nothing, and a traced graph would hold our
+    operations, and write to our tables whenever it runs.
+    """
+    with modes.without_transforms(), modes.plainly():
         yield
 
 

@@ -52,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 2 where the command could not do what was asked.
     """
-    args = build_parser().parse_args(argv)
+    typed = list(sys.argv[1:] if argv is None else argv)
+    if {*typed} in ({"--version", "-v"}, {"--version", "--verbose"}):
+        return _describe()
+    args = build_parser().parse_args(typed)
     ended = _run(args.command, args)
     if isinstance(ended, Ending):
         ended.leave()
@@ -66,7 +69,9 @@ def build_parser() -> argparse.ArgumentParser:
         description="See what flows through a PyTorch training run, and be told what is wrong with it.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, help="print the version and exit")
+    parser.add_argument(
+        "--version", action=_Version, help="print the version and exit; with -v, what it finds in PyTorch"
+    )
     words = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         text = inspect.getdoc(command) or ""
@@ -97,6 +102,18 @@ def _run(command: Command, args: argparse.Namespace) -> int | Ending:
     except KeyboardInterrupt:
         return SIGINT_STATUS
     return ended
+
+
+def _describe() -> int:
+    """Print the version, and which private names of the installed PyTorch are there."""
+    import torch
+
+    from kedge.torch_internals.corners import described
+
+    print(f"kedge {metadata.version('kedge')}, with PyTorch {torch.__version__}: its private names, by what uses them")
+    for line in described():
+        print(f"  {line}")
+    return 0
 
 
 class _Version(argparse.Action):

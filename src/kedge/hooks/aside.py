@@ -16,7 +16,8 @@ from typing import Any
 
 from torch.autograd import graph
 
-from kedge.hooks.lane import disabled, lane
+from kedge.hooks.lane import lane
+from kedge.torch_internals.saved_hooks import disabled
 
 _lock = threading.Lock()
 _users = 0

@@ -18,9 +18,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
 from kedge.flow import Action, Preserving, Schedule
-from kedge.hooks import compiled, dynamo, modules
+from kedge.hooks import compiled, modules
 from kedge.hooks.autograd import Station, attach_accumulated, attach_node, attach_tensor
-from kedge.hooks.checkpoints import Segments
 from kedge.hooks.modules import After, Before, Begin, End
 from kedge.hooks.mounts import Mount
 from kedge.hooks.opdoors import Doors
@@ -29,6 +28,8 @@ from kedge.hooks.schedule import Passes
 from kedge.hooks.tap import Tap
 from kedge.sites.select import Layout, Place, Selector
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.checkpoint import Segments
 
 if TYPE_CHECKING:
     from kedge.hooks.session import Session

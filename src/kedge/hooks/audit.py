@@ -19,7 +19,6 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import parametrize
 from torch.optim import optimizer as optimizers
 
-from kedge.hooks import dynamo
 from kedge.hooks.effects import (
     BACKWARD,
     FORWARD,
@@ -35,6 +34,7 @@ from kedge.hooks.effects import (
 )
 from kedge.hooks.whose import library_of, name_of, serves, source_of
 from kedge.sites import html
+from kedge.torch_internals import dynamo
 
 EVERY_MODULE, EVERY_OPTIMIZER = "every module", "every optimizer"
 KINDS = (

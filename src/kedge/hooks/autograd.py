@@ -22,12 +22,12 @@ from torch.utils.hooks import unserializable_hook
 
 from kedge.errors import EditError
 from kedge.flow import Event
-from kedge.hooks.aliases import Pulse, whole
-from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
 from kedge.hooks.measuring import measure_value
 from kedge.hooks.tap import Tap
 from kedge.sites.site import Site
+from kedge.torch_internals.aliases import Pulse, whole
+from kedge.torch_internals.dynamo import untraced
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._library.effects import EffectType
 
-from kedge.errors import CannotCompile
+from kedge.errors import CannotCompile, Recompiled
 from kedge.hooks.contract import check_edit
 from kedge.hooks.firing import fire
-from kedge.hooks.schedule import _graph_task
+from kedge.hooks.telling import warn
 from kedge.sites import leaves
+from kedge.torch_internals import dynamo, operators
+from kedge.torch_internals.graph_task import in_backward
 
 if TYPE_CHECKING:
     from kedge.flow import Event
@@ -50,9 +51,15 @@ def register(thing: Any) -> int:
     return _next_key
 
 
-def in_backward() -> bool:
-    """Whether this thread is inside a backward pass, so that a forward in it is a recompute."""
-    return _graph_task() != -1
+def refresh() -> None:
+    """Have code that was compiled without the hooks compile again; says so if there was any."""
+    if dynamo.refresh():
+        warn(
+            Recompiled(
+                "hooks were attached after torch.compile had compiled code, which does not look for new hooks: all compiled "
+                "code was discarded and compiles again, with the hooks, at its next call. Hook first to compile once"
+            )
+        )
 
 
 def _count(tap: Tap, leaf: str, kind: str) -> tuple[int, bool]:
@@ -125,7 +132,7 @@ for _schema, _run in zip(_SCHEMAS, (_value, _gradient, _passed, _applied, _begin
     _name = _library.define(_schema)
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"kedge::{_name}", lambda *args: None, lib=_library)
-    _library._register_effectful_op(f"kedge::{_name}", EffectType.ORDERED)
+    operators.has_effect(_library, f"kedge::{_name}")
 _ops = torch.ops.kedge
 
 

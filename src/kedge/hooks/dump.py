@@ -35,8 +35,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from kedge.hooks.calls import Call, Open, held, is_replica, random_state
-from kedge.hooks.compiled import in_backward
-from kedge.hooks.dynamo import has_compiled
 from kedge.hooks.ears import Leave, Listen, Post, Share
 from kedge.hooks.looks import Bad, Look, Looks, bad
 from kedge.hooks.parcel import Parcel, TooLarge
@@ -45,6 +43,9 @@ from kedge.hooks.shares import Ways
 from kedge.hooks.suspects import Search, Suspect
 from kedge.hooks.veil import conceal
 from kedge.sites import leaves
+from kedge.torch_internals import modes
+from kedge.torch_internals.dynamo import has_compiled
+from kedge.torch_internals.graph_task import in_backward
 
 LIMIT = 1 << 30
 _PRUNE = 4096
@@ -364,7 +365,7 @@ class Dump:
 
 def _wrapped() -> bool:
     """Whether values are not there to be looked at: under a transform of `torch.func`, or while tracing."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._is_tracing()
+    return modes.is_transforming() or modes.is_under_jit()
 
 
 def _spoils(optimizer: Optimizer) -> bool:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from kedge.hooks.calls import Call, Holders
-from kedge.hooks.dynamo import untraced
 from kedge.hooks.veil import Own
+from kedge.torch_internals.dynamo import untraced
 
 if TYPE_CHECKING:
     from kedge.hooks.dump import Dump

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import pickle
 import re
-import sys
 import types
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -18,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from torch import Tensor, nn
 from torch.nn.modules.module import _WrappedHook
 
-from kedge.hooks import dynamo
+from kedge.torch_internals import dynamo
 
 FORWARD = ("forward-pre", "forward")
 FULL = ("full-backward-pre", "full-backward")
@@ -31,6 +30,10 @@ _READ = (
     "the graph. Code compiled before, for this model or another of its class, leaves it out"
 )
 _LEFT_OUT = "if it came after the compile: code compiled before leaves it out, until torch.compiler.reset()"
+_READ_ANEW = (
+    "is read into the compiled code, which compiles again whenever it comes or goes; what Dynamo cannot read, such as a "
+    "print, breaks the graph"
+)
 _AROUND = "runs around the compiled code, whenever it came"
 _BREAKS = "breaks the graph where its module is called in compiled code; fullgraph=True raises"
 _OUTSIDE = "runs outside compiled code, whenever it came"
@@ -54,7 +57,7 @@ _OWN = "a deep copy of the model calls a copy of this {}"
 _PREFIX = 'state_dict() names everything with "_orig_mod." in front'
 
 
-Standing: TypeAlias = Literal["", "root", "inside"]
+Standing: TypeAlias = Literal["", "root", "entry", "inside"]
 
 
 class Effect(NamedTuple):
@@ -136,6 +139,9 @@ def _on_compile(found: Found) -> Iterator[Effect]:
         return
     if found.kind in BACKWARD:
         yield Effect("compile", _BREAKS, harms=True)
+    elif found.compiled == "entry":
+        yield Effect("compile", _READ_ANEW)
+        return
     if found.compiled == "inside":
         yield Effect("compile", _LEFT_OUT, harms=True)
     elif found.kind in FORWARD:
@@ -149,7 +155,9 @@ def standings(modules: Iterable[nn.Module]) -> dict[int, Standing]:
     Dynamo compiles a module's ``forward``; the call with its hooks is around that, and only what this
     ``forward`` calls is inside. It does not compile the ``forward`` of PyTorch's own modules by itself:
     `torch.compile` puts a function around such a module, which is then inside as a whole, and after
-    ``module.compile()`` compiled code begins further down, at the first ``forward`` that is not PyTorch's.
+    ``module.compile()`` compiled code begins further down, at the first ``forward`` that is not PyTorch's. Since 2.14
+    ``module.compile()`` puts a function around such a module too, whose hooks Dynamo looks for at each call: that module
+    is the "entry" to what is inside.
     """
     at: dict[int, Standing] = {}
     for module in modules:
@@ -158,7 +166,10 @@ def standings(modules: Iterable[nn.Module]) -> dict[int, Standing]:
             at.setdefault(id(module), "root")
             _mark(inner, "inside" if _is_torchs(inner) else "root", at)
         elif module._compiled_call_impl is not None:
-            _mark(module, "root", at)
+            entry = _is_torchs(module) and dynamo.takes_calls_in() and at.get(id(module)) != "inside"
+            _mark(module, "inside" if entry else "root", at)
+            if entry:
+                at[id(module)] = "entry"
     return at
 
 
@@ -172,8 +183,7 @@ def _mark(module: nn.Module, standing: Standing, at: dict[int, Standing]) -> Non
 
 def _is_torchs(module: nn.Module) -> bool:
     """Tell whether Dynamo passes over a module's ``forward``."""
-    rules: Any = sys.modules["torch._dynamo.trace_rules"]  # there, if anything is compiled
-    return isinstance(module.forward, types.MethodType) and bool(rules.check(module.forward))
+    return isinstance(module.forward, types.MethodType) and dynamo.passes_over(module.forward)
 
 
 def _on_gradients(found: Found) -> Iterator[Effect]:

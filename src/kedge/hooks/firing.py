@@ -17,10 +17,10 @@ from torch import Tensor
 
 from kedge.errors import ActionDisabled, ActionError, StopForward
 from kedge.flow import Event, version_of
-from kedge.hooks.checkpoints import Stopped
 from kedge.hooks.contract import check_edit
 from kedge.hooks.tap import Tap
 from kedge.sites.leaves import describe
+from kedge.torch_internals.checkpoint import Stopped
 
 
 def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:

@@ -21,20 +21,19 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.autograd.graph import Node
 
-from kedge.hooks import dynamo
-from kedge.hooks.checkpoints import frame_of
 from kedge.hooks.effects import function_in
-from kedge.hooks.nodes import SavedTensor, behind, is_number, saved_by
-from kedge.hooks.parts import storages
 from kedge.hooks.spans import Span, Spans
 from kedge.hooks.veil import Own
 from kedge.hooks.whose import behind as actions_behind
 from kedge.hooks.whose import library_of, name_of, source_of
 from kedge.sites import leaves
 from kedge.sites.select import Layout, runs
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.autograd_nodes import SavedTensor, behind, is_number, operation_number, saved_by
+from kedge.torch_internals.checkpoint import frame_of
+from kedge.torch_internals.storages import storages
 
 NodeKind = Literal["operation", "parameter", "leaf"]
 _LEAF = 2**64 - 1
@@ -161,7 +160,7 @@ class Calls(Spans):
         return self._stacks[at] if at >= 0 else ()
 
     def _mark(self) -> None:
-        self._from.append(_get_sequence_nr())
+        self._from.append(operation_number())
         self._stacks.append(self.under_way)
 
 

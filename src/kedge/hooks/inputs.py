@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.hooks import dynamo
-from kedge.hooks.dynamo import untraced
 from kedge.hooks.veil import Own, conceal
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.dynamo import untraced
 
 
 class Arguments(Own):

@@ -14,8 +14,10 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
-from kedge.hooks.nodes import RAW, SavedTensor, fields
+from kedge.torch_internals.autograd_nodes import RAW, SavedTensor, fields
+from kedge.torch_internals.graph_task import current_node
 
 _weak = weakref.ref
 _HINT = (
@@ -88,7 +90,7 @@ class Kept:
 def _behind(kept: Kept) -> tuple[str, int] | None:
     """Name the operation that a tensor comes from, and which of its outputs it is."""
     tensor, now = _saved(kept), kept.origin()
-    if now is not None and (tensor is None or tensor.grad_fn is not torch._C._current_autograd_node()):
+    if now is not None and (tensor is None or tensor.grad_fn is not current_node()):
         tensor = now  # not an output of the node that is run: what changed it last is what it comes from
     if tensor is None or tensor.grad_fn is None:
         return None
@@ -97,8 +99,8 @@ def _behind(kept: Kept) -> tuple[str, int] | None:
 
 def _saved(kept: Kept) -> Tensor | None:
     """Find it, with its graph, in the node that is being run."""
-    node = torch._C._current_autograd_node()
-    for name in fields(type(node)) if node is not None else ():
+    node = current_node()
+    for name in fields(type(node)) if isinstance(node, Node) else ():
         raw = getattr(node, RAW + name)
         if isinstance(raw, SavedTensor) and holds(raw.data, kept):
             found: Tensor = getattr(node, f"_saved_{name}")

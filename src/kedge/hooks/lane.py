@@ -27,19 +27,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import checkpoint
 
-from kedge.hooks.checkpoints import top_hooks
 from kedge.hooks.kept import Kept, Reader
-
-_autograd: Any = torch._C._autograd
-_push: Callable[[Any, Any], None] = _autograd._push_saved_tensors_default_hooks
-_pop: Callable[[], None] = _autograd._pop_saved_tensors_default_hooks
-disabled: Callable[[], str | None] = _autograd._saved_tensors_hooks_get_disabled_error_message
-"""Why no pair may be in force on this thread, as `torch.func` says it; None if one may."""
+from kedge.torch_internals.checkpoint import lead_past
+from kedge.torch_internals.modes import is_fake
+from kedge.torch_internals.saved_hooks import disable, disabled, enable, pop, push, top_hooks
 
 Hooks = tuple[Any, Any]
 
@@ -99,13 +93,14 @@ class Pair:
             self.hooks = _watching(lives, below)
         else:
             self.hooks = _joint(lives, below)
+        lead_past(self.hooks[0], below)
 
 
 def _alone(live: Live) -> Hooks:
     """The common case, and the one that has to be fast."""
 
     def pack(value: Tensor) -> Any:
-        if type(value) is FakeTensor:
+        if is_fake(value):
             live.step_aside("fake")
             return Kept(value)
         packed = live.pack(value, live.place)
@@ -124,14 +119,14 @@ def _joint(lives: tuple[Live, ...], below: Hooks | None) -> Hooks:
         theirs: Any = value if below is None else below[0](value)
         back = () if below is None else (below[1],)
         if not isinstance(theirs, Tensor):
-            for live in lives if type(value) is not FakeTensor else ():
+            for live in lives if not is_fake(value) else ():
                 live.see(value, live.place)
             return Decided(theirs, back)
         packed: Any = None
         decider: Live | None = None
         readers: tuple[Reader, ...] = ()
         for live in lives:
-            if type(theirs) is FakeTensor:
+            if is_fake(theirs):
                 live.step_aside("fake")
             elif decider is not None:
                 live.see(value, live.place)
@@ -199,7 +194,7 @@ class Lane(threading.local):
         self._push(Pair(tuple(reversed(self.lives)), owner, below, top))
 
     def _push(self, pair: Pair) -> None:
-        _push(*pair.hooks)
+        push(*pair.hooks)
         self.pairs.append(pair)
 
     def take(self, owner: Any) -> None:
@@ -207,7 +202,7 @@ class Lane(threading.local):
         pairs = self.pairs
         top = top_hooks(True)
         if pairs and pairs[-1].owner is owner and top is not None and top[0] is pairs[-1].hooks[0]:
-            _pop()
+            pop()
             pairs.pop()
             if not any(pair.owner is owner for pair in pairs):
                 return
@@ -237,12 +232,12 @@ class Lane(threading.local):
             self.pairs = [kept for pair in self.pairs if (kept := keep(pair)) is not None]
             return
         if (why := disabled()) is not None:  # by a transform that failed in the middle: what is ours is still there
-            _autograd._saved_tensors_hooks_enable()
+            enable()
         try:
             self._restack(keep)
         finally:
             if why is not None:
-                _autograd._saved_tensors_hooks_disable(why, False)
+                disable(why, False)
 
     def _restack(self, keep: Callable[[Pair], Pair | None]) -> None:
         stack = drain()
@@ -257,7 +252,7 @@ class Lane(threading.local):
         for hooks in stack:
             ours = known.get(id(hooks[0]))
             if ours is None:
-                _push(*hooks)
+                push(*hooks)
             elif (kept := keep(ours)) is not None:
                 self._push(kept)
 
@@ -268,7 +263,7 @@ class Lane(threading.local):
         stack = [known.get(id(hooks[0]), hooks) for hooks in drain()]
         for entry in stack:
             if not isinstance(entry, Pair):
-                _push(*entry)
+                push(*entry)
         self.lifted = True
         return stack
 
@@ -279,9 +274,9 @@ class Lane(threading.local):
         now = {(id(pair.owner), id(pair.on)): pair for pair in self.pairs}
         for entry in stack:
             if not isinstance(entry, Pair):
-                _push(*entry)
+                push(*entry)
             elif (pair := now.get((id(entry.owner), id(entry.on)))) is not None:
-                _push(*pair.hooks)
+                push(*pair.hooks)
 
 
 def drain() -> list[Hooks]:
@@ -289,7 +284,7 @@ def drain() -> list[Hooks]:
     stack: list[Hooks] = []
     while (top := top_hooks(True)) is not None:
         stack.append(top)
-        _pop()
+        pop()
     return stack[::-1]
 
 

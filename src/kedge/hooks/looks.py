@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kedge.flow import version_of
 from kedge.hooks.calls import Call
-from kedge.hooks.schedule import _graph_task
+from kedge.torch_internals.graph_task import graph_task
 
 Bad = Literal["inf", "nan"]
 Where = Literal["in", "out", "out.grad", "in.grad", "param.grad"]
@@ -70,7 +70,7 @@ class Looks:
         value = value.detach() if value.requires_grad else value  # a gradient is told from others by its identity
         total = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
         total = (total.float() if total.itemsize == 1 else total).sum(dtype=torch.float32)
-        self._waiting.append(Look(where, calls, value, total, _graph_task()))
+        self._waiting.append(Look(where, calls, value, total, graph_task()))
         if value.device.type in AT_ONCE or len(self._waiting) >= self.together:
             self.read()
 

@@ -18,18 +18,19 @@ from torch import Tensor, nn
 
 from kedge.flow import Preserving
 from kedge.hooks import compiled
-from kedge.hooks.aliases import Pulse
 from kedge.hooks.autograd import Listener, Share, ValueListener, edge_of, edges_into, listen, listen_share
-from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
 from kedge.hooks.measuring import measure_value
 from kedge.hooks.mounts import Mount
 from kedge.hooks.search import look_through
-from kedge.hooks.source import is_running
 from kedge.hooks.tap import Tap
 from kedge.hooks.veil import Own, Veil
 from kedge.sites import leaves
 from kedge.sites.site import Site
+from kedge.torch_internals.aliases import Pulse
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.source_lines import is_running
 
 if TYPE_CHECKING:
     from kedge.hooks.schedule import Passes
@@ -360,7 +361,7 @@ class Begin(Own):
         """Be a forward-pre hook."""
         if torch.compiler.is_compiling():
             compiled.begin(self.key)
-        elif not compiled.in_backward():
+        elif not in_backward():
             here, frame = self.passes.here, sys._getframe(1)
             if here.inside and is_running(here.frame, frame):  # an interrupt may have skipped the end
                 here.past = {}
@@ -379,7 +380,7 @@ class End(Own):
         """Be a forward hook."""
         if torch.compiler.is_compiling():
             compiled.end(self.begin.key)
-        elif not compiled.in_backward():
+        elif not in_backward():
             here, frame = self.begin.passes.here, sys._getframe(1)
             if here.frame is frame or not is_running(here.frame, frame):
                 here.frame = None

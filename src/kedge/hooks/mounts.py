@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from torch.utils.hooks import RemovableHandle
 
-from kedge.hooks.dynamo import frames
+from kedge.torch_internals.dynamo import frames
 
 _LEAST = 8
 """Up to how many hooks of graphs are kept without a look at whether they are gone."""

@@ -24,6 +24,8 @@ from torch.utils.weak import TensorWeakRef
 
 from kedge.flow import version_of
 
+_CALLS = ("checkpoint", "_checkpoint_impl")
+"""What PyTorch calls the function that runs a checkpoint's forward: until 2.13, and since."""
 _met: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -50,7 +52,7 @@ def arguments_of(owner: Any) -> Sequence[Any]:
     """Return what a non-reentrant checkpoint was given whose forward is under way on this thread; nothing for another kind."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "checkpoint" and frame.f_code.co_filename == checkpoint.__file__:
+        if frame.f_code.co_name in _CALLS and frame.f_code.co_filename == checkpoint.__file__:
             within = getattr(frame.f_locals.get("gen"), "gi_frame", None)
             own = {} if within is None else within.f_locals
             return own.get("args", ()) if own.get("new_frame") is owner else ()

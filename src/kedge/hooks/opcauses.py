@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from kedge.hooks import dynamo
 from kedge.hooks.why import Cause, Natural
 from kedge.sites.language import op_pattern
+from kedge.torch_internals import dynamo
 
 if TYPE_CHECKING:
     from kedge.hooks.tap import Tap

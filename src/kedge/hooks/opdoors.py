@@ -13,13 +13,13 @@ from torch import nn
 
 from kedge.flow import Preserving
 from kedge.hooks import modules
-from kedge.hooks.checkpoints import owner_around
-from kedge.hooks.dynamo import untraced
 from kedge.hooks.opgates import OpGate
 from kedge.hooks.opinside import is_fused
 from kedge.hooks.ops import Entry, Here, module_frame
 from kedge.hooks.veil import Own
 from kedge.sites.select import runs
+from kedge.torch_internals.checkpoint import owner_around
+from kedge.torch_internals.dynamo import untraced
 
 if TYPE_CHECKING:
     from kedge.hooks.schedule import Passes

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from kedge.flow import Act, Event
-from kedge.hooks import dynamo
 from kedge.hooks.opinside import is_inside
 from kedge.hooks.ops import MODULE_CALLS, OPERATE
 from kedge.hooks.session import Session
-from kedge.hooks.source import Source, is_between, source_of
 from kedge.sites import html
 from kedge.sites.site import Site
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.source_lines import Source, is_between, source_of
 
 _SHOWN = 4
 _HEAD = ("operation", "in", "out", "line", "")

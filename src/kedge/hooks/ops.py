@@ -31,17 +31,18 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointFunction
 
 from kedge.errors import EditError
-from kedge.hooks.checkpoints import owner_around
-from kedge.hooks.dynamo import untraced
 from kedge.hooks.firing import fire
 from kedge.hooks.opgates import OpGate, refuse_inside
 from kedge.hooks.opinside import ATTENTION, INSIDE
 from kedge.hooks.opnames import name_of, overwrites
-from kedge.hooks.source import is_dropped, is_running
 from kedge.sites import leaves
+from kedge.torch_internals import modes
+from kedge.torch_internals.checkpoint import owner_around
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.own_functions import own_function
+from kedge.torch_internals.source_lines import is_dropped, is_running
 
 if TYPE_CHECKING:
     from kedge.hooks.opdoors import Door
@@ -66,24 +67,21 @@ class Entry:
 
     def owns(self, frame: FrameType | None) -> bool:
         """Tell whether what a frame calls is called by this module's own forward; see Note [Whose operation]."""
-        below, function = frame, ""
+        below, function, graded = frame, "", torch.is_grad_enabled()
         while frame is not None:
             code = id(frame.f_code)
             if code in _ENDS:
-                if code == _APPLY:
-                    if below is None or id(below.f_code) != _REENTRANT:
-                        function = function or frame.f_locals["cls"].__name__
-                    below, frame = frame, frame.f_back
-                    continue
                 if code == _ONWARD:
                     frame = _past_operate(frame)
                     continue
                 if code == _AGAIN and frame is not self.frame:  # another session's
                     frame = frame.f_back
                     continue
-                self.function = "" if torch.is_grad_enabled() else function
+                self.function = function
                 begun = None if below is None else below.f_code
                 return frame is self.frame and (self.code is None or begun is self.code or begun is _SLOW)
+            if not graded and not function:
+                function = own_function(frame.f_code)
             below, frame = frame, frame.f_back
         return False
 
@@ -154,7 +152,7 @@ class OpMode(TorchFunctionMode):
         self.now = top if isinstance(top, Entry) and top.seen else None
         if self.now is not None:
             if not self.up:
-                torch._C._push_on_torch_function_stack(self)
+                modes.push_function_mode(self)
                 self.up = True
         elif self.up:
             self.up = not _take_off(self, anywhere=top is None)
@@ -169,15 +167,15 @@ def _take_off(mode: OpMode, *, anywhere: bool) -> bool:
     """
     above: list[Any] = []
     found = False
-    while torch._C._len_torch_function_stack() and not found:
-        top = torch._C._pop_torch_function_stack()
+    while modes.function_modes() and not found:
+        top = modes.pop_function_mode()
         found = top is mode
         if not found:
             above.append(top)
             if not (anywhere or isinstance(top, OpMode)):
                 break
     for other in reversed(above):
-        torch._C._push_on_torch_function_stack(other)
+        modes.push_function_mode(other)
     return found
 
 
@@ -304,11 +302,9 @@ def _inside(function: Any, name: str) -> Iterator[int]:
 
 OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)
 _AGAIN = next(_inside(_run_again, "again"))
-_APPLY = id(torch.autograd.Function.apply.__func__.__code__)  # type: ignore[attr-defined]
-_REENTRANT = id(CheckpointFunction.forward.__code__)
 _SLOW = nn.Module._slow_forward.__code__
 _CALL: Any = nn.Module._call_impl
 MODULE_CALLS = frozenset((id(_CALL.__code__), *_inside(_CALL, "inner")))
-_ENDS = MODULE_CALLS | {OPERATE, _ONWARD, _AGAIN, _APPLY, id(fire.__code__)}
+_ENDS = MODULE_CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
 
 untraced(_run_again, OpMode.__torch_function__, OpMode.enter, OpMode.leave)

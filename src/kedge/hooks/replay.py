@@ -22,6 +22,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kedge.torch_internals.graph_task import current_node
+
 # -- what was called ---------------------------------------------------------------------------
 
 SITE, STEP, DIRECTION, DEVICE = "", 0, "forward", "cpu"
@@ -184,7 +186,7 @@ class Operations(TorchDispatchMode):
     def told(self, name: str, made: torch.Tensor, before: list[str]) -> str:
         """Say what was made of what, and where."""
         wrong = int((~made.isfinite()).sum())
-        node = torch._C._current_autograd_node()
+        node = current_node()
         place = forward_line(node) if node is not None else line(traceback.extract_stack())
         where = f", in {node.name()}, the backward" if node is not None else ""
         said = f"{name}: {wrong} of {made.numel()} elements, out of {'; '.join(before) or 'nothing'}{where}"

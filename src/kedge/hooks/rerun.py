@@ -39,6 +39,7 @@ from kedge.flow import Act, Event
 from kedge.hooks.looks import counts
 from kedge.hooks.operations import Listing
 from kedge.sites.site import Site
+from kedge.torch_internals.graph_task import current_node
 
 PATIENCE = 60.0
 """How many seconds a call may take; most of it is the import of torch and of the program's modules."""
@@ -195,7 +196,7 @@ def _spoiled(script: Any, births: Births, output: Any) -> list[tuple[str, Key]]:
         """Notes nodes in place of words."""
 
         def told(self, name: str, made: Tensor, before: list[str]) -> Any:
-            return torch._C._current_autograd_node()
+            return current_node()
 
     with Nodes() as seen:
         torch.autograd.backward(outputs, gradients)

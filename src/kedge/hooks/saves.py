@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from kedge.errors import EditError
 from kedge.flow import Event
-from kedge.hooks.checkpoints import top_hooks
 from kedge.hooks.firing import fire
 from kedge.hooks.kept import Kept
-from kedge.hooks.lane import Decided, disabled, is_checkpoint
+from kedge.hooks.lane import Decided, is_checkpoint
 from kedge.hooks.modules import Gate
 from kedge.hooks.saving import OnThread, Place, Spot, keep
 from kedge.sites.leaves import describe
+from kedge.torch_internals.saved_hooks import disabled, top_hooks
 
 if TYPE_CHECKING:
     from kedge.hooks.schedule import Passes

@@ -31,16 +31,19 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import SavedAside
-from kedge.hooks import aside, dynamo
-from kedge.hooks.checkpoints import frame_of, reentrant_around, top_hooks
-from kedge.hooks.dynamo import untraced
-from kedge.hooks.lane import disabled, is_checkpoint, lane
+from kedge.hooks import aside
+from kedge.hooks.lane import is_checkpoint, lane
 from kedge.hooks.mounts import Mount, Mounts
 from kedge.hooks.spans import running
 from kedge.hooks.telling import warn
 from kedge.hooks.veil import Own, Veil
 from kedge.hooks.withheld import Waiting
 from kedge.sites.select import Layout, runs
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.checkpoint import frame_of, reentrant_around
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.graph_task import graph_task
+from kedge.torch_internals.saved_hooks import disabled, top_hooks
 
 _ASIDE = {
     "torch.func": "saved tensors are not looked at inside a transform of torch.func, which runs under no saved-tensor hooks: "
@@ -49,7 +52,6 @@ _ASIDE = {
     "has run, as saved by the module around it, and is all asked for again when its backward begins",
     "fake": "a FakeTensor holds nothing, so what is saved under a FakeTensorMode stays where it is",
 }
-_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 class Keeper(Protocol):
@@ -131,7 +133,7 @@ class OnThread:
 
     def enter(self, spot: Spot) -> None:
         """A module's call begins."""
-        task = _graph_task()
+        task = graph_task()
         if spot.root and task == -1:
             self._begin()
         call, recompute = self.kept.count(self, spot, task)
@@ -149,8 +151,8 @@ class OnThread:
         if disabled() is not None:
             self.step_aside("torch.func")
             return False
-        if top is not None and is_checkpoint(top) and not (self.watches and _graph_task() != -1):
-            if _graph_task() == -1:
+        if top is not None and is_checkpoint(top) and not (self.watches and graph_task() != -1):
+            if graph_task() == -1:
                 self._pass(frame_of(top[0]), place)
             return False  # see Note [Checkpoints keep nothing]
         lane.put(self, place, top)

@@ -11,14 +11,14 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.autograd import Variable
 
 from kedge.flow import Event, Schedule
-from kedge.hooks.checkpoints import Segment, Segments, top_hooks
-from kedge.hooks.dynamo import look_for_hooks
 from kedge.sites.site import Site
+from kedge.torch_internals.checkpoint import Segment, Segments
+from kedge.torch_internals.dynamo import look_for_hooks
+from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
+from kedge.torch_internals.saved_hooks import top_hooks
 
-_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 """The id of the backward pass this thread is in, or -1. Private to PyTorch: without it recomputes look
 like forwards and backward passes are not told apart. A test says so when a PyTorch comes without it."""
 
@@ -92,12 +92,13 @@ class Clock:
 
     def optimized(self) -> None:
         """Count the step of an optimizer; one that steps within a backward, as gradients arrive, ends it with that."""
-        task = _graph_task()
+        task = graph_task()
         if task == -1:
             self.end_step()
         elif task != self._ending:
             self._ending = task
-            Variable._execution_engine.queue_callback(self.end_step)
+            if not at_end_of_backward(self.end_step):
+                self.end_step()
 
     def end_step(self) -> None:
         """Count one step, telling those who listen which one ended."""
@@ -133,7 +134,7 @@ class Clock:
             within: The backward pass that recomputed this part of the graph: what a reentrant
                 checkpoint runs inside a backward belongs to that one.
         """
-        task = _graph_task()
+        task = graph_task()
         if task == -1:
             return -1
         if task not in self._backwards:
@@ -220,7 +221,7 @@ class Passes(threading.local):
         there, and the next when a module comes round again.
         """
         here = self.here
-        task = _graph_task()
+        task = graph_task()
         if task != -1:
             return self._recount(task, key), True
         calls = here.calls

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from kedge.errors import ActionDisabled, NeverFired, NeverFiredWarning, SessionEnded
 from kedge.flow import Event, Schedule
-from kedge.hooks import attach, dynamo
+from kedge.hooks import attach, compiled
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
 from kedge.hooks.mounts import Mounts, Standing
@@ -90,7 +90,7 @@ class Session:
 
     def refresh(self) -> None:
         """Have code that was compiled without the hooks compile again."""
-        dynamo.refresh()
+        compiled.refresh()
 
     def complain(self, warning: ActionDisabled) -> None:
         """Say that an action was switched off."""

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.autograd.graph import Node, get_gradient_edge
 
 from kedge.hooks.calls import Call
+from kedge.torch_internals.autograd_nodes import operation_number
 
 Edge = tuple[Node | None, int]
 
@@ -32,7 +32,7 @@ class Way:
     """
 
     def __init__(self, given: Iterable[Tensor]) -> None:
-        self.began: int = _get_sequence_nr()
+        self.began: int = operation_number()
         self.entries = {_edge(tensor) for tensor in given if tensor.requires_grad}
         self.inner: dict[Node, set[Edge]] = {}
 

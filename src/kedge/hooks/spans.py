@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.hooks.dynamo import untraced
 from kedge.hooks.veil import Own
 from kedge.sites import leaves
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.graph_task import in_backward
 
 Span = tuple[str | None, int]
 OUTSIDE: Span = (None, 0)
@@ -104,7 +105,7 @@ class Spans:
             here.open, here.calls = [], Counter()
         tensors = [tensor for _, tensor in leaves.find(given)]
         self.given.setdefault(path, set()).update(n for tensor in tensors for n in self.number(tensor))
-        if not here.open and torch._C._current_graph_task_id() == -1:  # a checkpoint's recompute is nobody's beginning
+        if not here.open and not in_backward():  # a checkpoint's recompute is nobody's beginning
             self.entered.update(n for tensor in tensors if tensor.grad_fn is None for n in self.number(tensor))
         here.open.append((path, here.calls[path]))
         here.calls[path] += 1

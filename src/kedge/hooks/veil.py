@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from kedge.hooks.scripted import twin_of
+from kedge.torch_internals.torchscript import twin_of
 
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
 _CONCEALING = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")

@@ -29,20 +29,18 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import TensorWeakRef
 
-from kedge.hooks.checkpoints import content, frame_of
 from kedge.hooks.kept import Kept
 from kedge.hooks.lane import packed_of
-from kedge.hooks.nodes import SavedTensor, saved_by
 from kedge.hooks.oneness import Origin, arguments_of, give_one
 from kedge.sites import leaves
-
-_make_saved: Callable[..., Any] | None = getattr(torch._C._autograd, "_make_saved_tensor", None)
+from kedge.torch_internals import modes
+from kedge.torch_internals.autograd_nodes import SavedTensor, saved_by
+from kedge.torch_internals.checkpoint import content, frame_of
+from kedge.torch_internals.corners import find
 
 
 class Slot(NamedTuple):
@@ -265,7 +263,8 @@ class _Taking:
         return taken
 
     def _ask(self, value: Tensor) -> _Taken | None:
-        if type(value) is FakeTensor or _make_saved is None or value.is_inference() or not _is_bare(value):
+        make_saved = find("torch:_C._autograd._make_saved_tensor")
+        if make_saved is None or modes.is_fake(value) or value.is_inference() or not _is_bare(value):
             return None
         decided: list[Any] = []
         ask = self.pack  # `self` leads to what is saved, and the collector does not see into that
@@ -274,8 +273,8 @@ class _Taking:
             decided.append(ask(inner))
             return decided[0]
 
-        with _disable_current_modes(), torch._C.DisableTorchFunction(), saved_tensors_hooks(pack, self.unpack):
-            saved = _make_saved(value, is_output=False)
+        with modes.without_modes(), modes.without_function_modes(), saved_tensors_hooks(pack, self.unpack):
+            saved = make_saved(value, is_output=False)
         packed = decided.pop()
         if packed is None or type(packed) is Kept:
             self.asked.add(id(value))  # which lives as long as its place is asked for

@@ -29,9 +29,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from kedge.hooks.calls import is_replica
-from kedge.hooks.parts import parts
-from kedge.hooks.source import OWN, TORCH
 from kedge.sites import leaves
+from kedge.torch_internals import modes
+from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.source_lines import OWN, TORCH
+from kedge.torch_internals.storages import parts
 
 LENGTH = 16
 """How many hexadecimal digits of a tensor's SHA-256 are kept."""
@@ -84,7 +86,7 @@ class Witness:
         """Make a hook that never ends the program; what fails is written down."""
 
         def hook(*args: Any) -> None:
-            if torch.compiler.is_compiling() or self._failed or os.getpid() != self._pid or torch._C._is_tracing():
+            if torch.compiler.is_compiling() or self._failed or os.getpid() != self._pid or modes.is_under_jit():
                 return
             try:
                 with torch.no_grad():
@@ -99,7 +101,7 @@ class Witness:
 
     def _entered(self, module: nn.Module, args: Any) -> None:
         inside = self._inside
-        if inside.root is None and torch._C._current_graph_task_id() == -1 and not is_replica(module):
+        if inside.root is None and not in_backward() and not is_replica(module):
             inside.root = None if _is_called_by_kedge() else module
         inside.depth += module is inside.root
 
@@ -169,7 +171,7 @@ def _is_called_by_kedge() -> bool:
 def digest(tensor: Tensor) -> str:
     """Return the beginning of the SHA-256 of a tensor's dtype, shape and bytes; under ``vmap`` those of all samples."""
     sum_ = hashlib.sha256()
-    with torch._C._DisableFuncTorch():  # or what is inside a transform were wrapped again
+    with modes.without_wrapping():  # or what is inside a transform were wrapped again
         for part in parts(leaves.untransformed(tensor).detach()):
             sum_.update(f"{part.dtype}{list(part.shape)}".encode())
             for content in _contents(part):

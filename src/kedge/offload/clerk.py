@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +14,17 @@ from torch.autograd.graph import Node
 
 from kedge.hooks.kept import Kept
 from kedge.hooks.lane import packed_of
-from kedge.hooks.nodes import behind, saved_by
-from kedge.hooks.source import Source
 from kedge.hooks.spans import Span
 from kedge.hooks.withheld import owner_behind, saved_arguments, withheld
 from kedge.offload.handle import Referred
 from kedge.offload.item import Item, Origin
 from kedge.offload.lines import Lines
+from kedge.offload.rebuild.failure import RuleFailed
 from kedge.offload.storages import Storages, is_plain
 from kedge.offload.timeline import Timeline
+from kedge.torch_internals.autograd_nodes import behind, saved_by
+from kedge.torch_internals.graph_task import current_node, in_backward
+from kedge.torch_internals.source_lines import Source
 
 LEAST = 65_536
 """Tensors in smaller storages than this are not worth moving."""
@@ -157,16 +160,17 @@ class Clerk:
             alias=value._is_view() or size < self.storages.held(storages), plain=is_plain(value), source=self._lines.here(),
         )  # fmt: skip
         if self.find is not None and draft.plain:
-            recipe = self.find(value, _held_in)
-            if recipe is not None:
-                draft.rule, draft.extra = recipe.rule, recipe.nbytes
+            with suppress(RuleFailed):  # then it is moved or kept, as without a rule
+                recipe = self.find(value, _held_in)
+                if recipe is not None:
+                    draft.rule, draft.extra = recipe.rule, recipe.nbytes
         self.drafts.append(draft)
         return len(self.drafts) - 1
 
     def unpack(self, held: Held) -> Tensor:
         """Give it back; whoever asks in a backward pass is the node that saved it."""
-        if self.drafts[held.number].node is None and torch._C._current_graph_task_id() != -1:
-            node = torch._C._current_autograd_node()
+        if self.drafts[held.number].node is None and in_backward():
+            node = current_node()
             if node is not None:
                 self.meet(node)
         return held.read()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kedge.offload.codecs.layout import flatten
 from kedge.offload.memory import plain, run, words
+from kedge.torch_internals.kernels import assert_on_device
 
 _WORDS = 512
 _BLOCK = 8 * _WORDS
@@ -50,7 +51,7 @@ def same(one: Digest, other: Digest) -> bool:
 def demand(one: Digest, other: Digest) -> None:
     """Have the device make sure that two are of the same bytes."""
     alike = torch.logical_and((one[0] == other[0]).all(), (one[1] == other[1]).all())
-    torch._assert_async(alike, _CHANGED)
+    assert_on_device(alike, _CHANGED)
 
 
 def _sums(flat: Tensor) -> Digest:

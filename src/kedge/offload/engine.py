@@ -30,6 +30,7 @@ from kedge.offload.malloc import Trimmer
 from kedge.offload.owned import Owned
 from kedge.offload.policy import Choice, HandleOf, Policy
 from kedge.offload.proof import disproof
+from kedge.offload.rebuild.failure import RuleFailed
 from kedge.offload.rebuild.recipe import Recipe
 from kedge.offload.sources import Rebuilt, encode, move
 from kedge.offload.staying import Stay, Stayer, Staying
@@ -214,7 +215,11 @@ class Engine:
         find = self.policy.find
         if find is None or value.is_conj() or value.is_neg() or value.device.type not in KNOWN:
             return None
-        recipe = find(value, self.handle_of if self._owned.lasting else _Passing(self.handle_of))
+        try:
+            recipe = find(value, self.handle_of if self._owned.lasting else _Passing(self.handle_of))
+        except RuleFailed as failed:  # see Note [Whatever fails]
+            self.account.dropped[failed.rule] = f"{value.dtype} on {value.device.type}, in {row.path!r}: {failed.why}"
+            return None
         if recipe is None:
             return None
         exact = all(handle.exact for handle in recipe.inputs)

@@ -38,6 +38,8 @@ from kedge.errors import RebuiltWrong
 from kedge.offload.account import Row
 from kedge.offload.digest import Digest, digest, same
 from kedge.offload.extent import Key
+from kedge.torch_internals.graph_task import current_node, graph_task
+from kedge.torch_internals.storages import behind, users_of
 
 
 class Source(Protocol):
@@ -155,8 +157,8 @@ class Entry:
         """Return a storage that has the bytes, and where in it they begin; see Note [Brought back]."""
         back, asker = self._back, _asker()
         if back is not None:
-            there = torch.UntypedStorage._new_with_weak_ptr(back[0].cdata)
-            alone = there is not None and torch._C._storage_Use_Count(there._cdata) <= 1 + (self.held is not None)
+            there = behind(back[0].cdata)
+            alone = there is not None and users_of(there) <= 1 + (self.held is not None)
             if there is not None and not back[2]._version and (alone or back[3] == asker):
                 self._back = *back[:3], asker
                 return Brought(there, *back[1:3])
@@ -206,8 +208,8 @@ class Entries:
 
 def _asker() -> object:
     """Tell the node that is run now from others, and from itself in another backward pass."""
-    node = torch._C._current_autograd_node()
-    return None if node is None else (torch._C._current_graph_task_id(), node._sequence_nr())
+    node = current_node()
+    return None if node is None else (graph_task(), node._sequence_nr())
 
 
 def _root_of(value: Tensor) -> Tensor:

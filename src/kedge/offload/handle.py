@@ -17,6 +17,7 @@ from torch import Tensor
 from kedge.hooks.kept import Kept
 from kedge.offload.entry import Entry
 from kedge.offload.turns import Call
+from kedge.torch_internals.kernels import negated_alias
 
 
 class Handle(ABC):
@@ -150,7 +151,7 @@ class Part(Handle):
         value.set_(home.storage, home.begin // self._dtype.itemsize + self._offset, self._size, self._stride)
         if self._conjugated:
             value = value.conj()
-        return home.give(torch._neg_view(value) if self._negated else value)
+        return home.give(negated_alias(value) if self._negated else value)
 
     def intact(self) -> bool:
         """Tell whether what the bytes are made of is there."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from kedge.hooks.source import Source
+from kedge.torch_internals.source_lines import Source
 
 Origin = Literal["parameter", "buffer", "input", "made"]
 

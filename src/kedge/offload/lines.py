@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-from kedge.hooks.source import Source, is_between, source_of
+from kedge.torch_internals.source_lines import Source, is_between, source_of
 
 
 class Lines:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kedge.torch_internals.kernels import negated_alias
+
 
 def plain(value: Tensor) -> Tensor:
     """Return an alias without a graph, and without the bits that say "conjugate" or "negative" of what is in memory."""
     value = value.detach()
     if value.is_conj():
         value = value.conj()
-    return torch._neg_view(value) if value.is_neg() else value
+    return negated_alias(value) if value.is_neg() else value
 
 
 def words(value: Tensor) -> Tensor:

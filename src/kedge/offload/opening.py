@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 
 from kedge.errors import OffloadError
-from kedge.hooks.dynamo import unwrap
 from kedge.hooks.inputs import hear
 from kedge.hooks.saving import keep
 from kedge.offload.account import Account
@@ -26,6 +25,7 @@ from kedge.offload.policy import Policy
 from kedge.offload.rebuild import find
 from kedge.offload.store import Store
 from kedge.sites.select import select
+from kedge.torch_internals.dynamo import unwrap
 
 EVERYTHING = "**"
 _REBUILD = Rebuild()

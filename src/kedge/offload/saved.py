@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 from kedge.errors import NoSuchKind
-from kedge.hooks import dynamo
 from kedge.hooks.saving import keep
 from kedge.hooks.spans import Spans
 from kedge.offload.bill import Bill, bill_of
@@ -22,6 +20,8 @@ from kedge.offload.rebuild import find
 from kedge.offload.storages import Storages
 from kedge.sites import leaves
 from kedge.sites.select import Layout, runs
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.kernels import keeping_versions
 
 
 def saved(
@@ -126,5 +126,5 @@ def _as_before(model: nn.Module) -> Iterator[None]:
             module._buffers.clear()
             module._buffers.update(own)
         for buffer, value in values.values():
-            with torch.no_grad(), _unsafe_preserve_version_counter((buffer,)):
+            with torch.no_grad(), keeping_versions((buffer,)):
                 buffer.copy_(value)

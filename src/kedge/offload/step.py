@@ -13,13 +13,13 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from kedge.hooks.checkpoints import top_hooks
 from kedge.hooks.saving import Keep, Place
 from kedge.hooks.spans import Spans, given_to
 from kedge.offload.bill import bill_of
 from kedge.offload.clerk import Clerk, Held, Origins
 from kedge.offload.rebuild import find
 from kedge.offload.storages import Storages
+from kedge.torch_internals.saved_hooks import top_hooks
 
 
 class Labelled(Protocol):

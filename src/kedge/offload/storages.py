@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from kedge.hooks.parts import parts
+from kedge.torch_internals.storages import parts
 
 
 class Storages:

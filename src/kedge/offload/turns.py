@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import torch
 
-from kedge.hooks.compiled import in_backward
+from kedge.torch_internals.graph_task import in_backward
 
 
 def _none() -> None:

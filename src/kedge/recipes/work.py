@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from kedge.actions.naming import single
 from kedge.errors import ActionError, ExtractError, NeverFiredWarning, SelectorError
-from kedge.hooks.dynamo import compiles, untraced
 from kedge.hooks.opening import session
 from kedge.hooks.telling import warn
 from kedge.recipes.collecting import Collected, Collector
 from kedge.recipes.names import check, name_all, renamed
 from kedge.recipes.taking import NOWHERE, Call, Here, Key, Keys, Plan, Taker, Wanted, memory_of, settled
 from kedge.sites import leaves
+from kedge.torch_internals.dynamo import compiles, untraced
 
 _PLANS = 256
 _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
+from kedge.torch_internals import modes
+
 
 def find(value: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
     """Return every tensor in a value with its name, in the value's own order."""
@@ -109,8 +111,8 @@ def own_part(value: Tensor) -> Tensor:
 
 def untransformed(value: Tensor) -> Tensor:
     """Return what is inside of the wrappers of `torch.func`: under ``vmap`` the values of all samples."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):
-        value = torch._C._functorch.get_unwrapped(value)
+    while modes.is_wrapped(value):
+        value = modes.unwrapped(value)
     return value
 
 

@@ -21,13 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from kedge.hooks.dynamo import untraced
-from kedge.hooks.schedule import _graph_task
-from kedge.hooks.source import Source, is_between, source_of
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
+from kedge.torch_internals.source_lines import Source, is_between, source_of
 
 _KEPT = 16
 _INSTALLED = ("site-packages", "dist-packages")
@@ -112,7 +111,7 @@ class BackwardPasses:
         """Called by autograd when a parameter's gradient has been accumulated."""
         if id(param) not in self._arrived:
             self._arrived[id(param)] = len(self._arrived)
-        task = _graph_task()
+        task = graph_task()
         if task == -1 or task in self._tasks:
             return
         if len(self._tasks) >= _KEPT:
@@ -122,7 +121,7 @@ class BackwardPasses:
             if self._is_sound():
                 return
             self._alarmed()
-        Variable._execution_engine.queue_callback(self._ended)
+        at_end_of_backward(self._ended)
         self._began(began())
 
     def _is_sound(self) -> bool:

@@ -15,7 +15,6 @@ from typing import Self
 from torch import distributed, nn
 
 from kedge.errors import WatchingFailed
-from kedge.hooks import dynamo
 from kedge.hooks.schedule import every as schedule_of
 from kedge.rules.project import configured_rules
 from kedge.rules.registry import check
@@ -23,6 +22,7 @@ from kedge.rules.rule import Finding, Rule
 from kedge.sites.select import Selector
 from kedge.stderr import messenger
 from kedge.store.recording import Recording
+from kedge.torch_internals import dynamo
 from kedge.watch.begin import begin_recording, make_watch
 from kedge.watch.hush import hush, unhush
 from kedge.watch.options import Order, manifest_of

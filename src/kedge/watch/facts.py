@@ -98,7 +98,11 @@ class Facts:
             module = root.module()
             if module is None or not root.optimizers:
                 continue
-            found = [(root.label(n), m) for n, m in module.named_modules() if isinstance(m, _MODES)]
+            found = [
+                (root.label(n), m)
+                for n, m in module.named_modules()
+                if isinstance(m, _MODES) and getattr(m, "p", 1.0) > 0
+            ]
             evals, trains = ([n for n, m in found if m.training is mode][:_NAMED] for mode in (False, True))
             modes = (module.training, tuple(evals), tuple(trains))
             if self._modes.get(root.index) != modes:

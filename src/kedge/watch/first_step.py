@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from kedge.hooks import dynamo
-from kedge.hooks.source import call_site
 from kedge.hooks.veil import Own
 from kedge.stderr import say
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.source_lines import call_site
 from kedge.watch.roots import Root
 from kedge.watch.saved_by_module import SavedBill
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.autograd.graph import Node
 
-from kedge.hooks.source import source_of
 from kedge.sites.site import Site
+from kedge.torch_internals.source_lines import source_of
 from kedge.watch.backwards import Began, operation_of
 from kedge.watch.curves import Curves, number_of
 from kedge.watch.producer import Lines, find_producer

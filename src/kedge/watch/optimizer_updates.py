@@ -24,6 +24,7 @@ from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
 from kedge.store.exponents import spacing
 from kedge.store.rows import FULL, LIGHT
+from kedge.torch_internals import kernels
 from kedge.watch.curves import Curves
 from kedge.watch.optimizers import params_of
 from kedge.watch.roots import Meter, Root
@@ -187,7 +188,7 @@ def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
     if all(value.is_cpu for value in values):
         squares, nonfinite = native.all_finite_and_norm(values)
         return (math.nan if nonfinite else squares), bool(nonfinite)
-    norms = torch._foreach_norm([reductions.real(v.detach()) for v in values])
+    norms = kernels.norms([reductions.real(v.detach()) for v in values], dtype=torch.float32)
     return torch.stack([n.float().to(norms[0].device, non_blocking=True) for n in norms]).square().sum(), False
 
 

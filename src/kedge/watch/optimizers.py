@@ -69,7 +69,8 @@ class Entry:
         """Whether it holds other parameters than when this was last asked."""
         size = tuple(len(group["params"]) for group in optimizer.param_groups)
         self.parameters, changed, self.size = sum(size), size != self.size, size
-        self.rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        if not self.steps:  # a schedule may end at 0
+            self.rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
         return changed
 
     def describe(self) -> dict[str, Any]:

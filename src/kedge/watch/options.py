@@ -51,6 +51,7 @@ def manifest_of(command: Sequence[str], script: str, order: Order) -> dict[str, 
         "every": order.every,
         "budget": order.budget,
         "sites": order.sites,
+        "dump": order.dump,
         "host": platform.node(),
         **Launch.here().describe(),
     }

@@ -21,13 +21,13 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from kedge.errors import ActionDisabled
-from kedge.hooks import dynamo
 from kedge.hooks.modules import Begin, End, Gate
 from kedge.hooks.schedule import Clock
 from kedge.hooks.session import Session
 from kedge.hooks.veil import FLAG_TABLES, HOOK_TABLES
 from kedge.sites.site import escape
 from kedge.stderr import say
+from kedge.torch_internals import dynamo
 from kedge.watch.roots import Root
 
 

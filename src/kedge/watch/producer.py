@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from kedge.hooks.nodes import behind, saved_by
-from kedge.hooks.source import is_between
+from kedge.torch_internals.autograd_nodes import behind, saved_by
+from kedge.torch_internals.source_lines import is_between
 from kedge.watch.backwards import Began, plain_name
 
 _MOST_NODES = 20_000

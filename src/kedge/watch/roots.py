@@ -13,7 +13,6 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from kedge.flow import Act, Sink
-from kedge.hooks import dynamo
 from kedge.hooks.attach import Target
 from kedge.hooks.causes import explain
 from kedge.hooks.contract import Measure
@@ -22,6 +21,7 @@ from kedge.hooks.session import Session
 from kedge.hooks.tap import Tap
 from kedge.sites.select import Selector
 from kedge.sites.site import Site
+from kedge.torch_internals import dynamo
 
 _EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
 _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)

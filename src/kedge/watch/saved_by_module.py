@@ -18,15 +18,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
 from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kedge.hooks.checkpoints import frame_of, top_hooks
-from kedge.hooks.dynamo import untraced
-from kedge.hooks.nodes import SavedTensor, behind, is_number, saved_by
-from kedge.hooks.parts import owned, storages
 from kedge.sites import leaves
+from kedge.torch_internals.autograd_nodes import SavedTensor, behind, is_number, operation_number, saved_by
+from kedge.torch_internals.checkpoint import frame_of
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.saved_hooks import top_hooks
+from kedge.torch_internals.storages import owned, storages
 
 
 class SavedBill:
@@ -49,7 +50,7 @@ class SavedBill:
         self._open: list[str] = []
         self._from: list[int] = []
         self._inner: list[str | None] = []
-        self._since = _get_sequence_nr()
+        self._since = operation_number()
         self._callers: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
         self._frames: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted: dict[int, StorageWeakRef] = {}
@@ -90,18 +91,18 @@ class SavedBill:
                 for number, storage in storages([tensor]).items():
                     if number not in own and number not in self._counted:
                         self._add(path, storage)
-        self._since = _get_sequence_nr()
+        self._since = operation_number()
         return [{"path": path, "bytes": size, "tensors": n} for path, (size, n) in self._modules.items()]
 
     def _elsewhere(self) -> bool:
         """Whether this is a recompute, or a thread with a numbering of its own."""
-        return torch._C._current_graph_task_id() != -1 or threading.get_ident() != self._thread
+        return in_backward() or threading.get_ident() != self._thread
 
     def _innermost(self) -> str | None:
         return self._open[-1] if self._open else None
 
     def _mark(self) -> None:
-        self._from.append(_get_sequence_nr())
+        self._from.append(operation_number())
         self._inner.append(self._innermost())
 
     def _maker(self, number: int) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kedge.hooks.source import is_between
+from kedge.torch_internals.source_lines import is_between
 
 
 def holders_of(params: Iterable[nn.Parameter]) -> list[nn.Module]:

@@ -28,13 +28,14 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from kedge.hooks import compiled, dynamo
 from kedge.hooks.schedule import AWAITED, Passes
-from kedge.hooks.source import module_tree
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
 from kedge.stderr import say
 from kedge.store.rows import FULL, LIGHT
+from kedge.torch_internals import dynamo, modes
+from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.source_lines import module_tree
 from kedge.watch.backwards import BackwardPasses, Began
 from kedge.watch.budget import Budget, StepKind
 from kedge.watch.curves import Curves
@@ -208,7 +209,7 @@ class Watcher:
         """Make a hook that never ends the program: if Kedge fails, it says so once and steps aside."""
 
         def hook(*args: Any) -> None:
-            if torch.compiler.is_compiling() or self.failed or os.getpid() != self.pid or torch._C._is_tracing():
+            if torch.compiler.is_compiling() or self.failed or os.getpid() != self.pid or modes.is_under_jit():
                 return
             try:
                 work(*args)
@@ -221,7 +222,7 @@ class Watcher:
 
     def _entered(self, module: nn.Module, args: Any) -> None:
         """See every module call of the program; the first call of a root makes it watched."""
-        if not self.hooks.scouting or module in self._known or self._known.is_aside(module) or compiled.in_backward():
+        if not self.hooks.scouting or module in self._known or self._known.is_aside(module) or in_backward():
             return
         self._known.meet([module])
         if isinstance(module, torch.jit.ScriptModule):
@@ -395,7 +396,7 @@ class Watcher:
                 self.updates.forget_step()
             return
         if torch.compiler.is_compiling():
-            torch._dynamo.graph_break()
+            dynamo.break_graph()
         self._after(optimizer)
         if self.optimizers.stepped(optimizer) and not self.failed:
             self.session.clock.optimized()

@@ -5,10 +5,17 @@ In training, batch normalisation first takes a mean and an inverse deviation of 
 and then makes of an input x: x * a + (bias - mean * a), where a is deviation * weight. Asked to normalise by
 given statistics it does only the latter, but takes a variance, from which the same deviation cannot always be
 had. So it is given a variance of 1, and a for the weight: the same kernel then computes the same.
+
+# Note [Groups without an epsilon]
+Since 2.14 the node of group normalisation does not keep its epsilon any more, only the means and deviations. On a CPU its
+kernel is that transformation, with one mean and one deviation for each group of channels of each sample: so every
+channel of every sample becomes a channel of one sample, and Note [The transformation alone] holds. It has other kernels for
+other layouts and for few bits, which round otherwise: there the tensor stays.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,6 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from kedge.offload.handle import Handle
 from kedge.offload.rebuild.growth import Apply, Growth
 from kedge.offload.rebuild.recipe import Cost, Term
 
@@ -57,8 +65,14 @@ class GroupNorm:
         source, affine = growth.saved(node, "_raw_saved_input", 0), _affine(node, growth)
         if source is None or affine is None:
             return None
-        sizes = (node._saved_N, node._saved_C, node._saved_HxW, node._saved_group, node._saved_eps)
-        return Apply(_by_group, (source, *affine), sizes)
+        if (eps := getattr(node, "_saved_eps", None)) is not None:
+            return Apply(
+                _by_group, (source, *affine), (node._saved_N, node._saved_C, node._saved_HxW, node._saved_group, eps)
+            )
+        if not _is_as_one_row(growth.handle(node, "_raw_saved_input")):
+            return None
+        statistics = [growth.saved(node, f"_raw_saved_{field}") for field in ("result1", "result2")]
+        return None if None in statistics else Apply(_by_group_statistics, (source, *statistics, *affine))  # type: ignore[arg-type]
 
 
 NORMS = (BatchNorm(), GroupNorm())
@@ -71,6 +85,14 @@ def _affine(node: Any, growth: Growth) -> tuple[Term, Term] | None:
         return (_nothing, _nothing) if bias[0] is None else None
     weight, shift = growth.saved(node, "_raw_saved_weight", 1), growth.small(bias)
     return None if weight is None or shift is None else (weight, shift)
+
+
+def _is_as_one_row(source: Handle | None) -> bool:
+    """Whether an input is one that Note [Groups without an epsilon] speaks of."""
+    if source is None or source.device.type != "cpu" or source.dtype not in {torch.float32, torch.float64}:
+        return False
+    steps = [math.prod(source.size[dim + 1 :]) for dim in range(len(source.size))]
+    return steps == list(source.stride)
 
 
 def _nothing(_: Sequence[Tensor]) -> Any:
@@ -95,3 +117,19 @@ def _by_running(
 
 def _by_group(source: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> Tensor:
     return torch.native_group_norm(source, weight, bias, *sizes)[0]
+
+
+def _by_group_statistics(
+    source: Tensor, mean: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """See Note [Groups without an epsilon]."""
+    samples, channels = source.shape[:2]
+    each = channels // mean.shape[1]
+    mean, spread = mean.repeat_interleave(each, 1), spread.repeat_interleave(each, 1)
+    rows = source.reshape(1, samples * channels, -1)
+    if weight is None:
+        made = (rows - mean.view(1, -1, 1)) * spread.view(1, -1, 1)
+    else:
+        factor, shift = (spread * weight).view(-1), None if bias is None else bias.repeat(samples)
+        made = torch.native_batch_norm(rows, factor, shift, mean.view(-1), torch.ones_like(factor), False, 0.0, 0.0)[0]
+    return made.view(source.shape)

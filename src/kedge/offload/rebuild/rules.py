@@ -9,6 +9,7 @@ from torch import Tensor
 from kedge.offload.rebuild.arithmetic import ARITHMETIC
 from kedge.offload.rebuild.casts import Cast
 from kedge.offload.rebuild.content import by_content
+from kedge.offload.rebuild.failure import RuleFailed, is_the_programs
 from kedge.offload.rebuild.growth import Growth, HandleOf, Rule
 from kedge.offload.rebuild.layer_norm import LayerNorm
 from kedge.offload.rebuild.layouts import Copy
@@ -32,15 +33,23 @@ def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
 
     Returns:
         A recipe that holds neither the tensor nor its graph; None if there is no way.
+
+    Raises:
+        RuleFailed: The rule did not know what it found; see Note [Whatever fails].
     """
     whole = value if value._base is None else value._base
     node = whole.grad_fn
-    if node is None:
-        return _by_content(value, whole)
-    rule = _BY_NODE.get(type(node).__name__)
-    if rule is None or whole.output_nr or not _is_dense(whole) or value.dtype != whole.dtype:
-        return None
-    return _by_rule(rule, node, value, Growth(_BY_NODE, handle_of, whole))
+    rule = None if node is None else _BY_NODE.get(type(node).__name__)
+    try:
+        if node is None:
+            return _by_content(value, whole)
+        if rule is None or whole.output_nr or not _is_dense(whole) or value.dtype != whole.dtype:
+            return None
+        return _by_rule(rule, node, value, Growth(_BY_NODE, handle_of, whole))
+    except Exception as failure:
+        if is_the_programs(failure):
+            raise
+        raise RuleFailed("content" if rule is None else rule.name, failure) from failure
 
 
 def _by_rule(rule: Rule, node: Any, value: Tensor, growth: Growth) -> Recipe | None:

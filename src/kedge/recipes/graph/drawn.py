@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from kedge.errors import CannotDraw, NoSiteMatched
-from kedge.hooks import dynamo
 from kedge.hooks.graphs import GraphNode, following, read_graph
 from kedge.recipes.graph.dot import Words, written
 from kedge.recipes.graph.folding import fold
@@ -18,6 +17,7 @@ from kedge.recipes.graph.placing import by_parameters, by_use
 from kedge.sites import html, leaves
 from kedge.sites.select import Selector, runs, type_names
 from kedge.store.account import sized
+from kedge.torch_internals import dynamo
 
 MOST = 60
 

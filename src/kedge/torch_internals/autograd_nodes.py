@@ -8,7 +8,7 @@ packed: under activation checkpointing that would run the block again. ``_raw_sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-SavedTensor: Any = getattr(torch._C._autograd, "SavedTensor", ())
+from kedge.torch_internals.corners import find, late
+
+SavedTensor: Any = find("torch:_C._autograd.SavedTensor") or ()
+operation_number: Callable[[], int] = late("torch:_C._autograd._get_sequence_nr", lambda: 0)
+"""The number that the next operation of this thread gets in the graph."""
 RAW = "_raw_saved_"
 _NUMBERS = (torch.float64, torch.int64, torch.complex128, torch.bool)
 

@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.errors import Recompiled
-from kedge.hooks.telling import warn
+from kedge.torch_internals.corners import find
 
-_frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
 _before: list[bool] = []
 _holders = 0
 
@@ -36,10 +34,27 @@ def compiles(module: nn.Module) -> bool:
     return wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def takes_calls_in() -> bool:
+    """Tell whether ``compile()`` of one of PyTorch's own modules takes its call into the graph, hooks and all, as since 2.14."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    return hasattr(getattr(dynamo, "OptimizedModule", None), "_should_wrap_module_call_impl")
+
+
+def passes_over(function: Any) -> bool:
+    """Tell whether Dynamo does not compile a function by itself."""
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")  # there, if anything is compiled
+    return rules is not None and bool(rules.check(function))
+
+
+def break_graph() -> None:
+    """Have Dynamo, if it reads this, end its graph here."""
+    torch._dynamo.graph_break()
+
+
 def has_code(function: Any) -> bool:
     """Tell whether there is compiled code of a function or method, or a compiled one in its place."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    entries = getattr(_frames, "_debug_get_cache_entry_list", None)  # private to PyTorch
+    entries = find("torch:_C._dynamo.eval_frame._debug_get_cache_entry_list")
     compiled = code is not None and entries is not None and has_compiled() and bool(entries(code))
     return compiled or hasattr(function, "_torchdynamo_orig_callable")
 
@@ -66,7 +81,7 @@ def hold() -> None:
 def look_for_hooks() -> None:
     """Tell Dynamo to look for hooks, if something has imported it by now."""
     config: Any = sys.modules.get("torch._dynamo.config")
-    if config is not None and not _before:
+    if hasattr(config, "skip_nnmodule_hook_guards") and not _before:
         _before.append(config.skip_nnmodule_hook_guards)
         config.skip_nnmodule_hook_guards = False
 
@@ -104,20 +119,16 @@ class Hold:
         self.out()
 
 
-def refresh() -> None:
-    """Throw compiled code away, so that the next call is compiled with the hooks in it.
+def refresh() -> bool:
+    """Throw compiled code away, so that the next call is compiled with the hooks in it; tells whether there was any.
 
     Dynamo does not look for hooks that came later, and lends the code of an unhooked instance to a
     hooked one of the same class.
     """
     if has_compiled():
         torch.compiler.reset()
-        warn(
-            Recompiled(
-                "hooks were attached after torch.compile had compiled code, which does not look for new hooks: all compiled "
-                "code was discarded and compiles again, with the hooks, at its next call. Hook first to compile once"
-            )
-        )
+        return True
+    return False
 
 
 def untraced(*functions: Any) -> None:
@@ -126,11 +137,12 @@ def untraced(*functions: Any) -> None:
     Dynamo may take up any function that is called between the graphs it has captured. What a hook
     does in Python is not for it. A hook that it reads while it captures the module is not affected.
     """
-    if not hasattr(_frames, "set_code_exec_strategy"):  # private to PyTorch
+    frames: Any = find("torch:_C._dynamo.eval_frame")
+    if find("torch:_C._dynamo.eval_frame.set_code_exec_strategy") is None:
         return
-    skip = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
+    skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
     for function in functions:
         if isinstance(function, FunctionType):
             inner = [c for c in function.__code__.co_consts if isinstance(c, CodeType)]
             for code in (function.__code__, *inner):
-                _frames.set_code_exec_strategy(code, skip)
+                frames.set_code_exec_strategy(code, skip)

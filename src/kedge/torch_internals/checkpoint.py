@@ -6,24 +6,49 @@ in another thread. So calls cannot be counted there. But each checkpoint keeps o
 forward to its recompute - the frame of a non-reentrant one, the context of a reentrant one - and
 the calls seen under it in the forward are, in their order, those of the recompute. Both objects
 are private to PyTorch; without them a recompute's calls are counted from 0.
+
+# Note [Selective checkpoints]
+A selective checkpoint holds tensors outside of the graph, past all saved-tensor hooks. Since 2.14 a program may ask for
+these to go through the hooks around it, and is warned if it has hooks there and has not said which it wants. A pair of
+ours is not the program's, so it does not count as long as the program has not asked: then PyTorch is led on to the
+pair below, as it is led past the pairs of its own checkpoints.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
 
+from kedge.torch_internals.saved_hooks import top_hooks
+
 _PRUNE = 256
-top_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore: None)
 _Frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
 Stopped: Any = getattr(checkpoint, "_StopRecomputationError", ())
 """What ends a recompute as soon as it has made again all that is needed, from within whatever is being computed."""
+
+
+class _Unasked:
+    """Whether PyTorch is to pass over a pair of ours where it looks for the program's; see Note [Selective checkpoints]."""
+
+    def __bool__(self) -> bool:
+        asker = sys._getframe(1).f_back
+        mode = None if asker is None else asker.f_locals.get("self")
+        return hasattr(mode, _RESPECT) and getattr(mode, _RESPECT) is not True
+
+
+_RESPECT = "respect_saved_tensors_hooks"
+
+
+def lead_past(pack: Any, below: Any) -> None:
+    """Have PyTorch pass over a pair of ours, by its first function, as Note [Selective checkpoints] says."""
+    while below is not None and getattr(below[0], "_checkpoint_internal", None) is True:
+        below = getattr(below[0], "_user_hooks", None)
+    pack._checkpoint_internal, pack._user_hooks = _Unasked(), below
 
 
 class Segment:

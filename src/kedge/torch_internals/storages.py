@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from kedge.torch_internals import modes
+from kedge.torch_internals.corners import find
 
 _ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
@@ -20,8 +24,8 @@ def parts(tensor: Tensor) -> list[Tensor]:
     Itself, for an ordinary one; indices and values of a sparse one; what is inside a subclass such as
     DTensor, or inside the wrapper of a `torch.func` transform.
     """
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return parts(torch._C._functorch.get_unwrapped(tensor))
+    if modes.is_wrapped(tensor):
+        return parts(modes.unwrapped(tensor))
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
         inner = [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]
@@ -41,6 +45,19 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
     """Return the storages of tensors by their identity, each once; a lazy parameter has none yet."""
     found = (part.untyped_storage() for tensor in tensors if not is_lazy(tensor) for part in parts(tensor))
     return {storage._cdata: storage for storage in found}
+
+
+def users_of(storage: torch.UntypedStorage) -> int:
+    """Count who holds a storage, this caller's own object among them; where that cannot be known it is many."""
+    count = find("torch:_C._storage_Use_Count")
+    return sys.maxsize if count is None else int(count(storage._cdata))
+
+
+def behind(pointer: Any) -> torch.UntypedStorage | None:
+    """Return the storage that a weak reference leads to; None if it is gone, or cannot be had."""
+    make = find("torch:UntypedStorage._new_with_weak_ptr")
+    found: torch.UntypedStorage | None = None if make is None else make(pointer)
+    return found
 
 
 def owned(module: nn.Module) -> dict[int, torch.UntypedStorage]:

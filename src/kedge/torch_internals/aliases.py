@@ -14,7 +14,8 @@ import sys
 
 import torch
 from torch import Tensor
-from torch.autograd import _get_sequence_nr  # type: ignore[attr-defined]
+
+from kedge.torch_internals.autograd_nodes import operation_number
 
 
 class Pulse:
@@ -39,7 +40,7 @@ def whole(tensor: Tensor) -> Tensor | None:
         return None
     if sys.getrefcount(base) > _ALONE:
         return None  # the program holds it too and may use it later
-    number, node = _get_sequence_nr() - 1, tensor.grad_fn
+    number, node = operation_number() - 1, tensor.grad_fn
     while node is not None and node is not base.grad_fn:
         if node._sequence_nr() != number or len(node.next_functions) != 1:
             return None  # an operation in between may have used it

@@ -1,0 +1,200 @@
+"""What Kedge uses of PyTorch's private names, corner by corner, and what it costs where a PyTorch lacks one.
+
+A name is looked up when it is first needed, by `late`. So importing Kedge needs none of them, and a PyTorch without one
+loses the feature that its corner names.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_latest: list[Callable[[], None]] = []
+
+
+@dataclass(frozen=True)
+class Corner:
+    """One corner of PyTorch.
+
+    Attributes:
+        name: What it is about: the file of this folder that uses it.
+        privates: The private names, each as module and attributes, such as ``torch.autograd:_get_sequence_nr``.
+        costs: What is lost without one of them, in a sentence.
+    """
+
+    name: str
+    privates: tuple[str, ...]
+    costs: str
+
+    def missing(self) -> tuple[str, ...]:
+        """The names that this PyTorch does not have."""
+        return tuple(path for path in self.privates if find(path) is None)
+
+
+_C = "torch:_C."
+CORNERS = (
+    Corner(
+        "graph_task",
+        (f"{_C}_current_graph_task_id", f"{_C}_current_autograd_node"),
+        "recomputes of checkpoints count as passes of their own, and errors name no operation.",
+    ),
+    Corner(
+        "engine",
+        ("torch.autograd:Variable._execution_engine.queue_callback",),
+        "without an optimizer, a step is a forward pass instead of a backward pass.",
+    ),
+    Corner(
+        "autograd_nodes",
+        (f"{_C}_autograd._get_sequence_nr", f"{_C}_autograd.SavedTensor", f"{_C}_autograd._make_saved_tensor"),
+        "what modules save is not told apart, gradients of views are not followed past a change in place, and arguments that a "
+        "checkpoint holds in containers stay in memory.",
+    ),
+    Corner(
+        "saved_hooks",
+        (
+            f"{_C}_autograd._top_saved_tensors_default_hooks",
+            f"{_C}_autograd._push_saved_tensors_default_hooks",
+            f"{_C}_autograd._pop_saved_tensors_default_hooks",
+            f"{_C}_autograd._saved_tensors_hooks_get_disabled_error_message",
+            f"{_C}_autograd._saved_tensors_hooks_enable",
+            f"{_C}_autograd._saved_tensors_hooks_disable",
+        ),
+        "kedge.offload and kedge.saved leave every tensor where it is.",
+    ),
+    Corner(
+        "checkpoint",
+        ("torch.utils.checkpoint:_CheckpointFrame", "torch.utils.checkpoint:_StopRecomputationError"),
+        "calls inside a checkpoint's recompute are counted from 0.",
+    ),
+    Corner(
+        "function_modes",
+        (
+            f"{_C}_push_on_torch_function_stack",
+            f"{_C}_pop_torch_function_stack",
+            f"{_C}_len_torch_function_stack",
+        ),
+        "operations inside a forward (layer/relu) never fire.",
+    ),
+    Corner(
+        "dispatch_modes",
+        (
+            f"{_C}_len_torch_dispatch_stack",
+            f"{_C}_get_dispatch_mode",
+            f"{_C}_TorchDispatchModeKey.PROXY",
+            f"{_C}DisableTorchFunction",
+            f"{_C}_is_tracing",
+            "torch.utils._python_dispatch:_disable_current_modes",
+            "torch._subclasses.fake_tensor:FakeTensor",
+            "torch._subclasses.fake_tensor:unset_fake_temporarily",
+        ),
+        "a model that is traced or exported while it is watched holds what was measured in its graph.",
+    ),
+    Corner(
+        "transforms",
+        (
+            f"{_C}_functorch.peek_interpreter_stack",
+            f"{_C}_functorch.is_functorch_wrapped_tensor",
+            f"{_C}_functorch.get_unwrapped",
+            f"{_C}_DisableFuncTorch",
+            "torch._functorch.pyfunctorch:temporarily_clear_interpreter_stack",
+        ),
+        "values inside torch.func transforms cannot be measured or recorded.",
+    ),
+    Corner(
+        "dynamo",
+        (
+            f"{_C}_dynamo.eval_frame",
+            f"{_C}_dynamo.eval_frame.set_code_exec_strategy",
+            f"{_C}_dynamo.eval_frame._debug_get_cache_entry_list",
+        ),
+        "Dynamo may compile Kedge's own hooks between its graphs, and compiled functions are not recognised.",
+    ),
+    Corner(
+        "effectful_operators",
+        ("torch._library.effects:EffectType.ORDERED", "torch.library:Library._register_effectful_op"),
+        "hooks inside compiled code do not fire.",
+    ),
+    Corner(
+        "kernels",
+        ("torch:_foreach_norm", "torch:_foreach_sub", "torch:_assert_async", "torch:_neg_view"),
+        "norms of many tensors take one call each, and offload waits for a GPU where it checks what it has rebuilt.",
+    ),
+    Corner(
+        "versions",
+        ("torch:Tensor._version", "torch.autograd:_unsafe_preserve_version_counter"),
+        "kedge.saved counts as a change of the buffers that it puts back.",
+    ),
+    Corner(
+        "storages",
+        ("torch:UntypedStorage._cdata", "torch:UntypedStorage._new_with_weak_ptr", f"{_C}_storage_Use_Count"),
+        "tensors that share memory are not told apart from those that do not, and bytes brought back are not shared.",
+    ),
+)
+
+
+@functools.cache
+def _resolve(path: str) -> Any:
+    module, _, names = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError:
+        return None
+    for name in names.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def find(path: str) -> Any:
+    """Return what a private name stands for; None if this PyTorch does not have it."""
+    return _resolve(path)
+
+
+@functools.cache
+def lacks(name: str) -> bool:
+    """Whether this PyTorch lacks a part of a corner, so that the rest of it is of no use either."""
+    return any(corner.missing() for corner in CORNERS if corner.name == name)
+
+
+def late(path: str, instead: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls a private one, looked up at its first call.
+
+    Args:
+        path: As in `Corner.privates`.
+        instead: Is called where this PyTorch does not have it.
+    """
+    known: Callable[..., Any] | None = None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal known
+        if known is None:
+            found = find(path)
+            known = instead if found is None else found
+        return known(*args, **kwargs)
+
+    def forget() -> None:
+        nonlocal known
+        known = None
+
+    _latest.append(forget)
+    return call
+
+
+def forget() -> None:
+    """Look every name up again when it is needed next."""
+    _resolve.cache_clear()
+    lacks.cache_clear()
+    for each in _latest:
+        each()
+
+
+def described() -> Iterator[str]:
+    """Yield a line for each corner: whether this PyTorch has it, and what a missing one costs."""
+    for corner in CORNERS:
+        if missing := corner.missing():
+            names = ", ".join(path.replace(":", ".") for path in missing)
+            yield f"{corner.name}: missing ({names}): {corner.costs}"
+        else:
+            yield f"{corner.name}: present"

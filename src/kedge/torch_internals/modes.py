@@ -1,0 +1,78 @@
+"""Modes that see what a thread calls, and the transforms and traces that it may be in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor
+
+from kedge.torch_internals.corners import find, late
+
+push_function_mode: Callable[[Any], None] = late("torch:_C._push_on_torch_function_stack", lambda _: None)
+pop_function_mode: Callable[[], Any] = late("torch:_C._pop_torch_function_stack", lambda: None)
+function_modes: Callable[[], int] = late("torch:_C._len_torch_function_stack", lambda: 0)
+"""How many function modes are on this thread's stack."""
+
+dispatch_modes: Callable[[], int] = late("torch:_C._len_torch_dispatch_stack", lambda: 0)
+"""How many dispatch modes are."""
+
+is_under_jit: Callable[[], bool] = late("torch:_C._is_tracing", lambda: False)
+"""Whether `torch.jit.trace` is under way."""
+
+without_modes: Callable[[], AbstractContextManager[Any]] = late(
+    "torch.utils._python_dispatch:_disable_current_modes", nullcontext
+)
+"""Suspends every dispatch mode."""
+
+without_function_modes: Callable[[], AbstractContextManager[Any]] = late("torch:_C.DisableTorchFunction", nullcontext)
+
+_mode: Callable[[Any], Any] = late("torch:_C._get_dispatch_mode", lambda _: None)
+_interpreter: Callable[[], Any] = late("torch:_C._functorch.peek_interpreter_stack", lambda: None)
+_is_wrapped: Callable[[Any], bool] = late("torch:_C._functorch.is_functorch_wrapped_tensor", lambda _: False)
+_inside: Callable[[Any], Any] = late("torch:_C._functorch.get_unwrapped", lambda value: value)
+_without_fake: Callable[[], AbstractContextManager[Any]] = late(
+    "torch._subclasses.fake_tensor:unset_fake_temporarily", nullcontext
+)
+
+without_transforms: Callable[[], AbstractContextManager[Any]] = late(
+    "torch._functorch.pyfunctorch:temporarily_clear_interpreter_stack", nullcontext
+)
+"""Suspends the transforms of `torch.func`."""
+
+without_wrapping: Callable[[], AbstractContextManager[Any]] = late("torch:_C._DisableFuncTorch", nullcontext)
+"""Has what is computed inside of a transform not wrapped again."""
+
+
+def is_transforming() -> bool:
+    """Whether a transform of `torch.func` is under way on this thread."""
+    return _interpreter() is not None
+
+
+def is_wrapped(value: Tensor) -> bool:
+    """Whether a tensor is the wrapper of a transform."""
+    return _is_wrapped(value)
+
+
+def unwrapped(value: Tensor) -> Tensor:
+    """Return what is inside of a transform's wrapper."""
+    inner: Tensor = _inside(value)
+    return inner
+
+
+def is_captured() -> bool:
+    """Whether the operations of this thread become a graph, as by ``make_fx``."""
+    key = find("torch:_C._TorchDispatchModeKey.PROXY")
+    return key is not None and dispatch_modes() > 0 and _mode(key) is not None
+
+
+def is_fake(value: Any) -> bool:
+    """Whether a tensor holds nothing."""
+    kind = find("torch._subclasses.fake_tensor:FakeTensor")
+    return kind is not None and isinstance(value, kind)
+
+
+def plainly() -> AbstractContextManager[Any]:
+    """Suspend the modes in which tensors hold nothing or become part of a graph."""
+    return without_modes() if is_captured() else _without_fake()

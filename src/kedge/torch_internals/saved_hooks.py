@@ -1,0 +1,43 @@
+"""The stack of pairs of saved-tensor hooks that each thread has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kedge.torch_internals.corners import lacks, late
+
+_AUTOGRAD = "torch:_C._autograd."
+_CANNOT = "this PyTorch does not let a thread's saved-tensor hooks be seen"
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+top_hooks: Callable[[bool], Any] = late(f"{_AUTOGRAD}_top_saved_tensors_default_hooks", _nothing)
+"""The innermost pair; None if there is none."""
+
+push: Callable[[Any, Any], None] = late(f"{_AUTOGRAD}_push_saved_tensors_default_hooks", _nothing)
+pop: Callable[[], None] = late(f"{_AUTOGRAD}_pop_saved_tensors_default_hooks", _nothing)
+
+_why: Callable[[], str | None] = late(f"{_AUTOGRAD}_saved_tensors_hooks_get_disabled_error_message", _nothing)
+_enable: Callable[[], None] = late(f"{_AUTOGRAD}_saved_tensors_hooks_enable", _nothing)
+_disable: Callable[[str, bool], None] = late(f"{_AUTOGRAD}_saved_tensors_hooks_disable", _nothing)
+
+
+def disabled() -> str | None:
+    """Why no pair may be in force on this thread, as `torch.func` says it; None if one may."""
+    return _CANNOT if lacks("saved_hooks") else _why()
+
+
+def enable() -> None:
+    """Let pairs be in force on this thread again."""
+    if not lacks("saved_hooks"):
+        _enable()
+
+
+def disable(why: str, nested: bool) -> None:
+    """Let no pair be in force on this thread."""
+    if not lacks("saved_hooks"):
+        _disable(why, nested)

@@ -65,6 +65,19 @@ def test_constant_weights_in_a_row_cannot_part(ranges, names):
     assert [list(finding.evidence["weights"]) for finding in findings] == ([names] if names else [])
 
 
+@pytest.mark.parametrize(("rms", "number"), [(0.0, 1), (1.0, 0), (2e4, 1)])
+def test_sizes_alone_tell_zeros_and_what_is_far_too_large(rms, number):
+    """Whether other values are all alike is not known without extremes, and that is said."""
+    made = Course(range(3))
+    for i in range(2):
+        made.weight(f"l{i}", steady(rms, 1e-3, 1e-4))
+
+    assert len(list(NeverInitialised().check(made.recording()))) == number
+    lack = NeverInitialised().lacking(made.recording())
+    assert lack is not None
+    assert (lack.lacks, lack.grows) == ("smallest and largest values of weights", False)
+
+
 def test_zeros_in_a_row_without_gradients_stand_still():
     """Each hides the other's gradient."""
     (finding,) = starting(RANDOM, (0.0, 0.0), (0.0, 0.0), RANDOM, still=(1, 2))

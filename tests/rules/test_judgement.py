@@ -220,6 +220,7 @@ def test_a_long_healthy_run_is_judged_in_full():
     for i in range(6):
         made.weight(f"l{i}", steady(0.1, 1e-3, 1e-4), out=1.0)
     made.rows = [row | ({"exponents": [0] * 40 + [9] + [0] * 42} if "grad" in row["site"] else {}) for row in made.rows]
+    made.rows = [row | ({"min": -0.3, "max": 0.3} if row["site"].endswith(":param") else {}) for row in made.rows]
     made.loss([2.0 / (1 + i / 4) + 0.01 * (i % 3) for i in range(60)])
     made.roots[0]["trained"] = True
     made.events = [

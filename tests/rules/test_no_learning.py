@@ -51,8 +51,9 @@ def test_a_loss_that_rises_is_told():
         [2.3, *noisy([0.5] * 59)],
         [*noisy([2.3, 2.0, 1.0]), *noisy([0.5] * 57)],
         noisy([2.3 - 0.005 * i for i in range(60)]),
+        noisy([2.0] * 5 + [2.5 - 0.007 * i for i in range(55)]),
     ],
-    ids=["steadily", "at once", "in three steps", "slowly"],
+    ids=["steadily", "at once", "in three steps", "slowly", "after a few easy batches"],
 )
 def test_a_loss_that_falls_is_no_finding(values):
     """Slowly or at once."""

@@ -53,7 +53,7 @@ def test_an_optimizer_that_holds_what_the_model_lost_is_an_error():
 
 def test_parameters_with_gradients_in_no_optimizer_are_a_warning():
     """Those without a gradient are not named beside them."""
-    (finding,) = found(NotOptimized(), left(unheld=["a.weight", "head.weight"], graded=["head.weight"]))
+    (finding,) = found(NotOptimized(), left(unheld=["a.weight", "head.weight"], graded=["fc.weight", "head.weight"]))
 
     assert (finding.severity, finding.site) == ("warning", "head.weight:param")
     assert finding.message == (

@@ -73,8 +73,12 @@ class NeverInitialised:
     def lacking(self, recording: Recording) -> Lack | None:
         """Return that step 0 was not measured; without weights there is nothing to judge."""
         known = weights(recording)
-        seen = any(_Start.of(recording, weight) is not None for weight in known)
-        return Lack(self.code, "measured first step", 0, 1) if known and not seen else None
+        starts = [start for weight in known if (start := _Start.of(recording, weight)) is not None]
+        if known and not starts:
+            return Lack(self.code, "measured first step", 0, 1)
+        if starts and not any(start.bounded or start.nonfinite for start in starts):
+            return Lack(self.code, "smallest and largest values of weights", 0, 1, grows=False)
+        return None
 
     def _is_odd(self, start: _Start) -> bool:
         return start.nonfinite or start.largest > self.huge or 0 < start.rms < self.tiny
@@ -129,6 +133,8 @@ class _Start:
     low: float
     high: float
     rms: float
+    bounded: bool
+    "Whether its extremes were measured; else its rms stands for them, which tells zeros alone from other constants."
     nonfinite: bool
     still: bool
     "Whether its gradient in that step was zero."
@@ -142,12 +148,14 @@ class _Start:
         if not len(rows) or rows.step[0] != 0 or rows.level[0] != FULL or sum(size > 1 for size in site.shape) < 2:
             return None
         grads = recording.rows(weight.grad) if weight.grad is not None else None
+        rms, bounded = float(rows.statistic("rms")[0]), bool(np.isfinite(rows.min[0]))
         still = grads is not None and len(grads) > 0 and grads.step[0] == 0 and float(grads.sumsq[0]) == 0
         return cls(
             site=site,
-            low=float(rows.min[0]),
-            high=float(rows.max[0]),
-            rms=float(rows.statistic("rms")[0]),
+            low=float(rows.min[0]) if bounded else -rms,
+            high=float(rows.max[0]) if bounded else rms,
+            rms=rms,
+            bounded=bounded,
             nonfinite=not bool(rows.clean[0]),
             still=still,
             excepted=weight.table or "Norm" in site.type,

@@ -153,8 +153,8 @@ class Budget:
             return math.inf
         passed = now - self._began
         ramp = math.sqrt(min(passed * self.share / ALLOWANCE, 1.0))
-        at_first = min(self._setup + FREE, ALLOWANCE)
-        return max(self.share * passed, at_first + (ALLOWANCE - at_first) * ramp) - self._setup
+        setup = min(self._setup, ALLOWANCE - FREE)
+        return max(self.share * passed, setup + FREE + (ALLOWANCE - setup - FREE) * ramp) - setup
 
     def _choose(self, step: int, now: float) -> StepKind:
         self.run = 1

@@ -12,7 +12,7 @@ from kedge.sites.site import Site
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.backwards import Began, operation_of
 from kedge.watch.curves import Curves, number_of
-from kedge.watch.producer import Lines, find_producer
+from kedge.watch.producer import Lines, find_behind_gradients, find_producer
 from kedge.watch.roots import Meter
 
 _MOST_LINES = 16
@@ -71,6 +71,17 @@ class Losses:
                 notes.append({"kind": "producer", "step": step, "loss": path, **found})
         self.bad |= bad
         return notes
+
+    def gradients_are_bad(self, began: Began, step: int) -> list[Mapping[str, Any]]:
+        """Look for what made gradients that are not finite of a loss that is; returns what the recording is to note."""
+        if self.bad or self._searches <= 0 or not began.tensors:
+            return []
+        self._searches -= 1
+        found = find_behind_gradients(began, self.lines)
+        if found is None or found in self._found:
+            return []
+        self._found.append(found)
+        return [{"kind": "producer", "step": step, "loss": self._path(began)[0], **found}]
 
     def _path(self, began: Began) -> tuple[str, bool]:
         known = self._paths.get(began.where)

@@ -32,6 +32,21 @@ _INSTALLED = ("site-packages", "dist-packages")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>[^\n]*)\n\s*(?P<text>[^\n]*)')
 _RESULTS = ("result", "output")
 _OPERANDS = ("self", "other")
+_STEEP = (
+    "sqrt",
+    "norm",
+    "linalg_vector_norm",
+    "pow",
+    "acos",
+    "asin",
+    "atanh",
+    "log",
+    "div",
+    "reciprocal",
+    "rsqrt",
+    "std",
+    "cdist",
+)
 _DANGEROUS = (
     "log",
     "log2",
@@ -144,6 +159,32 @@ def find_producer(began: Began, lines: Lines) -> dict[str, Any] | None:
         f"; so can {', '.join(others)}" if others else ""
     )
     return _found(suspects[0], where[suspects[0]], detail, certain=False)
+
+
+def find_behind_gradients(began: Began, lines: Lines) -> dict[str, Any] | None:
+    """Find the operation behind gradients that are not finite though the loss is: by then every node has run.
+
+    A variable of the program that holds an infinity which the loss does not show - as a logarithm of zero of a class that is
+    not the label's - tells it; otherwise the operations whose gradient can be infinite where their result is not.
+    """
+    nodes = [node for node in nodes_of(began.tensors) if node.name() != _LEAF]
+    where = dict(zip(nodes, lines.of(nodes), strict=True))
+    variables = _values_in(began)
+    for node in nodes:
+        if node in variables and not _is_finite(variables[node]):
+            count = int((~torch.isfinite(variables[node])).sum())
+            detail = f"{count} of its results are not finite: the loss does not show them, its gradients do"
+            return _found(node, where[node], detail, certain=plain_name(node.name()) in _DANGEROUS) | {
+                "where": "backward"
+            }
+    suspects = [node for node in nodes if plain_name(node.name()) in _STEEP]
+    if not suspects:
+        return None
+    others = sorted({plain_name(n.name()) for n in suspects[:-1]} - {plain_name(suspects[-1].name())})
+    detail = "the loss is finite and its gradients are not, and this operation behind it can make such gradients" + (
+        f"; so can {', '.join(others)}" if others else ""
+    )
+    return _found(suspects[-1], where[suspects[-1]], detail, certain=False) | {"where": "backward"}
 
 
 def _found(node: Node, line: dict[str, Any] | None, detail: str, *, certain: bool) -> dict[str, Any]:

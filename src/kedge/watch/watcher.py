@@ -36,7 +36,7 @@ from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo, modes
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.source_lines import module_tree
-from kedge.watch.backwards import BackwardPasses, Began
+from kedge.watch.backwards import BackwardPasses, Began, began
 from kedge.watch.budget import Budget, StepKind
 from kedge.watch.curves import Curves
 from kedge.watch.facts import Facts
@@ -416,11 +416,11 @@ class Watcher:
         trains = clock.optimizer is not None or clock.awaited > 0
         self.meter.muted = trains and not passes.here.graded
 
-    def _backward_began(self, began: Began) -> None:
+    def _backward_began(self, at: Began) -> None:
         start = time.perf_counter()
         measured = self.budget.kind is StepKind.MEASURED
         bad = self.losses.bad
-        self._notes += self.losses.began(began, self.step(), measured=measured)
+        self._notes += self.losses.began(at, self.step(), measured=measured)
         if measured:
             self._notes += self.facts.backward_began(self.step(), self.roots)
         elif self.losses.bad and not bad:
@@ -435,11 +435,13 @@ class Watcher:
 
     def _backward_ended(self) -> None:
         if self.meter.level != OFF:
-            start, inner = time.perf_counter(), self.meter.seconds
+            start, inner, bad = time.perf_counter(), self.meter.seconds, self.updates.bad
             known = [e.optimizer() for e in self.optimizers.entries]
             self.updates.backward_ended([o for o in known if o is not None])
             if not known:
                 self.updates.backward_ended(o for o in living() if self.updates.holds(o))
+            if self.updates.bad and not bad:
+                self._notes += self.losses.gradients_are_bad(began(), self.step())
             if self.budget.kind is StepKind.MEASURED:
                 self.facts.backward_ended()
             self.spent += time.perf_counter() - start - (self.meter.seconds - inner)

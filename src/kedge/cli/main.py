@@ -110,7 +110,7 @@ def _describe() -> int:
 
     from kedge.torch_internals.corners import described
 
-    print(f"kedge {metadata.version('kedge')}, with PyTorch {torch.__version__}: its private names, by what uses them")
+    print(f"PyTorch {torch.__version__}, and the private corners of it that kedge {metadata.version('kedge')} uses:")
     for line in described():
         print(f"  {line}")
     return 0

@@ -170,7 +170,11 @@ class Facts:
         return [
             {"site": f"{site}.grad", "fired": 0, "cause": cause, "remedy": remedy}
             for param, site, root in places
-            if root.optimizers and param.requires_grad and param.grad is None and not arrived(param)
+            if root.optimizers
+            and param.requires_grad
+            and param.grad is None
+            and not arrived(param)
+            and places.measured(param) is not None
         ]
 
 

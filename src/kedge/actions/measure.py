@@ -266,6 +266,11 @@ class Meter:
             return True
         return self._host.spoiled()
 
+    def found_finite(self) -> None:
+        """Learn that a step in between, in which nothing was measured, was finite: what goes wrong later is news."""
+        if not self._pending:
+            self._spoiled = frozenset()
+
     def drop(self, sites: Sequence[Site]) -> None:
         """Forget what was measured at some sites in this step: newer values are about to take their place."""
         with self._lock:

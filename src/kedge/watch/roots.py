@@ -67,6 +67,9 @@ class Meter(Protocol):
     def spoiled(self) -> bool:
         """Whether something measured in this step is not finite."""
 
+    def found_finite(self) -> None:
+        """Learn that a step in which nothing was measured was finite."""
+
     def flush(self) -> None:
         """End the step."""
 

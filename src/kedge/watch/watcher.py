@@ -196,8 +196,9 @@ class Watcher:
         under_way = steps > self.step()  # it counts from its beginning, where forward passes are the steps
         levels[self.budget.kind.name.lower()] += self.budget.done + under_way
         sampled = len(self.sampled) + (under_way and self.budget.kind is StepKind.MEASURED)
-        took = self.budget.seconds + self.cost() - self._charged
-        return Summary(len(self.meter.seats), steps, sampled, time.perf_counter() - self._began, took, levels)
+        passed = time.perf_counter() - self._began
+        took = min(self.budget.seconds + self.cost() - self._charged, passed)  # part of it is estimated
+        return Summary(len(self.meter.seats), steps, sampled, passed, took, levels)
 
     def cost(self) -> float:
         """Return the seconds that watching took: measuring and writing are timed, PyTorch's calls of hooks are calibrated."""
@@ -432,6 +433,8 @@ class Watcher:
         self.meter.muted = trains and not passes.here.graded
 
     def _backward_began(self, began: Began) -> None:
+        if not self.meter.seats and not any(self.places.measured(p) for p, _, _ in self.places):
+            return  # none of the sites to be watched is here
         start = time.perf_counter()
         measured = self.budget.kind is StepKind.MEASURED
         bad = self.losses.bad
@@ -501,6 +504,8 @@ class Watcher:
                 self.curves.flush()
             if bad and not measured:
                 self.budget.wish()
+            elif not bad and not measured:
+                self.meter.found_finite()
         self.budget.charge_device(self.meter.device_seconds - self._device_seconds)
         self._device_seconds = self.meter.device_seconds
         self._begin_step(self.budget.run_ended(step, time.perf_counter(), self._since_last()))

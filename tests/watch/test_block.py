@@ -246,7 +246,7 @@ def test_a_sink_that_fails_is_told_of_once_and_left_out(watch, capsys):
 
     assert capsys.readouterr().err.count("Breaks failed and gets nothing from here on: ValueError: full") == 1
     assert breaks.asked == 2
-    assert [got[0] for got in keeps.got if isinstance(got, tuple) and "0:out" in got[1]] == [0, 10, 20]
+    assert [got[0] for got in keeps.got if isinstance(got, tuple) and "0:out" in got[1]] == [0, 1, 10, 20]
     assert keeps.closed == 1
 
 
@@ -300,7 +300,7 @@ def test_a_hook_that_fails_does_not_end_the_training(watch, monkeypatch, capsys)
         monkeypatch.setattr(run._watch, "_hook", lambda *_: 1 / 0)
         train(net())
 
-    assert capsys.readouterr().err.count("watching failed and is off from here on: ZeroDivisionError") == 1
+    assert capsys.readouterr().err.count("internal error, watching stops here: ZeroDivisionError") == 1
 
 
 def test_strict_raises_what_failed(watch, monkeypatch):

@@ -17,7 +17,7 @@ from kedge.watch.budget import StepKind
 from kedge.watch.watcher import Watcher
 
 Paced = Callable[..., None]
-LEVELS = [(StepKind.GUARDED,), (StepKind.GUARDED,), (StepKind.SKIPPED, StepKind.MEASURED, StepKind.GUARDED)]
+LEVELS = [(StepKind.GUARDED,), (StepKind.SKIPPED,), (StepKind.SKIPPED, StepKind.MEASURED, StepKind.GUARDED)]
 
 
 class Odd(nn.Module):
@@ -102,7 +102,7 @@ def transformed(model: nn.Module) -> Any:
 def test_transforms_and_traces_go_on_as_they_would(
     levels: tuple[StepKind, ...], paced: Paced, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A forward that is vectorized, differentiated or traced is let alone in light steps, with the same result."""
+    """A forward that is vectorized, differentiated or traced is let alone, with the same result."""
 
     def run(watch: Watcher | None = None) -> list[Tensor]:
         torch.manual_seed(1)
@@ -142,9 +142,9 @@ def test_a_transform_inside_of_a_forward_is_no_failure(levels: tuple[StepKind, .
     assert not log.watch.failed
 
 
-@pytest.mark.parametrize("level", [StepKind.SKIPPED, StepKind.GUARDED, StepKind.GUARDED])
+@pytest.mark.parametrize("level", [StepKind.SKIPPED, StepKind.GUARDED, StepKind.MEASURED])
 def test_a_model_that_is_compiled_late_is_compiled_twice_at_most(level: StepKind, paced: Paced, compiled: Any) -> None:
-    """Its light hooks are no part of the graph, its steps count once, and it is compiled again only to get its hooks."""
+    """Its steps count once, and it is compiled again only to get its hooks."""
     paced(level)
     graphs: list[Any] = []
 
@@ -180,7 +180,7 @@ def test_a_compiled_step_of_an_optimizer_is_a_step(paced: Paced, compiled: Any) 
 
     log = watched(program)
     assert log.watch is not None
-    assert log.watch.summary.levels == {"full": 3, "light": 3, "off": 0}
+    assert log.watch.summary.levels == {"measured": 3, "guarded": 3, "skipped": 0}
 
 
 @pytest.mark.parametrize("transformed", [False, True])

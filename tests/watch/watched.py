@@ -41,8 +41,8 @@ class Memory:
         return [e["site"] for e in self.entries if kind in (None, e["kind"])]
 
     def steps(self, level: int) -> list[int]:
-        """List the steps that were written at a level, apart from the curve of the gradients' norm."""
-        curves = {e["id"] for e in self.entries if e["kind"] == "grad.norm"}
+        """List the steps that were written at a level, apart from the curves: the loss and the gradients' norm."""
+        curves = {e["id"] for e in self.entries if e["kind"] in ("loss", "grad.norm")}
         return sorted({row["step"] for row in self.rows if row["level"] == level and row["site"] not in curves})
 
 

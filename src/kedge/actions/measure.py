@@ -299,8 +299,12 @@ class Meter:
             self._host.drop(ids)
             self._measured = [m for m in self._measured if m.site not in ids]
 
-    def flush(self) -> None:
-        """End the step: send its tables on their way, and pass on those that have arrived."""
+    def flush(self, *, finite: bool = False) -> None:
+        """End the step: send its tables on their way, and pass on those that have arrived.
+
+        Args:
+            finite: Nothing was measured in it and all was finite, so that what goes wrong later is news.
+        """
         with self._lock, reduce.plainly():
             self._seen.clear()
             if self._host.used or self._measured:
@@ -310,6 +314,8 @@ class Meter:
             self.step = -1  # what comes, in the same step even, is measured as closely as is asked for then
             while self._pending and (self._pending[0].ready() or len(self._pending) > _BEHIND):
                 self._emit(self._pending.popleft())
+            if finite and not self._pending:
+                self._spoiled = frozenset()
 
     def finish(self) -> None:
         """Pass everything on, waiting for what is still on its way."""

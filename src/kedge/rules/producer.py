@@ -109,7 +109,7 @@ class Producer:
             severity="warning" if self.recovered else "error",
             site=site,
             step=self.step,
-            message=f"{site} was not finite at step {self.step}: {self._made()}.{shows}{run_on}",
+            message=f"{self._what(site)} not finite at step {self.step}: {self._made()}.{shows}{run_on}",
             evidence={
                 "how": "produced",
                 "module": str(self.event.get("module") or "") or None,
@@ -133,16 +133,19 @@ class Producer:
             remedy=self._remedy(),
         )
 
+    def _what(self, site: str) -> str:
+        return f"the gradients of {site} were" if self.event.get("where") == "backward" else f"{site} was"
+
     def _made(self) -> str:
         """Say what made it, and where it stands."""
-        module, backward = str(self.event.get("module") or ""), self.event.get("where") == "backward"
-        inside = f"in {module}" if module else "outside of modules"
+        module, backward = self.event.get("module"), self.event.get("where") == "backward"
+        inside = f", in {module}" if module else ", outside of modules" if module == "" else ""
         sure = "" if self.event.get("certain", True) else "probably "
         what = f"the backward of {self.name}" if backward else self.name
         line = f", at {self.event['file']}:{self.event['line']}" if self.event.get("file") else ""
         text = f": `{self.event['text']}`" if self.event.get("text") else ""
         detail = f"; {self.event['detail']}" if self.event.get("detail") else ""
-        return f"{sure}{what} made it, {inside}{line}{text}{detail}"
+        return f"{sure}{what} made it{inside}{line}{text}{detail}"
 
     def _remedy(self) -> str:
         module = str(self.event.get("module") or "")

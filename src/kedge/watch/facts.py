@@ -10,8 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules import module as module_tables
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizer_tables
 from torch.utils.hooks import RemovableHandle
@@ -29,7 +27,12 @@ _NAMED = 50
 """How many names a note holds."""
 _BUSY = 1.0
 """Seconds of processor time from which child processes are worth a word."""
-_MODES = (_BatchNorm, nn.modules.instancenorm._InstanceNorm, _DropoutNd)
+_MODES = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+"""The modules that compute otherwise in training."""
 
 
 class Facts:
@@ -174,7 +177,11 @@ class Facts:
         return [
             {"site": f"{site}.grad", "fired": 0, "cause": cause, "remedy": remedy}
             for param, site, root in places
-            if root.optimizers and param.requires_grad and param.grad is None and not arrived(param)
+            if root.optimizers
+            and param.requires_grad
+            and param.grad is None
+            and not arrived(param)
+            and places.measured(param) is not None
         ]
 
 

@@ -61,10 +61,11 @@ class Updates:
         meter: What measures.
         curves: Takes the norm of all gradients.
         step: Returns the step under way.
-        place: Returns the site and the root of a parameter; None where it is not watched.
+        place: Returns the site and the root of a parameter; None where it is not measured.
 
     Attributes:
         bad: Whether a gradient of this step is known not to be finite.
+        late: The optimizers, by id, whose gradients are certain only after their step.
     """
 
     def __init__(
@@ -80,25 +81,25 @@ class Updates:
         self._passed: set[int] = set()
         self._stepped: set[int] = set()
         self._inside: set[int] = set()
+        self.late: set[int] = set()
         self._before: weakref.WeakKeyDictionary[Optimizer, list[Samples]] = weakref.WeakKeyDictionary()
         self._measured = True
 
     def learn(self, optimizer: Optimizer) -> list[Held]:
-        """Find out which watched parameters an optimizer holds."""
+        """Find out which watched parameters an optimizer holds; what was seen of its gradients in this step stays known."""
         by_root: dict[int, Held] = {}
+        before = {each.root.index: each for each in self._held.get(optimizer, ())}
         for param in params_of(optimizer):
             placed = self.place(param)
             if placed is not None and (param.is_floating_point() or param.is_complex()) and param.itemsize > 1:
                 site, root = placed
                 if root.index not in by_root:
-                    by_root[root.index] = Held(root, Site(root.label(""), "grad.norm"))
+                    held = by_root[root.index] = Held(root, Site(root.label(""), "grad.norm"))
+                    if root.index in before:
+                        held.squares, held.elements = before[root.index].squares, before[root.index].elements
                 by_root[root.index].add(param, site)
-        held = self._held[optimizer] = list(by_root.values())
-        return held
-
-    def holds(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer holds a parameter that is watched."""
-        return any(self.place(param) is not None for param in params_of(optimizer))
+        found = self._held[optimizer] = list(by_root.values())
+        return found
 
     def begin(self, *, measured: bool) -> None:
         """Begin a step, which is measured or only guarded."""
@@ -110,6 +111,7 @@ class Updates:
         self._passed.clear()
         self._stepped.clear()
         self._inside.clear()
+        self.late.clear()
 
     def backward_ended(self, optimizers: Iterable[Optimizer]) -> None:
         """Measure the gradients of optimizers that have not stepped yet in this step; see Note [When gradients are measured]."""
@@ -119,13 +121,15 @@ class Updates:
 
     def before(self, optimizer: Optimizer) -> None:
         """Look at gradients and parameters before an optimizer changes them."""
-        if id(optimizer) not in self._passed:
+        held = self._held.get(optimizer, ())
+        if id(optimizer) in self._passed:
+            self._passed.discard(id(optimizer))
+            self._add_norms(held)
+        else:  # if it runs its closure, these are of the step before, and others take their place
             self._gradients(optimizer)
-        self._passed.discard(id(optimizer))
+            self.late.add(id(optimizer))
         self._stepped.add(id(optimizer))
         self._inside.add(id(optimizer))
-        held = self._held.get(optimizer, ())
-        self._add_norms(held)
         if self._measured or self.bad:
             for each in held:
                 self._observe((site, p.detach()) for site, p in zip(each.sites, each.params, strict=True))
@@ -135,7 +139,10 @@ class Updates:
     def after(self, optimizer: Optimizer) -> None:
         """Measure how far some elements of each parameter have gone."""
         self._inside.discard(id(optimizer))
-        self._add_norms(self._held.get(optimizer, ()))  # an optimizer that runs its closure has its gradients only now
+        if id(optimizer) in self.late:
+            self.late.discard(id(optimizer))
+            self._passed.discard(id(optimizer))
+            self._add_norms(self._held.get(optimizer, ()))
         before = self._before.pop(optimizer, None)
         for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
             counts, squares = old.changes()

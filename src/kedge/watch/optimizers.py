@@ -127,7 +127,8 @@ class Optimizers:
         """Whether the one that ended the steps is gone or idle, so that this one does from now on."""
         self._idle += 1
         gone = self.leading is not None and self.leading() is None
-        if not gone and (self._idle <= _PATIENCE * max(len(self.entries) - 1, 1) or not self.trains(optimizer)):
+        others = sum(entry.optimizer() is not None for entry in self.entries) - 1
+        if not gone and (self._idle <= _PATIENCE * max(others, 1) or not self.trains(optimizer)):
             return False
         self._lead(optimizer)
         return True

@@ -173,7 +173,8 @@ def find_behind_gradients(began: Began, lines: Lines) -> dict[str, Any] | None:
     for node in nodes:
         if node in variables and not _is_finite(variables[node]):
             count = int((~torch.isfinite(variables[node])).sum())
-            detail = f"{count} of its results are not finite: the loss does not show them, its gradients do"
+            are = "is" if count == 1 else "are"
+            detail = f"{count} of its results {are} not finite: the loss hides it, its gradient does not"
             return _found(node, where[node], detail, certain=plain_name(node.name()) in _DANGEROUS) | {
                 "where": "backward"
             }

@@ -72,8 +72,8 @@ class Meter(Protocol):
     def spoiled(self) -> bool:
         """Whether something measured in this step is not finite."""
 
-    def flush(self) -> None:
-        """End the step."""
+    def flush(self, *, finite: bool = False) -> None:
+        """End the step, in which everything was finite and nothing was measured, or not."""
 
     def finish(self) -> None:
         """Pass on everything."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -47,24 +47,37 @@ class Places:
     """Where parameters are recorded; they are held weakly."""
 
     def __init__(self) -> None:
-        self._sites: dict[int, tuple[weakref.ref[nn.Parameter], Site, Root]] = {}
+        self._sites: dict[int, tuple[weakref.ref[nn.Parameter], Site, Root, bool]] = {}
 
     def unplaced(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         """List a module's parameters that are not watched yet, and have a shape by now."""
         return [(n, p) for n, p in module.named_parameters() if not is_lazy(p) and self.of(p) is None]
 
-    def put(self, named: Iterable[tuple[str, nn.Parameter]], root: Root) -> None:
-        """Take in parameters of a root."""
-        self._sites.update((id(p), (weakref.ref(p), Site(root.label(name), "param"), root)) for name, p in named)
+    def put(self, named: Iterable[tuple[str, nn.Parameter]], root: Root, wanted: Callable[[str], bool]) -> None:
+        """Take in parameters of a root.
+
+        Args:
+            named: The parameters by their names in the root.
+            root: The root.
+            wanted: Whether a parameter with a path is measured.
+        """
+        for name, param in named:
+            path = root.label(name)
+            self._sites[id(param)] = weakref.ref(param), Site(path, "param"), root, wanted(path)
 
     def of(self, param: nn.Parameter) -> tuple[Site, Root] | None:
-        """Return the site of a parameter and its root; None where it is not watched."""
+        """Return the site of a parameter and its root; None where it belongs to no root."""
         known = self._sites.get(id(param))
-        return known[1:] if known is not None and known[0]() is param else None
+        return known[1:3] if known is not None and known[0]() is param else None
+
+    def measured(self, param: nn.Parameter) -> tuple[Site, Root] | None:
+        """Return the site of a parameter and its root; None where it is not measured."""
+        known = self._sites.get(id(param))
+        return known[1:3] if known is not None and known[3] and known[0]() is param else None
 
     def __iter__(self) -> Iterator[tuple[nn.Parameter, Site, Root]]:
         """Every parameter that is still there."""
-        for ref, site, root in list(self._sites.values()):
+        for ref, site, root, _ in list(self._sites.values()):
             param = ref()
             if param is not None:
                 yield param, site, root

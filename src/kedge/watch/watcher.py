@@ -107,8 +107,8 @@ class Watcher:
         self.dump: Dump | None = None
         clock = self.session.clock
         self.curves = Curves(lambda columns: self.stats(int(columns["step"][-1]), columns))
-        self.updates = Updates(meter, self.curves, self.step, self.places.of)
-        self.optimizers = Optimizers(clock, self.updates.holds)
+        self.updates = Updates(meter, self.curves, self.step, self.places.measured)
+        self.optimizers = Optimizers(clock, self._trains)
         self.hooks, self.first_step = StepHooks(self.session), FirstStep()
         self.losses, self.facts = Losses(meter, self.curves), Facts()
         self._passes = BackwardPasses(
@@ -177,7 +177,7 @@ class Watcher:
         self._write_sites()
         self._write_notes()
         silent = silences(self.roots, self.session.taps) + self.facts.unused(self.places, self._passes.has_arrived)
-        self.log.event({"kind": "ledger", "sampled": len(self.sampled), "sites": silent})
+        self.log.event({"kind": "ledger", "sampled": self.summary.sampled, "sites": silent})
 
     @property
     def failed(self) -> bool:
@@ -193,10 +193,13 @@ class Watcher:
         """What came out so far."""
         clock, counts = self.session.clock, self.budget.counts
         levels = {kind.name.lower(): counts[kind] for kind in reversed(StepKind)}
-        levels[self.budget.kind.name.lower()] += self.budget.done
         steps = clock.led if clock.optimizer is None and not self._by_backward else self.step()
-        took = self.budget.seconds + self.cost() - self._charged
-        return Summary(len(self.meter.seats), steps, len(self.sampled), time.perf_counter() - self._began, took, levels)
+        under_way = steps > self.step()  # it counts from its beginning, where forward passes are the steps
+        levels[self.budget.kind.name.lower()] += self.budget.done + under_way
+        sampled = len(self.sampled) + (under_way and self.budget.kind is StepKind.MEASURED)
+        passed = time.perf_counter() - self._began
+        took = min(self.budget.seconds + self.cost() - self._charged, passed)  # part of it is estimated
+        return Summary(len(self.meter.seats), steps, sampled, passed, took, levels)
 
     def cost(self) -> float:
         """Return the seconds that watching took: measuring and writing are timed, PyTorch's calls of hooks are calibrated."""
@@ -268,6 +271,7 @@ class Watcher:
             self._hook(module, root, fresh)
         if any(is_lazy(p) for p in module.parameters()):
             self._unfinished.append(root)
+        self._adopt_for(module)
         target.held = None  # the program's models live as long as the program wants
         if self.holding is not None:
             self.holding.append(module)
@@ -277,11 +281,12 @@ class Watcher:
         """Choose the prefix of a new root; see Note [Roots]."""
         if module in self.names:
             return self.names[module]
-        params = {id(p) for p in module.parameters()}
+        params = {id(p): isinstance(p, nn.Parameter) for p in module.parameters()}
         if params and all(root.prefix for root in self.roots):
             optimizers = living() if any_optimizer() else []
             held = {id(p) for optimizer in optimizers for p in params_of(optimizer)}
-            if not held or held & params:
+            replaced = not all(params.values())  # by `torch.func`: its own may be what an optimizer holds
+            if not held or held & params.keys() or replaced:
                 return ""
         return free_prefix(type(module).__name__, self.roots)
 
@@ -310,12 +315,8 @@ class Watcher:
         self._place_parameters(module, root)
 
     def _place_parameters(self, module: nn.Module, root: Root) -> None:
-        fresh = [
-            (name, param)
-            for name, param in self.places.unplaced(module)
-            if selected(self.selector, root.label(name), module)
-        ]
-        self.places.put(fresh, root)
+        fresh = self.places.unplaced(module)
+        self.places.put(fresh, root, lambda path: selected(self.selector, path, module))
         # Hooks on a parameter that is spread over several processes do not fire: its gradient is seen at the optimizer.
         self._passes.listen(param for _, param in fresh if own_part(param) is param)
 
@@ -351,6 +352,17 @@ class Watcher:
             self._unmet.pop(optimizer, None)
         self.budget.wish()
 
+    def _adopt_for(self, module: nn.Module) -> None:
+        """Find out anew what the optimizers train that stepped, or began to, before their model was met."""
+        own = {id(p) for p in module.parameters()} if self.optimizers.entries else set()
+        known = (entry.optimizer() for entry in self.optimizers.entries)
+        for optimizer in [o for o in known if o is not None and any(id(p) in own for p in params_of(o))]:
+            self._adopt(optimizer)
+
+    def _trains(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer holds a parameter of a root."""
+        return any(self.places.of(param) is not None for param in params_of(optimizer))
+
     def _meet_holders(self, optimizer: Optimizer) -> None:
         """Watch what an optimizer holds that belongs to no root: modules that are not called, or tensors alone."""
         unmet = [p for p in params_of(optimizer) if self.places.of(p) is None and p.grad is not None]
@@ -358,14 +370,14 @@ class Watcher:
             if module not in self._known and not isinstance(module, torch.jit.ScriptModule):
                 self._watch(module)
         rest = [p for p in unmet if self.places.of(p) is None]
-        if rest and selected(self.selector, "", nn.Module()):
+        if rest:
             prefix = "" if all(root.prefix for root in self.roots) else free_prefix("tensors", self.roots)
             root = Root(len(self.roots), prefix, {"": "tensors"}, sum(p.numel() for p in rest))
             self.roots.append(root)
-            self.places.put(zip(names_in_frames(rest), rest, strict=True), root)
+            named = zip(names_in_frames(rest), rest, strict=True)
+            self.places.put(named, root, lambda path: selected(self.selector, path, nn.Module()))
             self._passes.listen(rest)
         self._adopt(optimizer)
-        self._unmet.pop(optimizer, None)
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.meter.level == OFF:
@@ -375,8 +387,11 @@ class Watcher:
             self._adopt(optimizer)
         if self._unmet and optimizer in self._unmet:
             self._unmet[optimizer] += 1
-            if self._unmet[optimizer] >= _PATIENCE or not self.roots:
+            waits = self._unmet[optimizer] < _PATIENCE
+            if not waits or (not self.roots and any(p.grad is not None for p in params_of(optimizer))):
                 self._meet_holders(optimizer)
+            if not waits:
+                self._unmet.pop(optimizer, None)
         if self.budget.kind is StepKind.MEASURED:
             entry = self.optimizers.entry(optimizer)
             self._notes += self.facts.before_step(self.step(), optimizer, entry.index)
@@ -390,6 +405,8 @@ class Watcher:
         """Count an optimizer's step: the one hook that runs in skipped steps, and finds caches cold."""
         budget = self.budget
         if budget.run > 1:
+            if id(optimizer) in self.updates.late:
+                self._after(optimizer)
             if self.optimizers.stepped(optimizer):
                 budget.run -= 1
                 self.session.clock.step += 1
@@ -417,6 +434,8 @@ class Watcher:
         self.meter.muted = trains and not passes.here.graded
 
     def _backward_began(self, at: Began) -> None:
+        if not self.meter.seats and not any(self.places.measured(p) for p, _, _ in self.places):
+            return  # none of the sites to be watched is here
         start = time.perf_counter()
         measured = self.budget.kind is StepKind.MEASURED
         bad = self.losses.bad
@@ -439,7 +458,7 @@ class Watcher:
             known = [e.optimizer() for e in self.optimizers.entries]
             self.updates.backward_ended([o for o in known if o is not None])
             if not known:
-                self.updates.backward_ended(o for o in living() if self.updates.holds(o))
+                self.updates.backward_ended(o for o in living() if self._trains(o))
             if self.updates.bad and not bad:
                 self._notes += self.losses.gradients_are_bad(began(), self.step())
             if self.budget.kind is StepKind.MEASURED:
@@ -453,7 +472,7 @@ class Watcher:
             return
         self._seen_passes += 1
         if not self._by_backward and self._seen_passes == 2:  # by then an optimizer would have been made
-            self._by_backward = not any(self.updates.holds(o) for o in living())
+            self._by_backward = not any(self._trains(o) for o in living())
         if self._by_backward:
             self.session.clock.awaited = 1 << 40
             self.session.clock.end_step()
@@ -483,7 +502,7 @@ class Watcher:
                 for root in self.roots:
                     self._passes.keep_first(p for p, _, of in self.places if of is root)
                 self._notes += self.facts.step_ended(step, self.optimizers, self.roots, self.places, self._passes)
-            self.meter.flush()
+            self.meter.flush(finite=not (measured or bad))
             if measured or bad or self.curves.is_due():
                 self.curves.flush()
             if bad and not measured:

@@ -80,7 +80,7 @@ contract: setup  ## check which folder may import which
 	@$(BIN)/lint-imports --no-logo
 
 demo: setup  ## watch a training with a mistake in it, then a healthy one, and see what Kedge says
-	@$(MAKE) watched MODEL=log-of-zero RECORDING=build/demo-mistake.kedge OPTIONS="--force --budget none"
+	@$(MAKE) watched MODEL=log-of-zero RECORDING=build/demo-mistake.kedge OPTIONS=--force
 	@$(MAKE) watched MODEL=healthy RECORDING=build/demo-healthy.kedge OPTIONS=--force
 
 # `kedge run` ends with the script's own exit code: a training that dies must not end the demo.

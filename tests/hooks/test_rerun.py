@@ -212,12 +212,12 @@ for step in range(400):
 
 
 @pytest.mark.parametrize("budget", ["3%", "0.1%"])
-def test_a_dump_bears_the_true_step_also_where_the_watch_sleeps(budget: str, tmp_path: Path, monkeypatch) -> None:
-    """Steps that the clock has not been told of count, and the finding is that of the dump."""
+def test_a_dump_bears_the_true_step_also_in_a_step_that_was_not_measured(budget: str, tmp_path: Path, monkeypatch) -> None:
+    """The step is counted whether it was measured or not, and the finding is that of the dump."""
     monkeypatch.setattr(sys.modules[__name__], "PROGRAM", SHORT)
     events, birth = run(tmp_path, "Bad", "--budget", budget)
 
     assert [(e["step"], e["site"]) for e in events if e["kind"] == "dump"] == [(353, "2:out")]
-    assert next(e for e in events if e["kind"] == "end")["levels"]["off"] > 0
+    assert next(e for e in events if e["kind"] == "end")["levels"]["guarded"] > 0
     assert (birth["site"], birth["step"], birth["severity"]) == ("2:out", 353, "error")
     assert birth["evidence"]["dump"]["folder"] == "dump-353"

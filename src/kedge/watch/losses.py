@@ -72,13 +72,16 @@ class Losses:
         self.bad |= bad
         return notes
 
-    def gradients_are_bad(self, began: Began, step: int) -> list[Mapping[str, Any]]:
-        """Look for what made gradients that are not finite of a loss that is; returns what the recording is to note."""
+    def gradients_are_bad(self, began: Began, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
+        """Look for what made gradients that are not finite of a loss that is; returns what the recording is to note.
+
+        In a measured step the gradients of all modules are known, which tells more than a mere suspicion.
+        """
         if self.bad or self._searches <= 0 or not began.tensors:
             return []
         self._searches -= 1
         found = find_behind_gradients(began, self.lines)
-        if found is None or found in self._found:
+        if found is None or found in self._found or (measured and not found["certain"]):
             return []
         self._found.append(found)
         return [{"kind": "producer", "step": step, "loss": self._path(began)[0], **found}]

@@ -460,7 +460,9 @@ class Watcher:
             if not known:
                 self.updates.backward_ended(o for o in living() if self._trains(o))
             if self.updates.bad and not bad:
-                self._notes += self.losses.gradients_are_bad(began(), self.step())
+                self._notes += self.losses.gradients_are_bad(
+                    began(), self.step(), measured=self.budget.kind is StepKind.MEASURED
+                )
             if self.budget.kind is StepKind.MEASURED:
                 self.facts.backward_ended()
             self.spent += time.perf_counter() - start - (self.meter.seconds - inner)

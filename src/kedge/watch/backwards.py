@@ -176,8 +176,11 @@ def _codes() -> dict[CodeType, str]:
 
 
 def _threads() -> Iterator[FrameType]:
-    """This thread's frame, and then those of the others: a device's backward runs in a thread of its own."""
-    yield sys._getframe(1)
+    """The frame that called this thread's `began`, and then those of the others: a device's backward has its own thread.
+
+    The frame of `began` is left out: as one of its own variables it would keep itself alive, and the loss with it.
+    """
+    yield sys._getframe(2)
     mine = threading.get_ident()
     for thread, frame in list(sys._current_frames().items()):
         if thread != mine:

@@ -122,6 +122,7 @@ class Watcher:
         self._attaching = threading.RLock()
         self._unit, self._began = 0.0, time.perf_counter()
         self._before, self._after = self._spare(self._before_update), self._spare(self._after_update)
+        self._passes.passed = self._spare(self._count_backward)
         clock.counters = []
         clock.on_step[:] = [self._spare(self._run_ended)]  # when a site fires is decided by the kind of step
         clock.on_pass.append(self._spare(self._pass_began))
@@ -192,8 +193,9 @@ class Watcher:
         """What came out so far."""
         clock, counts = self.session.clock, self.budget.counts
         levels = {kind.name.lower(): counts[kind] for kind in reversed(StepKind)}
-        levels[self.budget.kind.name.lower()] += self.budget.done
-        steps = clock.led if clock.optimizer is None and not self._by_backward else self.step()
+        by_passes = clock.optimizer is None and not self._by_backward  # the step under way is one of them
+        steps = clock.led if by_passes else self.step()
+        levels[self.budget.kind.name.lower()] += self.budget.done + (by_passes and steps > 0)
         took = self.budget.seconds + self.cost() - self._charged
         return Summary(len(self.meter.seats), steps, len(self.sampled), time.perf_counter() - self._began, took, levels)
 
@@ -390,9 +392,7 @@ class Watcher:
         budget = self.budget
         if budget.run > 1:
             if self.optimizers.stepped(optimizer):
-                budget.run -= 1
-                self.session.clock.step += 1
-                self.updates.forget_step()
+                self._end_step_of_run()
             return
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break()
@@ -447,13 +447,17 @@ class Watcher:
     def _count_backward(self) -> None:
         """Count a backward pass as a step, where no optimizer makes them."""
         if self.optimizers.entries:
+            self._passes.passed = None
             return
         self._seen_passes += 1
         if not self._by_backward and self._seen_passes == 2:  # by then an optimizer would have been made
             self._by_backward = not any(self.updates.holds(o) for o in living())
         if self._by_backward:
             self.session.clock.awaited = 1 << 40
-            self.session.clock.end_step()
+            if self.budget.run > 1:
+                self._end_step_of_run()
+            else:
+                self.session.clock.end_step()
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -488,6 +492,12 @@ class Watcher:
         self.budget.charge_device(self.meter.device_seconds - self._device_seconds)
         self._device_seconds = self.meter.device_seconds
         self._begin_step(self.budget.run_ended(step, time.perf_counter(), self._since_last()))
+
+    def _end_step_of_run(self) -> None:
+        """Count a step that others of its kind follow."""
+        self.budget.run -= 1
+        self.session.clock.step += 1
+        self.updates.forget_step()
 
     def _since_last(self) -> float:
         cost = self.cost()

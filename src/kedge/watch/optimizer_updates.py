@@ -123,6 +123,8 @@ class Updates:
         self._stepped.add(id(optimizer))
         self._inside.add(id(optimizer))
         held = self._held.get(optimizer, ())
+        if self._measured and not self.bad:
+            self._look_again(held)
         self._add_norms(held)
         if self._measured or self.bad:
             for each in held:
@@ -138,6 +140,13 @@ class Updates:
         for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
             changes = [sample(p) - was for p, was in zip(each.params, old, strict=True)]
             self._observe((replace(s, kind="update"), c) for s, c in zip(each.sites, changes, strict=True))
+
+    def _look_again(self, held: Iterable[Held]) -> None:
+        """Have the norm tell if the program wrote something that is not finite after the backward pass."""
+        for each in held:
+            squares, bad = squares_of([own_part(g) for _, g in each.graded()]) if each.elements else (0.0, False)
+            if bad:
+                each.squares, self.bad = squares, True
 
     def _add_norms(self, held: Iterable[Held]) -> None:
         for each in held:

@@ -212,7 +212,9 @@ for step in range(400):
 
 
 @pytest.mark.parametrize("budget", ["3%", "0.1%"])
-def test_a_dump_bears_the_true_step_also_in_a_step_that_was_not_measured(budget: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_dump_bears_the_true_step_also_in_a_step_that_was_not_measured(
+    budget: str, tmp_path: Path, monkeypatch
+) -> None:
     """The step is counted whether it was measured or not, and the finding is that of the dump."""
     monkeypatch.setattr(sys.modules[__name__], "PROGRAM", SHORT)
     events, birth = run(tmp_path, "Bad", "--budget", budget)

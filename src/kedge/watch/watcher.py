@@ -173,6 +173,7 @@ class Watcher:
             self.meter.finish()
         if self.roots and not self.meter.seats:
             self._notes.clear()
+        self._written = (0, 0)  # how many steps each root was trained for is known now
         self._write_sites()
         self._write_notes()
         silent = silences(self.roots, self.session.taps) + self.facts.unused(self.places, self._passes.has_arrived)

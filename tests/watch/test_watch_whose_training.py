@@ -148,7 +148,9 @@ def test_tensors_without_a_module_are_watched_under_the_names_of_their_variables
     log = watch(program, every=1)
     assert roots(log) == {"": ("tensors", True, 8)}
     assert log.watch.summary.steps == 8
-    assert {"loss", "weight:param", "weight:param.grad", "weight:update", "bias:param", ":grad.norm"} <= set(log.texts())
+    assert {"loss", "weight:param", "weight:param.grad", "weight:update", "bias:param", ":grad.norm"} <= set(
+        log.texts()
+    )
     assert log.recording().rows("weight:param.grad").step.tolist() == [*range(8)]
 
 

@@ -58,6 +58,7 @@ class BackwardPasses:
 
     Attributes:
         quick: Of a pass it is only asked whether its loss is finite, and on a device not even that.
+        passed: Is called at the end of such a pass; None where nobody counts them.
     """
 
     def __init__(self, began: Callable[[Began], None], ended: Callable[[], None], alarmed: Callable[[], None]) -> None:
@@ -66,6 +67,7 @@ class BackwardPasses:
         self._arrived: dict[int, int] = {}
         self._tasks: dict[int, None] = {}
         self.quick = False
+        self.passed: Callable[[], None] | None = None
         self._depth = 0
 
     def listen(self, params: Iterable[Tensor]) -> None:
@@ -120,6 +122,8 @@ class BackwardPasses:
         self._tasks[task] = None
         if self.quick:
             if self._is_sound():
+                if self.passed is not None:
+                    Variable._execution_engine.queue_callback(self.passed)
                 return
             self._alarmed()
         Variable._execution_engine.queue_callback(self._ended)
@@ -176,8 +180,11 @@ def _codes() -> dict[CodeType, str]:
 
 
 def _threads() -> Iterator[FrameType]:
-    """This thread's frame, and then those of the others: a device's backward runs in a thread of its own."""
-    yield sys._getframe(1)
+    """The frame that called this thread's `began`, and then those of the others: a device's backward has its own thread.
+
+    The frame of `began` is left out: as one of its own variables it would keep itself alive, and the loss with it.
+    """
+    yield sys._getframe(2)
     mine = threading.get_ident()
     for thread, frame in list(sys._current_frames().items()):
         if thread != mine:

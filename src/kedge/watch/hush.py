@@ -1,26 +1,29 @@
-"""Keeping quiet what torch.compile would tell the program about hooks that are Kedge's."""
+"""Keeping quiet what PyTorch would tell the program about what is Kedge's."""
 
 from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 
 # The first is about a hook on all modules, the second about how Dynamo reads the functions of our hooks.
 _MESSAGES = (
     r"Using `torch.compile\(module\)` when there are global hooks",
     r".*torch.autograd.function.Function.* should not be instantiated",
 )
+NOTED = (r"Error detected in ", r"\s*Previous calculation was induced by ")
+"""What a backward pass that raises says where autograd notes the stack of each operation."""
 
 
-def hush() -> None:
+def hush(messages: Sequence[str] = _MESSAGES) -> None:
     """Ignore warnings that the program can do nothing about."""
-    for message in _MESSAGES:
+    for message in messages:
         warnings.filterwarnings("ignore", message=message)
 
 
-def unhush() -> None:
+def unhush(messages: Sequence[str] = _MESSAGES) -> None:
     """Ignore them no longer."""
-    ours = [("ignore", re.compile(message, re.IGNORECASE), Warning, None, 0) for message in _MESSAGES]
+    ours = [("ignore", re.compile(message, re.IGNORECASE), Warning, None, 0) for message in messages]
     for entry in ours:
         if entry in warnings.filters:
             warnings.filters.remove(entry)  # type: ignore[attr-defined]  # a list, whatever its stub says

@@ -6,7 +6,7 @@ A hook that does nothing still costs a microsecond at each call of its module, a
 measured step are taken out until the next one. Those of modules that have not been called yet stay: they cost
 nothing, and a module that is used in other steps alone is not taken for unused. Compiled code keeps all of them,
 as it would be compiled again for each change. Where no optimizer makes the steps, a root's own call does, in the
-midst of which its hooks cannot change: they stay too.
+midst of which its hooks cannot change: they stay too. So they do where new roots are looked for, as what a root calls is none.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class StepHooks:
             up = measured or dynamo.has_compiled()
             self.scouting = scouting or measured
             self._inner.put(up=up)
-            self._heads.put(up=up or self.session.clock.optimizer is None)
+            self._heads.put(up=up or scouting or self.session.clock.optimizer is None)
             if not self._heads.up:  # the end of a call under way would not be seen
                 for target in list(self.session.targets.values()):
                     target.passes.end()

@@ -26,6 +26,7 @@ from torch.autograd.graph import Node
 from kedge.hooks.nodes import behind, saved_by
 from kedge.hooks.source import is_between
 from kedge.watch.backwards import Began, plain_name
+from kedge.watch.hush import NOTED, hush, unhush
 
 _MOST_NODES = 20_000
 _INSTALLED = ("site-packages", "dist-packages")
@@ -62,12 +63,14 @@ class Lines:
         """Have autograd note the stack of each operation, until `learn` is called."""
         if self.wanted and not torch.is_anomaly_enabled():
             torch.set_anomaly_enabled(True, check_nan=False)
+            hush(NOTED)
             self._asked = True
 
     def end(self) -> None:
         """Have autograd note no more."""
         if self._asked:
             torch.set_anomaly_enabled(False)
+            unhush(NOTED)
             self._asked = False
 
     def learn(self, losses: Sequence[Tensor]) -> None:

@@ -122,6 +122,7 @@ class Watcher:
         self._attaching = threading.RLock()
         self._unit, self._began = 0.0, time.perf_counter()
         self._before, self._after = self._spare(self._before_update), self._spare(self._after_update)
+        self._passes.passed = self._spare(self._count_backward)
         clock.counters = []
         clock.on_step[:] = [self._spare(self._run_ended)]  # when a site fires is decided by the kind of step
         clock.on_pass.append(self._spare(self._pass_began))
@@ -408,9 +409,7 @@ class Watcher:
             if id(optimizer) in self.updates.late:
                 self._after(optimizer)
             if self.optimizers.stepped(optimizer):
-                budget.run -= 1
-                self.session.clock.step += 1
-                self.updates.forget_step()
+                self._end_step_of_run()
             return
         if torch.compiler.is_compiling():
             torch._dynamo.graph_break()
@@ -467,13 +466,17 @@ class Watcher:
     def _count_backward(self) -> None:
         """Count a backward pass as a step, where no optimizer makes them."""
         if self.optimizers.entries:
+            self._passes.passed = None
             return
         self._seen_passes += 1
         if not self._by_backward and self._seen_passes == 2:  # by then an optimizer would have been made
             self._by_backward = not any(self._trains(o) for o in living())
         if self._by_backward:
             self.session.clock.awaited = 1 << 40
-            self.session.clock.end_step()
+            if self.budget.run > 1:
+                self._end_step_of_run()
+            else:
+                self.session.clock.end_step()
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -510,6 +513,12 @@ class Watcher:
         self.budget.charge_device(self.meter.device_seconds - self._device_seconds)
         self._device_seconds = self.meter.device_seconds
         self._begin_step(self.budget.run_ended(step, time.perf_counter(), self._since_last()))
+
+    def _end_step_of_run(self) -> None:
+        """Count a step that others of its kind follow."""
+        self.budget.run -= 1
+        self.session.clock.step += 1
+        self.updates.forget_step()
 
     def _since_last(self) -> float:
         cost = self.cost()

@@ -32,20 +32,24 @@ def producers(loss_of: Callable[[Tensor, bool], Tensor]) -> list[dict[str, Any]]
 
 
 def log_of_zero(y: Tensor, bad: bool) -> Tensor:
+    """Take the logarithm of zero."""
     inner = y.abs() * (0.0 if bad else 1.0)
     return torch.log(inner).mean()
 
 
 def division_by_zero(y: Tensor, bad: bool) -> Tensor:
+    """Divide by zero."""
     below = y.detach().abs() * (0.0 if bad else 1.0)
     return (y / below).mean()
 
 
 def root_of_a_negative(y: Tensor, bad: bool) -> Tensor:
+    """Take the root of negative numbers."""
     return (y.abs() - (1e3 if bad else -1.0)).sqrt().sum()
 
 
 def arc_beyond_one(y: Tensor, bad: bool) -> Tensor:
+    """Leave the domain of the arc cosine."""
     return torch.acos(y.tanh() * (5.0 if bad else 0.5)).mean()
 
 

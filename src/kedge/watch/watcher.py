@@ -454,10 +454,10 @@ class Watcher:
     def _backward_ended(self) -> None:
         if self.meter.level != OFF:
             start, inner = time.perf_counter(), self.meter.seconds
-            known = [e.optimizer() for e in self.optimizers.entries]
-            self.updates.backward_ended([o for o in known if o is not None])
-            if not known:
-                self.updates.backward_ended(o for o in living() if self._trains(o))
+            known = {id(o): o for e in self.optimizers.entries if (o := e.optimizer()) is not None}
+            if self.optimizers.leading is None:  # some may not have stepped yet
+                known |= {id(o): o for o in living() if self._trains(o)}
+            self.updates.backward_ended(known.values())
             if self.budget.kind is StepKind.MEASURED:
                 self.facts.backward_ended()
             self.spent += time.perf_counter() - start - (self.meter.seconds - inner)

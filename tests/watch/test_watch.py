@@ -169,19 +169,20 @@ class Complex(nn.Module):
 
 @pytest.mark.parametrize("make", [Complex, lambda: nn.Linear(3, 2).bfloat16(), lambda: nn.LSTM(3, 2)])
 def test_models_of_other_precisions_and_structures_are_watched(make: Any) -> None:
-    """Complex, narrow and structured values are measured on schedule and off."""
+    """Complex, narrow and structured values are measured, and guarded between: the step after an optimizer's first is, too."""
     model = make()
     dtype = torch.bfloat16 if isinstance(model, nn.Linear) else torch.float32
 
     def program() -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(3):
+        for _ in range(5):
             out = model(torch.ones(4, 3, dtype=dtype))
             (out[0] if isinstance(out, tuple) else out).sum().backward()
             optimizer.step()
 
     log = watch(program, every=2)
-    assert log.steps(level=2) == [0, 2]
+    assert log.steps(level=2) == [0, 1, 2, 4]
+    assert log.watch.summary.levels == {"measured": 4, "guarded": 1, "skipped": 0}
     assert {f"{n}:{k}" for n, _ in model.named_parameters() for k in ("param", "param.grad", "update")} <= set(
         log.texts()
     )
@@ -253,6 +254,7 @@ def test_two_roots_with_two_optimizers_are_told_apart() -> None:
 
 def test_roots_of_one_class_are_numbered() -> None:
     """No two roots share a prefix."""
+    gc.collect()  # optimizers of other tests would be waited for
     models = [nn.Linear(2, 2) for _ in range(4)]
     log = watch(lambda: [m(torch.ones(1, 2)) for m in models])
     assert [r["prefix"] for r in log.roots] == ["", "Linear", "Linear_2", "Linear_3"]
@@ -289,6 +291,7 @@ def test_a_root_that_turns_out_to_be_part_of_another_keeps_its_names() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.part(x))
 
+    gc.collect()  # optimizers of other tests would be waited for
     part = nn.Sequential(nn.Linear(3, 2))
     whole = Whole(part)
 

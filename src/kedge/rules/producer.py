@@ -23,8 +23,8 @@ from kedge.store.recording import Recording
 
 Entry = Mapping[str, Any]
 
-#: Ways of a birth that name the module in whose call it lies.
-_EXACT = ("module", "own", "between", "backward", "made")
+#: Ways of a birth that name the module in whose call it lies, or that it came with the batch.
+_EXACT = ("module", "own", "between", "entry", "backward", "made")
 
 #: What helps where an operation left its domain.
 _REMEDIES = {
@@ -92,7 +92,10 @@ class Producer:
 
     @property
     def recovered(self) -> bool:
-        """Whether all was well in a later step."""
+        """Whether all that was hurt was well in a later step."""
+        moment = next((m for m in self.seen.moments if m.step == self.step), None)
+        if moment is not None:
+            return self.seen.recovered(self.recording, moment)
         return max(self.seen.sound.values(), default=-1) > self.step
 
     def finding(self, shown: Finding | None) -> Finding:
@@ -124,28 +127,32 @@ class Producer:
 
     def beside(self, finding: Finding) -> Finding:
         """Return a finding of the same step with the operation and its line."""
-        if "operation" in finding.evidence:
+        if "operation" in finding.evidence or self.event.get("where") == "input":
             return replace(finding, evidence={**self._evidence(), **finding.evidence})
         return replace(
             finding,
             message=f"{finding.message} The graph of the loss shows it: {self._made()}.",
-            evidence={**finding.evidence, **self._evidence()},
+            evidence={**finding.evidence, **{k: v for k, v in self._evidence().items() if v is not None}},
             remedy=self._remedy(),
         )
 
     def _made(self) -> str:
         """Say what made it, and where it stands."""
-        module, backward = str(self.event.get("module") or ""), self.event.get("where") == "backward"
-        inside = f"in {module}" if module else "outside of modules"
+        module, backward = self.event.get("module"), self.event.get("where") == "backward"
+        if self.event.get("where") == "input":
+            return f"it came in from outside the model, with the batch; {self.event['detail']}"
+        inside = "" if module is None else f", in {module}" if module else ", outside of modules"
         sure = "" if self.event.get("certain", True) else "probably "
         what = f"the backward of {self.name}" if backward else self.name
         line = f", at {self.event['file']}:{self.event['line']}" if self.event.get("file") else ""
         text = f": `{self.event['text']}`" if self.event.get("text") else ""
         detail = f"; {self.event['detail']}" if self.event.get("detail") else ""
-        return f"{sure}{what} made it, {inside}{line}{text}{detail}"
+        return f"{sure}{what} made it{inside}{line}{text}{detail}"
 
     def _remedy(self) -> str:
         module = str(self.event.get("module") or "")
+        if self.event.get("where") == "input":
+            return REMEDIES["entry"]
         if self.event.get("where") == "backward":
             return REMEDIES["backward"].format(name=module or "the program")
         if self.name in _REMEDIES:
@@ -164,7 +171,8 @@ class Producer:
         module = wire(self.recording).modules.get(str(self.event.get("module") or ""))
         if self.event.get("module") and module is not None and module.outs:
             return self.recording.sites[module.outs[0]].site
-        return next((site.site for site in self.recording.of_kind(LOSS)), "loss")
+        losses = [site.site for site in self.recording.of_kind(LOSS)] or ["loss"]
+        return str(self.event["loss"]) if self.event.get("loss") in losses else losses[0]
 
 
 def _is_exact(finding: Finding) -> bool:

@@ -122,6 +122,8 @@ class Updates:
         held = self._held.get(optimizer, ())
         if id(optimizer) in self._passed:
             self._passed.discard(id(optimizer))
+            if self._measured and not self.bad:
+                self._look_again(held)
             self._add_norms(held)
         else:  # if it runs its closure, these are of the step before, and others take their place
             self._gradients(optimizer)
@@ -145,6 +147,13 @@ class Updates:
         for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
             changes = [sample(p) - was for p, was in zip(each.params, old, strict=True)]
             self._observe((replace(s, kind="update"), c) for s, c in zip(each.sites, changes, strict=True))
+
+    def _look_again(self, held: Iterable[Held]) -> None:
+        """Have the norm tell if the program wrote something that is not finite after the backward pass."""
+        for each in held:
+            squares, bad = squares_of([own_part(g) for _, g in each.graded()]) if each.elements else (0.0, False)
+            if bad:
+                each.squares, self.bad = squares, True
 
     def _add_norms(self, held: Iterable[Held]) -> None:
         for each in held:

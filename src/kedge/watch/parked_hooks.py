@@ -6,7 +6,8 @@ A hook that does nothing still costs a microsecond at each call of its module, a
 measured step are taken out until the next one. Those of modules that have not been called yet stay: they cost
 nothing, and a module that is used in other steps alone is not taken for unused. Compiled code keeps all of them,
 as it would be compiled again for each change. Where no optimizer makes the steps, a root's own call does, in the
-midst of which its hooks cannot change: they stay too. So they do where new roots are looked for, as what a root calls is none.
+midst of which its hooks cannot change: they stay too. Where new roots are looked for, what tells that a root runs
+stays, as what a root calls is none.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class WatchSession(Session):
         """Nothing: a root gets its hooks before its first forward, so before it is compiled."""
 
 
+_KINDS = (Gate, Begin, End)
+
+
 class ParkedHooks:
     """Hooks that are put into PyTorch's tables and taken out together.
 
@@ -72,18 +76,20 @@ class ParkedHooks:
         if table is not None:
             self._entries.append((weakref.ref(table), handle.id, table[handle.id]))
 
-    def gather(self, modules: Iterable[nn.Module], clock: Clock, *, called: bool = False) -> None:
+    def gather(self, modules: Iterable[nn.Module], clock: Clock, *kinds: type, called: bool = False) -> None:
         """Take over the hooks on some modules of the session with this clock.
 
         Args:
             modules: The modules.
             clock: The clock.
+            kinds: The kinds of hooks.
             called: Only those of modules that have been called.
         """
         for module in modules:
             tables = vars(module)
             for name in HOOK_TABLES:
-                mine = [i for i, hook in tables[name].items() if _is_of(hook, clock) and not (called and _waits(hook))]
+                own = {i: hook for i, hook in tables[name].items() if isinstance(hook, kinds) and _is_of(hook, clock)}
+                mine = [i for i, hook in own.items() if not (called and _waits(hook))]
                 for table in (tables[name], *(tables[flags] for flags in FLAG_TABLES if flags in tables)):
                     self._entries += [(weakref.ref(table), i, table[i]) for i in mine if i in table]
 
@@ -112,6 +118,7 @@ class StepHooks:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._inner, self._heads, self._scouts = ParkedHooks(), ParkedHooks(), ParkedHooks()
+        self._calls = ParkedHooks()
         self.scouting = True
         self._seen = (-1, -1)
         self._waiting: list[Any] = []
@@ -134,6 +141,7 @@ class StepHooks:
             self._seen = size
             self._inner.clear()
             self._heads.clear()
+            self._calls.clear()
             for root in roots:
                 self._gather(root)
             self._waiting = [tap for tap in self.session.taps if not tap.fired and tap.site.kind == "out"]
@@ -144,9 +152,10 @@ class StepHooks:
             return
         inner = [m for n, m in module.named_modules() if n in root.types and m is not module]
         fused = _fused(module)
-        self._inner.gather([m for m in inner if m in fused], clock)
-        self._inner.gather([m for m in inner if m not in fused], clock, called=True)
-        self._heads.gather([module], clock, called=module not in fused)
+        self._inner.gather([m for m in inner if m in fused], clock, *_KINDS)
+        self._inner.gather([m for m in inner if m not in fused], clock, *_KINDS, called=True)
+        self._heads.gather([module], clock, Gate, called=module not in fused)
+        self._calls.gather([module], clock, Begin, End)
 
     def prepare(self, *, measured: bool, scouting: bool) -> None:
         """Put up the hooks that the next step needs, and take down the others.
@@ -159,8 +168,10 @@ class StepHooks:
             up = measured or dynamo.has_compiled()
             self.scouting = scouting or measured
             self._inner.put(up=up)
-            self._heads.put(up=up or scouting or self.session.clock.optimizer is None)
-            if not self._heads.up:  # the end of a call under way would not be seen
+            by_calls = self.session.clock.optimizer is None
+            self._heads.put(up=up or by_calls)
+            self._calls.put(up=up or by_calls or scouting)
+            if not self._calls.up:  # the end of a call under way would not be seen
                 for target in list(self.session.targets.values()):
                     target.passes.end()
             self._scouts.put(up=up or scouting)

@@ -48,6 +48,7 @@ _DANGEROUS = (
     "exp",
     "sqrt",
 )
+_MOVES = ("t", "transpose", "permute", "view", "unsafe_view", "reshape_alias", "expand", "squeeze", "unsqueeze", "to_copy")
 _LEAF = "torch::autograd::AccumulateGrad"
 
 
@@ -127,29 +128,49 @@ def find_producer(began: Began, lines: Lines) -> dict[str, Any] | None:
     where = dict(zip(nodes, lines.of(nodes), strict=True))
     variables = _values_in(began)
     suspects = []
+    computed = False
     for node in nodes:
         inputs, results = _values_of(node, variables)
-        if any(not _is_finite(t) for t in inputs.values()):
+        spoiled = [name for name, t in inputs.items() if not _is_finite(t)]
+        if spoiled and not computed:
+            return _entered(node, where[node], inputs[spoiled[0]])
+        computed |= plain_name(node.name()) not in _MOVES
+        if spoiled:
             continue
         danger = _danger(node, inputs)
         bad = any(not _is_finite(t) for t in results)
         if danger is not None or (bad and inputs):
             return _found(node, where[node], danger or "its inputs are finite and its result is not", certain=True)
+        if bad and not _is_dangerous(node):
+            break  # it only shows what came in
+        if bad or (not results and _is_dangerous(node)):
+            suspects.append(node)
         if bad:
-            suspects.append(node)
             break
-        if plain_name(node.name()) in _DANGEROUS and not results:
-            suspects.append(node)
     if not suspects:
         return None
-    others = sorted({plain_name(n.name()) for n in suspects[1:] if plain_name(n.name()) in _DANGEROUS})
+    others = sorted({plain_name(n.name()) for n in suspects[1:]})
     detail = "the loss is not finite, and this operation behind it can make such a value" + (
         f"; so can {', '.join(others)}" if others else ""
     )
     return _found(suspects[0], where[suspects[0]], detail, certain=False)
 
 
-def _found(node: Node, line: dict[str, Any] | None, detail: str, *, certain: bool) -> dict[str, Any]:
+def _is_dangerous(node: Node) -> bool:
+    """Whether an operation can make something not finite of numbers of usual size."""
+    exponent = getattr(node, "_saved_exponent", None)
+    whole = isinstance(exponent, (int, float)) and exponent >= 0 and exponent == int(exponent)
+    return plain_name(node.name()) in _DANGEROUS and not whole
+
+
+def _entered(node: Node, line: Mapping[str, Any] | None, value: Tensor) -> dict[str, Any]:
+    """Tell that a value was not finite when it came to the first operation on it."""
+    bad = int((~torch.isfinite(value)).sum())
+    detail = f"{bad} of {value.numel()} elements were not finite when {plain_name(node.name())} took them in"
+    return {**_found(node, line, detail, certain=True), "where": "input"}
+
+
+def _found(node: Node, line: Mapping[str, Any] | None, detail: str, *, certain: bool) -> dict[str, Any]:
     return {
         "operation": plain_name(node.name()), "node": node.name(), "module": None, "where": "forward",
         **(line or {"file": None, "line": None, "text": None}), "detail": detail, "certain": certain,

@@ -266,11 +266,6 @@ class Meter:
             return True
         return self._host.spoiled()
 
-    def found_finite(self) -> None:
-        """Learn that a step in between, in which nothing was measured, was finite: what goes wrong later is news."""
-        if not self._pending:
-            self._spoiled = frozenset()
-
     def drop(self, sites: Sequence[Site]) -> None:
         """Forget what was measured at some sites in this step: newer values are about to take their place."""
         with self._lock:
@@ -287,14 +282,20 @@ class Meter:
                 table.take()
             self._measured = []
 
-    def flush(self) -> None:
-        """End the step: send its tables on their way, and pass on those that have arrived."""
+    def flush(self, *, finite: bool = False) -> None:
+        """End the step: send its tables on their way, and pass on those that have arrived.
+
+        Args:
+            finite: Nothing had to be measured in this step, as all is known to be finite: what goes wrong later is news.
+        """
         with self._lock, reduce.plainly():
             self._seen.clear()
             if self._host.used or self._measured:
                 there = {d: t.take() for d, t in self._tables.items() if t.used}
                 self._pending.append(Step(self.step, self._step_level, self._measured, there, self._host.end()))
                 self._measured = []
+            elif finite and not self._pending:
+                self._spoiled = frozenset()
             self.step = -1  # what comes, in the same step even, is measured as closely as is asked for then
             while self._pending and (self._pending[0].ready() or len(self._pending) > _BEHIND):
                 self._emit(self._pending.popleft())

@@ -67,11 +67,8 @@ class Meter(Protocol):
     def spoiled(self) -> bool:
         """Whether something measured in this step is not finite."""
 
-    def found_finite(self) -> None:
-        """Learn that a step in which nothing was measured was finite."""
-
-    def flush(self) -> None:
-        """End the step."""
+    def flush(self, *, finite: bool = False) -> None:
+        """End the step, in which nothing had to be measured if all is known to be finite."""
 
     def discard(self) -> None:
         """Forget what was measured in the step under way."""

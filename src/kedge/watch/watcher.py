@@ -356,9 +356,9 @@ class Watcher:
     def _adopt_for(self, module: nn.Module) -> None:
         """Find out anew what the optimizers train that stepped, or began to, before their model was met."""
         own = {id(p) for p in module.parameters()} if self.optimizers.entries else set()
-        known = (entry.optimizer() for entry in self.optimizers.entries)
-        for optimizer in [o for o in known if o is not None and any(id(p) in own for p in params_of(o))]:
-            self._adopt(optimizer)
+        for optimizer in [o for entry in self.optimizers.entries if (o := entry.optimizer()) is not None]:
+            if any(id(p) in own for p in params_of(optimizer)):
+                self._adopt(optimizer)
 
     def _trains(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer holds a parameter of a root."""
@@ -503,13 +503,11 @@ class Watcher:
                 for root in self.roots:
                     self._passes.keep_first(p for p, _, of in self.places if of is root)
                 self._notes += self.facts.step_ended(step, self.optimizers, self.roots, self.places, self._passes)
-            self.meter.flush()
+            self.meter.flush(finite=not (measured or bad))
             if measured or bad or self.curves.is_due():
                 self.curves.flush()
             if bad and not measured:
                 self.budget.wish()
-            elif not bad and not measured:
-                self.meter.found_finite()
         self.budget.charge_device(self.meter.device_seconds - self._device_seconds)
         self._device_seconds = self.meter.device_seconds
         self._begin_step(self.budget.run_ended(step, time.perf_counter(), self._since_last()))

@@ -48,7 +48,18 @@ _DANGEROUS = (
     "exp",
     "sqrt",
 )
-_MOVES = ("t", "transpose", "permute", "view", "unsafe_view", "reshape_alias", "expand", "squeeze", "unsqueeze", "to_copy")
+_MOVES = (
+    "t",
+    "transpose",
+    "permute",
+    "view",
+    "unsafe_view",
+    "reshape_alias",
+    "expand",
+    "squeeze",
+    "unsqueeze",
+    "to_copy",
+)
 _LEAF = "torch::autograd::AccumulateGrad"
 
 

@@ -20,7 +20,7 @@ from watched import Memory, descend, net, watch, watched
 
 from kedge.actions.measure import Meter
 from kedge.hooks.veil import Own
-from kedge.watch import step_source as leader
+from kedge.watch import optimizers
 from kedge.watch import watcher as watching
 from kedge.watch.budget import Budget, StepKind
 from kedge.watch.roots import Root
@@ -29,7 +29,6 @@ from kedge.watch.watcher import Watcher
 Paced = Callable[..., None]
 LEVELS = [
     (StepKind.MEASURED,),
-    (StepKind.GUARDED,),
     (StepKind.GUARDED,),
     (StepKind.SKIPPED,),
     (StepKind.SKIPPED, StepKind.MEASURED, StepKind.GUARDED),
@@ -65,7 +64,7 @@ def fold() -> weakref.ref[nn.Module]:
     return weakref.ref(model)
 
 
-@pytest.mark.parametrize(("levels", "models"), [(LEVELS[0], 50), (LEVELS[1], 50), (LEVELS[4], 150)])
+@pytest.mark.parametrize(("levels", "models"), [(LEVELS[0], 50), (LEVELS[1], 50), (LEVELS[3], 150)])
 def test_models_that_come_and_go_leave_nothing_in_memory(
     levels: tuple[StepKind, ...], models: int, paced: Paced
 ) -> None:
@@ -94,7 +93,7 @@ def test_models_that_come_and_go_leave_nothing_in_memory(
 
 def test_the_objects_of_a_long_run_do_not_grow(paced: Paced) -> None:
     """After two thousand steps of one model there are as many objects as after a thousand."""
-    paced(StepKind.GUARDED, StepKind.GUARDED, StepKind.SKIPPED, StepKind.MEASURED)
+    paced(StepKind.GUARDED, StepKind.SKIPPED, StepKind.MEASURED)
     model, sizes = net(), []
 
     def program(watch: Watcher) -> None:
@@ -197,51 +196,44 @@ def test_what_makes_a_parameter_is_no_root() -> None:
 # -- new optimizers --------------------------------------------------------------------------------
 
 
-def test_a_new_optimizer_makes_its_next_step_full_and_no_other(paced: Paced) -> None:
-    """A step that was light until a new optimizer stepped is counted as it was; the one after it is measured in full."""
-    paced(StepKind.GUARDED)
-    levels: list[StepKind] = []
+def test_a_new_optimizer_has_its_next_step_measured_and_no_other() -> None:
+    """A step in which a new optimizer steps is counted as the kind it was; the one after it is measured."""
+    kinds: list[StepKind] = []
 
-    def program(watch: Watcher) -> None:
+    def program() -> None:
         for _ in range(3):
-            descend(net(), 4, between=lambda step: levels.append(watch.pace.level))
+            descend(net(), 4, between=lambda step: kinds.append(log.watch.budget.kind))
 
-    watch = watched(program).watch
-    assert watch is not None
-    full, norm = StepKind.MEASURED, StepKind.GUARDED
-    assert levels == [full, norm, norm, norm, norm, full, norm, norm, norm, full, norm, norm]
-    assert watch.summary.levels == {"full": 3, "light": 9, "off": 0}
+    log = Memory()
+    watch(program, every=1000, log=log)
+    measured, guarded = StepKind.MEASURED, StepKind.GUARDED
+    assert kinds == [measured, measured, guarded, guarded, *[guarded, measured, guarded, guarded] * 2]
+    assert log.watch.summary.levels == {"measured": 4, "guarded": 8, "skipped": 0}
 
 
 def test_new_optimizers_do_not_spend_more_than_there_is() -> None:
-    """Of many that step once, some are granted a full step; the others get it where it can be paid."""
-    pace = Pace(10, 0.01)
-    pace.begin(0.0, 0.0)
-    now, cost, full = 0.0, 0.0, 0
-    for step in range(500):
-        pace.wish()
-        full += pace.level is StepKind.MEASURED
-        now, cost = now + 0.01, cost + (0.002 if pace.level is StepKind.MEASURED else 0.0)
-        pace.ended(step, now, cost)
-    assert 8 < full < 40
+    """Of many that step once, some are granted a measured step; the others get it where it can be paid."""
+    budget = Budget(10, 0.01)
+    budget.begin(0.0)
+    now, measured = 0.0, 0
+    for step in range(1000):
+        budget.wish()
+        is_measured = budget.kind is StepKind.MEASURED
+        measured += is_measured
+        now += 0.03 if is_measured else 0.01
+        budget.run_ended(step, now, 0.02 if is_measured else 0.0)
+    assert 8 < measured < 100
 
 
-def test_all_objects_are_not_searched_for_an_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that the program has made meanwhile is taken to be for the model that it differentiates."""
-    calls: list[Any] = []
-    monkeypatch.setattr(leader, "has_optimizer", lambda model: calls.append(model) or True)
-    monkeypatch.setattr(leader, "any_optimizer", lambda: False)
-    log = Memory()
-    log.watch = Watcher(Meter(), log, n=1)
-    monkeypatch.setattr(leader, "any_optimizer", lambda: True)
+def test_passes_are_no_steps_where_an_optimizer_is_made_meanwhile() -> None:
+    """One that the program makes after watching has begun is waited for, however many passes come before its step."""
     model = net()
-    with log.watch as watch:
+    with Watcher(Meter(), Memory(), n=1) as watch:
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for _ in range(3):
             for _ in range(2):
                 model(batch()).mean().backward()
             optimizer.step()
-    assert not calls
     assert watch.summary.steps == 3
 
 
@@ -251,7 +243,7 @@ def test_an_optimizer_that_was_there_before_is_searched_for_only_if_it_does_not_
 ) -> None:
     """A search through all objects takes as long as hundreds of small steps; gradients that are added up need one."""
     calls: list[Any] = []
-    monkeypatch.setattr(leader, "has_optimizer", lambda model: calls.append(model) or True)
+    monkeypatch.setattr(optimizers, "_is_held", lambda model: calls.append(model) or True)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     with Watcher(Meter(), Memory(), n=1) as watch:
@@ -263,7 +255,7 @@ def test_an_optimizer_that_was_there_before_is_searched_for_only_if_it_does_not_
     assert watch.summary.steps == 3
 
 
-def test_passes_are_steps_where_an_optimizer_is_another_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_steps_where_an_optimizer_is_another_models() -> None:
     """A model that is first called with gradients and then without has none to wait for."""
     model, other = net(), net()
     optimizer = torch.optim.SGD(other.parameters(), 0.01)
@@ -294,7 +286,7 @@ print("loaded")
 
 def test_what_is_saved_loads_where_there_is_no_kedge(paced: Paced) -> None:
     """A model that is saved or pickled in any step has nothing of Kedge in it, and a copy is not hooked."""
-    paced(StepKind.GUARDED, StepKind.GUARDED, StepKind.MEASURED, StepKind.SKIPPED)
+    paced(StepKind.GUARDED, StepKind.MEASURED, StepKind.SKIPPED)
     files: list[tuple[bytes, bytes]] = []
     model = net()
 
@@ -495,4 +487,4 @@ def test_what_kedge_failed_with_is_there_to_read(
     assert log.watch.failure.__traceback__ is None
     assert "in _watch" in log.watch.failure.__notes__[0]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "[kedge] watching failed and is off from here on: ZeroDivisionError: division by zero"
+    assert line == "[kedge] internal error, watching stops here: ZeroDivisionError: division by zero"

@@ -25,7 +25,6 @@ Tables = Callable[..., dict[str, Any]]
 LEVELS = [
     (StepKind.MEASURED,),
     (StepKind.GUARDED,),
-    (StepKind.GUARDED,),
     (StepKind.SKIPPED,),
     (StepKind.SKIPPED, StepKind.MEASURED, StepKind.GUARDED),
 ]

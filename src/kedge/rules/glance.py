@@ -28,11 +28,15 @@ AGAIN = 0.8
 
 
 def is_glance(wiring: Wiring, moment: Moment) -> bool:
-    """Tell whether of the roots that were hurt only gradients of parameters were seen, and those do not show a place."""
+    """Tell whether of the roots that were hurt only gradients of parameters were seen, and those do not show a place.
+
+    A parameter that was not finite before the step does.
+    """
     gradients = [site for site in wiring.sites if site.kind in ("param.grad", TOTAL)]
     hurt = {wiring.sites[site].root for site in moment.bad(site.id for site in gradients)}
     values = (s.id for s in wiring.sites if s.kind in ("in", "out", "out.grad") and s.root in hurt)
-    if not hurt or moment.finite(values) is not None or moment.bad(_values_of_any(wiring)):
+    params = (s.id for s in wiring.sites if s.kind == "param" and s.root in hurt)
+    if not hurt or moment.finite(values) is not None or moment.bad(_values_of_any(wiring)) or moment.bad(params):
         return False
     return not (moment.full and any(moment.states[site.id] == FINITE for site in gradients))
 

@@ -127,13 +127,10 @@ class Facts:
         self, root: Root, module: nn.Module, held: Mapping[int, Any], places: Places, passes: BackwardPasses
     ) -> None:
         own = dict(module.named_parameters())
+        here = {id(p) for p in own.values()}
         unheld = {n: p for n, p in own.items() if p.requires_grad and id(p) not in held}
         graded = [n for n, p in unheld.items() if p.grad is not None or passes.has_arrived(p)]
-        replaced = [
-            site.path
-            for p, site, of in places
-            if of is root and id(p) in held and not any(p is mine for mine in own.values())
-        ]
+        replaced = [site.path for p, site, of in places if of is root and id(p) in held and id(p) not in here]
         self._unheld[root.index] = {
             "kind": "not-optimized", "root": root.index, "unheld": [root.label(n) for n in list(unheld)[:_NAMED]],
             "unheld_elements": sum(p.numel() for p in unheld.values()), "graded": [root.label(n) for n in graded[:_NAMED]],

@@ -22,7 +22,7 @@ from kedge.actions.measure import Meter
 from kedge.hooks.veil import Own
 from kedge.watch import optimizers
 from kedge.watch import watcher as watching
-from kedge.watch.budget import StepKind
+from kedge.watch.budget import Budget, StepKind
 from kedge.watch.roots import Root
 from kedge.watch.watcher import Watcher
 

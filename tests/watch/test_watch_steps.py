@@ -206,7 +206,11 @@ def test_a_nan_between_two_sampled_steps_is_seen_where_it_was_born() -> None:
     ids = {e["id"]: e["site"] for e in log.entries}
     written = {ids[row["site"]] for row in log.rows if row["step"] == 13}
     parameters = {f"{module}.{name}" for module in ("body", "head.0", "head.2") for name in ("weight", "bias")}
-    assert written == {"loss", ":grad.norm", *(f"{p}:{kind}" for p in parameters for kind in ("param", "param.grad"))}
+    assert written == {
+        "loss",
+        ":grad.norm",
+        *(f"{p}:{kind}" for p in parameters for kind in ("param", "param.grad")),
+    }
     (producer,) = [event for event in log.events if event["kind"] == "producer"]
     assert (producer["operation"], producer["step"], producer["certain"]) == ("log", 13, True)
     assert producer["text"] == "return self.head(torch.log(y))"

@@ -311,11 +311,11 @@ class Meter:
                 there = {d: t.take() for d, t in self._tables.items() if t.used}
                 self._pending.append(Step(self.step, self._step_level, self._measured, there, self._host.end()))
                 self._measured = []
+            elif finite and not self._pending:
+                self._spoiled = frozenset()
             self.step = -1  # what comes, in the same step even, is measured as closely as is asked for then
             while self._pending and (self._pending[0].ready() or len(self._pending) > _BEHIND):
                 self._emit(self._pending.popleft())
-            if finite and not self._pending:
-                self._spoiled = frozenset()
 
     def finish(self) -> None:
         """Pass everything on, waiting for what is still on its way."""

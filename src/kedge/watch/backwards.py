@@ -122,7 +122,7 @@ class BackwardPasses:
         if self.quick:
             if self._is_sound():
                 if self.passed is not None:
-                    Variable._execution_engine.queue_callback(self.passed)
+                    at_end_of_backward(self.passed)
                 return
             self._alarmed()
         at_end_of_backward(self._ended)

@@ -175,6 +175,7 @@ class Watcher:
             self.meter.finish()
         if self.roots and not self.meter.seats:
             self._notes.clear()
+        self._written = (0, 0)  # how many steps each root was trained for is known now
         self._write_sites()
         self._write_notes()
         silent = silences(self.roots, self.session.taps) + self.facts.unused(self.places, self._passes.has_arrived)
@@ -356,9 +357,9 @@ class Watcher:
     def _adopt_for(self, module: nn.Module) -> None:
         """Find out anew what the optimizers train that stepped, or began to, before their model was met."""
         own = {id(p) for p in module.parameters()} if self.optimizers.entries else set()
-        known = (entry.optimizer() for entry in self.optimizers.entries)
-        for optimizer in [o for o in known if o is not None and any(id(p) in own for p in params_of(o))]:
-            self._adopt(optimizer)
+        for optimizer in [o for entry in self.optimizers.entries if (o := entry.optimizer()) is not None]:
+            if any(id(p) in own for p in params_of(optimizer)):
+                self._adopt(optimizer)
 
     def _trains(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer holds a parameter of a root."""
@@ -454,10 +455,10 @@ class Watcher:
     def _backward_ended(self) -> None:
         if self.meter.level != OFF:
             start, inner, bad = time.perf_counter(), self.meter.seconds, self.updates.bad
-            known = [e.optimizer() for e in self.optimizers.entries]
-            self.updates.backward_ended([o for o in known if o is not None])
-            if not known:
-                self.updates.backward_ended(o for o in living() if self._trains(o))
+            known = {id(o): o for e in self.optimizers.entries if (o := e.optimizer()) is not None}
+            if self.optimizers.leading is None:  # some may not have stepped yet
+                known |= {id(o): o for o in living() if self._trains(o)}
+            self.updates.backward_ended(known.values())
             if self.updates.bad and not bad:
                 self._notes += self.losses.gradients_are_bad(
                     began(), self.step(), measured=self.budget.kind is StepKind.MEASURED

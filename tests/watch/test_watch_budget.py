@@ -1,0 +1,101 @@
+"""How much of a run is watched, driven by a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from kedge.watch.budget import ALLOWANCE, FIRST_STEPS, Budget, StepKind
+
+
+class Run:
+    """A run whose steps take known times."""
+
+    def __init__(self, budget: Budget, step: float, costs: dict[StepKind, float]) -> None:
+        self.budget, self.step, self.costs = budget, step, {StepKind.SKIPPED: 0.0, **costs}
+        self.now, self.spent, self.number = 0.0, 0.0, 0
+        self.kinds: list[StepKind] = []
+        budget.begin(0.0)
+
+    def go(self, steps: int) -> Run:
+        """Run some steps."""
+        while self.number < steps:
+            kind, many = self.budget.kind, self.budget.run
+            cost = many * self.costs[kind]
+            self.now += many * self.step + cost
+            self.spent += cost
+            self.kinds += [kind] * many
+            self.number += many
+            self.budget.run = 1
+            self.budget.run_ended(self.number - 1, self.now, cost)
+        return self
+
+    def measured(self) -> list[int]:
+        """List the measured steps."""
+        return [i for i, kind in enumerate(self.kinds) if kind is StepKind.MEASURED]
+
+
+CHEAP = {StepKind.MEASURED: 1e-3, StepKind.GUARDED: 1e-5}
+
+
+def test_the_first_steps_are_measured_and_a_short_run_in_full() -> None:
+    """As far as the free time reaches."""
+    run = Run(Budget(10, 0.03), 1e-3, CHEAP).go(FIRST_STEPS)
+    assert run.measured() == [*range(FIRST_STEPS)]
+
+
+@pytest.mark.parametrize("share", [0.01, 0.03, 0.1])
+@pytest.mark.parametrize("step", [1e-4, 1e-3, 3e-2])
+def test_watching_takes_its_share_or_two_seconds(share: float, step: float) -> None:
+    """Whatever the steps take and their watching costs."""
+    for costs in (CHEAP, {StepKind.MEASURED: 0.05, StepKind.GUARDED: 1e-3}):
+        run = Run(Budget(10, share), step, costs).go(20_000)
+        assert run.spent <= max(share * run.now, ALLOWANCE) + 2 * costs[StepKind.MEASURED]
+        assert run.spent >= 0.1 * min(max(share * run.now, 0.5), 20_000 * costs[StepKind.GUARDED])
+
+
+def test_what_is_too_dear_is_guarded_or_skipped() -> None:
+    """All three kinds, where measuring is dear and guarding is not free."""
+    run = Run(Budget(10, 0.03), 1e-4, {StepKind.MEASURED: 0.05, StepKind.GUARDED: 1e-4}).go(60_000)
+    assert set(run.kinds) == set(StepKind)
+    assert sum(run.budget.counts.values()) == run.number
+
+
+def test_measured_steps_are_common_ones() -> None:
+    """After the first, each is a multiple of `every`, and a dearer run measures some of a cheaper one's."""
+    cheap, dear = (
+        Run(Budget(10, 0.03), 1e-3, {StepKind.MEASURED: cost, StepKind.GUARDED: 1e-6}).go(20_000).measured()
+        for cost in (1e-4, 5e-2)
+    )
+    later = {step for step in dear if step >= FIRST_STEPS}
+    assert later
+    assert all(step % 10 == 0 for step in later)
+    assert len(later & set(cheap)) >= 0.8 * len(later)
+
+
+def test_without_a_limit_one_step_in_so_many_is_measured_and_the_others_are_guarded() -> None:
+    """No step is skipped."""
+    run = Run(Budget(7, None), 1e-3, CHEAP).go(50)
+    assert run.measured() == [*range(0, 50, 7)]
+    assert StepKind.SKIPPED not in run.kinds
+
+
+def test_a_wish_is_granted_a_few_times() -> None:
+    """The next step is measured then, budget or not; one that never ends to wish does not spend all."""
+    budget = Budget(1000, None)
+    run = Run(budget, 1e-3, CHEAP)
+    for step in range(1, 40):
+        run.go(step)
+        budget.wish()
+    assert run.measured() == [0, *range(2, 10)] or run.measured() == [0, *range(1, 9)]
+
+
+def test_an_interrupted_run_goes_on_guarded() -> None:
+    """What was skipped before it counts as skipped, and the step under way is guarded."""
+    budget = Budget(10, 0.03)
+    budget.begin(0.0)
+    budget.run_ended(0, 1.0, 0.1)
+    budget.kind, budget.run, budget._planned = StepKind.SKIPPED, 5, 8
+    before = dict(budget.counts)
+    budget.interrupt(2.0)
+    assert (budget.kind, budget.run, budget.done) == (StepKind.GUARDED, 1, 0)
+    assert budget.counts[StepKind.SKIPPED] - before[StepKind.SKIPPED] == 3

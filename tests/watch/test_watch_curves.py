@@ -1,0 +1,64 @@
+"""Single numbers of every step: written together, and as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from kedge.watch.curves import Curves, number_of
+
+
+def test_numbers_are_written_together_with_their_steps() -> None:
+    """A number on a device is the same row as one that is known; nothing is written twice."""
+    written: list[Mapping[str, Any]] = []
+    curves = Curves(written.append)
+    assert not curves.add_value(3, 0, 2.0, measured=True)
+    assert not curves.add_value(4, 0, torch.tensor(-3.0), measured=False)
+    curves.add_norm(4, 1, 10, 9.0, measured=False)
+    assert curves.add_value(5, 0, math.inf, measured=False)
+    curves.flush()
+    curves.flush()
+    (columns,) = written
+    assert (columns["step"].tolist(), columns["site"].tolist()) == ([3, 4, 4, 5], [0, 0, 1, 0])
+    assert (columns["level"].tolist(), columns["count"].tolist()) == ([2, 1, 1, 1], [1, 1, 10, 1])
+    assert columns["sumsq"].tolist() == [4.0, 9.0, 9.0, math.inf]
+    assert columns["sum"][:2].tolist() == [2.0, -3.0]
+    assert columns["nonfinite"].tolist() == [0, 0, -1, 1]
+
+
+def test_the_rows_of_a_step_that_does_not_count_are_dropped() -> None:
+    """What came after the last step is no step."""
+    written: list[Mapping[str, Any]] = []
+    curves = Curves(written.append)
+    for step in range(3):
+        curves.add_value(step, 0, 1.0, measured=False)
+    curves.flush(but=2)
+    assert written[0]["step"].tolist() == [0, 1]
+
+
+def test_many_numbers_do_not_wait() -> None:
+    """Nothing is due where nothing waits."""
+    curves = Curves(lambda columns: None)
+    assert not curves.is_due()
+    for step in range(256):
+        assert not curves.is_due()
+        curves.add_value(step, 0, 1.0, measured=False)
+    assert curves.is_due()
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (torch.tensor(2.5), 2.5),
+        (torch.tensor([1.0, 3.0]), 2.0),
+        (torch.tensor(3 + 4j), 5.0),
+        (torch.tensor(7), math.nan),
+    ],
+)
+def test_a_loss_of_any_kind_is_a_number(value: torch.Tensor, number: float) -> None:
+    """The mean of several, the size of a complex one."""
+    assert number_of(value) == pytest.approx(number, nan_ok=True)

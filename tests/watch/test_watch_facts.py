@@ -1,0 +1,100 @@
+"""Facts about a training that its numbers do not show: each is noted where it holds, and not where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from watched import net, watch
+
+
+def notes(program: Callable[[], Any], kind: str, *, every: int = 1) -> list[dict[str, Any]]:
+    """Run a program watched; return what was noted of one kind."""
+    return [dict(event) for event in watch(program, every=every).events if event["kind"] == kind]
+
+
+def training(
+    model: nn.Module, held: list[nn.Parameter] | None = None, *, zero: bool = True, passes: int = 1, batch: int = 6
+) -> Callable[[], None]:
+    """Make a training of five steps, of some parameters, each of some passes."""
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(list(model.parameters()) if held is None else held, 0.01)
+        for _ in range(5):
+            if zero:
+                optimizer.zero_grad()
+            for _ in range(passes):
+                model(torch.randn(batch, 4)).square().mean().backward()
+            optimizer.step()
+
+    return program
+
+
+def test_parameters_that_no_optimizer_holds_are_noted() -> None:
+    """With their number of elements, and whether they had a gradient; nothing where all are held."""
+    model = net()
+    (note,) = notes(training(model, list(model[0].parameters())), "not-optimized")
+    assert (note["root"], note["unheld"], note["unheld_elements"]) == (0, ["2.weight", "2.bias"], 18)
+    assert (note["graded"], note["replaced"]) == (["2.weight", "2.bias"], [])
+    assert notes(training(net()), "not-optimized") == []
+
+
+def test_a_parameter_that_was_replaced_after_the_optimizer_was_made_is_noted() -> None:
+    """The optimizer holds the old one, which the model has no more."""
+    model = net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(6, 4)).square().mean().backward()
+            optimizer.step()
+            if step == 1:
+                model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+
+    (note,) = notes(program, "not-optimized")
+    assert (note["unheld"], note["replaced"]) == (["2.weight"], ["2.weight"])
+
+
+def test_frozen_parameters_are_not_missed() -> None:
+    """What needs no gradient is in no optimizer by intent."""
+    model = net()
+    model[2].requires_grad_(False)
+    assert notes(training(model, list(model[0].parameters())), "not-optimized") == []
+
+
+def test_gradients_that_are_not_zeroed_are_noted() -> None:
+    """An accumulation over several passes is none, and neither is a training that zeroes them."""
+    kept = notes(training(net(), zero=False), "grads-kept")
+    assert kept
+    assert all(note["kept"] == note["checked"] > 0 for note in kept)
+    assert min(note["step"] for note in kept) == 1
+    assert notes(training(net()), "grads-kept") == []
+    assert notes(training(net(), passes=3), "grads-kept") == []
+
+
+def test_modes_are_noted_at_first_and_when_they_change() -> None:
+    """Which dropouts and norms were in which mode in a step that trained."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.1))
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(6):
+            model.train(step < 3)
+            optimizer.zero_grad()
+            model(torch.randn(6, 4)).square().mean().backward()
+            optimizer.step()
+
+    first, second = notes(program, "modes")
+    assert (first["training"], first["train"], first["eval"]) == (True, ["1", "2"], [])
+    assert (second["step"], second["training"], second["train"], second["eval"]) == (3, False, [], ["1", "2"])
+
+
+def test_each_optimizer_is_described_at_the_end() -> None:
+    """Its type, its steps, its parameters and its rate."""
+    (note,) = notes(training(net()), "optimizers")
+    (optimizer,) = note["optimizers"]
+    assert (optimizer["type"], optimizer["steps"], optimizer["parameters"]) == ("SGD", 5, 4)
+    assert (optimizer["roots"], optimizer["rates"], optimizer["first_step"]) == ([0], [0.01], 0)

@@ -1,0 +1,92 @@
+"""The loss: what each backward pass began at, by the program's line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from watched import net, watch
+
+
+def test_a_loss_is_recorded_with_its_operation_its_line_and_its_value() -> None:
+    """In every step, with the chain of operations behind it."""
+    values = []
+
+    def program() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(7):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(torch.randn(5, 4)), torch.zeros(5, dtype=torch.long))
+            loss.backward()
+            values.append(loss.item())
+            optimizer.step()
+
+    log = watch(program, every=3)
+    (entry,) = [e for e in log.entries if e["kind"] == "loss"]
+    assert (entry["site"], entry["operation"], entry["node"]) == ("loss", "nll_loss", "NllLossBackward0")
+    assert __file__.endswith(entry["source"]["file"])
+    assert entry["root"] == -1
+    rows = log.recording().rows("loss")
+    assert rows.sum.tolist() == pytest.approx(values)
+    assert rows.level.tolist() == [2, 2, 1, 2, 1, 1, 2]
+    (graph,) = [event for event in log.events if event["kind"] == "loss-graph"]
+    assert graph["nodes"][:3] == ["NllLossBackward0", "LogSoftmaxBackward0", "AddmmBackward0"]
+
+
+def test_each_line_that_calls_backward_has_a_loss_of_its_own() -> None:
+    """Several calls of one line are one loss, which was called several times."""
+
+    def program() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            for _ in range(3):
+                model(torch.randn(5, 4)).mean().backward()
+            model(torch.randn(5, 4)).square().sum().backward()
+            optimizer.step()
+
+    log = watch(program, every=1)
+    losses = {e["site"]: (e["operation"], e["source"]["line"]) for e in log.entries if e["kind"] == "loss"}
+    assert {site: operation for site, (operation, _) in losses.items()} == {"loss": "mean", "loss_2": "sum"}
+    assert losses["loss_2"][1] == losses["loss"][1] + 1
+    assert set(log.recording().rows("loss").calls.tolist()) == {3}
+    assert set(log.recording().rows("loss_2").calls.tolist()) == {1}
+
+
+@pytest.mark.filterwarnings("ignore:.*requires_grad=True:UserWarning")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_the_passes_inside_of_a_checkpoint_are_no_losses(reentrant: bool) -> None:
+    """A reentrant one runs a backward pass of its own within the program's: that began at the loss."""
+
+    def program() -> None:
+        body, head = net(), nn.Linear(2, 2)
+        optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], 0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            x = torch.randn(5, 4, requires_grad=True)
+            head(checkpoint(body, x, use_reentrant=reentrant)).square().mean().backward()
+            optimizer.step()
+
+    log = watch(program, every=1)
+    assert [(e["site"], e["operation"]) for e in log.entries if e["kind"] == "loss"] == [("loss", "mean")]
+    assert log.recording().rows("loss").step.tolist() == [*range(4)]
+
+
+def test_a_gradient_that_is_asked_for_is_a_loss_too() -> None:
+    """What `torch.autograd.backward` begins at several tensors is one loss."""
+
+    def program() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.autograd.backward([model(torch.randn(5, 4)).sum(), model(torch.randn(5, 4)).mean()])
+            optimizer.step()
+
+    log = watch(program, every=1)
+    rows = log.recording().rows("loss")
+    assert (rows.step.tolist(), set(rows.calls.tolist())) == ([0, 1, 2], {2})

@@ -1,0 +1,111 @@
+"""The operation that made a loss that is not finite: named with its line, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from watched import watch
+
+BAD = 5
+"""The step in which it happens, between two measured ones."""
+
+
+def producers(loss_of: Callable[[Tensor, bool], Tensor]) -> list[dict[str, Any]]:
+    """Train a layer by a loss of its output, which is told when to go wrong; return the producers that were found."""
+    model = nn.Linear(4, 3)
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        for step in range(BAD + 2):
+            optimizer.zero_grad()
+            loss_of(model(torch.randn(6, 4)), step == BAD).backward()
+            optimizer.step()
+            if step == BAD:
+                return
+
+    log = watch(program, every=100)
+    return [dict(event) for event in log.events if event["kind"] == "producer"]
+
+
+def log_of_zero(y: Tensor, bad: bool) -> Tensor:
+    """Take the logarithm of zero."""
+    inner = y.abs() * (0.0 if bad else 1.0)
+    return torch.log(inner).mean()
+
+
+def division_by_zero(y: Tensor, bad: bool) -> Tensor:
+    """Divide by zero."""
+    below = y.detach().abs() * (0.0 if bad else 1.0)
+    return (y / below).mean()
+
+
+def root_of_a_negative(y: Tensor, bad: bool) -> Tensor:
+    """Take the root of negative numbers."""
+    return (y.abs() - (1e3 if bad else -1.0)).sqrt().sum()
+
+
+def arc_beyond_one(y: Tensor, bad: bool) -> Tensor:
+    """Leave the domain of the arc cosine."""
+    return torch.acos(y.tanh() * (5.0 if bad else 0.5)).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "operation", "text"),
+    [
+        (log_of_zero, "log", "return torch.log(inner).mean()"),
+        (division_by_zero, "div", "return (y / below).mean()"),
+        (root_of_a_negative, "sqrt", "return (y.abs() - (1e3 if bad else -1.0)).sqrt().sum()"),
+        (arc_beyond_one, "acos", "return torch.acos(y.tanh() * (5.0 if bad else 0.5)).mean()"),
+    ],
+)
+def test_the_operation_and_its_line_are_named(
+    loss_of: Callable[[Tensor, bool], Tensor], operation: str, text: str
+) -> None:
+    """Of the step in which it happened first, although nothing but the loss was looked at in it."""
+    (found,) = producers(loss_of)
+    assert (found["operation"], found["step"], found["loss"]) == (operation, BAD, "loss")
+    assert (found["text"], found["line"] > 1) == (text, True)
+    assert found["file"] == __file__
+
+
+def test_a_loss_of_a_batch_that_is_not_finite_blames_no_operation_with_certainty() -> None:
+    """All operations have been given what was not finite already."""
+
+    def spoiled(y: Tensor, bad: bool) -> Tensor:
+        return (y + (float("nan") if bad else 0.0)).square().mean()
+
+    assert [found for found in producers(spoiled) if found["certain"] and found["operation"] != "add"] == []
+
+
+def test_parameters_that_are_not_finite_already_have_no_producer() -> None:
+    """It was made in an earlier step, by the update."""
+    model = nn.Linear(4, 3)
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(6, 4)).log_softmax(-1).mean().backward()
+            optimizer.step()
+            if step == 3:
+                with torch.no_grad():
+                    model.weight[0, 0] = float("nan")
+
+    assert [event for event in watch(program, every=100).events if event["kind"] == "producer"] == []
+
+
+def test_a_finite_training_has_no_producer_and_leaves_autograd_as_it_was() -> None:
+    """The lines are noted by autograd's anomaly mode in one step, and it is off afterwards."""
+    seen = []
+
+    def sound(y: Tensor, bad: bool) -> Tensor:
+        seen.append(torch.is_anomaly_enabled())
+        return y.square().mean()
+
+    assert producers(sound) == []
+    assert seen.count(True) == 1
+    assert not torch.is_anomaly_enabled()

@@ -1,0 +1,215 @@
+"""Whose training it is: which models an optimizer trains, what they are named, and whose steps are counted."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from watched import Memory, net, watch
+
+from kedge.rules.registry import check
+
+
+def roots(log: Memory) -> dict[str, tuple[str, bool, int]]:
+    """List the class, whether it is trained, and the steps of each root by its prefix."""
+    return {r["prefix"]: (r["name"], r["trained"], r["steps"]) for r in log.roots}
+
+
+def optimizers(log: Memory) -> list[dict[str, Any]]:
+    """List what the recording says of each optimizer."""
+    (event,) = [event for event in log.events if event["kind"] == "optimizers"]
+    return list(event["optimizers"])
+
+
+class Normalize(nn.Module):
+    """A transform, called once for each sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - 0.13) / 0.3
+
+
+def test_a_transform_that_is_called_for_each_sample_hides_no_model() -> None:
+    """The steps are the optimizer's, the plain names are the model's, the transform has its class's."""
+    transform, model = Normalize(), net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(12):
+            x = torch.stack([transform(v) for v in torch.randn(8, 4)])
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    log = watch(program, every=3)
+    assert roots(log) == {"Normalize": ("Normalize", False, 0), "": ("Sequential", True, 12)}
+    assert log.watch.summary.steps == 12
+    assert log.recording().rows("0.weight:param.grad").step.tolist() == [0, 1, 3, 6, 9]
+
+
+def test_the_optimizer_that_steps_last_ends_the_steps_of_a_gan() -> None:
+    """Both models are trained, each has a gradient in each measured step, and no step holds half a round."""
+    generator = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    critic = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+
+    def program() -> None:
+        first, second = torch.optim.Adam(critic.parameters(), 2e-3), torch.optim.Adam(generator.parameters(), 2e-4)
+        for _ in range(7):
+            fake = generator(torch.randn(16, 4))
+            first.zero_grad()
+            (critic(torch.randn(16, 4) + 2).mean() - critic(fake.detach()).mean()).backward()
+            first.step()
+            second.zero_grad()
+            critic(fake).mean().backward()
+            second.step()
+
+    log = watch(program, every=2)
+    recording = log.recording()
+    assert sorted(roots(log).values()) == [("Sequential", True, 7)] * 2
+    assert (log.watch.summary.steps, log.watch.summary.sampled) == (7, 5)
+    for prefix in ("", "Sequential."):
+        assert recording.rows(f"{prefix}0.weight:param.grad").step.tolist() == [0, 1, 2, 4, 6]
+        assert recording.rows(f"{prefix.rstrip('.')}:grad.norm").step.tolist() == [*range(7)]
+    for site in ("loss", "loss_2"):
+        assert recording.rows(site).step.tolist() == [*range(7)]
+    index = {root["prefix"]: i for i, root in enumerate(log.roots)}
+    assert [(o["roots"], o["steps"]) for o in optimizers(log)] == [([index["Sequential"]], 7), ([index[""]], 7)]
+
+
+def test_a_model_that_is_loaded_again_for_a_test_is_not_trained() -> None:
+    """Its parameters have no gradient, and nobody expects one; neither does a target network's."""
+    model, x = net(), torch.randn(16, 4)
+
+    def program() -> None:
+        optimizer, target = torch.optim.SGD(model.parameters(), 0.1), copy.deepcopy(model)
+        for _ in range(10):
+            with torch.no_grad():
+                aim = target(x)
+            optimizer.zero_grad()
+            (model(x) - aim - 1).square().mean().backward()
+            optimizer.step()
+        again = copy.deepcopy(model).eval()
+        with torch.no_grad():
+            again(x)
+
+    log = watch(program, every=1)
+    trained = [root for root in log.roots if root["trained"]]
+    assert [(root["prefix"], root["steps"]) for root in trained] == [("", 10)]
+    assert len(log.roots) >= 2
+    assert not {f.code for f in check(log.recording())} & {"UNUSED-PARAM", "NOT-OPTIMIZED"}
+
+
+class Layer(nn.Linear):
+    """A layer that trains itself without being called as a module."""
+
+    def train_on(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        y = self.forward(x)
+        y.square().mean().backward()
+        self.optimizer.step()
+        return y.detach()
+
+
+def test_layers_that_train_through_forward_are_trained() -> None:
+    """An optimizer's parameters are met although no module that holds them was called yet."""
+    head, layers, x = nn.Linear(4, 4), [Layer(4, 4), Layer(4, 4)], torch.randn(16, 4)
+
+    def program() -> None:
+        head(x).square().mean().backward()
+        for layer in layers:
+            layer.optimizer = torch.optim.Adam(layer.parameters(), 0.1)
+        for _ in range(10):
+            h = x
+            for layer in layers:
+                h = layer.train_on(h)
+        for layer in layers:
+            x.add_(0 * layer(x).detach())
+
+    log = watch(program, every=1)
+    trained = [root for root in log.roots if root["trained"]]
+    assert [(root["name"], root["steps"]) for root in trained] == [("Layer", 10)] * 2
+    assert "UNUSED-PARAM" not in {f.code for f in check(log.recording())}
+    for root in trained:
+        path = f"{root['prefix']}.weight".lstrip(".")
+        assert len(log.recording().rows(f"{path}:param.grad")) >= 5
+
+
+def test_tensors_without_a_module_are_watched_under_the_names_of_their_variables() -> None:
+    """The loss, gradients, values and updates of what an optimizer holds."""
+
+    def program() -> None:
+        weight, bias = torch.randn(4, 2, requires_grad=True), torch.zeros(2, requires_grad=True)
+        optimizer = torch.optim.SGD([weight, bias], 0.1)
+        for _ in range(8):
+            optimizer.zero_grad()
+            (torch.randn(5, 4) @ weight + bias).square().mean().backward()
+            optimizer.step()
+
+    log = watch(program, every=1)
+    assert roots(log) == {"": ("tensors", True, 8)}
+    assert log.watch.summary.steps == 8
+    assert {"loss", "weight:param", "weight:param.grad", "weight:update", "bias:param", ":grad.norm"} <= set(
+        log.texts()
+    )
+    assert log.recording().rows("weight:param.grad").step.tolist() == [*range(8)]
+
+
+def test_a_model_that_is_trained_by_hand_has_a_step_for_each_backward_pass() -> None:
+    """Without an optimizer, a backward pass is a step; the model has the plain names."""
+    model = net()
+
+    def program() -> None:
+        for _ in range(9):
+            model.zero_grad()
+            model(torch.randn(5, 4)).square().mean().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.sub_(0.01 * p.grad)
+
+    log = watch(program, every=4)
+    assert roots(log) == {"": ("Sequential", False, 0)}
+    assert log.watch.summary.steps == 9
+    assert log.recording().rows("loss").step.tolist() == [*range(9)]
+    assert [event for event in log.events if event["kind"] == "optimizers"] == []
+
+
+def test_a_part_that_is_watched_alone_has_the_steps_of_its_optimizer() -> None:
+    """What is measured does not decide whose training it is: a selector of modules leaves the steps and the loss."""
+    model = net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(5, 4)).square().mean().backward()
+            optimizer.step()
+
+    log = watch(program, every=1, sites="2")
+    assert roots(log) == {"": ("Sequential", True, 6)}
+    assert log.watch.summary.steps == 6
+    assert {site for site in log.texts() if not site.startswith("2")} == {"loss"}
+    assert log.recording().rows("loss").step.tolist() == [*range(6)]
+
+
+def test_an_optimizer_that_steps_before_its_model_is_called_trains_it() -> None:
+    """One that runs its closure itself, as LBFGS does, begins its first step when no model is known."""
+    model, x = net(), torch.randn(5, 4)
+
+    def program() -> None:
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+
+    log = watch(program, every=1)
+    assert roots(log) == {"": ("Sequential", True, 4)}
+    totals, gradients = log.recording().rows(":grad.norm"), log.recording().rows("0.weight:param.grad")
+    assert (totals.step.tolist(), set(totals.calls)) == ([*range(4)], {1})
+    assert (gradients.step.tolist(), set(gradients.calls)) == ([*range(4)], {1})

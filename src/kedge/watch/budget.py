@@ -82,7 +82,7 @@ class Budget:
         self._cost: dict[StepKind, float] = {}
         self._timed: dict[StepKind, float] = {}
         self._bare: deque[float] = deque(maxlen=_REMEMBERED)
-        self._guarded_lengths: deque[float] = deque(maxlen=_REMEMBERED)
+        self._lengths: deque[float] = deque(maxlen=_REMEMBERED)
         self._spacing, self._asked = 1, 0
         self._wishes, self._wished = 0, False
         self._began = self._mark = 0.0
@@ -112,7 +112,7 @@ class Budget:
             self._spent[kind] += spent
             self.seconds += spent
             if kind is StepKind.GUARDED:
-                self._guarded_lengths.append(length - timed / steps)
+                self._lengths.append(length - timed / steps)
         self.counts[kind] += steps
         return self._choose(step + 1, now)
 
@@ -198,7 +198,7 @@ class Budget:
 
     def _until_paid(self, lack: float) -> float:
         """Return in how many steps a guarded one is paid for."""
-        lengths = self._bare or self._guarded_lengths
+        lengths = self._bare or self._lengths
         if not lengths or self.share is None:
             return 1
         income = _SHARES[StepKind.GUARDED] * self.share * max(median(lengths), 1e-7)

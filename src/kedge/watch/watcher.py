@@ -174,8 +174,7 @@ class Watcher:
             self.meter.finish()
         if self.roots and not self.meter.seats:
             self._notes.clear()
-        self._written = (0, 0)  # how many steps each root was trained for is known now
-        self._write_sites()
+        self._write_sites(again=True)  # how many steps each root was trained for is known now
         self._write_notes()
         silent = silences(self.roots, self.session.taps) + self.facts.unused(self.places, self._passes.has_arrived)
         self.log.event({"kind": "ledger", "sampled": self.summary.sampled, "sites": silent})
@@ -545,11 +544,11 @@ class Watcher:
         self.log.stats(step, columns)
         self._write_notes()
 
-    def _write_sites(self) -> None:
+    def _write_sites(self, *, again: bool = False) -> None:
         seats = self.meter.seats.values()
         trained = sum(len(root.optimizers) for root in self.roots)
         size = (len(seats) + trained, sum(len(seat.sources) for seat in seats))
-        if size != self._written and seats:
+        if seats and (again or size != self._written):
             self._written = size
             self._write_all_sites()
 

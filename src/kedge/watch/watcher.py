@@ -37,7 +37,7 @@ from kedge.torch_internals import dynamo, modes
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.source_lines import module_tree
 from kedge.watch.backwards import BackwardPasses, Began, began
-from kedge.watch.budget import Budget, StepKind
+from kedge.watch.budget import Budget, StepKind, unit
 from kedge.watch.curves import Curves
 from kedge.watch.facts import Facts
 from kedge.watch.first_step import FirstStep
@@ -175,8 +175,7 @@ class Watcher:
             self.meter.finish()
         if self.roots and not self.meter.seats:
             self._notes.clear()
-        self._written = (0, 0)  # how many steps each root was trained for is known now
-        self._write_sites()
+        self._write_sites(again=True)  # how many steps each root was trained for is known now
         self._write_notes()
         silent = silences(self.roots, self.session.taps) + self.facts.unused(self.places, self._passes.has_arrived)
         self.log.event({"kind": "ledger", "sampled": self.summary.sampled, "sites": silent})
@@ -550,11 +549,11 @@ class Watcher:
         self.log.stats(step, columns)
         self._write_notes()
 
-    def _write_sites(self) -> None:
+    def _write_sites(self, *, again: bool = False) -> None:
         seats = self.meter.seats.values()
         trained = sum(len(root.optimizers) for root in self.roots)
         size = (len(seats) + trained, self.meter.wires)
-        if size != self._written and seats:
+        if seats and (again or size != self._written):
             self._written = size
             self._write_all_sites()
 
@@ -580,24 +579,6 @@ class Watcher:
 
 
 dynamo.untraced(Watcher._updated)  # an optimizer's step may be compiled
-
-
-def unit() -> float:
-    """Estimate the seconds that PyTorch takes to call a hook of a module: some 20 calls of a Python function.
-
-    No module is called for it, as the program may have hooks on all of them.
-    """
-    rounds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(50):
-            _nothing()
-        rounds.append((time.perf_counter() - start) / 50)
-    return 20 * min(rounds)
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 def _abandon(watcher: Watcher | None) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kedge import native
 from kedge.store.folder import create, join
 from kedge.watch.recorder import Recorder
 from kedge.watch.roots import Summary
@@ -39,3 +40,23 @@ def test_the_last_words_name_the_ranks(world: int, ranks: int, begins: str, tmp_
     found = words(tmp_path / "run.kedge", world, ranks)
     assert found[0].startswith(begins)
     assert found[-1] == "see more with: kedge report run.kedge"
+
+
+def test_the_last_words_say_once_that_the_compiled_part_is_missing(tmp_path: Path, monkeypatch) -> None:
+    """Where it could not be built all works, and the user learns that it would be cheaper."""
+    assert not [line for line in words(tmp_path / "with.kedge", 1, 1) if "compiled part" in line]
+
+    monkeypatch.setattr(native, "_compiled", None)
+    monkeypatch.setattr(native, "_missing", "it was not built when Kedge was installed")
+    told = [line for line in words(tmp_path / "without.kedge", 1, 1) if "compiled part" in line]
+
+    assert told == ["watching would be cheaper with Kedge's compiled part: it was not built when Kedge was installed"]
+
+
+def test_a_failure_of_kedge_is_not_taken_for_a_program_without_models(tmp_path: Path) -> None:
+    """What failed was said when it did; that no module was called would be false."""
+    recorder = Recorder(tmp_path / "none.kedge", lambda: None, print)
+
+    assert list(last_words("run.kedge", recorder, Summary(0, 3, 0, 2.0, 0.1, {}, failed=True))) == [
+        "nothing was recorded"
+    ]

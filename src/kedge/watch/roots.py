@@ -207,6 +207,7 @@ class Summary:
         seconds: Wall-clock seconds from the first watched call to the end.
         watching: Seconds of them that Kedge measured itself to take.
         levels: How many steps had which kind: "measured", "guarded", "skipped".
+        failed: Whether Kedge failed, and so watched only a part, or nothing.
     """
 
     sites: int
@@ -215,6 +216,7 @@ class Summary:
     seconds: float
     watching: float
     levels: dict[str, int]
+    failed: bool = False
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

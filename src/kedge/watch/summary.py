@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kedge import native
 from kedge.errors import RecordingError
 from kedge.report.numbers import counted, percent, seconds
 from kedge.report.tally import tally
@@ -48,7 +49,8 @@ def end_of(summary: Summary, status: int, error: BaseException | None) -> dict[s
 def last_words(name: str, recorder: Recorder, summary: Summary) -> Iterator[str]:
     """Tell how much was seen, what was found, and what to type next."""
     if recorder.writer is None:
-        yield "nothing was recorded" + ("" if recorder.failed else f": {NO_SITE if summary.steps else NO_MODULE}")
+        why = "" if recorder.failed or summary.failed else f": {NO_SITE if summary.steps else NO_MODULE}"
+        yield f"nothing was recorded{why}"
         return
     cost = percent(summary.watching / summary.seconds) if summary.seconds else "nothing"
     yield (
@@ -57,6 +59,8 @@ def last_words(name: str, recorder: Recorder, summary: Summary) -> Iterator[str]
         f"watching took {cost} of {seconds(summary.seconds)}"
     )
     yield _checked(recorder.place)
+    if not native.available():
+        yield f"watching would be cheaper with Kedge's compiled part: {native.why_not()}"
     yield f"see more with: kedge report {name}"
 
 

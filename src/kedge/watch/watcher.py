@@ -200,7 +200,7 @@ class Watcher:
         sampled = len(self.sampled) + (under_way and self.budget.kind is StepKind.MEASURED)
         passed = time.perf_counter() - self._began
         took = min(self.budget.seconds + self.cost() - self._charged, passed)  # part of it is estimated
-        return Summary(len(self.meter.seats), steps, sampled, passed, took, levels)
+        return Summary(len(self.meter.seats), steps, sampled, passed, took, levels, self.failed)
 
     def cost(self) -> float:
         """Return the seconds that watching took: measuring and writing are timed, PyTorch's calls of hooks are calibrated."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from watched import net, watch
+from torch.optim import optimizer as optimizers
+from watched import descend, net, watch
 
 
 def notes(program: Callable[[], Any], kind: str, *, every: int = 1) -> list[dict[str, Any]]:
@@ -98,3 +100,33 @@ def test_each_optimizer_is_described_at_the_end() -> None:
     (optimizer,) = note["optimizers"]
     assert (optimizer["type"], optimizer["steps"], optimizer["parameters"]) == ("SGD", 5, 4)
     assert (optimizer["roots"], optimizer["rates"], optimizer["first_step"]) == ([0], [0.01], 0)
+
+
+def test_training_in_forked_children_is_said() -> None:
+    """What a child process trains is not recorded, and the recording says that it took place."""
+
+    def program() -> None:
+        descend(net(), 3)
+        child = os.fork()
+        if not child:
+            try:
+                descend(net(), 2)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+
+    seen = [e for e in watch(program, every=1).events if e["kind"] == "unseen"]
+    assert [(e["what"], e["detail"]["steps"]) for e in seen] == [("children", 2)]
+
+
+def test_a_global_table_of_hooks_that_the_program_clears_is_said() -> None:
+    """From then on nobody tells Kedge of an optimizer's step."""
+
+    def program() -> None:
+        descend(net(), 3)
+        optimizers._global_optimizer_post_hooks.clear()
+        descend(net(), 3)
+
+    events = watch(program, every=1).events
+    assert [e["what"] for e in events if e["kind"] == "unseen"] == ["hook-tables"]
+    assert not [e for e in watch(lambda: descend(net(), 3), every=1).events if e["kind"] == "unseen"]

@@ -29,6 +29,7 @@ from kedge.watch.backwards import Began, plain_name
 from kedge.watch.hush import NOTED, hush, unhush
 
 _MOST_NODES = 20_000
+_TRIES = 3
 _INSTALLED = ("site-packages", "dist-packages")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>[^\n]*)\n\s*(?P<text>[^\n]*)')
 _RESULTS = ("result", "output")
@@ -83,12 +84,14 @@ class Lines:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], list[dict[str, Any] | None]] = {}
-        self._asked = False
+        self._asked, self._tries = False, 0
         self.wanted = True
 
     def begin(self) -> None:
         """Have autograd note the stack of each operation, until `learn` is called."""
         if self.wanted and not torch.is_anomaly_enabled():
+            self._tries += 1
+            self.wanted = self._tries < _TRIES  # it is dear, and in some programs no loss is ever seen
             torch.set_anomaly_enabled(True, check_nan=False)
             hush(NOTED)
             self._asked = True

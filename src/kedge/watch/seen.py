@@ -82,6 +82,13 @@ class Places:
             if param is not None:
                 yield param, site, root
 
+    def by_root(self) -> Iterable[list[nn.Parameter]]:
+        """The parameters of each root."""
+        found: dict[int, list[nn.Parameter]] = {}
+        for param, _, root in self:
+            found.setdefault(root.index, []).append(param)
+        return found.values()
+
     def forget_gone(self) -> None:
         """Forget those that are there no more."""
         self._sites = {key: known for key, known in self._sites.items() if known[0]() is not None}

@@ -86,6 +86,7 @@ class Watcher:
     Attributes:
         dump: Set to what keeps the call that made the first value that is not finite.
         holding: Set to a list to have it keep the roots alive to the end.
+        in_child: This is a forked child process, which only counts that it trains.
         failure: The error that Kedge failed with, and has watched nothing since; None where all goes well.
         names: Names of modules that may turn out to be roots, given by the model that holds them and is not called itself.
     """
@@ -98,7 +99,7 @@ class Watcher:
         self.session = WatchSession()
         self.roots: list[Root] = []
         self.places, self._known = Places(), Known()
-        self.pid = os.getpid()
+        self.pid, self.in_child = os.getpid(), False
         self.sampled: set[int] = set()
         self.spent, self._charged = 0.0, 0.0
         self.failure: Exception | None = None
@@ -404,6 +405,9 @@ class Watcher:
 
     def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count an optimizer's step: the one hook that runs in skipped steps, and finds caches cold."""
+        if self.in_child:
+            self.facts.stepped_in_child()
+            return
         budget = self.budget
         if budget.run > 1:
             if id(optimizer) in self.updates.late:
@@ -504,8 +508,8 @@ class Watcher:
             if measured:
                 self.sampled.add(step)
                 self.hooks.gather(self.roots)
-                for root in self.roots:
-                    self._passes.keep_first(p for p, _, of in self.places if of is root)
+                for params in self.places.by_root():
+                    self._passes.keep_first(params)
                 self._notes += self.facts.step_ended(step, self.optimizers, self.roots, self.places, self._passes)
             self.meter.flush(finite=not (measured or bad))
             if measured or bad or self.curves.is_due():
@@ -584,4 +588,4 @@ dynamo.untraced(Watcher._updated)  # an optimizer's step may be compiled
 def _abandon(watcher: Watcher | None) -> None:
     """In a forked child: the recording belongs to the parent."""
     if watcher is not None:
-        watcher.meter.level = OFF
+        watcher.meter.level, watcher.in_child = OFF, True

@@ -246,7 +246,9 @@ def _indented(source: str) -> str:
 
 
 FAILING_HOOK = "import kedge.watch.optimizer_updates as kedges\ndef fail(*_, **__): raise RuntimeError('broken')\nkedges.Updates.before = fail\n"
-FAILING_SURVEY = FAILING_HOOK.replace("hooks.updates", "hooks.saved").replace("Updates.before", "SavedBill.account")
+FAILING_SURVEY = FAILING_HOOK.replace("optimizer_updates", "saved_by_module").replace(
+    "Updates.before", "SavedBill.account"
+)
 FAILING_END = FAILING_HOOK.replace("watch.optimizer_updates", "watch.watcher").replace(
     "Updates.before", "Watcher._write_last"
 )
@@ -256,8 +258,8 @@ FAILING_END = FAILING_HOOK.replace("watch.optimizer_updates", "watch.watcher").r
 @pytest.mark.parametrize(
     ("breaking", "said"),
     [
-        (FAILING_HOOK, "[kedge] watching failed and is off from here on: RuntimeError: broken"),
-        (FAILING_SURVEY, "[kedge] what modules save is not recorded: RuntimeError: broken"),
+        (FAILING_HOOK, "[kedge] internal error, watching stops here: RuntimeError: broken"),
+        (FAILING_SURVEY, "[kedge] saved tensors are not recorded (internal error): RuntimeError: broken"),
         (FAILING_END, "[kedge] the watching ended badly: RuntimeError('broken'); "),
     ],
     ids=["in a hook", "in what is looked at once", "at the end"],

@@ -48,7 +48,7 @@ def test_a_program_that_fails_ends_as_it_does(kedge: Kedge, script: Script) -> N
 
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ValueError: no data"
-    assert done.stdout.startswith("Tanh (0 parameters)")
+    assert done.stdout.startswith("Tanh (0 parameters")
 
 
 def test_a_program_without_a_model_is_told(kedge: Kedge, script: Script) -> None:

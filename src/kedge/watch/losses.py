@@ -9,6 +9,7 @@ from typing import Any
 from torch.autograd.graph import Node
 
 from kedge.sites.site import Site
+from kedge.torch_internals import modes
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.backwards import Began, operation_of
 from kedge.watch.curves import Curves, number_of
@@ -48,7 +49,7 @@ class Losses:
     def began(self, began: Began, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
         """Take what a backward pass began at; returns what the recording is to note of it."""
         notes: list[Mapping[str, Any]] = []
-        if not began.tensors:
+        if not began.tensors or any(map(modes.is_fake, began.tensors)):
             return notes
         path, new = self._path(began)
         first = began.tensors[0]

@@ -24,7 +24,7 @@ from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
 from kedge.store.exponents import spacing
 from kedge.store.rows import FULL, LIGHT
-from kedge.torch_internals import kernels
+from kedge.torch_internals import kernels, modes
 from kedge.watch.curves import Curves
 from kedge.watch.optimizers import params_of
 from kedge.watch.roots import Meter, Root
@@ -91,7 +91,8 @@ class Updates:
         before = {each.root.index: each for each in self._held.get(optimizer, ())}
         for param in params_of(optimizer):
             placed = self.place(param)
-            if placed is not None and (param.is_floating_point() or param.is_complex()) and param.itemsize > 1:
+            numbers = (param.is_floating_point() or param.is_complex()) and param.itemsize > 1
+            if placed is not None and numbers and not modes.is_fake(param):
                 site, root = placed
                 if root.index not in by_root:
                     held = by_root[root.index] = Held(root, Site(root.label(""), "grad.norm"))

@@ -66,7 +66,7 @@ def test_a_run_is_recorded_and_told_in_three_lines(kedge: Kedge, script: Script,
     assert f"kedge run --budget none --every 1 {shlex.join(words)}" in found
     assert following == "[kedge] see more with: kedge report it.kedge"
     recording = Recording.open(tmp_path / "it.kedge")
-    assert recording.steps.tolist() == [0, 10, 20]
+    assert recording.steps.tolist() == [0, 1, 10, 20]
     assert recording.manifest["command"] == words
     assert (recording.manifest["device"], recording.manifest["every"]) == ("cpu", 10)
     assert recording.manifest["torch"].startswith("2.")

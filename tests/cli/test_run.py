@@ -74,7 +74,7 @@ def test_a_run_is_recorded_and_told_in_three_lines(kedge: Kedge, script: Script,
     assert {k: recording.end[k] for k in ("exit", "steps", "sampled", "error")} == {
         "exit": 0,
         "steps": 25,
-        "sampled": 3,
+        "sampled": 4,
         "error": None,
     }
 

@@ -15,6 +15,7 @@ from typing import Self
 from torch import distributed, nn
 
 from kedge.errors import WatchingFailed
+from kedge.hooks import compiled
 from kedge.hooks.schedule import every as schedule_of
 from kedge.rules.project import configured_rules
 from kedge.rules.registry import check
@@ -22,7 +23,6 @@ from kedge.rules.rule import Finding, Rule
 from kedge.sites.select import Selector
 from kedge.stderr import messenger
 from kedge.store.recording import Recording
-from kedge.torch_internals import dynamo
 from kedge.watch.begin import begin_recording, make_watch
 from kedge.watch.hush import hush, unhush
 from kedge.watch.options import Order, manifest_of
@@ -103,7 +103,7 @@ class Watched:
     def _start(self, into: Sinks) -> None:
         hush()
         try:
-            dynamo.refresh()
+            compiled.refresh()
             watch = make_watch(into, self.order, self.recording.absolute())
             with ExitStack() as undo:
                 undo.push(watch)

@@ -142,7 +142,7 @@ def test_one_recording_has_all_ranks_and_one_speaks(ranked: Ranked) -> None:
     assert ranked.recording.ranks == tuple(range(ranked.ranks))
     assert ranked.recording.manifest["world"] == ranked.ranks
     seen, found, following = told(ranked.done)
-    assert re.match(rf"\[kedge\] {ranked.ranks} ranks recorded; rank 0: \d+ sites, 23 steps, 3 sampled", seen)
+    assert re.match(rf"\[kedge\] {ranked.ranks} ranks recorded; rank 0: \d+ sites, 23 steps, 4 sampled", seen)
     assert found.startswith("[kedge] no findings so far; "), found
     assert following == f"[kedge] see more with: kedge report {ranked.names[0]}"
     assert ranked.recording.end is not None
@@ -151,7 +151,7 @@ def test_one_recording_has_all_ranks_and_one_speaks(ranked: Ranked) -> None:
 
 def test_merged_statistics_are_those_of_the_whole_batch(ranked: Ranked, whole: Recording) -> None:
     """Of what each rank has a share of: counts are equal, figures up to the rounding of float32."""
-    assert ranked.recording.steps.tolist() == whole.steps.tolist() == [0, 10, 20]
+    assert ranked.recording.steps.tolist() == whole.steps.tolist() == [0, 1, 10, 20]
     for kind in ("out", "in", "out.grad"):
         assert [s.site for s in ranked.recording.of_kind(kind)] == [s.site for s in whole.of_kind(kind)]
         for site in whole.of_kind(kind):
@@ -247,7 +247,7 @@ def test_a_rank_that_is_late_takes_part(torchrun: Launcher, late: str) -> None:
     assert torchrun.recordings == ["train.py.29500.kedge"]
     recording = Recording.open(torchrun.folder / "train.py.29500.kedge")
     assert recording.ranks == (0, 1)
-    assert [recording.of_rank(rank).steps.tolist() for rank in (0, 1)] == [[0, 10]] * 2
+    assert [recording.of_rank(rank).steps.tolist() for rank in (0, 1)] == [[0, 1, 10]] * 2
     assert recording.rows(":out").calls[0] == 2
     assert not told(done[1])
 
@@ -261,7 +261,7 @@ def test_an_old_recording_is_not_mistaken_for_this_run(torchrun: Launcher) -> No
     assert [(d.returncode, d.stderr) for d in done] == [(0, "")] * 2
     recording = Recording.open(torchrun.folder / "it.kedge")
     assert recording.manifest["every"] == 4
-    assert [recording.of_rank(rank).steps.tolist() for rank in (0, 1)] == [[0, 4, 8]] * 2
+    assert [recording.of_rank(rank).steps.tolist() for rank in (0, 1)] == [[0, 1, 4, 8]] * 2
     assert torchrun.recordings == ["it.kedge"]
 
 
@@ -306,7 +306,7 @@ def test_an_attempt_after_a_failure_leaves_the_first_ones_recording(torchrun: La
     for recorded, status in zip(torchrun.recordings, (3, 0), strict=True):
         recording = Recording.open(torchrun.folder / recorded)
         assert recording.ranks == (0, 1)
-        assert recording.steps.tolist() == [0, 10]
+        assert recording.steps.tolist() == [0, 1, 10]
         ends = [event["exit"] for event in recording.events if event["kind"] == "end"]
         assert set(ends) <= {status}  # torchrun may stop a rank before it has ended by itself
         assert ends
@@ -339,7 +339,9 @@ def test_a_rank_that_departs_is_told(torchrun: Launcher) -> None:
         "0",
     )
 
-    assert told(done[0])[1] == "[kedge] 1 error: RANK-DEPARTS at weight:param"
+    assert re.fullmatch(
+        r"\[kedge\] 1 error: RANK-DEPARTS at weight:param; \d+ rules could not judge", told(done[0])[1]
+    ), told(done[0])
     assert not told(done[1])
     assert torchrun.python("-m", "kedge", "check", "it.kedge").returncode == 1
 
@@ -366,7 +368,7 @@ def test_sharded_models_train_as_without_kedge(torchrun: Launcher, sharded: str)
     recording = Recording.open(torchrun.folder / "it.kedge")
     assert recording.ranks == (0, 1)
     assert told(done)[1].startswith("[kedge] no findings so far; ")
-    assert recording.rows(":out").count.tolist() == [16 * 2] * 2
+    assert recording.rows(":out").count.tolist() == [16 * 2] * 3
     if sharded == "FSDP2":  # each rank has its share, and all together are the whole
         weight = {kind: recording.rows(f"0.weight:{kind}") for kind in ("param", "param.grad")}
-        assert {kind: rows.count.tolist() for kind, rows in weight.items()} == dict.fromkeys(weight, [8 * 6] * 2)
+        assert {kind: rows.count.tolist() for kind, rows in weight.items()} == dict.fromkeys(weight, [8 * 6] * 3)

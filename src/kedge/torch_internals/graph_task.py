@@ -20,9 +20,12 @@ def in_backward() -> bool:
 
 
 def at_end_of_backward(work: Callable[[], None]) -> bool:
-    """Have something called at the end of the backward pass under way; tells whether that is possible."""
+    """Have something called at the end of the backward pass under way; tells whether that is possible.
+
+    It is called after what others have asked for during the pass, in whichever order: DDP exchanges gradients there.
+    """
     queue = find("torch.autograd:Variable._execution_engine.queue_callback")
     if queue is None:
         return False
-    queue(work)
+    queue(lambda: queue(work))
     return True

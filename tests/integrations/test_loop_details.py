@@ -18,44 +18,50 @@ def norms(recording, site):
     return np.sqrt(recording.rows(site).sumsq).tolist()
 
 
+def norm_of(parameters):
+    """Give the norm of all gradients."""
+    return torch.linalg.vector_norm(torch.cat([parameter.grad.flatten() for parameter in parameters])).item()
+
+
 def scaled(model, batches, steps, spoiled=-1):
-    """Train with accumulation, loss scaling and clipping; return the clipped norm of each step that was taken."""
+    """Train with accumulation, loss scaling and clipping; return the scaled norm before clipping of each step taken."""
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=SCALE)
-    taken = []
+    made = []
     for step in range(steps):
         optimizer.zero_grad(set_to_none=True)
         for _ in range(batches):
             x = torch.randn(4, 4) * (1e38 if step == spoiled else 1)
             scaler.scale(model(x).square().mean() / batches).backward()
+        if step != spoiled:
+            made.append(norm_of(model.parameters()))
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        if step != spoiled:
-            grads = [parameter.grad.flatten() for parameter in model.parameters()]
-            taken.append(torch.linalg.vector_norm(torch.cat(grads)).item())
         scaler.step(optimizer)
         scaler.update()
-    return taken
+    return made
 
 
-def test_the_norm_of_all_gradients_is_the_one_that_the_optimizer_gets(watch):
-    """It is of the accumulated, unscaled and clipped gradients; those of single parameters are none of these."""
+def test_the_norm_of_all_gradients_is_the_one_that_backward_leaves(watch):
+    """It is of the accumulated gradients, neither unscaled nor clipped, and so are those of single parameters."""
     with watch(every=1) as run:
-        taken = scaled(nn.Linear(4, 1), batches=3, steps=4)
+        made = scaled(nn.Linear(4, 1), batches=3, steps=4)
     recording = Recording.open(run.recording)
 
-    assert norms(recording, ":grad.norm") == pytest.approx(taken, rel=1e-5)
-    assert recording.rows("weight:param.grad").calls.tolist() == [3] * 4
-    assert min(norms(recording, "weight:param.grad")) > SCALE / 100 > max(taken)
+    assert norms(recording, ":grad.norm") == pytest.approx(made, rel=1e-5)
+    assert recording.rows("weight:param.grad").calls.tolist() == [1] * 4
+    both = np.hypot(norms(recording, "weight:param.grad"), norms(recording, "bias:param.grad"))
+    assert both.tolist() == pytest.approx(made, rel=1e-5)
+    assert min(made) > SCALE / 100
 
 
 def test_a_step_that_the_scaler_skips_is_counted_with_the_next(watch):
     """Its batches are in the row of the step that is taken, and its infinities are no error."""
     with watch(every=1) as run:
-        taken = scaled(nn.Linear(4, 1), batches=2, steps=5, spoiled=2)
+        made = scaled(nn.Linear(4, 1), batches=2, steps=5, spoiled=2)
     recording = Recording.open(run.recording)
 
     assert recording.rows(":out").calls.tolist() == [2, 2, 4, 2]
-    assert norms(recording, ":grad.norm") == pytest.approx(taken, rel=1e-5)
+    assert norms(recording, ":grad.norm") == pytest.approx(made, rel=1e-5)
     assert "error" not in {finding.severity for finding in run.findings()}
 
 

@@ -120,14 +120,17 @@ class Updates:
             if id(optimizer) not in self._stepped or id(optimizer) in self._inside:
                 self._gradients(optimizer)
 
-    def before(self, optimizer: Optimizer) -> None:
-        """Look at gradients and parameters before an optimizer changes them."""
+    def before(self, optimizer: Optimizer, *, closure: bool = False) -> None:
+        """Look at gradients and parameters before an optimizer changes them; a closure may yet add to the gradients."""
         held = self._held.get(optimizer, ())
         if id(optimizer) in self._passed:
-            self._passed.discard(id(optimizer))
             if self._measured and not self.bad:
                 self._look_again(held)
-            self._add_norms(held)
+            if closure:
+                self.late.add(id(optimizer))
+            else:
+                self._passed.discard(id(optimizer))
+                self._add_norms(held)
         else:  # if it runs its closure, these are of the step before, and others take their place
             self._gradients(optimizer)
             self.late.add(id(optimizer))

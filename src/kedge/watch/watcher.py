@@ -398,7 +398,7 @@ class Watcher:
             entry = self.optimizers.entry(optimizer)
             self._notes += self.facts.before_step(self.step(), optimizer, entry.index)
         bad = self.updates.bad
-        self.updates.before(optimizer)
+        self.updates.before(optimizer, closure=any(map(callable, (*args, *kwargs.values()))))
         if self.updates.bad and not bad and self.budget.kind is StepKind.GUARDED:
             self.budget.interrupt(time.perf_counter())
         self.spent += time.perf_counter() - start - (self.meter.seconds - inner)
@@ -548,10 +548,10 @@ class Watcher:
     # -- writing -----------------------------------------------------------------------------------
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Write rows, and before them the sites that are new; see `kedge.flow.Sink`."""
+        """Write rows, and before them the sites that are new and what explains them; see `kedge.flow.Sink`."""
         self._write_sites()
-        self.log.stats(step, columns)
         self._write_notes()
+        self.log.stats(step, columns)
 
     def _write_sites(self, *, again: bool = False) -> None:
         seats = self.meter.seats.values()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from kedge.report.difference.facts import Cause, Facts, steady
 from kedge.report.numbers import counted
+from kedge.rules.optimizers import optimizers
+from kedge.store.recording import Recording
 
 #: How near the factors of all gradients are if the loss was scaled, and those of all updates if the rate was.
 SCALED, RATED = 1e-3, 0.02
@@ -79,11 +81,23 @@ def rate(facts: Facts) -> Cause | None:
     if facts.first.same.kind != "update" or factor is None:
         return None
     same = "the update is" if len(updates) == 1 else f"the updates of all {len(updates)} parameters are"
+    rates = [_rates(recording) for recording in (facts.comparison.a, facts.comparison.b)]
+    if facts.at_start and rates[0] and rates[0] == rates[1]:  # they are those of an optimizer's first step
+        return Cause(
+            "clipping",
+            f"gradients are changed otherwise after backward, as by clipping: {same} {factor:.4g} times as large in B",
+            f"at step {facts.step} parameters, forward and gradients are {facts.equal_before()}, "
+            "and the optimizers of both runs begin with the same learning rates",
+        )
     return Cause(
         "rate",
         f"another learning rate: {same} {factor:.4g} times as large in B",
         f"at step {facts.step} parameters, forward and gradients are {facts.equal_before()}",
     )
+
+
+def _rates(recording: Recording) -> list[list[float]]:
+    return [entry.get("rates", []) for entry in optimizers(recording) or ()]
 
 
 def optimizer(facts: Facts) -> Cause | None:

@@ -203,20 +203,20 @@ class Breaks:
     """A sink that cannot take what it is given."""
 
     def __init__(self):
-        self.asked = 0
+        self.asked = self.after = 0
 
     def sites(self, sites, roots):
         self.asked += 1
 
     def stats(self, step, columns):
-        self.asked += 1
+        self.asked, self.after = self.asked + 1, 0
         raise ValueError("full")
 
     def event(self, event):
-        self.asked += 1
+        self.asked, self.after = self.asked + 1, self.after + 1
 
     def close(self):
-        self.asked += 1
+        self.asked, self.after = self.asked + 1, self.after + 1
 
 
 class Keeps(Breaks):
@@ -245,7 +245,8 @@ def test_a_sink_that_fails_is_told_of_once_and_left_out(watch, capsys):
         train(net())
 
     assert capsys.readouterr().err.count("Breaks failed and gets nothing from here on: ValueError: full") == 1
-    assert breaks.asked == 2
+    assert breaks.asked > 1
+    assert breaks.after == 0
     assert [got[0] for got in keeps.got if isinstance(got, tuple) and "0:out" in got[1]] == [0, 1, 10, 20]
     assert keeps.closed == 1
 
@@ -256,6 +257,7 @@ def test_a_finding_reaches_a_sink_as_soon_as_something_is_not_finite(watch):
     with watch().send_to(keeps):
         train(net(Log()))
     kinds = [got["kind"] if isinstance(got, dict) else got[0] for got in keeps.got]
+    kinds = [kind for kind in kinds if kind not in ("loss-graph", "producer")]  # notes precede the rows they explain
     findings = [got for got in keeps.got if isinstance(got, dict) and got["kind"] == "finding"]
 
     assert kinds[:2] == [0, "finding"]

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
-from kedge.torch_internals.source_lines import Source, is_between, source_of
+from kedge.torch_internals.source_lines import is_between
 
 _KEPT = 16
 _INSTALLED = ("site-packages", "dist-packages")
@@ -194,22 +194,22 @@ def _each(tensors: Any) -> tuple[Any, ...]:
     return tuple(tensors) if isinstance(tensors, (tuple, list)) else (tensors,)
 
 
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed library, not to the program."""
+    return any(folder in file for folder in _INSTALLED)
+
+
 def _programs_line(frame: FrameType) -> FrameType | None:
     """The frame of the program that called, or of an installed library if no other is above."""
     above, library = frame.f_back, None
     while above is not None:
         file = above.f_code.co_filename
         if not is_between(file):
-            if not any(folder in file for folder in _INSTALLED):
+            if not is_installed(file):
                 return above
             library = library or above
         above = above.f_back
     return library
-
-
-def line_of(began: Began) -> Source | None:
-    """Return the program's line that called backward."""
-    return None if began.frame is None else source_of(began.frame)
 
 
 def operation_of(value: Tensor) -> tuple[str | None, str]:

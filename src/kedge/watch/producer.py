@@ -25,12 +25,11 @@ from torch.autograd.graph import Node
 
 from kedge.torch_internals.autograd_nodes import behind, saved_by
 from kedge.torch_internals.source_lines import is_between
-from kedge.watch.backwards import Began, plain_name
+from kedge.watch.backwards import Began, is_installed, plain_name
 from kedge.watch.hush import NOTED, hush, unhush
 
 _MOST_NODES = 20_000
 _TRIES = 3
-_INSTALLED = ("site-packages", "dist-packages")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>[^\n]*)\n\s*(?P<text>[^\n]*)')
 _RESULTS = ("result", "output")
 _OPERANDS = ("self", "other")
@@ -138,7 +137,7 @@ def line_in(stack: Sequence[str] | None) -> dict[str, Any] | None:
             match = _FRAME.match(entry)
             if match is None or is_between(match["file"]):
                 continue
-            if installed or not any(folder in match["file"] for folder in _INSTALLED):
+            if installed or not is_installed(match["file"]):
                 return {"file": match["file"], "line": int(match["line"]), "text": match["text"].strip() or None}
     return None
 

@@ -31,14 +31,13 @@ TQDM = "tqdm_monitor"  # one thread that tqdm starts when it is first used, and 
 
 
 def installed() -> dict[str, Any]:
-    """Return what is installed in PyTorch for all models alike, and the threads that live."""
+    """Return what is installed in PyTorch for all models alike."""
     found: dict[str, Any] = {name: list(table.values()) for name, table in TABLES.items() if table}
     found |= {
         "torch function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": len(dispatch._get_current_dispatch_mode_stack()),
         "saved-tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
         "gradients are on": torch.is_grad_enabled(),
-        "threads": [thread for thread in threading.enumerate() if thread.name != TQDM],
     }
     return found
 
@@ -49,10 +48,11 @@ def nothing_stays() -> Iterator[None]:
     if dynamo.has_compiled():  # by a test before this one, whichever that was
         torch.compiler.reset()
     torch.manual_seed(0)
-    before = installed()
+    before, threads = installed(), {*threading.enumerate()}
     yield
 
     assert installed() == before
+    assert [t for t in threading.enumerate() if t not in threads and t.name != TQDM] == []
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_the_number_of_threads_changes_no_bit(threads: None) -> None:
 
 
 def test_other_threads_run_while_a_large_value_is_read(threads: None) -> None:
-    """Python's lock is free meanwhile; for a small value it is kept, since giving it away costs more than the pass."""
+    """Python's lock is free meanwhile."""
     before, turns, stop = sys.getswitchinterval(), [0], threading.Event()
 
     def count() -> None:
@@ -56,15 +56,10 @@ def test_other_threads_run_while_a_large_value_is_read(threads: None) -> None:
             time.sleep(0)
 
     other = threading.Thread(target=count)
-    small, much, rows = torch.ones(100), torch.ones(1 << 24), native.table(1)
+    much, rows = torch.ones(1 << 24), native.table(1)
     sys.setswitchinterval(1000)  # the other thread gets its turn only where this one gives the lock away
     try:
         other.start()
-        kept = []
-        for _ in range(200):
-            at = turns[0]
-            native.measure_into(rows, 0, small)
-            kept.append(turns[0] == at)
         given = []
         for _ in range(100):
             at = turns[0]
@@ -76,7 +71,6 @@ def test_other_threads_run_while_a_large_value_is_read(threads: None) -> None:
         sys.setswitchinterval(before)
         stop.set()
         other.join()
-    assert all(kept)
     assert any(given)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from watched import Memory, net, watch
 
 from kedge.rules.registry import check
+from threaded import in_threads
 
 
 def roots(log: Memory) -> dict[str, tuple[str, bool, int]]:
@@ -213,3 +215,58 @@ def test_an_optimizer_that_steps_before_its_model_is_called_trains_it() -> None:
     totals, gradients = log.recording().rows(":grad.norm"), log.recording().rows("0.weight:param.grad")
     assert (totals.step.tolist(), set(totals.calls)) == ([*range(4)], {1})
     assert (gradients.step.tolist(), set(gradients.calls)) == ([*range(4)], {1})
+
+
+def test_an_optimizer_that_is_garbage_takes_no_model_its_plain_name() -> None:
+    """A model that nothing trains is named as if that optimizer had never been."""
+
+    def leave_one_behind() -> None:
+        optimizer = torch.optim.SGD(net().parameters(), 0.1)
+        optimizer.itself = optimizer  # type: ignore[attr-defined]
+
+    leave_one_behind()
+    model = net()
+    log = watch(lambda: model(torch.ones(2, 4)), every=1)
+    assert roots(log) == {"": ("Sequential", False, 0)}
+
+
+def test_heads_that_are_trained_in_turns_are_each_seen() -> None:
+    """Each backward pass is told from what arrives first in it, whichever part of the model it goes through."""
+    trunk, left, right = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+    model = nn.ModuleDict({"trunk": trunk, "left": left, "right": right})
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(12):
+            optimizer.zero_grad()
+            if step % 2:
+                left(trunk(torch.randn(5, 4))).square().mean().backward()
+            else:
+                right(trunk(torch.randn(5, 4))).square().mean().backward()
+            optimizer.step()
+
+    recording = watch(program, every=1).recording()
+    assert recording.rows("loss").step.tolist() == [*range(0, 12, 2)]
+    assert recording.rows("loss_2").step.tolist() == [*range(1, 12, 2)]
+
+
+def test_two_threads_that_train_at_once_do_not_disturb_each_other() -> None:
+    """What one changes, the other does not read."""
+
+    def train() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(5, 4)).square().mean().backward()
+            optimizer.step()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(2):
+            log = watch(lambda: in_threads(train, train), every=1)
+            assert log.watch.failure is None
+            assert sorted(steps for _, _, steps in roots(log).values()) == [20, 20]
+    finally:
+        sys.setswitchinterval(before)

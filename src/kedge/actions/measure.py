@@ -62,7 +62,7 @@ class Meter:
         self.seconds = self.device_seconds = 0.0
         self._seen: dict[int, Seen] = {}
         self._pending: deque[Step] = deque()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def __repr__(self) -> str:
         """As one would write it."""
@@ -87,7 +87,7 @@ class Meter:
 
     def _measure_at(self, site: Site) -> Measure:
         seat: Seat | None = None
-        forward, lock, now = not site.is_gradient, self._lock, time.perf_counter
+        forward, lock, now = not site.is_gradient, self.lock, time.perf_counter
 
         def measure(value: Tensor, step: int) -> None:
             nonlocal seat
@@ -271,7 +271,7 @@ class Meter:
 
     def add_squares(self, seats: Sequence[Seat], step: int, counts: Sequence[int], squares: Sequence[float]) -> None:
         """Take in sums of squares that are known already, one a site, each of so many numbers."""
-        with self._lock:
+        with self.lock:
             if step != self.step:
                 self._begin(step)
             for seat, count, square in zip(seats, counts, squares, strict=True):
@@ -287,7 +287,7 @@ class Meter:
 
     def drop(self, sites: Sequence[Site] | None = None) -> None:
         """Forget what was measured in this step, at some sites or at all."""
-        with self._lock:
+        with self.lock:
             if sites is None:
                 self._seen.clear()
                 self._host.end()
@@ -305,7 +305,7 @@ class Meter:
         Args:
             finite: Nothing was measured in it and all was finite, so that what goes wrong later is news.
         """
-        with self._lock, reduce.plainly():
+        with self.lock, reduce.plainly():
             self._seen.clear()
             if self._host.used or self._measured:
                 there = {d: t.take() for d, t in self._tables.items() if t.used}
@@ -319,7 +319,7 @@ class Meter:
 
     def finish(self) -> None:
         """Pass everything on, waiting for what is still on its way."""
-        with self._lock:
+        with self.lock:
             self.flush()
             while self._pending:
                 self._emit(self._pending.popleft())

@@ -3,8 +3,8 @@
 # Note [What backward began at]
 Nothing is patched. A hook on a parameter runs inside the pass, in the thread that called it or in one of a device's;
 the frame of `torch.autograd.backward` that is under way holds the tensors that were differentiated, and the frames
-above it lead to the program's line. In the first steps every parameter has the hook. After a measured step only the one
-whose gradient arrived first keeps it, and those that have had no gradient yet.
+above it lead to the program's line. In the first steps every parameter has the hook. After a measured step only those
+keep it whose gradient arrived first in a pass, and those that have had no gradient yet.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class BackwardPasses:
         self._began, self._ended, self._alarmed = began, ended, alarmed
         self._handles: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
         self._arrived: dict[int, int] = {}
+        self._first: set[int] = set()
+        self._arrived_in: dict[int, int] = {}
+        self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
         self.quick = False
         self.passed: Callable[[], None] | None = None
@@ -76,16 +79,16 @@ class BackwardPasses:
             same = known is not None and known[0]() is param
             if same or is_lazy(param) or not param.requires_grad or not param.is_leaf:
                 continue
-            self._arrived.pop(id(param), None)
+            self._forget(id(param))
             handle = param.register_post_accumulate_grad_hook(self.arrived)
             self._handles[id(param)] = weakref.ref(param), handle
 
     def keep_first(self, params: Iterable[Tensor]) -> None:
-        """Of some parameters keep the hook of the one whose gradient arrived first, and of those that had none."""
+        """Of some parameters keep the hook of each whose gradient arrived first in a pass, and of those that had none."""
         seen = [p for p in params if id(p) in self._arrived]
         first = min(seen, key=lambda p: self._arrived[id(p)], default=None)
         for param in seen:
-            if param is not first:
+            if param is not first and id(param) not in self._first:
                 known = self._handles.get(id(param))
                 if known is not None:
                     known[1].remove()
@@ -94,6 +97,11 @@ class BackwardPasses:
         """Whether a gradient of a parameter has been seen."""
         known = self._handles.get(id(param))
         return id(param) in self._arrived and known is not None and known[0]() is param
+
+    def reached_here(self, params: Iterable[Tensor]) -> bool:
+        """Whether gradients of some parameters arrive in this thread, so that no other one changes them meanwhile."""
+        here = threading.get_ident()
+        return len(self._threads) < 2 or any(self._arrived_in.get(id(p)) == here for p in params)
 
     def close(self) -> None:
         """Remove every hook."""
@@ -107,15 +115,23 @@ class BackwardPasses:
         gone = [key for key, (ref, _) in self._handles.items() if ref() is None]
         for key in gone:
             del self._handles[key]
-            self._arrived.pop(key, None)
+            self._forget(key)
+
+    def _forget(self, key: int) -> None:
+        self._arrived.pop(key, None)
+        self._arrived_in.pop(key, None)
+        self._first.discard(key)
 
     def arrived(self, param: Tensor) -> None:
         """Called by autograd when a parameter's gradient has been accumulated."""
         if id(param) not in self._arrived:
             self._arrived[id(param)] = len(self._arrived)
+        thread = self._arrived_in[id(param)] = threading.get_ident()
+        self._threads.add(thread)
         task = graph_task()
         if task == -1 or task in self._tasks:
             return
+        self._first.add(id(param))
         if len(self._tasks) >= _KEPT:
             del self._tasks[next(iter(self._tasks))]
         self._tasks[task] = None

@@ -20,6 +20,7 @@ from kedge.watch.roots import Root
 from kedge.watch.seen import Places
 
 Note = Mapping[str, Any]
+Kept = tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]
 _CHECKED = 8
 """How many gradients are looked at for whether they were zeroed."""
 _SMALL = 1 << 16
@@ -40,7 +41,7 @@ class Facts:
 
     def __init__(self) -> None:
         self._modes: dict[int, tuple[Any, ...]] = {}
-        self._left: dict[int, list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]]] = {}
+        self._left: dict[int, list[Kept]] = {}
         self._zeroed: set[int] = set()
         self._passed = False
         self._unheld: dict[int, Note] = {}
@@ -62,19 +63,19 @@ class Facts:
 
     # -- in a measured step ------------------------------------------------------------------------
 
-    def backward_began(self, step: int, roots: Iterable[Root]) -> list[Note]:
+    def backward_began(self, step: int, roots: Iterable[Root], passes: BackwardPasses) -> list[Note]:
         """Look at the modes of trained models, and whether the gradients of the last step are still there."""
         for key, left in self._left.items():
-            if not any(map(_is_left, left)):
+            if passes.reached_here(_params(left)) and not any(map(_is_left, left)):
                 self._zeroed.add(key)
         self._passed = True
         return self._mode_notes(step, roots)
 
-    def backward_ended(self) -> None:
+    def backward_ended(self, passes: BackwardPasses) -> None:
         """Remember what gradients are now: what a later pass finds changed was zeroed between."""
         for key, left in self._left.items():
-            if key not in self._zeroed:
-                self._left[key] = _gradients(p for ref, _, _ in left if (p := ref()) is not None)
+            if key not in self._zeroed and passes.reached_here(_params(left)):
+                self._left[key] = _gradients(_params(left))
 
     def before_step(self, step: int, optimizer: Optimizer, index: int) -> list[Note]:
         """Note if the gradients that an optimizer is about to use still hold those of its last step."""
@@ -182,14 +183,18 @@ class Facts:
         ]
 
 
-def _gradients(params: Iterable[Tensor]) -> list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]]:
+def _params(kept: Iterable[Kept]) -> list[Tensor]:
+    return [param for ref, _, _ in kept if (param := ref()) is not None]
+
+
+def _gradients(params: Iterable[Tensor]) -> list[Kept]:
     """Some small gradients, each with its parameter and how often it was changed in place."""
     held = ((p, p.grad) for p in params)
     small = ((p, g) for p, g in held if g is not None and g.is_cpu and g.numel() <= _SMALL and bool(g.any()))
     return [(weakref.ref(p), weakref.ref(g), g._version) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
 
 
-def _is_left(one: tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]) -> bool:
+def _is_left(one: Kept) -> bool:
     """Whether a parameter still has the gradient that it had, unchanged."""
     param, grad = one[0](), one[1]()
     return param is not None and grad is not None and param.grad is grad and grad._version == one[2]

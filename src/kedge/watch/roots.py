@@ -44,6 +44,7 @@ class Meter(Protocol):
     wires: int
     seconds: float
     device_seconds: float
+    lock: Any
 
     def bind(self, site: Site) -> Act:
         """Return what measures the values of one site."""

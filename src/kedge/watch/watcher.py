@@ -11,12 +11,12 @@ among all objects, and what no module holds is watched as tensors.
 
 from __future__ import annotations
 
+import gc
 import os
-import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -121,7 +121,6 @@ class Watcher:
         self._device_seconds = 0.0
         self._unmet: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._unfinished: list[Root] = []
-        self._attaching = threading.RLock()
         self._unit, self._began = 0.0, time.perf_counter()
         self._before, self._after = self._spare(self._before_update), self._spare(self._after_update)
         self._passes.passed = self._spare(self._count_backward)
@@ -217,7 +216,8 @@ class Watcher:
             if torch.compiler.is_compiling() or self.failed or os.getpid() != self.pid or modes.is_under_jit():
                 return
             try:
-                work(*args)
+                with self.meter.lock:  # the program may train in several threads
+                    work(*args)
             except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
                 error.add_note(traceback.format_exc())  # the traceback itself would keep what it went through
                 self.failure, self.meter.level = error.with_traceback(None), OFF
@@ -237,7 +237,7 @@ class Watcher:
             return  # it was called before it was wrapped
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
         if not captured and not any(r.is_running for r in self.roots):
-            with self._attaching, self._timed():
+            with self._timed():
                 root = self._watch(inner)
                 if self.dump is not None:
                     self.dump.watch(inner, root.label, begun=inner is module)
@@ -285,10 +285,11 @@ class Watcher:
             return self.names[module]
         params = {id(p): isinstance(p, nn.Parameter) for p in module.parameters()}
         if params and all(root.prefix for root in self.roots):
-            optimizers = living() if any_optimizer() else []
-            held = {id(p) for optimizer in optimizers for p in params_of(optimizer)}
             replaced = not all(params.values())  # by `torch.func`: its own may be what an optimizer holds
-            if not held or held & params.keys() or replaced:
+            if replaced or not _others_train(params):
+                return ""
+            gc.collect()  # the optimizers of a training that is over may be garbage
+            if not _others_train(params):
                 return ""
         return free_prefix(type(module).__name__, self.roots)
 
@@ -444,7 +445,7 @@ class Watcher:
         bad = self.losses.bad
         self._notes += self.losses.began(at, self.step(), measured=measured)
         if measured:
-            self._notes += self.facts.backward_began(self.step(), self.roots)
+            self._notes += self.facts.backward_began(self.step(), self.roots, self._passes)
         elif self.losses.bad and not bad:
             self.budget.interrupt(time.perf_counter())
             self.updates.bad = True  # all gradients and parameters of this step are measured
@@ -461,13 +462,13 @@ class Watcher:
             known = {id(o): o for e in self.optimizers.entries if (o := e.optimizer()) is not None}
             if self.optimizers.leading is None:  # some may not have stepped yet
                 known |= {id(o): o for o in living() if self._trains(o)}
-            self.updates.backward_ended(known.values())
+            self.updates.backward_ended(o for o in known.values() if self._passes.reached_here(params_of(o)))
             if self.updates.bad and not bad:
                 self._notes += self.losses.gradients_are_bad(
                     began(), self.step(), measured=self.budget.kind is StepKind.MEASURED
                 )
             if self.budget.kind is StepKind.MEASURED:
-                self.facts.backward_ended()
+                self.facts.backward_ended(self._passes)
             self.spent += time.perf_counter() - start - (self.meter.seconds - inner)
         self._count_backward()
 
@@ -580,6 +581,12 @@ class Watcher:
             yield
         finally:
             self.spent += time.perf_counter() - start - (self.meter.seconds - inner)
+
+
+def _others_train(params: Container[int]) -> bool:
+    """Whether there are optimizers, and none of them holds one of these parameters."""
+    held = [id(p) in params for optimizer in (living() if any_optimizer() else ()) for p in params_of(optimizer)]
+    return bool(held) and not any(held)
 
 
 dynamo.untraced(Watcher._updated)  # an optimizer's step may be compiled

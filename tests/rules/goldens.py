@@ -273,11 +273,23 @@ def eval_mode(*, fires: bool) -> Golden:
     return _written(course)
 
 
+def loss_below_zero(*, fires: bool) -> Golden:
+    """Let nll_loss fall through zero, or the squared error that a program subtracts from something."""
+    course = Course(SAMPLES[:3])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    course.loss([0.1, -0.2, -0.9], every=10, source={"file": "train.py", "line": 12})
+    nodes = ["NllLossBackward0", "LogBackward0"] if fires else ["SubBackward0", "MseLossBackward0"]
+    course.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes}]
+    return _written(course)
+
+
 def batch_of_one(*, fires: bool) -> Golden:
-    """Give batch normalisation a single sample, or none."""
+    """Give batch normalisation a single sample twice, or never fewer than two."""
     course = Course(SAMPLES[:5])
-    course.weight("bn1", steady(0.1, 1e-3, 1e-4))
-    course.events = [{"kind": "batch", "step": 10, "path": "bn1", "type": "BatchNorm2d", "samples": 1}] if fires else []
+    course.sites.append({"site": "norm:out", "type": "BatchNorm2d", "shape": [32, 4, 2, 2]})
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    samples = [32, 1, 32, 1, 32] if fires else [32, 2, 32, 2, 32]
+    course.rows += [size(step, "norm:out", 1.0, 16 * n) for step, n in zip(course.steps, samples, strict=True)]
     return _written(course)
 
 
@@ -314,6 +326,7 @@ MAKERS: dict[str, Callable[..., Golden]] = {
     "DEAD-CHANNEL": dead_channel,
     "SATURATED": saturated,
     "DOUBLE-SOFTMAX": double_softmax,
+    "LOSS-BELOW-ZERO": loss_below_zero,
     "EVAL-MODE": eval_mode,
     "BATCH-OF-ONE": batch_of_one,
     "INPUT-SCALE": input_scale,

@@ -194,6 +194,7 @@ LACKED = {
     "GRAD-ZERO": (1, 20),
     "SPIKE": (1, 21),
     "DOUBLE-SOFTMAX": (0, 1),
+    "LOSS-BELOW-ZERO": (0, 1),
     "EVAL-MODE": (0, 1),
     "INPUT-SCALE": (1, 3),
     "UPDATE-RATIO": (1, 20),

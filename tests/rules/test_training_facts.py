@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scenes import Course, steady
+from scenes import Course, size, steady
 
 from kedge.rules.batch_of_one import BatchOfOne
 from kedge.rules.double_softmax import DoubleSoftmax
 from kedge.rules.eval_mode import EvalMode
 from kedge.rules.grads_kept import GradsKept
+from kedge.rules.loss_below_zero import LossBelowZero
 from kedge.rules.not_optimized import NotOptimized
 from kedge.rules.rule import Finding, Rule
 
@@ -181,25 +182,89 @@ def test_train_forgotten_after_the_first_evaluation_is_found():
     assert (finding.step, finding.evidence["steps"]) == (6, 6)
 
 
-def batch(path: str, **entry: Any) -> dict[str, Any]:
-    """Describe a batch of one sample."""
-    return {"kind": "batch", "step": 4, "path": path, "type": "BatchNorm2d", "samples": 1, **entry}
+def of_batches(*samples: int, kind: str = "BatchNorm2d", frozen: tuple[str, ...] = ()) -> list[Finding]:
+    """Judge batches of so many samples, of which each has four channels of two by two."""
+    made = Course(range(len(samples)))
+    made.sites.append({"site": "norm:out", "type": kind, "shape": [samples[0], 4, 2, 2]})
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.rows += [size(step, "norm:out", 1.0, 16 * n) for step, n in enumerate(samples)]
+    made.events = [modes(0, True, ["drop"], [*frozen])]
+    return list(BatchOfOne().check(made.recording()))
 
 
-@pytest.mark.parametrize(("times", "severity"), [(None, "warning"), (1, "info"), (2, "warning")])
-def test_a_batch_of_one_sample_is_a_warning_unless_it_came_once(times, severity):
-    """All modules are one finding."""
-    more = {} if times is None else {"times": times}
-    (finding,) = found(BatchOfOne(), batch("fc", **more), batch("head", **more))
+@pytest.mark.parametrize(
+    ("samples", "severity", "first"), [((32, 32, 1), "info", 2), ((32, 1, 32, 1), "warning", 1), ((1, 1), "warning", 0)]
+)
+def test_a_batch_of_one_sample_is_a_warning_unless_it_came_once(samples, severity, first):
+    """What is left of an epoch comes again after the next one."""
+    (finding,) = of_batches(*samples)
 
-    assert (finding.severity, finding.site, finding.step) == (severity, "fc:out", 4)
-    assert finding.message.startswith("fc, head (BatchNorm2d) took the statistics of a batch of one sample in training")
-    assert ("in 2 measured steps" in finding.message) == (times == 2)
+    assert (finding.severity, finding.site, finding.step) == (severity, "norm:out", first)
+    assert finding.message.startswith("norm (BatchNorm2d) took the statistics of a batch of one sample in training")
+    assert ("in 2 measured steps" in finding.message) == (severity == "warning")
+
+
+@pytest.mark.parametrize("how", [{"frozen": ("norm",)}, {"kind": "SyncBatchNorm"}, {"kind": "InstanceNorm2d"}])
+def test_one_sample_is_enough_where_no_statistics_of_a_batch_are_taken(how):
+    """In evaluation mode, over all processes, and for each sample by itself."""
+    assert of_batches(1, 1, 1, **how) == []
 
 
 def test_two_samples_are_a_batch():
     """However few."""
-    assert found(BatchOfOne(), batch("fc", samples=2)) == []
+    assert of_batches(2, 2, 2) == []
+
+
+def of_loss(*values: float, nodes: tuple[str, ...], others: int = 0) -> list[tuple[str, str]]:
+    """Judge the values of a loss with these nodes, of a program that has some other losses too."""
+    made = Course(range(len(values)))
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.loss(values)
+    for i in range(others):
+        made.loss(values, site=f"loss_{i + 2}", path=f"loss_{i + 2}")
+    made.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": list(nodes)}]
+    return [(finding.severity, finding.message) for finding in LossBelowZero().check(made.recording())]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "severity", "says"),
+    [
+        (
+            ("NllLossBackward0", "SoftmaxBackward0"),
+            "warning",
+            "nll_loss, which cannot be below zero, and was in 2 of 3",
+        ),
+        (("NllLoss2DBackward0", "AddmmBackward0"), "warning", "first in step 1, and down to -4"),
+        (("DivBackward0", "MeanBackward0", "NllLossBackward0"), "warning", "takes logarithms of probabilities"),
+        (("BinaryCrossEntropyBackward0", "SigmoidBackward0"), "warning", "targets must lie between 0 and 1"),
+        (("BinaryCrossEntropyWithLogitsBackward0",), "warning", "targets must lie between 0 and 1"),
+        (("NegBackward0", "BinaryCrossEntropyBackward0"), "info", "the optimizer raises binary_cross_entropy"),
+    ],
+)
+def test_a_loss_below_the_least_it_can_be_is_reported(nodes, severity, says):
+    """Also behind a mean and a division."""
+    ((told, message),) = of_loss(0.5, -0.5, -4.0, nodes=nodes)
+
+    assert told == severity
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("values", "nodes", "others"),
+    [
+        ((0.5, 0.0, 0.1), ("NllLossBackward0",), 0),
+        ((0.5, -1e-5, 0.1), ("NllLossBackward0",), 0),
+        ((0.5, -4.0, -9.0), ("MeanBackward0", "MulBackward0", "NllLossBackward0"), 0),
+        ((0.5, -4.0, -9.0), ("NegBackward0", "MeanBackward0"), 0),
+        ((0.5, -4.0, -9.0), ("SubBackward0", "NllLossBackward0"), 0),
+        ((0.5, -4.0, -9.0), ("NegBackward0", "BinaryCrossEntropyBackward0"), 1),
+        ((0.5, -4.0, -9.0), (), 0),
+    ],
+    ids=["at zero", "rounding", "policy gradients", "likelihood", "difference", "one of two, as in a GAN", "no graph"],
+)
+def test_a_loss_that_may_be_below_zero_is_no_finding(values, nodes, others):
+    """Weights, differences and likelihoods of densities have any sign."""
+    assert of_loss(*values, nodes=nodes, others=others) == []
 
 
 NLL, LOG, SOFT, SIG, LINEAR = (

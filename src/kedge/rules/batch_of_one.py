@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from kedge.rules.ledger import listed
-from kedge.rules.optimizers import Entry, events_of
+from kedge.rules.optimizers import events_of
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import measured, too_few
 from kedge.rules.telling import NAMED
-from kedge.rules.trained import tells_training, trains
-from kedge.store.recording import Recording
+from kedge.rules.trained import trained_sites, trains
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL, Ints
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,8 @@ class BatchOfOne:
         others, and its running statistics, which evaluation uses, take the noise in.
 
     Formula:
-        A module with batch statistics, in training mode and in a step with gradients, was given a batch whose first
-        dimension is 1.
+        The output of a BatchNorm of a model that is trained has as many elements as one sample has in the first measured
+        step. Those in evaluation mode are left out, and SyncBatchNorm, whose batch is that of all processes.
 
     Window:
         The measured steps.
@@ -33,11 +36,11 @@ class BatchOfOne:
         - named (3): how many modules the message names.
 
     Severity:
-        - warning: it happened, or happened again and again.
-        - info: it is known that it happened once.
+        - warning: it happened again and again.
+        - info: it happened in one measured step, as at the end of an epoch.
 
     Evidence:
-        The modules, their types, the first step, and how often, where it was counted.
+        The modules, their types, and in how many measured steps.
 
     Remedy:
         DataLoader(..., drop_last=True) if it is what is left of an epoch; else a larger batch, or GroupNorm or
@@ -52,40 +55,51 @@ class BatchOfOne:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give one finding for all modules."""
-        latest = {str(event["path"]): event for event in events_of(recording, "batch") if event.get("samples") == 1}
-        if latest:
-            yield self._finding(recording, list(latest.values()))
+        found = [(site, steps) for site in _normalised(recording) if len(steps := _alone(recording, site))]
+        if found:
+            yield self._finding(found)
 
     def lacking(self, recording: Recording) -> Lack | None:
-        """Return that batches were not looked at; a model without batch statistics has none to judge."""
-        concerned = any("BatchNorm" in site.type for site in recording.sites) and trains(recording)
-        return (
-            Lack(self.code, "record of the batches", 0, 1, grows=False)
-            if concerned and not tells_training(recording)
-            else None
-        )
+        """Return how many measured steps are missing; a model without batch statistics has none to judge."""
+        sites = _normalised(recording) if trains(recording) else []
+        return too_few(self.code, measured(recording, sites), 1) if sites else None
 
-    def _finding(self, recording: Recording, events: list[Entry]) -> Finding:
-        paths = [str(event["path"]) for event in events]
-        first = min(int(event["step"]) for event in events)
-        times = [int(event["times"]) for event in events if event.get("times") is not None]
-        often = f" in {max(times):,} measured steps" if times and max(times) > 1 else ""
-        texts = {site.site for site in recording.sites}
-        site = next((f"{path}:{kind}" for path in paths for kind in ("in", "out") if f"{path}:{kind}" in texts), None)
+    def _finding(self, found: list[tuple[SiteInfo, Ints]]) -> Finding:
+        paths, times = [site.path for site, _ in found], max(len(steps) for _, steps in found)
+        first = min(int(steps[0]) for _, steps in found)
+        often = f" in {times:,} measured steps, first at step {first}" if times > 1 else f" in step {first}"
         return Finding(
             code=self.code,
-            severity="info" if times and max(times) == 1 else "warning",
-            site=site or f"{paths[0]}:in",
+            severity="info" if times == 1 else "warning",
+            site=found[0][0].site,
             step=first,
-            message=f"{listed(paths, self.named)} ({events[0].get('type', 'batch normalisation')}) took the statistics of a "
-            f"batch of one sample in training{often}, first at step {first}.",
+            message=f"{listed(paths, self.named)} ({found[0][0].type}) took the statistics of a batch of one sample in "
+            f"training{often}.",
             evidence={
                 "modules": paths[:NAMED],
                 "of": len(paths),
-                "types": sorted({str(event.get("type", "")) for event in events}),
-                "times": max(times) if times else None,
+                "types": sorted({site.type for site, _ in found}),
+                "times": times,
             },
             confidence=0.9,
             remedy="If it is what is left of an epoch, DataLoader(..., drop_last=True); else take a larger batch, or GroupNorm "
             "or LayerNorm, which need no batch.",
         )
+
+
+def _normalised(recording: Recording) -> list[SiteInfo]:
+    """List the outputs of the modules with batch statistics that are trained in training mode."""
+    latest = {int(event["root"]): event for event in events_of(recording, "modes")}
+    frozen = {str(path) for event in latest.values() for path in event.get("eval", ())}
+    sites = (
+        site for site in trained_sites(recording, "out") if site.type.startswith("BatchNorm") and len(site.shape) > 1
+    )
+    return [site for site in sites if site.path not in frozen]
+
+
+def _alone(recording: Recording, site: SiteInfo) -> Ints:
+    """Return the steps in which each value of a site was of one sample, of the size that its samples have."""
+    rows = recording.rows(site)
+    alone = rows.count == rows.calls * math.prod(site.shape[1:])
+    steps: Ints = rows.step[alone & (rows.level == FULL)]
+    return steps

@@ -16,6 +16,7 @@ from kedge.rules.explode import GradExplode
 from kedge.rules.grads_kept import GradsKept
 from kedge.rules.input_scale import InputScale
 from kedge.rules.ledger import NeverCalled
+from kedge.rules.loss_below_zero import LossBelowZero
 from kedge.rules.memory import SavedMemory
 from kedge.rules.never_initialised import NeverInitialised
 from kedge.rules.no_learning import NoLearning
@@ -51,6 +52,7 @@ ALL: tuple[Rule, ...] = (
     DeadChannel(),
     Saturated(),
     DoubleSoftmax(),
+    LossBelowZero(),
     EvalMode(),
     BatchOfOne(),
     InputScale(),

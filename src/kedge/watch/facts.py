@@ -45,7 +45,6 @@ class Facts:
         self._zeroed: set[int] = set()
         self._passed = False
         self._unheld: dict[int, Note] = {}
-        self._batches: set[str] = set()
         self._tables: list[Any] = []
         self._handles: list[RemovableHandle] = []
         self._children = mmap.mmap(-1, 8)  # shared with child processes that are forked

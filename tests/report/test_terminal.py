@@ -128,7 +128,7 @@ def test_rules_that_could_not_judge_are_named_with_the_command() -> None:
     assert "no findings so far; 1 rule could not judge: UPDATE-RATIO (12 of 20 measured" in clean
     assert "✓" not in clean
     assert "\n1 rule could not judge: UPDATE-RATIO (12 of 20 measured steps)\n" in broken
-    command = "for all of them: kedge run --budget none --every 1 train.py --name 'a b'\n"
+    command = "for it: kedge run --budget none --every 1 train.py --name 'a b'\n"
     assert command in clean
     assert command in broken
 

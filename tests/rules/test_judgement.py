@@ -107,9 +107,7 @@ def test_no_command_is_named_that_would_not_help(steps, need, helped):
 
     assert bool(judgement.command) == helped
     assert list(advice(judgement)) == (
-        ["for all of them: kedge run --budget none --every 1 train.py --lr 0.1"]
-        if helped
-        else ["for them the run is too short"]
+        ["for it: kedge run --budget none --every 1 train.py --lr 0.1"] if helped else ["for it the run is too short"]
     )
 
 

@@ -59,10 +59,13 @@ def advice(judgement: Judgement) -> Iterator[str]:
     """Say what to do so that every rule can judge; nothing where each could."""
     helped, others = list(judgement.helped), [x for x in judgement.unjudged if x.code not in judgement.helped]
     if helped:
-        yield f"{'for all of them' if not others else f'for {_some(helped)}'}: {judgement.command}"
+        all_of_them = "for it" if len(helped) == 1 else "for all of them"
+        yield f"{all_of_them if not others else f'for {_some(helped)}'}: {judgement.command}"
     short = [lack.code for lack in others if lack.grows]
     if short:
-        yield f"for {_some(short) if helped or len(short) < len(judgement.unjudged) else 'them'} the run is too short"
+        all_of_them = "it" if len(short) == 1 else "them"
+        named = _some(short) if helped or len(short) < len(judgement.unjudged) else all_of_them
+        yield f"for {named} the run is too short"
 
 
 def _some(codes: list[str]) -> str:

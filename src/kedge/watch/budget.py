@@ -104,7 +104,7 @@ class Budget:
         length, self._mark = (now - self._mark) / steps, now
         if not any(self.counts.values()):  # it attaches the hooks, and the end of the run takes about as long
             self._setup = 2 * timed
-            self.seconds += self._setup
+            self.seconds += timed
         elif kind is StepKind.SKIPPED:
             self._bare.append(length)
             self.seconds += timed

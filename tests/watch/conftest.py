@@ -16,9 +16,11 @@ from kedge.watch.optimizers import living
 
 @pytest.fixture(autouse=True)
 def no_optimizer_of_another_test() -> None:
-    """Free the optimizers that earlier tests left in cycles: whose names a model has depends on those that are alive."""
+    """Free the optimizers that earlier tests left: whose names a model has depends on those that are alive."""
     if living():
         gc.collect()
+        for optimizer in living():  # hooks of tensors hold it, through which no cycle is found
+            optimizer.param_groups.clear()
 
 
 @pytest.fixture

@@ -80,6 +80,35 @@ def test_an_optimizer_of_something_unseen_is_a_hint():
     assert "holds 3 parameters that belong to no model" in finding.message
 
 
+def test_modules_that_a_model_calls_and_does_not_hold_are_a_warning():
+    """Their parameters are in no list."""
+    (finding,) = found(NotOptimized(), left(outside=["Block", "Block"]))
+
+    assert (finding.severity, finding.site) == ("warning", ":out")
+    assert finding.message == (
+        "Net calls Block, Block and does not hold them: model.parameters() lacks their parameters, and so does every "
+        "optimizer. They get gradients, and never change."
+    )
+    assert "nn.ModuleList" in finding.remedy
+
+
+def test_tensors_with_gradients_that_are_no_parameters_are_a_warning():
+    """`requires_grad_()` makes no parameter."""
+    (finding,) = found(NotOptimized(), left(tensors=["position"]))
+
+    assert (finding.severity, finding.site) == ("warning", "position:param")
+    assert finding.message.startswith("position of Net is a tensor that requires a gradient, but no nn.Parameter")
+
+
+@pytest.mark.parametrize(("passes", "number"), [(9, 0), (10, 1)])
+def test_an_optimizer_that_never_stepped_is_an_error(passes, number):
+    """A few passes may be added up."""
+    told = found(NotOptimized(), {"kind": "not-optimized", "root": None, "in_vain": passes})
+
+    assert [finding.severity for finding in told] == ["error"] * number
+    assert all("never stepped in 10 backward passes" in finding.message for finding in told)
+
+
 def test_nothing_is_said_where_all_is_held():
     """An event with empty lists is no finding."""
     assert found(NotOptimized(), left()) == []

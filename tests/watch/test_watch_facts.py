@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 from watched import descend, net, watch
 
@@ -58,6 +58,71 @@ def test_a_parameter_that_was_replaced_after_the_optimizer_was_made_is_noted() -
 
     (note,) = notes(program, "not-optimized")
     assert (note["unheld"], note["replaced"]) == (["2.weight"], ["2.weight"])
+
+
+def test_a_model_that_gets_gradients_and_no_optimizer_has_is_noted() -> None:
+    """An encoder whose decoder alone was given to the optimizer; a model without gradients is left alone."""
+    encoder, decoder, teacher = nn.Linear(4, 4), nn.Linear(4, 1), net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(decoder.parameters(), 0.01)
+        for _ in range(5):
+            optimizer.zero_grad()
+            x = torch.randn(6, 4)
+            with torch.no_grad():
+                teacher(x)
+            decoder(encoder(x)).square().mean().backward()
+            optimizer.step()
+
+    (note,) = notes(program, "not-optimized")
+    assert (note["unheld"], note["graded"]) == (["Linear.weight", "Linear.bias"], ["Linear.weight", "Linear.bias"])
+
+
+def test_a_model_whose_optimizer_is_gone_is_not_missed() -> None:
+    """It was held as long as it was trained, as each model of an ensemble."""
+    models = [net() for _ in range(3)]
+
+    def program() -> None:
+        for model in models:
+            training(model)()
+
+    assert notes(program, "not-optimized") == []
+
+
+def test_modules_in_a_list_and_tensors_that_are_no_parameters_are_noted() -> None:
+    """Both get gradients, and `parameters()` has neither."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.blocks = nn.Linear(4, 1), [nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)]
+            self.scale, self.fixed = torch.ones(4, requires_grad=True), torch.ones(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x) * self.scale * self.fixed
+            return self.head(x)
+
+    model = Model()
+    (note,) = notes(training(model), "not-optimized")
+    assert (note["outside"], note["tensors"], note["unheld"]) == (["Sequential", "Linear"], ["scale"], [])
+    model = Model()
+    held = [*model.parameters(), *model.blocks[0].parameters(), *model.blocks[1].parameters(), model.scale]
+    assert notes(training(model, held), "not-optimized") == []
+
+
+def test_an_optimizer_that_never_steps_is_noted() -> None:
+    """With the backward passes that were in vain."""
+    model = net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.randn(6, 4)).square().mean().backward()
+
+    (note,) = notes(program, "not-optimized")
+    assert (note["root"], note["in_vain"]) == (None, 12)
 
 
 def test_frozen_parameters_are_not_missed() -> None:

@@ -16,26 +16,31 @@ from kedge.store.recording import Recording
 
 @dataclass(frozen=True)
 class NotOptimized:
-    """Parameters that are to be trained are in no optimizer, or the optimizer holds parameters that the model lost.
+    """Parameters that are to be trained are in no optimizer that steps, or it holds parameters that the model lost.
 
     What it says:
         An optimizer keeps the tensors that it was given. What the model gets later, or what the list left out, never
         changes, though it gets gradients and nothing fails.
 
     Formula:
-        unheld = the parameters of a trained model that require a gradient and are in no optimizer. replaced = names under
-        which an optimizer holds another tensor than the model has now. Nothing is said of parameters with requires_grad
-        False, nor of a model of which no optimizer holds anything.
+        unheld = the parameters of a trained model that require a gradient and are in no optimizer that has stepped; of a
+        model that none trains, those that got a gradient. replaced = names under which an optimizer holds another tensor
+        than the model has now. outside = modules that a model calls without holding them, so that parameters() does not
+        have theirs, and tensors = tensors in its attributes that are no parameters: both if they got gradients and no
+        optimizer has them. in vain = backward passes while an optimizer that holds the model's parameters never stepped.
+        Nothing is said of parameters with requires_grad False.
 
     Window:
         The whole run, as it was at the end.
 
     Thresholds:
         - named (6): how many parameters the message names.
+        - min_passes (10): backward passes without a step; gradients may be added up over a few.
 
     Severity:
         - error: replaced parameters; the optimizer steps, and the model does not move.
-        - warning: parameters that got gradients, and that no optimizer holds.
+        - error: no optimizer ever stepped, though one was made.
+        - warning: parameters or tensors that got gradients, and that no optimizer holds.
         - info: parameters that got none either; or an optimizer's that belong to nothing that was seen and never
           got a gradient.
 
@@ -48,20 +53,26 @@ class NotOptimized:
     """
 
     named: int = 6
+    min_passes: int = 10
 
     code: ClassVar[str] = "NOT-OPTIMIZED"
     name: ClassVar[str] = "a parameter to be trained is in no optimizer"
     severity: ClassVar[Severity] = "error"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Give at most one finding for every root, and one for parameters that belong to nothing seen."""
+        """Give at most one finding of each kind for every root, and one for parameters that belong to nothing seen."""
         for event in events_of(recording, "not-optimized"):
-            if event.get("root") is None:
+            if event.get("in_vain"):
+                yield from self._in_vain(event)
+            elif event.get("root") is None:
                 yield self._foreign(event)
             elif event.get("replaced"):
                 yield self._replaced(recording, event)
             elif event.get("unheld"):
                 yield self._unheld(recording, event)
+            for kind in ("outside", "tensors"):
+                if event.get(kind):
+                    yield self._not_held(recording, event, kind)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return that it is not known what the optimizers hold; without an optimizer there is nothing to judge."""
@@ -97,6 +108,40 @@ class NotOptimized:
             "Give all of model.parameters() to the optimizer once the model is complete, and keep layers in "
             "nn.ModuleList; call requires_grad_(False) on what is to stay as it is.",
         )
+
+    def _not_held(self, recording: Recording, event: Entry, kind: str) -> Finding:
+        names, root = [str(name) for name in event[kind]], int(event["root"])
+        shown, model, site = listed(names, self.named), names_of(recording, [root]), f"{names[0]}:param"
+        if kind == "outside":
+            site = f"{recording.roots[root].prefix.rstrip('.')}:out"
+            says = (
+                f"{model} calls {shown} and does not hold {'them' if len(names) > 1 else 'it'}: model.parameters() lacks their "
+                "parameters, and so does every optimizer. They get gradients, and never change."
+            )
+            remedy = "Keep modules in nn.ModuleList or nn.ModuleDict in place of a list or a dict."
+        else:
+            are = "are tensors that require" if len(names) > 1 else "is a tensor that requires"
+            says = (
+                f"{shown} of {model} {are} a gradient, but no nn.Parameter: model.parameters() lacks it, and so does every "
+                "optimizer. It gets gradients, and never changes."
+            )
+            remedy = "Make it an nn.Parameter before the optimizer is made."
+        return Finding(self.code, "warning", site, -1, says, {kind: names}, 0.9, remedy)
+
+    def _in_vain(self, event: Entry) -> Iterable[Finding]:
+        passes = int(event["in_vain"])
+        if passes >= self.min_passes:
+            says = f"An optimizer was made, and never stepped in {passes:,} backward passes: nothing was trained."
+            yield Finding(
+                self.code,
+                "error",
+                "optimizer",
+                -1,
+                says,
+                {"passes": passes},
+                0.9,
+                "Call optimizer.step() after backward(); with a GradScaler, scaler.step(optimizer) and scaler.update().",
+            )
 
     def _foreign(self, event: Entry) -> Finding:
         number = int(event.get("foreign", 0))

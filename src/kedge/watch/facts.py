@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import resource
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ _NAMED = 50
 """How many names a note holds."""
 _BUSY = 1.0
 """Seconds of processor time from which child processes are worth a word."""
+_TOLD = ("unheld", "replaced", "outside", "tensors", "foreign")
 _MODES = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
@@ -45,6 +46,8 @@ class Facts:
         self._zeroed: set[int] = set()
         self._passed = False
         self._unheld: dict[int, Note] = {}
+        self._strays: list[tuple[weakref.ref[nn.Module], Root]] = []
+        self._looks = self._optimizers = 0
         self._tables: list[Any] = []
         self._handles: list[RemovableHandle] = []
         self._children = mmap.mmap(-1, 8)  # shared with child processes that are forked
@@ -59,6 +62,11 @@ class Facts:
         """Called in a forked child process when an optimizer steps there."""
         steps = int.from_bytes(self._children[:], "little") + 1
         self._children[:] = steps.to_bytes(8, "little")
+
+    def called_inside(self, module: nn.Module, root: Root) -> None:
+        """Remember a module that is called while a root runs, and is no part of it."""
+        if len(self._strays) < _NAMED and any(p.requires_grad for p in module.parameters()):
+            self._strays.append((weakref.ref(module), root))
 
     # -- in a measured step ------------------------------------------------------------------------
 
@@ -116,44 +124,71 @@ class Facts:
                 })  # fmt: skip
         return notes
 
-    def step_ended(
-        self, step: int, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses
-    ) -> list[Note]:
-        """Look, after ever more steps, at which parameters no optimizer holds."""
-        if optimizers.entries and (step < 3 or step & (step - 1) == 0):
-            held = {id(p): (e, p) for e in optimizers.entries if (o := e.optimizer()) is not None for p in params_of(o)}
-            for root in roots:
-                module = root.module()
-                if module is not None and root.optimizers:
-                    self._look_at_held(root, module, held, places, passes)
-            foreign = sum(places.of(p) is None and p.grad is None for _, p in held.values())
-            self._unheld[-1] = {"kind": "not-optimized", "root": None, "foreign": foreign}
-        return []
+    def step_ended(self, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses) -> None:
+        """Look, after ever more steps and when an optimizer is new, at which parameters no optimizer holds."""
+        if len(optimizers.entries) != self._optimizers:
+            self._looks, self._optimizers = 0, len(optimizers.entries)
+        self._looks += 1
+        if self._looks < 4 or self._looks & (self._looks - 1) == 0:
+            self._look_at_optimizers(optimizers, roots, places, passes)
 
-    def _look_at_held(
-        self, root: Root, module: nn.Module, held: Mapping[int, Any], places: Places, passes: BackwardPasses
+    def _look_at_optimizers(
+        self, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses
     ) -> None:
+        living = {e.index: o for e in optimizers.entries if (o := e.optimizer()) is not None}
+        if not living:
+            return
+        held = {id(p): p for o in living.values() for p in params_of(o)}
+        for root in roots:
+            module = root.module()
+            if module is not None and (not root.optimizers or root.optimizers & living.keys()):
+                self._unheld[root.index] = self._not_held(root, module, held, places, passes)
+        foreign = sum(places.of(p) is None and p.grad is None for p in held.values())
+        self._unheld[-1] = {"kind": "not-optimized", "root": None, "foreign": foreign}
+
+    def _not_held(
+        self, root: Root, module: nn.Module, held: Mapping[int, Tensor], places: Places, passes: BackwardPasses
+    ) -> Note:
+        """Return what of a model no optimizer holds; of a model that none trains, what got gradients."""
         own = dict(module.named_parameters())
         here = {id(p) for p in own.values()}
         unheld = {n: p for n, p in own.items() if p.requires_grad and id(p) not in held}
         graded = [n for n, p in unheld.items() if p.grad is not None or passes.has_arrived(p)]
-        replaced = [site.path for p, site, of in places if of is root and id(p) in held and id(p) not in here]
-        self._unheld[root.index] = {
+        if not root.optimizers:
+            unheld = {n: unheld[n] for n in graded}
+        return {
             "kind": "not-optimized", "root": root.index, "unheld": [root.label(n) for n in list(unheld)[:_NAMED]],
             "unheld_elements": sum(p.numel() for p in unheld.values()), "graded": [root.label(n) for n in graded[:_NAMED]],
-            "replaced": replaced[:_NAMED],
+            "replaced": [s.path for p, s, of in places if of is root and id(p) in held and id(p) not in here][:_NAMED],
+            "outside": self._outside(root, held.keys() | here),
+            "tensors": [root.label(name) for name in _plain_tensors(module, held)][:_NAMED],
         }  # fmt: skip
+
+    def _outside(self, root: Root, known: Container[int]) -> list[str]:
+        """Name the classes of the modules that a root calls, does not hold, and that got gradients in vain."""
+        modules = [m for ref, of in self._strays if of is root and (m := ref()) is not None]
+        lost = [m for m in modules if any(id(p) not in known and p.grad is not None for p in m.parameters())]
+        return [type(m).__name__ for m in lost]
 
     # -- at the end --------------------------------------------------------------------------------
 
     def at_end(
-        self, optimizers: Optimizers, roots: Iterable[Root], places: Places, arrived: Callable[[Tensor], bool]
+        self,
+        optimizers: Optimizers,
+        roots: Iterable[Root],
+        places: Places,
+        passes: BackwardPasses,
+        *,
+        in_vain: int = 0,
     ) -> list[Note]:
-        """Return what is known in the end."""
+        """Return what is known in the end, as after so many backward passes with an optimizer that never stepped."""
         notes: list[Note] = []
+        self._look_at_optimizers(optimizers, roots, places, passes)
         if optimizers.entries:
             notes.append({"kind": "optimizers", "optimizers": [entry.describe() for entry in optimizers.entries]})
-        notes += [note for note in self._unheld.values() if any(note.get(n) for n in ("unheld", "replaced", "foreign"))]
+        elif in_vain:
+            notes.append({"kind": "not-optimized", "root": None, "in_vain": in_vain})
+        notes += [note for note in self._unheld.values() if any(note.get(name) for name in _TOLD)]
         steps, seconds = int.from_bytes(self._children[:], "little"), _child_seconds() - self._begun
         if steps or (seconds > _BUSY and not optimizers.entries):
             detail = {"steps": steps, "seconds": round(seconds, 1)}
@@ -180,6 +215,15 @@ class Facts:
             and not arrived(param)
             and places.measured(param) is not None
         ]
+
+
+def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:
+    """Yield the names of a model's tensors that got a gradient, are no parameters, and in no optimizer."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            leaf = type(value) is Tensor and value.requires_grad and value.is_leaf
+            if leaf and value.grad is not None and id(value) not in held:
+                yield f"{path}.{name}".lstrip(".")
 
 
 def _params(kept: Iterable[Kept]) -> list[Tensor]:

@@ -117,7 +117,7 @@ class Watcher:
         )
         self._written, self._undo = (0, 0), ExitStack()
         self._notes: list[Mapping[str, Any]] = []
-        self._seen_passes, self._by_backward = 0, False
+        self._seen_passes, self._by_backward, self._is_awaited = 0, False, False
         self._device_seconds = 0.0
         self._unmet: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._unfinished: list[Root] = []
@@ -170,7 +170,8 @@ class Watcher:
             if partial:  # what came after the last step is no step: an evaluation, or half a round
                 self.meter.drop()
             self._notes += self.first_step.close(clock.step)
-            self._notes += self.facts.at_end(self.optimizers, self.roots, self.places, self._passes.has_arrived)
+            in_vain = self._seen_passes if self._is_awaited else 0
+            self._notes += self.facts.at_end(self.optimizers, self.roots, self.places, self._passes, in_vain=in_vain)
             self.curves.flush(but=clock.step if partial else None)
             self.meter.finish()
         if self.roots and not self.meter.seats:
@@ -236,7 +237,13 @@ class Watcher:
         if inner is not module and inner in self._known:
             return  # it was called before it was wrapped
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
-        if not captured and not any(r.is_running for r in self.roots):
+        if captured:
+            return
+        running = next((root for root in self.roots if root.is_running), None)
+        if running is not None:
+            self._known.meet(module.modules())
+            self.facts.called_inside(module, running)
+        else:
             with self._timed():
                 root = self._watch(inner)
                 if self.dump is not None:
@@ -479,7 +486,8 @@ class Watcher:
             return
         self._seen_passes += 1
         if not self._by_backward and self._seen_passes == 2:  # by then an optimizer would have been made
-            self._by_backward = not any(self._trains(o) for o in living())
+            self._is_awaited = any(self._trains(o) for o in living())
+            self._by_backward = not self._is_awaited
         if self._by_backward:
             self.session.clock.awaited = 1 << 40
             if self.budget.run > 1:
@@ -511,7 +519,7 @@ class Watcher:
                 self.hooks.gather(self.roots)
                 for params in self.places.by_root():
                     self._passes.keep_first(params)
-                self._notes += self.facts.step_ended(step, self.optimizers, self.roots, self.places, self._passes)
+                self.facts.step_ended(self.optimizers, self.roots, self.places, self._passes)
             self.meter.flush(finite=not (measured or bad))
             if measured or bad or self.curves.is_due():
                 self.curves.flush()

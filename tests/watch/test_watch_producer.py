@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from watched import watch
 
+from kedge.watch.backwards import Began
+from kedge.watch.producer import Lines, find_producer
+
 BAD = 5
 """The step in which it happens, between two measured ones."""
 
@@ -109,3 +112,16 @@ def test_a_finite_training_has_no_producer_and_leaves_autograd_as_it_was() -> No
     assert producers(sound) == []
     assert seen.count(True) == 1
     assert not torch.is_anomaly_enabled()
+
+
+def test_memory_that_was_freed_is_not_read() -> None:
+    """Sharded training frees gathered parameters between a forward and its backward; reading them would end the process."""
+    x, weight = torch.tensor([0.0, 1.0], requires_grad=True), torch.ones(2, requires_grad=True)
+    loss = (x.log() * weight).sum()
+    weight.untyped_storage().resize_(0)
+
+    found = find_producer(Began((loss,), None, None), Lines())
+
+    assert found is not None
+    assert (found["operation"], found["certain"]) == ("log", True)
+    weight.untyped_storage().resize_(8)

@@ -270,3 +270,93 @@ def test_two_threads_that_train_at_once_do_not_disturb_each_other() -> None:
             assert sorted(steps for _, _, steps in roots(log).values()) == [20, 20]
     finally:
         sys.setswitchinterval(before)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Train a model for some steps."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).square().mean().backward()
+        optimizer.step()
+
+
+def test_passes_before_a_training_are_no_steps() -> None:
+    """Neither a transform's that prepares the data, nor those that validate a teacher."""
+    transform, teacher, model = Normalize(), net(), nn.Linear(4, 1)
+
+    def program() -> None:
+        for _ in range(300):
+            transform(torch.randn(4))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with torch.no_grad():
+            for _ in range(7):
+                teacher(torch.randn(5, 4))
+        train(model, optimizer, 6)
+
+    log = watch(program, every=1)
+    assert log.watch.summary.steps == 6
+    assert roots(log)[""] == ("Linear", True, 6)
+    assert log.recording().rows("loss").step.tolist() == [*range(6)]
+
+
+def test_a_program_that_only_evaluates_is_recorded_whatever_optimizers_it_makes() -> None:
+    """As one does that loads a checkpoint: the first pass is measured at least."""
+    model = net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer.load_state_dict(optimizer.state_dict())
+        with torch.no_grad():
+            for _ in range(7):
+                model(torch.randn(5, 4))
+
+    recording = watch(program, every=1).recording()
+    assert recording.rows("0:out").calls.tolist()[0] == 1
+
+
+def test_what_is_evaluated_before_a_training_is_not_in_its_first_step() -> None:
+    """A sanity check's batches are no part of the training."""
+    model = net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with torch.no_grad():
+            for _ in range(3):
+                model(torch.randn(50, 4))
+        train(model, optimizer, 4)
+
+    rows = watch(program, every=1).recording().rows("2:out")
+    assert (rows.step.tolist(), rows.calls.tolist(), set(rows.count)) == ([*range(4)], [1] * 4, {5 * 2})
+
+
+def test_the_optimizer_of_a_second_phase_ends_the_steps_then() -> None:
+    """The first one is still there, and idle."""
+    first, second = net(), nn.Linear(4, 1)
+
+    def program() -> None:
+        one, two = (torch.optim.SGD(m.parameters(), 0.1) for m in (first, second))
+        train(first, one, 12)
+        train(second, two, 12)
+
+    log = watch(program, every=1)
+    assert log.watch.summary.steps in (23, 24)
+    assert {steps for _, _, steps in roots(log).values()} == {12}
+
+
+def test_a_model_that_is_loaded_after_a_training_by_hand_makes_no_steps() -> None:
+    """Its passes are a test's."""
+
+    def program() -> None:
+        model = net()
+        for _ in range(9):
+            model.zero_grad()
+            model(torch.randn(5, 4)).square().mean().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.sub_(0.01 * p.grad)
+        model = copy.deepcopy(model)
+        with torch.no_grad():
+            for _ in range(3):
+                model(torch.randn(5, 4))
+
+    assert watch(program, every=1).watch.summary.steps == 9

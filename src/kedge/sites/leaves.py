@@ -116,6 +116,22 @@ def untransformed(value: Tensor) -> Tensor:
     return value
 
 
+def has_memory(value: Tensor) -> bool:
+    """Whether a dense tensor has the memory that its elements lie in; to read one whose memory was freed ends the process.
+
+    Sharded training frees the gathered parameters between a module's forward and its backward.
+    """
+    if not value.numel():
+        return True
+    last = value.storage_offset() + sum(
+        (size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True)
+    )
+    try:
+        return value.untyped_storage().nbytes() >= (last + 1) * value.element_size()
+    except (NotImplementedError, RuntimeError):  # of another's making
+        return False
+
+
 def storage_of(value: Tensor) -> int:
     """Tell one piece of memory from another; -1 for a tensor that has none of the usual kind."""
     try:

@@ -24,9 +24,12 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
+from kedge.flow import Act, Event
+from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.source_lines import is_between
+from kedge.watch.roots import Root
 
 _KEPT = 16
 _INSTALLED = ("site-packages", "dist-packages")
@@ -128,10 +131,14 @@ class BackwardPasses:
             self._arrived[id(param)] = len(self._arrived)
         thread = self._arrived_in[id(param)] = threading.get_ident()
         self._threads.add(thread)
+        if self.reached():
+            self._first.add(id(param))
+
+    def reached(self) -> bool:
+        """Called when a backward pass has come to something that is watched; tells whether that is the first in it."""
         task = graph_task()
         if task == -1 or task in self._tasks:
-            return
-        self._first.add(id(param))
+            return False
         if len(self._tasks) >= _KEPT:
             del self._tasks[next(iter(self._tasks))]
         self._tasks[task] = None
@@ -139,10 +146,11 @@ class BackwardPasses:
             if self._is_sound():
                 if self.passed is not None:
                     at_end_of_backward(self.passed)
-                return
+                return True
             self._alarmed()
         at_end_of_backward(self._ended)
         self._began(began())
+        return True
 
     def _is_sound(self) -> bool:
         """Whether the loss of the pass under way is known to be finite, or nothing is known of it."""
@@ -239,6 +247,27 @@ def plain_name(node: str) -> str:
     """Return what people call the operation behind a node: ``nll_loss`` for ``NllLossBackward0``."""
     name = re.sub(r"(Backward\d*|<.*>)$", "", node.rpartition("::")[2])
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+class Reached:
+    """The action that tells of a backward pass by the gradient of what a root returns.
+
+    It is for models whose parameters are spread over several processes: hooks on these do not fire.
+    """
+
+    observes = True
+    recomputes = False
+
+    def __init__(self, passes: BackwardPasses, root: Root) -> None:
+        self.passes, self.root = passes, root
+
+    def bind(self, site: Site) -> Act:
+        """Return what is called with each gradient."""
+
+        def reached(value: Tensor, event: Event) -> None:
+            self.passes.reached()
+
+        return reached
 
 
 untraced(BackwardPasses.arrived)

@@ -44,6 +44,7 @@ class Facts:
         self._modes: dict[int, tuple[Any, ...]] = {}
         self._left: dict[int, list[Kept]] = {}
         self._zeroed: set[int] = set()
+        self._inside: dict[int, int] = {}
         self._passed = False
         self._unheld: dict[int, Note] = {}
         self._strays: list[tuple[weakref.ref[nn.Module], Root]] = []
@@ -72,11 +73,16 @@ class Facts:
 
     def backward_began(self, step: int, roots: Iterable[Root], passes: BackwardPasses) -> list[Note]:
         """Look at the modes of trained models, and whether the gradients of the last step are still there."""
-        for key, left in self._left.items():
-            if passes.reached_here(_params(left)) and not any(map(_is_left, left)):
+        notes = self._mode_notes(step, roots)
+        for key, left in list(self._left.items()):
+            if not passes.reached_here(_params(left)):
+                continue
+            if not any(map(_is_left, left)):
                 self._zeroed.add(key)
+            if key in self._inside:  # its step has begun, and calls this from a closure
+                notes += self._kept(step, key, self._inside.pop(key))
         self._passed = True
-        return self._mode_notes(step, roots)
+        return notes
 
     def backward_ended(self, passes: BackwardPasses) -> None:
         """Remember what gradients are now: what a later pass finds changed was zeroed between."""
@@ -86,9 +92,15 @@ class Facts:
 
     def before_step(self, step: int, optimizer: Optimizer, index: int) -> list[Note]:
         """Note if the gradients that an optimizer is about to use still hold those of its last step."""
-        left, zeroed = self._left.pop(id(optimizer), None), id(optimizer) in self._zeroed
-        self._zeroed.discard(id(optimizer))
-        if not left or zeroed or not self._passed:
+        if not self._passed:
+            self._inside[id(optimizer)] = index
+            return []
+        return self._kept(step, id(optimizer), index)
+
+    def _kept(self, step: int, key: int, index: int) -> list[Note]:
+        left, zeroed = self._left.pop(key, None), key in self._zeroed
+        self._zeroed.discard(key)
+        if not left or zeroed:
             return []
         return [{"kind": "grads-kept", "step": step, "optimizer": index, "checked": len(left), "kept": len(left)}]
 
@@ -96,12 +108,14 @@ class Facts:
         """Remember some gradients of an optimizer that has just stepped."""
         self._left[id(optimizer)] = _gradients(params_of(optimizer))
         self._zeroed.discard(id(optimizer))
+        self._inside.pop(id(optimizer), None)
         self._passed = False
 
     def forget_gradients(self) -> None:
         """Forget them: the next step is not measured, and nobody would see that they are zeroed."""
         self._left.clear()
         self._zeroed.clear()
+        self._inside.clear()
 
     def _mode_notes(self, step: int, roots: Iterable[Root]) -> list[Note]:
         notes: list[Note] = []
@@ -221,7 +235,8 @@ def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:
     """Yield the names of a model's tensors that got a gradient, are no parameters, and in no optimizer."""
     for path, part in module.named_modules():
         for name, value in vars(part).items():
-            leaf = type(value) is Tensor and value.requires_grad and value.is_leaf
+            # Sharded training puts views in the place of parameters, of which not even that can be asked.
+            leaf = type(value) is Tensor and not value._is_view() and value.requires_grad and value.is_leaf
             if leaf and value.grad is not None and id(value) not in held:
                 yield f"{path}.{name}".lstrip(".")
 

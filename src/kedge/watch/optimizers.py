@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -100,6 +99,12 @@ class Optimizers:
         self._by_id: dict[int, Entry] = {}
         self._round: list[weakref.ref[Optimizer]] = []
         self._idle = 0
+        self._older: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._any, self._known = False, 0
+
+    def begin(self) -> None:
+        """Remember which optimizers there are when watching begins: they may be of a training that is over."""
+        self._older = weakref.WeakSet(living() if any_optimizer() else ())
 
     def entry(self, optimizer: Optimizer) -> Entry:
         """Return what is known of an optimizer that steps; with its first step it becomes known."""
@@ -124,11 +129,15 @@ class Optimizers:
         return self._closes_round(optimizer)
 
     def _takes_over(self, optimizer: Optimizer) -> bool:
-        """Whether the one that ended the steps is gone or idle, so that this one does from now on."""
+        """Whether the one that ended the steps is gone or idle, so that this one does from now on.
+
+        One that has not stepped before belongs to another phase of the training if it steps twice in turn.
+        """
         self._idle += 1
         gone = self.leading is not None and self.leading() is None
         others = sum(entry.optimizer() is not None for entry in self.entries) - 1
-        if not gone and (self._idle <= _PATIENCE * max(others, 1) or not self.trains(optimizer)):
+        patience = _PATIENCE * max(others, 1) if self.entry(optimizer).index < self._known else 1
+        if not gone and (self._idle <= patience or not self.trains(optimizer)):
             return False
         self._lead(optimizer)
         return True
@@ -146,7 +155,7 @@ class Optimizers:
         return True
 
     def _lead(self, optimizer: Optimizer) -> None:
-        self.leading, self._idle = weakref.ref(optimizer), 0
+        self.leading, self._idle, self._known = weakref.ref(optimizer), 0, len(self.entries)
         self.clock.optimizer = id(optimizer), 0
 
     # -- before an optimizer has stepped --------------------------------------------------------------
@@ -160,18 +169,22 @@ class Optimizers:
         """
         clock = self.clock
         led = clock.step + 1 if clock.led else 0
-        clock.lead(passes, lambda: _is_held(module()))
-        model = module()
-        if model is not None and any_optimizer() and _differentiates(model):
-            # Looked for only if a second pass comes before it has stepped.
+        clock.lead(passes, lambda: self._is_new() or _is_held(module()))
+        clock.looked, clock.awaited = True, 0
+        self._any = any_optimizer()
+        if self._any:  # looked for only if a second pass comes before it has stepped
             clock.looked, clock.awaited = False, AWAITED
-        else:
-            clock.look()
         clock.led = led
 
+    def look_again(self) -> None:
+        """Wait for an optimizer that was made after the first pass of the model whose passes are the steps."""
+        if not self._any and any_optimizer():
+            self._any = True
+            self.clock.look()
 
-def _differentiates(module: nn.Module) -> bool:
-    return torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+    def _is_new(self) -> bool:
+        """Whether an optimizer was made since watching began."""
+        return any(optimizer not in self._older for optimizer in living())
 
 
 def _is_held(module: nn.Module | None) -> bool:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from kedge.sites.leaves import has_memory, own_part
 from kedge.torch_internals.autograd_nodes import behind, saved_by
 from kedge.torch_internals.source_lines import is_between
 from kedge.watch.backwards import Began, is_installed, plain_name
@@ -149,8 +150,8 @@ def find_producer(began: Began, lines: Lines) -> dict[str, Any] | None:
         Its ``operation``, ``node``, ``file``, ``line``, ``text``, ``detail``, and whether it is ``certain``.
     """
     nodes = nodes_of(began.tensors)
-    leaves: list[Any] = [node for node in nodes if node.name() == _LEAF]
-    if any(not _is_finite(leaf.variable.detach()) for leaf in leaves):
+    leaves = [own_part(cast("Any", node).variable.detach()) for node in nodes if node.name() == _LEAF]
+    if any(has_memory(leaf) and not _is_finite(leaf) for leaf in leaves):
         return None  # the parameters are not finite already: it was made in an earlier step
     nodes = [node for node in nodes if node.name() != _LEAF]
     where = dict(zip(nodes, lines.of(nodes), strict=True))
@@ -240,7 +241,8 @@ def _values_in(began: Began) -> dict[Node, Tensor]:
         if not is_between(frame.f_code.co_filename):
             for value in list(frame.f_locals.values()):
                 for each in value if isinstance(value, (tuple, list)) else (value,):
-                    if type(each) is Tensor and each.grad_fn is not None and each.is_floating_point():
+                    plain = type(each) is Tensor and each.layout is torch.strided and each.is_floating_point()
+                    if plain and each.grad_fn is not None and has_memory(each):
                         found[each.grad_fn] = each.detach()
         frame = frame.f_back
     return found
@@ -264,7 +266,12 @@ def _saved(node: Node) -> dict[str, Tensor]:
     found = {}
     for name, saved in saved_by(node):
         value = getattr(saved, "data", None)
-        if isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided:
+        if (
+            isinstance(value, Tensor)
+            and value.is_floating_point()
+            and value.layout is torch.strided
+            and has_memory(value)
+        ):
             found[name] = value.detach()
     return found
 

@@ -7,6 +7,11 @@ it is compiled. The first root that an optimizer trains has the plain names - or
 first one that has parameters; those of others begin with their class name. As long as an optimizer
 holds parameters of no root, new roots are looked for in every step; if none turns up, the modules that hold them are found
 among all objects, and what no module holds is watched as tensors.
+
+# Note [Passes without gradients]
+Once a program trains, passes without gradients are evaluation, and are not measured. Before its first step it is not known
+whether it will: an optimizer may have been made for a checkpoint alone. So as long as one is waited for, the first such
+pass of each root is measured; it is dropped as soon as a model with parameters is called for gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from kedge.hooks.schedule import AWAITED, Passes
+from kedge.hooks.schedule import Passes
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
 from kedge.stderr import say
@@ -36,7 +41,7 @@ from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo, modes
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.source_lines import module_tree
-from kedge.watch.backwards import BackwardPasses, Began, began
+from kedge.watch.backwards import BackwardPasses, Began, Reached, began
 from kedge.watch.budget import Budget, StepKind, unit
 from kedge.watch.curves import Curves
 from kedge.watch.facts import Facts
@@ -68,6 +73,10 @@ if TYPE_CHECKING:
 
 _PER_EVENT, _PER_STEP = 3.0, 12.0
 """What it takes to bring one event to the meter, and to count a step with cold caches, in calls of an empty module hook."""
+_NEVER = 1 << 40
+"""For how many passes to wait where passes are no steps."""
+_MOST_PASSES = 256
+"""How many passes of a step are measured at most."""
 _PATIENCE = 3
 """How many steps of an optimizer to wait for the modules that its parameters belong to."""
 OFF = 0
@@ -118,6 +127,7 @@ class Watcher:
         self._written, self._undo = (0, 0), ExitStack()
         self._notes: list[Mapping[str, Any]] = []
         self._seen_passes, self._by_backward, self._is_awaited = 0, False, False
+        self._passes_of_step, self._ungraded, self._differentiates = 0, set[int](), False
         self._device_seconds = 0.0
         self._unmet: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._unfinished: list[Root] = []
@@ -142,6 +152,7 @@ class Watcher:
         self._undo.callback(self._passes.close)
         self._undo.callback(self.losses.lines.end)
         self.budget.begin(time.perf_counter())
+        self.optimizers.begin()
         self.facts.begin(ahead, behind)
         mine = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _abandon(mine()))
@@ -303,10 +314,14 @@ class Watcher:
     def _let_lead(self, root: Root, passes: Passes) -> None:
         """Let a root's forward passes be the steps as long as no optimizer makes them."""
         clock = self.session.clock
+        if self._by_backward:
+            return
         if root.parameters and not any(r.parameters and r.target for r in self.roots if r is not root):
+            if clock.awaited == _NEVER:
+                clock.led = 0
             self.optimizers.let_passes_lead(passes, root.module)
-        elif clock.leader is passes and any_optimizer():  # a transform, called before the model
-            clock.looked, clock.awaited = True, max(clock.awaited, AWAITED)
+        elif clock.leader is passes:  # a transform, called before the model: its passes are no steps
+            clock.looked, clock.awaited = True, _NEVER
 
     def _release_gone(self) -> None:
         """Let go of roots that are gone, before others have their place in memory."""
@@ -322,6 +337,8 @@ class Watcher:
             self.meter.saturates(path, how, numbers)
         for kind in ("out", "in", "out.grad"):
             self.session.hook_each(module, paths, kind, action)
+        if any(own_part(param) is not param for param in module.parameters()):
+            self.session.hook_each(module, [""], "out.grad", Reached(self._passes, root))
         self._place_parameters(module, root)
 
     def _place_parameters(self, module: nn.Module, root: Root) -> None:
@@ -439,10 +456,23 @@ class Watcher:
     # -- passes ------------------------------------------------------------------------------------
 
     def _pass_began(self, passes: Passes) -> None:
-        """Decide whether this pass is measured: validation between training steps is not."""
-        clock = self.session.clock
-        trains = clock.optimizer is not None or clock.awaited > 0
-        self.meter.muted = trains and not passes.here.graded
+        """Decide whether this pass is measured; see Note [Passes without gradients]."""
+        clock, graded = self.session.clock, passes.here.graded
+        self._passes_of_step += 1
+        if clock.optimizer is None and clock.awaited <= 0:
+            self.optimizers.look_again()
+        waits = clock.awaited > 0 and clock.optimizer is None
+        if waits and not self._differentiates:
+            if graded and any(root.parameters and root.passes is passes for root in self.roots):
+                self._differentiates = True
+                if self._ungraded:
+                    self.meter.drop()
+            self.meter.muted = not graded and id(passes) in self._ungraded
+            if not graded:
+                self._ungraded.add(id(passes))
+        else:
+            self.meter.muted = not graded and (waits or clock.optimizer is not None)
+        self.meter.muted |= self._passes_of_step > _MOST_PASSES
 
     def _backward_began(self, at: Began) -> None:
         if not self.meter.seats and not any(self.places.measured(p) for p, _, _ in self.places):
@@ -485,11 +515,11 @@ class Watcher:
             self._passes.passed = None
             return
         self._seen_passes += 1
-        if not self._by_backward and self._seen_passes == 2:  # by then an optimizer would have been made
+        if not self._by_backward and self._seen_passes == (2 if any_optimizer() else 1):  # it may be made late
             self._is_awaited = any(self._trains(o) for o in living())
             self._by_backward = not self._is_awaited
         if self._by_backward:
-            self.session.clock.awaited = 1 << 40
+            self.session.clock.awaited = _NEVER
             if self.budget.run > 1:
                 self._end_step_of_run()
             else:
@@ -541,6 +571,7 @@ class Watcher:
         return since
 
     def _begin_step(self, kind: StepKind) -> None:
+        self._passes_of_step = 0
         with self._timed():
             self.losses.bad = False
             self.losses.lines.end()

@@ -11,6 +11,7 @@ import numpy as np
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import measured, too_few
 from kedge.rules.telling import NAMED, plain
+from kedge.rules.trained import trains
 from kedge.rules.weights import Weight, rms, share, weights
 from kedge.store.recording import Recording
 from kedge.store.rows import Bools, Floats, Ints
@@ -35,8 +36,8 @@ class UpdateRatio:
         learning rate that decays to zero nor a run at the end of its training is reported; at least
         min_samples of them. Weights are parameters with two dimensions or more. Left out are weights that
         started at zero (whatever they become is large against that), and, for too small, embeddings, most
-        of whose rows get no gradient in a step, and weights that get no gradient or a thousandth of another
-        one's: those are for UNUSED-PARAM, GRAD-ZERO and GRAD-VANISH.
+        of whose rows get no gradient in a step, and weights that get no gradient, though another parameter of the
+        program does, or a thousandth of another one's: those are for UNUSED-PARAM, GRAD-ZERO and GRAD-VANISH.
 
     Thresholds:
         - high (0.1): torchmortem's upper bound, 100 times the 1e-3 that Karpathy gives as healthy;
@@ -133,7 +134,7 @@ class _Ratios:
     """Update ratios: a row a weight, a column a sampled step.
 
     ``grown`` has no values for weights that started at zero, ``driven`` none for embeddings, for weights
-    that hardly get a gradient, and for steps whose gradient was zero.
+    that hardly get a gradient, and for steps whose gradient was zero or missing.
     """
 
     weights: list[Weight]
@@ -153,7 +154,7 @@ class _Ratios:
         starved = np.array([w.table for w in own]) | (usual < STARVED * np.max(usual[np.isfinite(usual)], initial=0))
         grown = np.where(from_zero[:, None], np.nan, table)
         driven = np.where(starved[:, None] | (gradient == 0), np.nan, table)
-        if np.isfinite(gradient).any():
+        if trains(recording):
             driven[~np.isfinite(gradient)] = np.nan
         return cls(own, recording.steps, table, grown, driven)
 

@@ -282,6 +282,16 @@ def test_a_loss_below_the_least_it_can_be_is_reported(nodes, severity, says):
     assert says in message
 
 
+def test_a_loss_of_the_wrong_sign_that_runs_away_is_a_warning():
+    """Adversarial training, which turns it on purpose, does not end in NaN."""
+    ((told, message),) = of_loss(-0.5, -90.0, -4e9, float("nan"), nodes=("NegBackward0", "BinaryCrossEntropyBackward0"))
+
+    assert told == "warning"
+    assert message.endswith(
+        "It was below zero in 3 of 3 steps, first in step 0, and down to -4e+09, and is not finite in the end."
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "nodes", "others"),
     [

@@ -40,6 +40,7 @@ def test_gradients_that_are_zero_all_the_time_are_reported():
         "l0.weight, l1.weight. l2.weight, nearer to the loss, gets one."
     )
     assert finding.evidence == {
+        "kind": "some",
         "parameters": ["l0.weight", "l1.weight"],
         "of": 3,
         "next_with_gradient": "l2.weight",

@@ -48,8 +48,8 @@ class UpdateRatio:
         - window (40), min_samples (20): enough for a median, and short enough to see a late change.
 
     Evidence:
-        For the worst weights the ratio, how many weights of the model are concerned, and the number of
-        samples.
+        Whether they are too large or too small, for the worst weights the ratio, how many weights of the model are
+        concerned, and the number of samples.
 
     Remedy:
         Too large: lower the learning rate, or raise it slowly over the first steps. Too small: raise the learning
@@ -89,7 +89,8 @@ class UpdateRatio:
             worst = outside[np.argmax(ratios[outside])]
             says = f"changed by more than {self.high:g} times its size in half of the last optimizer steps"
             step = own.first_step(worst, own.grown[worst] > self.high)
-            yield self._finding(own, ratios, [worst, *outside[outside != worst]], (says, _TOO_LARGE, step))
+            words = (says, _TOO_LARGE, "large", step)
+            yield self._finding(own, ratios, [worst, *outside[outside != worst]], words)
 
     def _too_small(self, own: _Ratios, ratios: Floats) -> Iterator[Finding]:
         outside = np.flatnonzero(ratios < self.low)
@@ -97,10 +98,13 @@ class UpdateRatio:
             worst = outside[np.argmin(ratios[outside])]
             says = f"changed by less than {self.low:g} times its size in {self.quantile:.0%} of the optimizer steps"
             step = own.first_step(worst, own.driven[worst] < self.low)
-            yield self._finding(own, ratios, [worst, *outside[outside != worst]], (says, _TOO_SMALL, step))
+            words = (says, _TOO_SMALL, "small", step)
+            yield self._finding(own, ratios, [worst, *outside[outside != worst]], words)
 
-    def _finding(self, own: _Ratios, ratios: Floats, outside: Sequence[int], words: tuple[str, str, int]) -> Finding:
-        says, remedy, step = words
+    def _finding(
+        self, own: _Ratios, ratios: Floats, outside: Sequence[int], words: tuple[str, str, str, int]
+    ) -> Finding:
+        says, remedy, kind, step = words
         first = own.weights[outside[0]]
         others = f"; so did {len(outside) - 1} more of {len(own.weights)} weights" if len(outside) > 1 else ""
         return Finding(
@@ -110,6 +114,7 @@ class UpdateRatio:
             step=step,
             message=f"{first.param.path} {says} ({ratios[outside[0]]:.2g}; first seen at step {step}){others}.",
             evidence={
+                "kind": kind,
                 "ratios": {own.weights[i].param.path: plain(ratios[i]) for i in outside[:NAMED]},
                 "weights": len(own.weights),
                 "concerned": len(outside),

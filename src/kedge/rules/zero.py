@@ -49,7 +49,8 @@ class GradZero:
         - warning: some of them are, or all of them have become it, though the loss is not zero.
 
     Evidence:
-        The parameters without a gradient, how many the root has, since which step, and the first module towards the loss
+        Whether no gradient of the root was ever anything else, the parameters without a gradient, how many the root has,
+        since which step, and the first module towards the loss
         whose parameters got one: what cuts the gradient lies before that, or in it.
 
     Remedy:
@@ -94,14 +95,16 @@ class GradZero:
         next_one = later[0] if later else None
         names = ", ".join(site.path for site in still[-NAMED:])
         step = max(judged[site].since for site in still)
+        never = len(still) == len(judged) and not any(course.moved for course in judged.values())
         return Finding(
             code=self.code,
-            severity="error" if len(still) == len(judged) and not any(c.moved for c in judged.values()) else "warning",
+            severity="error" if never else "warning",
             site=last.site,
             step=step,
             message=f"{_gradients(len(still))} exactly zero in each of the last {enough} sampled steps or more, since "
             f"step {step}: {names}{_rest(len(still))}.{_nearer(next_one)}",
             evidence={
+                "kind": "all" if never else "some",
                 "parameters": [site.path for site in still],
                 "of": len(judged),
                 "next_with_gradient": next_one.path if next_one else None,

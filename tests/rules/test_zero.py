@@ -147,6 +147,15 @@ def test_a_bias_beside_a_weight_without_a_gradient_is_named_with_it():
     assert found(made)[0].evidence["parameters"] == ["l0.weight", "l0.bias"]
 
 
+def test_a_bias_beside_a_weight_that_is_frozen_is_named():
+    """That the weight learns would show that the gradient arrives."""
+    made = course(lambda i: None, 1e-3)
+    made.sites.append({"site": "l0.bias:param.grad", "path": "l0.bias", "kind": "param.grad", "owner": "l0"})
+    made.rows += [{"step": step, "site": "l0.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS]
+
+    assert found(made)[0].evidence["parameters"] == ["l0.bias"]
+
+
 def resting(loss: float, *, begin: float = 1e-3) -> Course:
     """Make a model whose gradients become zero in the eighth sample, with its loss from there on."""
     made = course(lambda i: begin if i < 8 else 0.0, lambda i: begin if i < 8 else 0.0)

@@ -75,7 +75,8 @@ class GradZero:
                 judged = _courses(recording, own, steps_without_loss(recording))
             enough = self.samples if any(course.moved for course in judged.values()) else self.few
             still = {site for site, course in judged.items() if course.length >= enough}
-            still -= {site for site in still if _is_shift(site, judged.keys() - still)}
+            driven = {site for site, course in judged.items() if course.moved} - still
+            still -= {site for site in still if _is_shift(site, driven)}
             if still:
                 yield self._finding(recording, judged, still, enough)
 

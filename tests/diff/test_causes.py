@@ -175,7 +175,7 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "another norm of equal gradients": (
         "clipping",
         {"factor": from_step(0, 0.1, ":grad.norm", "*:update")},
-        "gradients are changed otherwise before the optimizer gets them: clipping, accumulation or scaling",
+        "gradients are added up or scaled otherwise: their norm at the end of backward differs",
     ),
     "all updates by one factor": (
         "rate",

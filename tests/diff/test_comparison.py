@@ -159,7 +159,7 @@ def test_light_rows_are_common_where_steps_in_full_are_not() -> None:
 
 
 def test_a_gradient_on_schedule_is_not_compared_with_one_off_schedule() -> None:
-    """Off schedule a parameter's gradient is seen after accumulation and clipping."""
+    """Off schedule a parameter's gradient is seen only where one is not finite."""
     full, light = (one(4.0, 4.0, kind="param.grad", level=level, path="w") for level in (FULL, LIGHT))
     other = Recording.build(full.sites, [{"step": 0, "site": 0, "count": 1, "sumsq": 1.0, "level": LIGHT}])
 

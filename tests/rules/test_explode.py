@@ -151,7 +151,7 @@ def test_roots_are_judged_one_by_one():
 
 
 def taken(norms: Sequence[float], *, after: float = 0.1, every: int = 10, count: int = 32) -> list[Finding]:
-    """Run the rule where every step has the norm that the optimizer got, and every tenth the weights.
+    """Run the rule where every step has the norm of the gradients, and every tenth the weights.
 
     What comes out of backward in the sampled steps is calm; after the first third of the last ten
     steps the weights have another size.

@@ -269,6 +269,27 @@ def test_a_large_input_has_to_show(figures, number):
     assert len(fed(*figures)) == number
 
 
+def test_inputs_that_become_large_are_not_the_data():
+    """What an encoder returns grows with its weights."""
+    made = Course(range(6))
+    made.sites += [{"site": ":in"}, {"site": "fc:in", "type": "Linear"}]
+    made.weight("fc", steady(0.1, 1e-2, 1e-4), out=40.0)
+    made.rows += [size(step, site, 85.0 if step else 0.3) for step in made.steps for site in (":in", "fc:in")]
+
+    assert list(InputScale().check(made.recording())) == []
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "number"), [(7e-6, 7e-6, 1), (3e-3, 3e-3, 0), (0.0, 0.0, 0), (7e-6, 1.0, 0), (1.0, 7e-6, 0)]
+)
+def test_inputs_of_next_to_nothing_are_a_warning(inner, outer, number):
+    """Pixels divided by 255 three times; not sparse features, zeros, or what the model scales itself."""
+    findings = fed(inner, outer, 0.1, 1e-4)
+
+    assert len(findings) == number
+    assert all("rms of 7e-06, where layers are made for about 1; beside its biases" in f.message for f in findings)
+
+
 def test_indices_and_short_runs_are_not_judged():
     """Whole numbers are looked up; three measured steps are asked for."""
     assert fed(85.0, 85.0, 40.0, 1e-2, dtype="int64") == []

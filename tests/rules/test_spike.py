@@ -218,7 +218,7 @@ def test_only_what_a_root_returns_as_a_single_number_is_a_loss(entry, number):
 
 
 def test_a_gradient_that_jumps_is_reported():
-    """From the norms as the optimizer gets them, whether there is a loss or not."""
+    """From the norms at the end of backward, whether there is a loss or not."""
     (finding,) = of_norm(norms(jumps={43: 200.0}))
 
     assert (finding.site, finding.step) == (":grad.norm", 43)
@@ -276,3 +276,29 @@ def test_a_course_of_one_number_more_than_is_asked_for_is_judged():
     """With twenty losses before it, the last one can be a jump."""
     assert len(of_loss(losses(21, {20: 30.0}))) == 1
     assert of_loss(losses(20, {19: 30.0})) == []
+
+
+def starting_anew(first_step: int, *, root: int = 0) -> list[Finding]:
+    """Judge a loss and a norm that jump in step 43, where an optimizer made its first step in some step."""
+    rows = [
+        {"step": i, "site": "Loss:out", "count": 1, "sum": x, "level": 1} for i, x in enumerate(losses(jumps={43: 9.0}))
+    ]
+    rows += [
+        {"step": i, "site": ":grad.norm", "count": 16, "sumsq": norm**2, "level": 1}
+        for i, norm in enumerate(norms(jumps={43: 90.0}))
+    ]
+    entries = [{"index": 0, "roots": [0], "first_step": 0}, {"index": 1, "roots": [root], "first_step": first_step}]
+    events = [{"kind": "optimizers", "optimizers": entries}]
+    sites = [{"site": "Loss:out", "root": 1, "shape": []}, {"site": ":grad.norm"}]
+    return list(Spike().check(Recording.build(sites, rows, roots=ROOTS, events=events)))
+
+
+@pytest.mark.parametrize(("first_step", "number"), [(0, 2), (20, 2), (30, 0), (42, 0), (43, 0), (44, 2)])
+def test_a_new_optimizer_begins_a_new_training(first_step, number):
+    """A head that is trained from there on makes another loss; what came twenty steps later is a spike again."""
+    assert len(starting_anew(first_step)) == number
+
+
+def test_a_new_optimizer_of_another_root_leaves_the_norm_its_history():
+    """The loss may be of both."""
+    assert [finding.site for finding in starting_anew(42, root=1)] == [":grad.norm"]

@@ -170,7 +170,10 @@ def test_a_model_trained_in_evaluation_mode_is_a_warning():
     (finding,) = found(EvalMode(), modes(2, False, [], ["drop", "norm"]))
 
     assert (finding.severity, finding.step) == ("warning", 2)
-    assert "since step 2, in 10 of 12 measured steps: drop, norm do not work as in training." in finding.message
+    assert (
+        "since step 2, in 10 of 12 measured steps of its training: drop, norm do not work as in training."
+        in finding.message
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,6 +212,36 @@ def test_train_forgotten_after_the_first_evaluation_is_found():
     (finding,) = found(EvalMode(), modes(0, True, ["drop"], []), modes(6, False, [], ["drop"]))
 
     assert (finding.step, finding.evidence["steps"]) == (6, 6)
+
+
+def trained_until(end: int, *, stale: bool) -> list[Finding]:
+    """Judge a model that is trained first, and is a teacher in evaluation mode from then on, which may keep gradients."""
+    made = Course(range(12))
+    made.weight("fc", lambda i: (0.1, 1e-3 if i < end or stale else None, 1e-4 if i < end else None, None))
+    made.weight("Student.fc", lambda i: (0.1, 1e-3, 1e-4, None) if i >= end else (None, None, None, None), root=1)
+    made.roots = [{"name": name, "prefix": name * at, "trained": True} for at, name in enumerate(("Net", "Student"))]
+    made.events = [modes(0, True, ["drop"], []), modes(4, False, [], ["drop"])]
+    return list(EvalMode().check(made.recording()))
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize(("end", "number"), [(4, 0), (6, 0), (7, 1)])
+def test_a_model_that_is_not_trained_any_more_may_be_in_evaluation_mode(end, number, stale):
+    """Steps count in which it had gradients and its optimizer stepped."""
+    findings = trained_until(end, stale=stale)
+
+    assert len(findings) == number
+    assert all(finding.evidence["steps"] == 3 and "in 3 of 7 measured steps" in finding.message for finding in findings)
+
+
+def test_without_any_gradients_recorded_all_steps_count():
+    """As where only outputs are watched."""
+    made = Course(range(12))
+    made.weight("fc", lambda i: (None, None, None, None), out=1.0)
+    made.roots[0]["trained"] = True
+    made.events = [modes(0, False, [], ["drop"])]
+
+    assert len(list(EvalMode().check(made.recording()))) == 1
 
 
 def of_batches(*samples: int, kind: str = "BatchNorm2d", frozen: tuple[str, ...] = ()) -> list[Finding]:
@@ -276,6 +309,16 @@ def test_a_loss_below_the_least_it_can_be_is_reported(nodes, severity, says):
 
     assert told == severity
     assert says in message
+
+
+def test_a_loss_of_the_wrong_sign_that_runs_away_is_a_warning():
+    """Adversarial training, which turns it on purpose, does not end in NaN."""
+    ((told, message),) = of_loss(-0.5, -90.0, -4e9, float("nan"), nodes=("NegBackward0", "BinaryCrossEntropyBackward0"))
+
+    assert told == "warning"
+    assert message.endswith(
+        "It was below zero in 3 of 3 steps, first in step 0, and down to -4e+09, and is not finite in the end."
+    )
 
 
 @pytest.mark.parametrize(

@@ -96,3 +96,26 @@ def test_many_are_counted():
     (finding,) = found(course(True, *[False] * 9))
 
     assert "l6.weight:param.grad and 3 more got gradients" in finding.message
+
+
+def in_ledger(update: float) -> Course:
+    """A weight that no backward has reached, in an optimizer whose steps change it so much."""
+    made = course(True)
+    made.weight("idle", lambda i: (0.1, None, update, None))
+    cause = "no backward pass that was seen has reached it"
+    entry = {"site": "idle.weight:param.grad", "fired": 0, "cause": cause, "remedy": "use it in the forward"}
+    made.events = [{"kind": "ledger", "sites": [entry]}]
+    return made
+
+
+def test_a_parameter_that_its_optimizer_skips_is_reported():
+    """The updates of a parameter without a gradient are recorded, and are zero."""
+    (finding,) = found(in_ledger(0.0))
+
+    assert (finding.severity, finding.site) == ("warning", "idle.weight:param.grad")
+    assert "got no gradient in the whole run" in finding.message
+
+
+def test_a_parameter_that_was_moved_is_trained_whatever_the_ledger_says():
+    """As by an optimizer that makes its gradients itself."""
+    assert found(in_ledger(1e-4)) == []

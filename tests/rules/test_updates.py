@@ -133,3 +133,11 @@ def test_without_any_gradients_recorded_the_updates_decide():
     made.weight("fc", lambda i: (0.1, None, 1e-9, None))
 
     assert len(found(made)) == 1
+
+
+def test_a_root_without_any_gradient_is_for_another_rule():
+    """Where another root of the program gets some: UNUSED-PARAM speaks of it."""
+    made = course(1e-4)
+    made.weight("Other.fc", lambda i: (0.1, None, 0.0, None), root=1)
+
+    assert found(made) == []

@@ -40,6 +40,7 @@ def test_gradients_that_are_zero_all_the_time_are_reported():
         "l0.weight, l1.weight. l2.weight, nearer to the loss, gets one."
     )
     assert finding.evidence == {
+        "kind": "some",
         "parameters": ["l0.weight", "l1.weight"],
         "of": 3,
         "next_with_gradient": "l2.weight",
@@ -126,3 +127,58 @@ def test_roots_are_judged_one_by_one():
     (finding,) = found(made)
 
     assert (finding.severity, finding.site) == ("error", "C.l0.weight:param.grad")
+
+
+def test_a_bias_that_cancels_is_no_finding():
+    """A loss of differences gives it nothing, as where two images go through one network; its weight learns."""
+    made = course(1e-3, 1e-3)
+    made.sites.append({"site": "l1.bias:param.grad", "path": "l1.bias", "kind": "param.grad", "owner": "l1"})
+    made.rows += [{"step": step, "site": "l1.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS]
+
+    assert found(made) == []
+
+
+def test_a_bias_beside_a_weight_without_a_gradient_is_named_with_it():
+    """There the gradient is cut."""
+    made = course(0.0, 1e-3)
+    made.sites.append({"site": "l0.bias:param.grad", "path": "l0.bias", "kind": "param.grad", "owner": "l0"})
+    made.rows += [{"step": step, "site": "l0.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS]
+
+    assert found(made)[0].evidence["parameters"] == ["l0.weight", "l0.bias"]
+
+
+def test_a_bias_beside_a_weight_that_is_frozen_is_named():
+    """That the weight learns would show that the gradient arrives."""
+    made = course(lambda i: None, 1e-3)
+    made.sites.append({"site": "l0.bias:param.grad", "path": "l0.bias", "kind": "param.grad", "owner": "l0"})
+    made.rows += [{"step": step, "site": "l0.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS]
+
+    assert found(made)[0].evidence["parameters"] == ["l0.bias"]
+
+
+def resting(loss: float, *, begin: float = 1e-3) -> Course:
+    """Make a model whose gradients become zero in the eighth sample, with its loss from there on."""
+    made = course(lambda i: begin if i < 8 else 0.0, lambda i: begin if i < 8 else 0.0)
+    made.loss([1.0 if i < 8 and begin else loss for i in range(30)], every=10)
+    return made
+
+
+@pytest.mark.parametrize(("loss", "number"), [(0.0, 0), (1e-8, 1), (0.5, 1)])
+def test_a_loss_that_is_zero_has_no_gradient(loss, number):
+    """A hinge that every sample has passed is no fault; gradients of another loss are."""
+    assert len(found(resting(loss))) == number
+
+
+def test_one_loss_of_two_that_is_zero_is_not_enough():
+    """The other one asks for a gradient."""
+    made = resting(0.0)
+    made.loss([0.5] * 30, every=10, site="loss_2", path="loss_2")
+
+    assert len(found(made)) == 1
+
+
+def test_a_loss_that_was_never_anything_but_zero_is_an_error():
+    """As cross-entropy of one class."""
+    (finding,) = found(resting(0.0, begin=0.0))
+
+    assert finding.severity == "error"

@@ -32,9 +32,10 @@ class GradExplode:
         median over the weights of rms(update) / rms(weight) exceeds harm at least once. The two
         conditions are not asked for if G stays above the bar until it is no longer finite. Or else: G is
         not finite in the end, and before that it rose for rising samples in a row, to more than
-        factor squared times the median of the samples before. Or else: the same as the first, for G as the
-        optimizer gets it, in every step, if the median over the weights of the change of their size, from
-        the sampled step before to the one after, exceeds ruin: what explodes and is over between two samples.
+        factor squared times the median of the samples before. Or else: the same as the first, for G in
+        every step, as it is at the end of the backward pass, before clipping, if the median over the weights of the
+        change of their size, from the sampled step before to the one after, exceeds ruin: what explodes and is over
+        between two samples.
 
     Window:
         The whole run, sample by sample, from the first that has min_history samples before the lag. So
@@ -81,7 +82,7 @@ class GradExplode:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding for every root."""
         for root in sorted({site.root for site in trained_sites(recording, "param.grad")}):
-            arrived, taken = _Norms.of(recording, root), _Norms.of_optimizer(recording, root)
+            arrived, taken = _Norms.of(recording, root), _Norms.of_every_step(recording, root)
             for norms, find in ((arrived, self._outgrown), (taken, self._outgrown), (arrived, self._runaway)):
                 found = find(norms)
                 if found is not None:
@@ -91,7 +92,7 @@ class GradExplode:
     def lacking(self, recording: Recording) -> Lack | None:
         """Return how many norms are missing before there is a past to compare with."""
         roots = sorted({site.root for site in trained_sites(recording, "param.grad")})
-        norms = [(_Norms.of(recording, root), _Norms.of_optimizer(recording, root)) for root in roots]
+        norms = [(_Norms.of(recording, root), _Norms.of_every_step(recording, root)) for root in roots]
         known = [max(len(arrived.steps), len(taken.steps)) for arrived, taken in norms]
         # Three quarters of a short run are its past, and the last samples have to stay above the bar.
         need = -(-4 * self.min_history // 3) + self.sustained
@@ -170,7 +171,7 @@ class _Norms:
     squares: Floats
     "Sums of squares: a row a site, a column a step."
     taken: bool = False
-    "Whether they are as the optimizer got them."
+    "Whether they are the norms that are recorded in every step."
 
     @classmethod
     def of(cls, recording: Recording, root: int) -> _Norms:
@@ -188,8 +189,8 @@ class _Norms:
         return cls(recording, [sites[i] for i in np.flatnonzero(kept)], steps, squares[kept])
 
     @classmethod
-    def of_optimizer(cls, recording: Recording, root: int) -> _Norms:
-        """Gather the norms as the optimizer got them, in every step in which it got as many gradients as usual."""
+    def of_every_step(cls, recording: Recording, root: int) -> _Norms:
+        """Gather the norms that are recorded in every step, in those that had as many gradients as usual."""
         sites = [site for site in recording.of_kind("grad.norm") if site.root == root][:1]
         if not sites:
             return cls(recording, [], np.zeros(0, dtype=np.int64), np.zeros((0, 0)), taken=True)
@@ -248,7 +249,7 @@ class _Norms:
 def _counted(rows: Rows) -> Ints:
     """Give the steps whose gradients can be compared.
 
-    Off schedule they are seen after accumulation and clipping; there only what is not finite counts.
+    Off schedule they are seen where one of them is not finite; there only that counts.
     """
     return np.asarray(rows.step[(rows.level == FULL) | ~rows.clean])
 

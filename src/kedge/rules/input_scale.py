@@ -1,4 +1,4 @@
-"""Inputs that are far too large for the first layer."""
+"""Inputs that are far too large or too small for the first layer."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from kedge.store.rows import Floats
 
 @dataclass(frozen=True)
 class InputScale:
-    """The inputs are not scaled: their numbers are far larger than what layers are initialised for.
+    """The inputs are not scaled: their numbers are far from what layers are initialised for.
 
     What it says:
         Initialisations and learning rates are made for inputs of about unit variance. Pixels from 0 to 255, prices or times in
-        seconds make the first layer's outputs and gradients as many times larger, so that one rate fits no layer.
+        seconds make the first layer's outputs and gradients as many times larger, so that one rate fits no layer. Of
+        numbers that are as much too small, as of pixels that were divided by 255 twice too often, nothing reaches the outputs
+        but the biases.
 
     Formula:
         x = the median over the measured steps of rms(input) of the first module with a weight, and of what the model was
-        given. Reported if both > scale, and that module shows it: the median rms of its output > output, or its gradient in
-        relation to its size > gradient times the median of the other weights'. Whole numbers are indices, and are left alone.
+        given. Reported if both > scale, and the input was so in the first measured step too (what only becomes large was
+        made by a model that is trained), and that module shows it: the median rms of its output > output, or its gradient
+        in relation to its size > gradient times the median of the other weights'. Or else, if both, and the input in the
+        first step, are < small and not zero. Whole numbers are indices, and are left alone.
 
     Window:
         All measured steps, at least min_samples.
@@ -39,6 +43,8 @@ class InputScale:
           to 2.
         - output (10): layers of healthy networks return 0.1 to 3 at their start.
         - gradient (10): the same factor, as the gradient of a weight is as large as its input.
+        - small (1e-4): a thirtieth of sqrt(1e-5), which normalisations add to a standard deviation; beside it the input is
+          nothing. Sparse features, as words or citations, have 0.003 to 0.01.
         - min_samples (3): enough for a median.
 
     Evidence:
@@ -52,6 +58,7 @@ class InputScale:
     scale: float = 50.0
     output: float = 10.0
     gradient: float = 10.0
+    small: float = 1e-4
     min_samples: int = 3
 
     code: ClassVar[str] = "INPUT-SCALE"
@@ -61,22 +68,30 @@ class InputScale:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding for every root."""
         for entry in _entries(recording):
-            scale, given = _median(recording, entry.inputs), _median(recording, entry.heads)
-            if entry.samples < self.min_samples or not scale > self.scale or (entry.heads and not given > self.scale):
+            sizes = [_median(recording, entry.inputs), _first(recording, entry.inputs)]
+            sizes += [_median(recording, entry.heads)] if entry.heads else []
+            if entry.samples < self.min_samples:
                 continue
-            returned, contrast = _median(recording, entry.outputs), _contrast(recording, entry)
-            if returned > self.output or contrast > self.gradient:
-                yield self._finding(recording, entry, scale, (returned, contrast))
+            if all(0 < size < self.small for size in sizes):
+                yield self._finding(recording, entry, sizes[0], ["beside its biases that is nothing"])
+            elif all(size > self.scale for size in sizes) and (shown := self._shown(recording, entry)):
+                yield self._finding(recording, entry, sizes[0], shown)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return how many measured inputs are missing; without float inputs there is nothing to judge."""
         samples = [entry.samples for entry in _entries(recording) if entry.samples]
         return too_few(self.code, min(samples), self.min_samples) if samples else None
 
-    def _finding(self, recording: Recording, entry: _Entry, scale: float, effects: tuple[float, float]) -> Finding:
-        site, (returned, contrast) = entry.inputs[0], effects
+    def _shown(self, recording: Recording, entry: _Entry) -> list[str]:
+        """Return in words how the first layer shows that its input is too large; nothing if it does not."""
+        returned, contrast = _median(recording, entry.outputs), _contrast(recording, entry)
         shown = [f"it returns {returned:.3g}"] if returned > self.output else []
-        shown += [f"its relative gradient is {contrast:.2g} times the others'"] if contrast > self.gradient else []
+        return shown + (
+            [f"its relative gradient is {contrast:.2g} times the others'"] if contrast > self.gradient else []
+        )
+
+    def _finding(self, recording: Recording, entry: _Entry, scale: float, shown: list[str]) -> Finding:
+        site = entry.inputs[0]
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -86,13 +101,13 @@ class InputScale:
             f"{scale:.3g}, where layers are made for about 1; {', and '.join(shown)}.",
             evidence={
                 "input": plain(scale),
-                "output": plain(returned),
-                "gradient_to_others": plain(contrast),
+                "output": plain(_median(recording, entry.outputs)),
+                "gradient_to_others": plain(_contrast(recording, entry)),
                 "samples": entry.samples,
             },
             confidence=0.8,
-            remedy="Scale the inputs: subtract the mean and divide by the standard deviation of the training data, or divide "
-            "pixels by 255.",
+            remedy="Scale the inputs once: subtract the mean and divide by the standard deviation of the training data, or "
+            "divide pixels by 255.",
         )
 
 
@@ -143,6 +158,12 @@ def _median(recording: Recording, sites: list[SiteInfo]) -> float:
     table = rms(recording, sites)
     usual = [float(np.median(row[np.isfinite(row)])) for row in table if np.isfinite(row).any()]
     return max(usual, default=float("nan"))
+
+
+def _first(recording: Recording, sites: list[SiteInfo]) -> float:
+    """Return the size of the largest of some values where they were measured first; NaN if none was."""
+    rows = [row[np.isfinite(row)] for row in rms(recording, sites)]
+    return max((float(row[0]) for row in rows if len(row)), default=float("nan"))
 
 
 def _contrast(recording: Recording, entry: _Entry) -> float:

@@ -51,7 +51,7 @@ class LossBelowZero:
         - least (1e-3): rounding and label smoothing do not go so far below zero.
 
     Severity:
-        - warning: the loss is below zero.
+        - warning: the loss is below zero; or it is one of these with its sign turned, and is not finite in the end.
         - info: the loss is one of these with its sign turned, as adversarial training has it too.
 
     Evidence:
@@ -92,14 +92,16 @@ class LossBelowZero:
         least = float(loss.values.min())
         count = f"in {int(below.sum())} of {len(below)} steps, first in step {first}, and down to {least:.3g}"
         head = f"The loss ({loss.site.site}{where})"
+        doubtful = turned and not loss.ends_badly
         if turned:
-            says = f"{head} is {name} with its sign turned: the optimizer raises {name}. It was below zero {count}."
+            says = f"{head} is {name} with its sign turned: the optimizer raises {name}. It was below zero {count}"
+            says += ", and is not finite in the end." if loss.ends_badly else "."
         else:
             given = _GIVEN[name]
             says = f"{head} is {name}, which cannot be below zero, and was {count}: {given}."
         return Finding(
             code=self.code,
-            severity="info" if turned else "warning",
+            severity="info" if doubtful else "warning",
             site=loss.site.site,
             step=first,
             message=says,
@@ -110,7 +112,7 @@ class LossBelowZero:
                 "losses": len(below),
                 "source": dict(source) if source else None,
             },
-            confidence=0.7 if turned else 0.95,
+            confidence=0.7 if doubtful else 0.95,
             remedy=_REMEDIES["neg" if turned else name.removesuffix("_with_logits")],
         )
 

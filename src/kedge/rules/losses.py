@@ -53,6 +53,16 @@ def losses(recording: Recording) -> list[LossCourse]:
     return [LossCourse(site, recording.rows(site)) for site in found if len(recording.rows(site))]
 
 
+def steps_without_loss(recording: Recording) -> Ints:
+    """Return the steps in which every loss was exactly zero, as a hinge is once every sample has passed it."""
+    rows = [loss.rows for loss in losses(recording)]
+    if not rows:
+        return np.zeros(0, dtype=np.int64)
+    steps = np.concatenate([r.step for r in rows])
+    zero = np.concatenate([r.clean & (r.statistic("mean") == 0) for r in rows])
+    return np.setdiff1d(steps, steps[~zero])
+
+
 def is_single_output(recording: Recording, site: SiteInfo) -> bool:
     """Whether a site is what a root returns, and a single number."""
     heads = {root.prefix.rstrip(".") for root in recording.roots} or {""}

@@ -20,7 +20,7 @@ from kedge.store.recording import Recording, Rows, SiteInfo
 #: What a row says of its elements. A row of an infinity without a NaN comes before one with a NaN.
 ABSENT, FINITE, INFINITE, NAN = 0, 1, 2, 3
 
-#: The kind of the site that stands for all gradients of a root as its optimizer gets them.
+#: The kind of the site that stands for all gradients of a root at the end of the backward pass.
 TOTAL = "grad.norm"
 
 #: Sites whose values show that a root was hurt, and not only what it computed with.

@@ -32,6 +32,17 @@ def events_of(recording: Recording, kind: str) -> list[Entry]:
     return sorted(found, key=lambda event: int(event.get("step", -1)))
 
 
+def later_starts(recording: Recording, root: int | None = None) -> list[int]:
+    """Return the steps, after the first one, in which an optimizer made its first step, in order.
+
+    Args:
+        recording: The recording.
+        root: Only of optimizers that train this root; of all if None.
+    """
+    own = [entry for entry in optimizers(recording) or () if root is None or root in entry.get("roots", ())]
+    return sorted({int(start) for entry in own if (start := entry.get("first_step") or 0) > 0})
+
+
 def rates_of(recording: Recording, root: int) -> list[float]:
     """Return the learning rates of the optimizers that train a root, the highest first."""
     own = [entry for entry in optimizers(recording) or () if root in entry.get("roots", ())]

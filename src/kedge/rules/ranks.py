@@ -129,7 +129,7 @@ class RankDeparts:
         return np.asarray(_relative(course) > self.tolerance)
 
     def _gradients_part(self, group: _Group) -> int | None:
-        """Give the first step in which the ranks' gradients differ as the optimizer gets them."""
+        """Give the first step in which the ranks' gradients differ at the end of the backward pass."""
         parted = [group.first_difference(site, self.tolerance) for site in group.recording.of_kind("grad.norm")]
         return min((step for step in parted if step is not None), default=None)
 

@@ -10,6 +10,7 @@ from textwrap import indent
 from kedge.errors import NoSuchRule
 from kedge.rules.batch_of_one import BatchOfOne
 from kedge.rules.channels import DeadChannel
+from kedge.rules.consequences import follow
 from kedge.rules.double_softmax import DoubleSoftmax
 from kedge.rules.eval_mode import EvalMode
 from kedge.rules.explode import GradExplode
@@ -75,10 +76,12 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
         rules: The rules to run; all of them, with their default thresholds, if None.
 
     Returns:
-        What was found: errors first, then in the order of steps.
+        What was found: errors first, then in the order of steps. What may follow from another finding is info.
     """
     found = [finding for rule in (ALL if rules is None else rules) for finding in rule.check(recording)]
-    return tuple(sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), finding.step)))
+    return tuple(
+        sorted(follow(recording, found), key=lambda finding: (SEVERITIES.index(finding.severity), finding.step))
+    )
 
 
 def explain(code: str, rules: Iterable[Rule] | None = None) -> str:
@@ -122,6 +125,12 @@ _HEAD = """# Rules
 
 What `kedge check` looks for. `kedge explain CODE` prints one of these pages, with the thresholds as they are set
 where it is typed. An error means that the training is broken; a warning, that something is likely to be; info is a hint.
+
+One cause is one warning. A learning rate that is too large kills units, stops gradients and makes the loss jump, and a rule
+finds each of these. What may follow from another finding, as far as a table in `kedge.rules.consequences` knows, is info, its
+message ends with the code of that one, and `follows` in its evidence names it too. That holds within a model, or models that
+one optimizer trains, if it did not begin clearly earlier. A NaN is an error whatever it follows from. Rules that were not
+chosen are the cause of nothing. The exit status of `kedge check` counts the errors that are left.
 
 Choose rules with `kedge check --select CODES` and `--ignore CODES`, or for a project in its `pyproject.toml`:
 

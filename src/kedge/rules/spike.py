@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.losses import LossCourse, losses, whole_steps
+from kedge.rules.optimizers import later_starts
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import too_few
 from kedge.rules.telling import NAMED, plain
@@ -39,8 +40,10 @@ class Spike:
 
     Window:
         Every step, those between the sampled ones too, from the one that has min_history before it. The loss is what
-        backward was called on. The norm is taken as the optimizer gets it, after accumulation and clipping. Steps with
-        fewer or more calls than usual are left out, as the last step of a GAN, which lacks a part of its losses.
+        backward was called on. The norm is taken at the end of the backward pass, before the gradients are clipped; of
+        several passes, at the end of the last one before the optimizer's step. Steps with fewer or more calls than
+        usual are left out, as the last step of a GAN, which lacks a part of its losses. With the first step of a new
+        optimizer, as where a new head is trained, a new training begins, and with it the history.
 
     Thresholds:
         - rtol (2), recent (10): Lightning's SpikeDetection.
@@ -75,18 +78,20 @@ class Spike:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding for every loss, and one for the gradient of every root."""
         for norms in _norms(recording):
-            yield from self._finding(norms, self._jumps(norms), f"The norm of the gradients ({norms.site.site})")
+            starts = later_starts(recording, norms.site.root)
+            found = _in_each(norms, starts, self._jumps)
+            yield from self._finding(norms, found, f"The norm of the gradients ({norms.site.site})")
         for loss in losses(recording):
             course = _Course.of_loss(loss)
-            yield from self._finding(course, self._losses(course), f"The loss ({loss.site.site})")
+            found = _in_each(course, later_starts(recording), self._losses)
+            yield from self._finding(course, found, f"The loss ({loss.site.site})")
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return how many steps with a loss or a norm are missing before there is a past to compare with."""
         known = [len(x.steps) for x in losses(recording)] + [len(x.steps) for x in _norms(recording)]
         return too_few(self.code, max(known), self.min_history + 1, "steps with a loss") if known else None
 
-    def _losses(self, course: _Course) -> Iterator[int]:
-        values = course.values
+    def _losses(self, values: Floats) -> Iterator[int]:
         if len(values) <= self.min_history:
             return
         means = np.convolve(values, np.full(self.recent, 1 / self.recent), "valid")
@@ -100,10 +105,10 @@ class Spike:
             if large and jump > self.above * earlier.max():
                 yield at
 
-    def _jumps(self, course: _Course) -> Iterator[int]:
-        for at in range(self.min_history, len(course.values)):
-            past = course.values[max(0, at - self.history) : at]
-            if course.values[at] > self.factor * past.max() > 0:
+    def _jumps(self, values: Floats) -> Iterator[int]:
+        for at in range(self.min_history, len(values)):
+            past = values[max(0, at - self.history) : at]
+            if values[at] > self.factor * past.max() > 0:
                 yield at
 
     def _finding(self, course: _Course, found: Iterable[int], what: str) -> Iterator[Finding]:
@@ -163,6 +168,13 @@ class _Course:
     def usual(self, at: int, recent: int) -> float:
         """Give the mean of the values right before a place."""
         return float(self.values[max(0, at - recent) : at].mean())
+
+
+def _in_each(course: _Course, starts: Sequence[int], find: Callable[[Floats], Iterator[int]]) -> Iterator[int]:
+    """Return the places that are found in each part of a course, which these steps divide."""
+    cuts = [0, *np.searchsorted(course.steps, starts).tolist(), len(course.steps)]
+    for begin, end in pairwise(cuts):
+        yield from (begin + at for at in find(course.values[begin:end]))
 
 
 def _norms(recording: Recording) -> list[_Course]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from kedge.store.recording import Recording, Root, SiteInfo
+from kedge.store.rows import FULL, Ints
 
 
 def trained_roots(recording: Recording) -> frozenset[int]:
@@ -28,6 +31,24 @@ def trained_sites(recording: Recording, kind: str) -> list[SiteInfo]:
 def trains(recording: Recording) -> bool:
     """Whether a trained model got a gradient."""
     return any(len(recording.rows(site)) for site in trained_sites(recording, "param.grad"))
+
+
+def steps_of_training(recording: Recording, root: int) -> Ints:
+    """Return the measured steps in which a root was trained: its parameters had gradients, and an optimizer stepped.
+
+    Gradients alone count where no optimizer ever stepped with it: what is trained no more may keep its last ones. All
+    measured steps, if no gradient of the program was recorded.
+    """
+    graded, stepped = (_measured(recording, root, kind) for kind in ("param.grad", "update"))
+    if not any(len(recording.rows(site)) for site in recording.of_kind("param.grad")):
+        return recording.steps
+    return np.intersect1d(graded, stepped) if len(stepped) else graded
+
+
+def _measured(recording: Recording, root: int, kind: str) -> Ints:
+    rows = [recording.rows(site) for site in recording.of_kind(kind) if site.root == root]
+    steps = [own.step[own.level == FULL] for own in rows]
+    return np.unique(np.concatenate(steps)) if steps else np.zeros(0, dtype=np.int64)
 
 
 def tells_training(recording: Recording) -> bool:

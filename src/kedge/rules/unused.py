@@ -27,8 +27,8 @@ class UnusedParam:
 
     Formula:
         No gradient: the run's ledger lists its param.grad with no firing, though a backward ran and the parameter
-        requires one. Parameters of modules that were never called are for NEVER-CALLED. No optimizer:
-        it got a gradient in min_samples sampled steps and no optimizer's step was seen to hold it,
+        requires one, and no step of an optimizer moved it. Parameters of modules that were never called are for
+        NEVER-CALLED. No optimizer: it got a gradient in min_samples sampled steps and no optimizer's step was seen to hold it,
         though other parameters of the same root are held by one. Where the recording tells what the optimizers hold,
         NOT-OPTIMIZED says so instead.
 
@@ -104,8 +104,8 @@ class _Alive:
 
     Attributes:
         recording: The recording.
-        moved: The paths of parameters of which a gradient or an update was seen.
-        roots: The roots in which any gradient was seen.
+        moved: The paths of parameters of which a gradient, or an update other than zero, was seen.
+        roots: The roots in which any of these was seen.
     """
 
     recording: Recording
@@ -115,8 +115,10 @@ class _Alive:
     @classmethod
     def of(cls, recording: Recording) -> _Alive:
         """Read it."""
-        kinds = ("param.grad", "param.acc", "update")
+        kinds = ("param.grad", "param.acc")
         seen = [site for kind in kinds for site in recording.of_kind(kind) if len(recording.rows(site))]
+        # An optimizer skips what has no gradient: its updates are there, and are zero.
+        seen += [site for site in recording.of_kind("update") if bool((recording.rows(site).sumsq > 0).any())]
         graded = [site for site in recording.of_kind("out.grad") if len(recording.rows(site))]
         return cls(recording, frozenset(s.path for s in seen), frozenset(s.root for s in (*seen, *graded)))
 

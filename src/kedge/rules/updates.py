@@ -11,6 +11,7 @@ import numpy as np
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import measured, too_few
 from kedge.rules.telling import NAMED, plain
+from kedge.rules.trained import trains
 from kedge.rules.weights import Weight, rms, share, weights
 from kedge.store.recording import Recording
 from kedge.store.rows import Bools, Floats, Ints
@@ -35,8 +36,8 @@ class UpdateRatio:
         learning rate that decays to zero nor a run at the end of its training is reported; at least
         min_samples of them. Weights are parameters with two dimensions or more. Left out are weights that
         started at zero (whatever they become is large against that), and, for too small, embeddings, most
-        of whose rows get no gradient in a step, and weights that get no gradient or a thousandth of another
-        one's: those are for UNUSED-PARAM, GRAD-ZERO and GRAD-VANISH.
+        of whose rows get no gradient in a step, and weights that get no gradient, though another parameter of the
+        program does, or a thousandth of another one's: those are for UNUSED-PARAM, GRAD-ZERO and GRAD-VANISH.
 
     Thresholds:
         - high (0.1): torchmortem's upper bound, 100 times the 1e-3 that Karpathy gives as healthy;
@@ -47,8 +48,8 @@ class UpdateRatio:
         - window (40), min_samples (20): enough for a median, and short enough to see a late change.
 
     Evidence:
-        For the worst weights the ratio, how many weights of the model are concerned, and the number of
-        samples.
+        Whether they are too large or too small, for the worst weights the ratio, how many weights of the model are
+        concerned, and the number of samples.
 
     Remedy:
         Too large: lower the learning rate, or raise it slowly over the first steps. Too small: raise the learning
@@ -88,7 +89,8 @@ class UpdateRatio:
             worst = outside[np.argmax(ratios[outside])]
             says = f"changed by more than {self.high:g} times its size in half of the last optimizer steps"
             step = own.first_step(worst, own.grown[worst] > self.high)
-            yield self._finding(own, ratios, [worst, *outside[outside != worst]], (says, _TOO_LARGE, step))
+            words = (says, _TOO_LARGE, "large", step)
+            yield self._finding(own, ratios, [worst, *outside[outside != worst]], words)
 
     def _too_small(self, own: _Ratios, ratios: Floats) -> Iterator[Finding]:
         outside = np.flatnonzero(ratios < self.low)
@@ -96,10 +98,13 @@ class UpdateRatio:
             worst = outside[np.argmin(ratios[outside])]
             says = f"changed by less than {self.low:g} times its size in {self.quantile:.0%} of the optimizer steps"
             step = own.first_step(worst, own.driven[worst] < self.low)
-            yield self._finding(own, ratios, [worst, *outside[outside != worst]], (says, _TOO_SMALL, step))
+            words = (says, _TOO_SMALL, "small", step)
+            yield self._finding(own, ratios, [worst, *outside[outside != worst]], words)
 
-    def _finding(self, own: _Ratios, ratios: Floats, outside: Sequence[int], words: tuple[str, str, int]) -> Finding:
-        says, remedy, step = words
+    def _finding(
+        self, own: _Ratios, ratios: Floats, outside: Sequence[int], words: tuple[str, str, str, int]
+    ) -> Finding:
+        says, remedy, kind, step = words
         first = own.weights[outside[0]]
         others = f"; so did {len(outside) - 1} more of {len(own.weights)} weights" if len(outside) > 1 else ""
         return Finding(
@@ -109,6 +114,7 @@ class UpdateRatio:
             step=step,
             message=f"{first.param.path} {says} ({ratios[outside[0]]:.2g}; first seen at step {step}){others}.",
             evidence={
+                "kind": kind,
                 "ratios": {own.weights[i].param.path: plain(ratios[i]) for i in outside[:NAMED]},
                 "weights": len(own.weights),
                 "concerned": len(outside),
@@ -133,7 +139,7 @@ class _Ratios:
     """Update ratios: a row a weight, a column a sampled step.
 
     ``grown`` has no values for weights that started at zero, ``driven`` none for embeddings, for weights
-    that hardly get a gradient, and for steps whose gradient was zero.
+    that hardly get a gradient, and for steps whose gradient was zero or missing.
     """
 
     weights: list[Weight]
@@ -153,7 +159,7 @@ class _Ratios:
         starved = np.array([w.table for w in own]) | (usual < STARVED * np.max(usual[np.isfinite(usual)], initial=0))
         grown = np.where(from_zero[:, None], np.nan, table)
         driven = np.where(starved[:, None] | (gradient == 0), np.nan, table)
-        if np.isfinite(gradient).any():
+        if trains(recording):
             driven[~np.isfinite(gradient)] = np.nan
         return cls(own, recording.steps, table, grown, driven)
 

@@ -63,14 +63,14 @@ def backward(facts: Facts) -> Cause | None:
 
 
 def norm(facts: Facts) -> Cause | None:
-    """The optimizer gets other gradients than backward made."""
+    """The norm at the end of backward differs, and no gradient does."""
     if facts.first.same.kind != "grad.norm":
         return None
     return Cause(
         "clipping",
-        "gradients are changed otherwise before the optimizer gets them: clipping, accumulation or scaling",
+        "gradients are added up or scaled otherwise: their norm at the end of backward differs",
         f"at step {facts.step} the forward pass and all gradients of backward are {facts.equal_before()}, "
-        "the norm before the update is not",
+        "their norm at its end is not",
     )
 
 

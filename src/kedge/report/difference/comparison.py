@@ -170,7 +170,7 @@ Place = Ints | slice
 def _common(a: Rows, b: Rows, kind: str) -> tuple[Ints, Place, Place]:
     """Give the steps in which both have the same kind of value, and where they are in either.
 
-    Off schedule a parameter's gradient is seen after accumulation and clipping: it is another value than on schedule.
+    Off schedule a parameter's gradient is seen only where one is not finite: it is not compared with those on schedule.
     An update is that of some elements: if there are more of them in one recording, they are other ones.
     """
     telling = {"param.grad": "level", "update": "count"}.get(kind)

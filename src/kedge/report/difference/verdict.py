@@ -99,7 +99,7 @@ def _unknown(facts: Facts) -> Cause:
 
 
 def _drift(first: Parting) -> Cause:
-    what = {"param": "parameters", "grad.norm": "gradients that the optimizer gets", "update": "updates"}
+    what = {"param": "parameters", "grad.norm": "gradients at the end of backward", "update": "updates"}
     return Cause(
         "drift",
         f"the ranks drift apart: their {what[first.same.kind]} differ from step {first.step} on",

@@ -147,8 +147,7 @@ def _placed(groups: Grouping, values: Floats) -> Floats:
 def statistic(site: SiteInfo, rows: Rows, name: str) -> Floats:
     """Derive a statistic of a site's rows as the page shows it.
 
-    Off schedule a parameter's gradient is seen after accumulation and clipping: there it cannot be compared with the
-    others, and only what is not finite counts.
+    Off schedule a parameter's gradient is seen only where one is not finite: it says nothing of the usual ones.
     """
     values = rows.statistic(name)
     if site.kind == "param.grad" and name != "nonfinite":

@@ -1,0 +1,129 @@
+"""What follows from what: of a fault and what it leads to, the fault is a warning, and the rest is a hint.
+
+# Note [Consequences]
+A learning rate that is too large kills units, stops gradients and makes the loss jump. Each of these is found by a rule of
+its own, and the remedies of all but one would mislead. So a finding becomes info if a cause of it was found as a warning or
+an error, in the same model or in one that the same optimizer trains, and not clearly later. What has become info is the
+cause of nothing: the first in the table decides, and there are no circles. A NaN ends the training, so it stays an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from kedge.rules.rule import Finding
+from kedge.rules.trained import root_of
+from kedge.store.recording import Recording
+
+#: A finding that begins more than so many measured steps before another one does not follow from it.
+LAG = 3
+
+#: Each cause with what follows from it, the deepest first. After a colon stands the ``kind`` that its evidence gives.
+FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
+    (cause, frozenset(effects.split()))
+    for cause, effects in (
+        # Weights that are alike get gradients that are alike; weights of zero get and pass on none.
+        ("NEVER-INITIALISED", "INIT-SCALE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SPIKE"),
+        # What is too large or too small at the first step makes outputs, gradients and steps so.
+        (
+            "INPUT-SCALE",
+            "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
+        ),
+        (
+            "INIT-SCALE",
+            "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
+        ),
+        # A loss without a lower bound drives the weights away for ever; logarithms of logits make one.
+        (
+            "DOUBLE-SOFTMAX",
+            "LOSS-BELOW-ZERO RATE-TOO-LARGE GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
+        ),
+        ("LOSS-BELOW-ZERO", "RATE-TOO-LARGE GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large"),
+        # Gradients that add up make steps that are too long.
+        (
+            "GRADS-KEPT",
+            "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
+        ),
+        # One sample less its own mean is zero, whatever it was.
+        ("BATCH-OF-ONE", "DEAD-CHANNEL GRAD-ZERO SPIKE"),
+        # Steps that are too long overthrow the weights.
+        ("RATE-TOO-LARGE", "DEAD-CHANNEL GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large"),
+        # What is not trained cannot leave the state that it began in.
+        ("NOT-OPTIMIZED", "DEAD-CHANNEL UPDATE-RATIO:small"),
+        ("UNUSED-PARAM", "UPDATE-RATIO:small"),
+        # What a narrow dtype cannot hold is zero.
+        ("UNDERFLOW", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small"),
+        # Where no gradient was ever anything but zero, no weight has moved, and units that are dead were so at the start.
+        ("GRAD-ZERO:all", "DEAD-CHANNEL UPDATE-RATIO:small"),
+        # Units without a slope pass no gradient on.
+        ("DEAD-CHANNEL", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small"),
+        ("SATURATED", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small"),
+        ("GRAD-ZERO", "UPDATE-RATIO:small"),
+        # The gradient that grew is what jumps, and what makes the steps long.
+        ("GRAD-EXPLODE", "SPIKE SCALE-DRIFT UPDATE-RATIO:large"),
+    )
+)
+
+
+def follow(recording: Recording, findings: Iterable[Finding]) -> list[Finding]:
+    """Turn the findings that may follow from others into hints that name these; see Note [Consequences]."""
+    found = list(findings)
+    models = _Models(recording)
+    for cause, effects in FOLLOWS:
+        causes = [each for each in found if each.severity != "info" and cause in _kinds(each)]
+        if causes:
+            found = [_lowered(models, each, causes) if _kinds(each) & effects else each for each in found]
+    return found
+
+
+def _lowered(models: _Models, finding: Finding, causes: Sequence[Finding]) -> Finding:
+    cause = next((each for each in causes if models.may_follow(finding, each)), None)
+    if cause is None or finding.severity == "info":
+        return finding
+    return replace(
+        finding,
+        severity="info",
+        message=f"{finding.message} It may follow from {cause.code}.",
+        evidence={**finding.evidence, "follows": cause.code},
+    )
+
+
+@dataclass(frozen=True)
+class _Models:
+    """The models that the findings of a recording are about."""
+
+    recording: Recording
+
+    def may_follow(self, finding: Finding, cause: Finding) -> bool:
+        """Whether a finding is of the same models as a cause, and not clearly earlier."""
+        here, there = self._concerned(finding.site), self._concerned(cause.site)
+        if here is not None and there is not None and not here & there:
+            return False
+        since, begin = np.searchsorted(self.recording.steps, [finding.step, cause.step])
+        return finding.step < 0 or cause.step < 0 or bool(since >= begin - LAG)
+
+    @cached_property
+    def _roots(self) -> dict[str, int]:
+        return {site.site: site.root for site in self.recording.sites}
+
+    def _concerned(self, site: str) -> frozenset[int] | None:
+        """Return the roots that share an optimizer with that of a site; None if the whole program is concerned.
+
+        It is by a loss, and by a model that no optimizer trains: which others it serves is not known.
+        """
+        roots = self.recording.roots
+        own = self._roots.get(site, root_of(self.recording, site.rpartition(":")[0]))
+        if not 0 <= own < len(roots) or roots[own].trained is False:
+            return None
+        held = set(roots[own].optimizers)
+        return frozenset(i for i, root in enumerate(roots) if i == own or held & set(root.optimizers))
+
+
+def _kinds(finding: Finding) -> frozenset[str]:
+    """Return the names under which the table may know a finding: its code, and the code with its kind."""
+    kind = finding.evidence.get("kind")
+    return frozenset((finding.code, f"{finding.code}:{kind}") if kind else (finding.code,))

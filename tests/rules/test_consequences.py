@@ -1,0 +1,184 @@
+"""What follows from what: of a fault and what it leads to, the fault is a warning, and the rest is a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+from scenes import size
+
+from kedge.rules import ALL, check
+from kedge.rules.consequences import FOLLOWS
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.recording import Recording
+
+RATE, DEAD, NAN = "RATE-TOO-LARGE", "DEAD-CHANNEL", "NAN-BORN"
+
+
+@dataclass(frozen=True)
+class Told:
+    """A rule that finds what it was told."""
+
+    findings: Sequence[Finding] = field(default_factory=tuple)
+
+    code: ClassVar[str] = "TOLD"
+    name: ClassVar[str] = "what a test says"
+    severity: ClassVar[Severity] = "error"
+
+    def check(self, recording: Recording) -> Sequence[Finding]:
+        """Return it."""
+        return self.findings
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """It has all that it needs."""
+        return None
+
+
+def of(code: str, severity: Severity = "warning", *, site: str = "fc:out", step: int = 0, **evidence: Any) -> Finding:
+    """Make a finding."""
+    return Finding(code, severity, site, step, f"{code} was found.", evidence)
+
+
+def judged(
+    *findings: Finding, optimizers: Sequence[Sequence[int]] = ((0,), (1,)), trained: bool = True
+) -> dict[str, Finding]:
+    """Judge these findings in a program of two models, and a loss of both, that is measured in every tenth step."""
+    sites = [
+        {"site": "fc:out"},
+        {"site": "head:out"},
+        {"site": "Other.fc:out", "root": 1},
+        {"site": "loss", "path": "loss", "kind": "loss", "root": -1},
+    ]
+    names = (("Net", ""), ("Other", "Other"))
+    roots = [
+        {"name": name, "prefix": prefix, "trained": trained or not i, "optimizers": list(held)}
+        for i, ((name, prefix), held) in enumerate(zip(names, optimizers, strict=True))
+    ]
+    rows = [size(step, "fc:out", 1.0) for step in range(0, 200, 10)]
+    return {finding.code: finding for finding in check(Recording.build(sites, rows, roots=roots), [Told(findings)])}
+
+
+def test_what_follows_becomes_a_hint_that_names_its_cause():
+    """In its message and in its evidence; the cause stays as it was."""
+    found = judged(of(DEAD, "error", step=20, share=0.9), of(RATE, "error", site="head:out", step=10))
+
+    assert list(found) == [RATE, DEAD]
+    assert found[RATE] == of(RATE, "error", site="head:out", step=10)
+    assert (found[DEAD].severity, found[DEAD].message) == (
+        "info",
+        "DEAD-CHANNEL was found. It may follow from RATE-TOO-LARGE.",
+    )
+    assert found[DEAD].evidence == {"share": 0.9, "follows": RATE}
+
+
+def test_what_no_cause_was_found_for_stays():
+    """Neither does a cause follow from its effect, nor anything from what is not in the table."""
+    found = judged(of(DEAD), of("EVAL-MODE"))
+
+    assert {finding.severity for finding in found.values()} == {"warning"}
+
+
+def test_a_hint_is_no_cause():
+    """It was not sure enough to be a warning."""
+    assert judged(of(DEAD), of(RATE, "info"))[DEAD].severity == "warning"
+
+
+def test_a_hint_that_was_one_says_nothing_new():
+    """Its message stays."""
+    assert judged(of(DEAD, "info"), of(RATE))[DEAD] == of(DEAD, "info")
+
+
+def test_a_nan_is_always_an_error():
+    """Whatever made it."""
+    found = judged(of(NAN, "error", step=50), *(of(cause.partition(":")[0]) for cause, _ in FOLLOWS))
+
+    assert found[NAN].severity == "error"
+    assert not any(NAN in effects for _, effects in FOLLOWS)
+
+
+@pytest.mark.parametrize(
+    ("step", "severity"), [(0, "warning"), (60, "warning"), (70, "info"), (100, "info"), (-1, "info")]
+)
+def test_what_begins_clearly_earlier_does_not_follow(step, severity):
+    """Three measured steps are within what rules can tell; a finding of no step is of the whole run."""
+    assert judged(of(DEAD, step=step), of(RATE, step=100))[DEAD].severity == severity
+
+
+def test_a_cause_of_the_whole_run_has_no_step():
+    """As parameters that no optimizer holds."""
+    assert judged(of(DEAD, step=0), of("NOT-OPTIMIZED", step=-1))[DEAD].severity == "info"
+
+
+def test_models_of_other_optimizers_are_judged_one_by_one():
+    """As a critic and a generator."""
+    assert judged(of(DEAD, site="Other.fc:out"), of(RATE))[DEAD].severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("setting", "site"),
+    [
+        ({"optimizers": ((0,), (0,))}, "fc:out"),
+        ({}, "loss"),
+        ({"trained": False, "optimizers": ((0,), ())}, "fc:out"),
+    ],
+    ids=["one optimizer", "a loss", "a model that is not trained"],
+)
+def test_what_concerns_both_models_is_a_cause_in_both(setting, site):
+    """Encoder and decoder share a fate."""
+    cause = of(RATE, site="Other.fc:out" if setting else site)
+
+    assert judged(of(DEAD, site="fc:out"), cause, **setting)[DEAD].severity == "info"
+
+
+def test_a_site_that_is_only_in_the_ledger_is_of_its_model():
+    """Parameters without a gradient have no rows."""
+    still = of("UPDATE-RATIO", kind="small")
+
+    assert judged(still, of("UNUSED-PARAM", site="fc.weight:param.grad"))["UPDATE-RATIO"].severity == "info"
+    assert judged(still, of("UNUSED-PARAM", site="Other.fc.weight:param.grad"))["UPDATE-RATIO"].severity == "warning"
+
+
+@pytest.mark.parametrize(("kind", "cause", "severity"), [
+    ("large", RATE, "info"), ("small", RATE, "warning"), ("small", "UNDERFLOW", "info"), ("large", "UNDERFLOW", "warning"),
+])  # fmt: skip
+def test_steps_that_are_too_long_and_too_short_have_other_causes(kind, cause, severity):
+    """Both are UPDATE-RATIO."""
+    assert judged(of("UPDATE-RATIO", kind=kind), of(cause))["UPDATE-RATIO"].severity == severity
+
+
+@pytest.mark.parametrize(("kind", "hint"), [("all", DEAD), ("some", "GRAD-ZERO")])
+def test_of_two_that_may_cause_each_other_the_first_in_the_table_does(kind, hint):
+    """Dead units stop gradients, unless none was ever anything but zero."""
+    found = judged(of(DEAD), of("GRAD-ZERO", kind=kind))
+
+    assert [code for code, finding in found.items() if finding.severity == "info"] == [hint]
+
+
+def test_the_deepest_cause_is_named():
+    """And what has become a hint causes nothing."""
+    found = judged(of("GRAD-ZERO", kind="some"), of(DEAD), of(RATE), of("INPUT-SCALE"))
+
+    assert {code: finding.evidence.get("follows") for code, finding in found.items()} == {
+        "INPUT-SCALE": None,
+        "GRAD-ZERO": "INPUT-SCALE",
+        DEAD: "INPUT-SCALE",
+        RATE: "INPUT-SCALE",
+    }
+
+
+def test_rules_that_were_not_chosen_cause_nothing():
+    """Only what was found counts."""
+    assert judged(of(DEAD, "error"))[DEAD].severity == "error"
+
+
+def test_the_table_names_rules_and_goes_one_way():
+    """A cause stands before what follows from it, but for gradients that are all zero and units that were dead at the start."""
+    known, causes = {rule.code for rule in ALL}, [cause for cause, _ in FOLLOWS]
+    effects = {effect for _, several in FOLLOWS for effect in several}
+
+    assert {name.partition(":")[0] for name in (*causes, *effects)} <= known
+    assert len(set(causes)) == len(causes)
+    for place, (_, several) in enumerate(FOLLOWS):
+        assert not several & set(causes[: place + 1])

@@ -182,3 +182,11 @@ def test_the_table_names_rules_and_goes_one_way():
     assert len(set(causes)) == len(causes)
     for place, (_, several) in enumerate(FOLLOWS):
         assert not several & set(causes[: place + 1])
+
+
+def test_a_cause_is_as_severe_as_what_follows_from_it():
+    """An input that stops all training is an error, and what tells so points to it."""
+    found = judged(of("INPUT-SCALE"), of("GRAD-ZERO", "error", kind="all"))
+
+    assert (found["INPUT-SCALE"].severity, found["GRAD-ZERO"].severity) == ("error", "info")
+    assert found["GRAD-ZERO"].remedy == "See to INPUT-SCALE first."

@@ -4,18 +4,19 @@
 A learning rate that is too large kills units, stops gradients and makes the loss jump. Each of these is found by a rule of
 its own, and the remedies of all but one would mislead. So a finding becomes info if a cause of it was found as a warning or
 an error, in the same model or in one that the same optimizer trains, and not clearly later. What has become info is the
-cause of nothing: the first in the table decides, and there are no circles. A NaN ends the training, so it stays an error.
+cause of nothing: the first in the table decides, and there are no circles. The cause is as severe as the worst of what
+follows from it: an input that stops all training is an error. A NaN ends the training, so it stays an error by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from kedge.rules.rule import Finding
+from kedge.rules.rule import SEVERITIES, Finding
 from kedge.rules.trained import root_of
 from kedge.store.recording import Recording
 
@@ -74,21 +75,26 @@ def follow(recording: Recording, findings: Iterable[Finding]) -> list[Finding]:
     found = list(findings)
     models = _Models(recording)
     for cause, effects in FOLLOWS:
-        causes = [each for each in found if each.severity != "info" and cause in _kinds(each)]
-        if causes:
-            found = [_lowered(models, each, causes) if _kinds(each) & effects else each for each in found]
+        causes = [i for i, each in enumerate(found) if each.severity != "info" and cause in _kinds(each)]
+        for at, finding in enumerate(found):
+            if finding.severity == "info" or not _kinds(finding) & effects:
+                continue
+            why = next((i for i in causes if models.may_follow(finding, found[i])), None)
+            if why is not None:
+                found[why] = replace(
+                    found[why], severity=min(found[why].severity, finding.severity, key=SEVERITIES.index)
+                )
+                found[at] = _lowered(finding, cause.partition(":")[0])
     return found
 
 
-def _lowered(models: _Models, finding: Finding, causes: Sequence[Finding]) -> Finding:
-    cause = next((each for each in causes if models.may_follow(finding, each)), None)
-    if cause is None or finding.severity == "info":
-        return finding
+def _lowered(finding: Finding, cause: str) -> Finding:
     return replace(
         finding,
         severity="info",
-        message=f"{finding.message} It may follow from {cause.code}.",
-        evidence={**finding.evidence, "follows": cause.code},
+        message=f"{finding.message} It may follow from {cause}.",
+        evidence={**finding.evidence, "follows": cause},
+        remedy=f"See to {cause} first.",
     )
 
 

@@ -360,3 +360,18 @@ def test_a_model_that_is_loaded_after_a_training_by_hand_makes_no_steps() -> Non
                 model(torch.randn(5, 4))
 
     assert watch(program, every=1).watch.summary.steps == 9
+
+
+def test_gradients_of_an_optimizer_that_rests_are_not_recorded_again() -> None:
+    """A teacher that was trained first keeps its last gradients while the student is trained."""
+    teacher, student = net(), nn.Linear(4, 1)
+
+    def program() -> None:
+        one, two = (torch.optim.SGD(m.parameters(), 0.1) for m in (teacher, student))
+        train(teacher, one, 6)
+        train(student, two, 6)
+
+    recording = watch(program, every=1).recording()
+    prefix = next(root.prefix for root in recording.roots if root.name == "Sequential")
+    rows = recording.rows(f"{prefix}.2.weight:param.grad".lstrip("."))
+    assert rows.step.tolist() == [*range(6)]

@@ -129,8 +129,9 @@ where it is typed. An error means that the training is broken; a warning, that s
 One cause is one warning. A learning rate that is too large kills units, stops gradients and makes the loss jump, and a rule
 finds each of these. What may follow from another finding, as far as a table in `kedge.rules.consequences` knows, is info, its
 message ends with the code of that one, and `follows` in its evidence names it too. That holds within a model, or models that
-one optimizer trains, if it did not begin clearly earlier. The cause is as severe as the worst of what follows from it. A NaN is an error whatever it follows from. Rules that were not
-chosen are the cause of nothing. The exit status of `kedge check` counts the errors that are left.
+one optimizer trains, if it did not begin clearly earlier. The cause is as severe as the worst of what follows from it. A NaN
+is an error whatever it follows from. Rules that were not chosen are the cause of nothing. The exit status of `kedge check`
+counts the errors that are left.
 
 Choose rules with `kedge check --select CODES` and `--ignore CODES`, or for a project in its `pyproject.toml`:
 

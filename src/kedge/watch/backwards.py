@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -55,7 +56,7 @@ class BackwardPasses:
 
     Args:
         began: Is given what a pass began at, when the first gradient has arrived.
-        ended: Is called at the end of a pass.
+        ended: Is called at the end of a pass, with its number.
         alarmed: Is called when the loss of a pass is not finite that is only asked for that.
 
     Attributes:
@@ -63,12 +64,14 @@ class BackwardPasses:
         passed: Is called at the end of such a pass; None where nobody counts them.
     """
 
-    def __init__(self, began: Callable[[Began], None], ended: Callable[[], None], alarmed: Callable[[], None]) -> None:
+    def __init__(
+        self, began: Callable[[Began], None], ended: Callable[[int], None], alarmed: Callable[[], None]
+    ) -> None:
         self._began, self._ended, self._alarmed = began, ended, alarmed
         self._handles: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
         self._arrived: dict[int, int] = {}
         self._first: set[int] = set()
-        self._arrived_in: dict[int, int] = {}
+        self._arrived_in: dict[int, tuple[int, int]] = {}
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
         self.quick = False
@@ -86,15 +89,19 @@ class BackwardPasses:
             handle = param.register_post_accumulate_grad_hook(self.arrived)
             self._handles[id(param)] = weakref.ref(param), handle
 
-    def keep_first(self, params: Iterable[Tensor]) -> None:
-        """Of some parameters keep the hook of each whose gradient arrived first in a pass, and of those that had none."""
-        seen = [p for p in params if id(p) in self._arrived]
-        first = min(seen, key=lambda p: self._arrived[id(p)], default=None)
-        for param in seen:
-            if param is not first and id(param) not in self._first:
-                known = self._handles.get(id(param))
-                if known is not None:
-                    known[1].remove()
+    def keep_first(self, groups: Iterable[Iterable[Tensor]]) -> None:
+        """Keep the hooks of the parameters whose gradients arrive first: in a pass, and of each group.
+
+        Those that had no gradient yet keep theirs too.
+        """
+        kept, seen = set(self._first), dict[int, Tensor]()
+        for group in groups:
+            here = {id(p): p for p in group if id(p) in self._arrived}
+            kept.update(sorted(here, key=self._arrived.__getitem__)[:1])
+            seen |= here
+        for key in seen.keys() - kept:
+            if key in self._handles:
+                self._handles[key][1].remove()
 
     def has_arrived(self, param: Tensor) -> bool:
         """Whether a gradient of a parameter has been seen."""
@@ -104,7 +111,11 @@ class BackwardPasses:
     def reached_here(self, params: Iterable[Tensor]) -> bool:
         """Whether gradients of some parameters arrive in this thread, so that no other one changes them meanwhile."""
         here = threading.get_ident()
-        return len(self._threads) < 2 or any(self._arrived_in.get(id(p)) == here for p in params)
+        return len(self._threads) < 2 or any(self._arrived_in.get(id(p), (0, 0))[1] == here for p in params)
+
+    def reached_by(self, task: int, params: Iterable[Tensor]) -> bool:
+        """Whether a backward pass reached some parameters, of which one at least has a hook."""
+        return any(self._arrived_in.get(id(p), (-1, 0))[0] == task for p in params)
 
     def close(self) -> None:
         """Remove every hook."""
@@ -129,14 +140,14 @@ class BackwardPasses:
         """Called by autograd when a parameter's gradient has been accumulated."""
         if id(param) not in self._arrived:
             self._arrived[id(param)] = len(self._arrived)
-        thread = self._arrived_in[id(param)] = threading.get_ident()
+        task, thread = graph_task(), threading.get_ident()
+        self._arrived_in[id(param)] = task, thread
         self._threads.add(thread)
-        if self.reached():
+        if self.reached(task):
             self._first.add(id(param))
 
-    def reached(self) -> bool:
+    def reached(self, task: int) -> bool:
         """Called when a backward pass has come to something that is watched; tells whether that is the first in it."""
-        task = graph_task()
         if task == -1 or task in self._tasks:
             return False
         if len(self._tasks) >= _KEPT:
@@ -148,7 +159,7 @@ class BackwardPasses:
                     at_end_of_backward(self.passed)
                 return True
             self._alarmed()
-        at_end_of_backward(self._ended)
+        at_end_of_backward(partial(self._ended, task))
         self._began(began())
         return True
 
@@ -265,7 +276,7 @@ class Reached:
         """Return what is called with each gradient."""
 
         def reached(value: Tensor, event: Event) -> None:
-            self.passes.reached()
+            self.passes.reached(graph_task())
 
         return reached
 

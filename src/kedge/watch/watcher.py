@@ -493,13 +493,13 @@ class Watcher:
         self.budget.interrupt(time.perf_counter())
         self._begin_step(StepKind.GUARDED)
 
-    def _backward_ended(self) -> None:
+    def _backward_ended(self, task: int) -> None:
         if self.meter.level != OFF:
             start, inner, bad = time.perf_counter(), self.meter.seconds, self.updates.bad
             known = {id(o): o for e in self.optimizers.entries if (o := e.optimizer()) is not None}
             if self.optimizers.leading is None:  # some may not have stepped yet
                 known |= {id(o): o for o in living() if self._trains(o)}
-            self.updates.backward_ended(o for o in known.values() if self._passes.reached_here(params_of(o)))
+            self.updates.backward_ended(o for o in known.values() if self._passes.reached_by(task, params_of(o)))
             if self.updates.bad and not bad:
                 self._notes += self.losses.gradients_are_bad(
                     began(), self.step(), measured=self.budget.kind is StepKind.MEASURED
@@ -547,8 +547,8 @@ class Watcher:
             if measured:
                 self.sampled.add(step)
                 self.hooks.gather(self.roots)
-                for params in self.places.by_root():
-                    self._passes.keep_first(params)
+                optimizers = (o for entry in self.optimizers.entries if (o := entry.optimizer()) is not None)
+                self._passes.keep_first([*self.places.by_root(), *map(params_of, optimizers)])
                 self.facts.step_ended(self.optimizers, self.roots, self.places, self._passes)
             self.meter.flush(finite=not (measured or bad))
             if measured or bad or self.curves.is_due():

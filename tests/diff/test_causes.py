@@ -325,6 +325,27 @@ def test_another_loss_or_other_targets() -> None:
     assert told.cause.headline == "Loss (CrossEntropyLoss) computes something else, or is given other targets"
 
 
+def test_another_loss_behind_the_same_outputs() -> None:
+    """What backward began at belongs to no module, and is compared all the same."""
+
+    def run(value: float) -> Recording:
+        sites = [
+            {"site": "fc:out", "type": "Linear"},
+            {"site": "loss", "path": "loss", "kind": "loss", "root": -1, "owner": ""},
+        ]
+        rows = [
+            {"step": 0, "site": text, "count": 1, "sum": x, "sumsq": x * x}
+            for text, x in (("fc:out", 2.0), ("loss", value))
+        ]
+        return Recording.build(sites, rows)
+
+    told = judge(compare(run(0.5), run(0.75)))
+    assert (told.cause.code, told.cause.headline) == (
+        "loss",
+        "another loss, or other targets: loss is the first to differ",
+    )
+
+
 def test_runs_that_part_where_nothing_was_measured() -> None:
     """Parameters that are equal in one common step and differ in the next parted in between."""
     told = verdict(a=story(steps=[0, 10]), b=story(steps=[0, 10], factor=from_step(10, 1.1, *PARAMETERS, *FORWARD)))

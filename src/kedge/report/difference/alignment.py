@@ -26,8 +26,8 @@ How = Literal["name", "wrapper", "prefix", "structure", "changed"]
 MOST_PREFIXES = 8
 
 #: In which part of a step each kind of site fires.
-PHASES = {"param": 0, "out": 1, "in": 1, "out.grad": 2, "param.grad": 2, "grad.norm": 3, "update": 4}
-LAST_PHASE = 5
+PHASES = {"param": 0, "out": 1, "in": 1, "loss": 2, "out.grad": 3, "param.grad": 3, "grad.norm": 4, "update": 5}
+BACKWARD, LAST_PHASE = 3, 6
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,7 +75,7 @@ class SameSite:
 
     @property
     def phase(self) -> int:
-        """In which part of a step it fires: parameters, forward, backward, norms, updates."""
+        """In which part of a step it fires: parameters, forward, loss, backward, norms, updates."""
         return PHASES.get(self.kind, LAST_PHASE)
 
     @property
@@ -131,7 +131,7 @@ def align(a: Recording, b: Recording) -> Alignment:
     place = {id(module): i for i, module in enumerate(ones)}
     modules = sorted(found.same, key=lambda same: place[id(same.a)])
     sites = [pair for same in modules for pair in _sites(same)]
-    sites += _norms(a, b, modules, sites)
+    sites += [*_norms(a, b, modules, sites), *_losses(a, b)]
     left_a, left_b = found.left
     taken = {id(site) for same in sites for site in (same.a, same.b)}
     return Alignment(
@@ -213,3 +213,12 @@ def _norms(a: Recording, b: Recording, modules: Sequence[SameModule], sites: Seq
         if other is not None and not {id(site), id(other)} & taken:
             taken |= {id(site), id(other)}
             yield SameSite(site, other, next(m for m in modules if m.a.sites[0].root == site.root))
+
+
+def _losses(a: Recording, b: Recording) -> Iterator[SameSite]:
+    """Pair the losses, which belong to no module, in the order in which the program came to them."""
+    others = {site.path: site for site in b.of_kind("loss")}
+    for site in a.of_kind("loss"):
+        if site.path in others:
+            sides = [Module(one.path, (one,), leaf=True) for one in (site, others[site.path])]
+            yield SameSite(site, others[site.path], SameModule(sides[0], sides[1], "name"))

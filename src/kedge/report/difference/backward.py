@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kedge.report.difference.alignment import BACKWARD
 from kedge.report.difference.facts import Cause, Facts, steady
 from kedge.report.numbers import counted
 from kedge.rules.optimizers import optimizers
@@ -27,7 +28,7 @@ def scaled(facts: Facts) -> Cause | None:
     """All gradients are multiplied by one number."""
     gradients = facts.compared("out.grad", "param.grad")
     factor = steady(facts.ratios(gradients), SCALED)
-    if facts.first.same.phase != 2 or factor is None:
+    if facts.first.same.phase != BACKWARD or factor is None:
         return None
     return Cause(
         "scaled",
@@ -38,10 +39,13 @@ def scaled(facts: Facts) -> Cause | None:
 
 
 def loss(facts: Facts) -> Cause | None:
-    """The gradient that comes from the loss is another one."""
+    """The loss is another one, or the gradient that comes from it."""
     same = facts.first.same
+    if same.kind == "loss":
+        before = f"at step {facts.step} the forward pass is {facts.equal_before()}"
+        return Cause("loss", f"another loss, or other targets: {same.text} is the first to differ", before)
     gradients = facts.compared("out.grad", "param.grad")
-    if same.phase != 2 or facts.sites[gradients[0]] is not same:
+    if same.phase != BACKWARD or facts.sites[gradients[0]] is not same:
         return None
     return Cause(
         "loss",
@@ -53,7 +57,7 @@ def loss(facts: Facts) -> Cause | None:
 def backward(facts: Facts) -> Cause | None:
     """A gradient differs though the one before is equal."""
     same = facts.first.same
-    if same.phase != 2:
+    if same.phase != BACKWARD:
         return None
     return Cause(
         "backward",

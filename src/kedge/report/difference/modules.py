@@ -79,10 +79,11 @@ def _unescaped(text: str, path: str) -> str:
 
 
 def modules_of(recording: Recording) -> tuple[Module, ...]:
-    """List the modules of a recording: those that fire in the order of the data, then the others."""
+    """List the modules of a recording, without the losses: those that fire in the order of the data, then the others."""
     own: dict[str, list[SiteInfo]] = {}
     for site in recording.sites:
-        own.setdefault(site.owner, []).append(site)
+        if flow(site) != "loss":
+            own.setdefault(site.owner, []).append(site)
     holders = {path[:i] for path in own for i in range(len(path)) if path[i] == "."}
     if any(path and sites[0].root == own[""][0].root for path, sites in own.items() if "" in own):
         holders.add("")

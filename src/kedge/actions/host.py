@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -121,15 +121,18 @@ class HostTable:
         self.active: dict[int, bytes] = {}
         self.saturations: list[tuple[int, Saturation]] = []
 
-    def grow(self) -> None:
-        """Make room for as many rows more."""
-        self.rows = np.concatenate([self.rows, native.table(len(self.rows))])
-        self.memory, self.room = self.rows.data, len(self.rows)
+    def make_room(self, count: int) -> int:
+        """Have room for so many rows more, and for what is drawn with each; returns where they begin."""
+        while self.used + count > self.room:
+            self.rows = np.concatenate([self.rows, native.table(self.room)])
+            self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
+            self.memory, self.floats, self.room = self.rows.data, self.numbers.data, len(self.rows)
+        return self.used
 
     def measure(self, value: Tensor, code: int) -> bool:
         """Measure a value into the next row, which `take` takes; returns whether it is one that can be measured so."""
         if self.used == self.room:
-            self.grow()
+            self.make_room(1)
         return native.measure_into(self.memory, self.used, value, code) > 0
 
     def take(self, site: int, drawing: Tensor | None = None) -> int:
@@ -151,27 +154,51 @@ class HostTable:
     def draw(self, value: Tensor) -> tuple[int, int]:
         """Take some elements of a value along; returns from where to where they are."""
         start = self.drawn
-        if start + DRAWN > len(self.numbers):
-            self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
-            self.floats = self.numbers.data
         count = native.draw_into(self.floats, start, value)
         if not count:
             some = reduce.drawn(flat(value)).float().numpy()
             count = len(some)
             self.numbers[start : start + count] = some
-        self.drawn = start + count
-        return start, self.drawn
+        self.drawn = end = start + count
+        return start, end
+
+    def measure_all(self, sites: Sequence[int], values: Sequence[Tensor], code: int, *, draws: bool) -> list[int]:
+        """Measure a value at each of many sites, and take their rows; returns the places of those it could not measure."""
+        first = self.make_room(len(values))
+        refused = native.measure_many(self.memory, first, values, code)
+        if refused:
+            there = np.delete(np.arange(len(values)), refused)
+            sites, values, rows = [sites[i] for i in there], [values[i] for i in there], self.rows[first + there]
+            self.rows[first:] = np.nan
+            self.rows[first : first + len(there)] = rows
+        counts = [0] * len(values)
+        if draws:
+            drawn = np.empty(DRAWN * len(values))
+            counts = native.draw_many(drawn, values, DRAWN)
+            with np.errstate(over="ignore"):  # float64 may hold more than float32
+                self.numbers[self.drawn :][: sum(counts)] = drawn[: sum(counts)]
+        self._take_all(sites, counts)
+        return refused
+
+    def put(self, sites: Sequence[int], counts: Sequence[int], squares: Sequence[float]) -> None:
+        """Take sums of squares that are known already, one a site, each of so many numbers."""
+        first = self.make_room(len(sites))
+        rows = self.rows[first : first + len(sites)]
+        rows[:, 1], rows[:, len(STATISTICS)] = squares, counts
+        self._take_all(sites, [0] * len(sites))
+
+    def _take_all(self, sites: Sequence[int], counts: Iterable[int]) -> None:
+        """Take the next rows, one for each site, and with each as many drawn elements as are said."""
+        first, self.used = self.used, self.used + len(sites)
+        for count in counts:
+            self.drawn += count
+            self.ends.append(self.drawn)
+        self.sites += sites
+        self.at += range(first, self.used)
 
     def drop(self, sites: Collection[int]) -> None:
         """Forget what was measured at some sites; their rows stay and belong to none."""
         self.sites = [-1 if site in sites else site for site in self.sites]
-
-    def put(self, site: int, count: int, squares: float) -> None:
-        """Take the sum of squares of so many numbers for a site."""
-        if self.used == self.room:
-            self.grow()
-        self.rows[self.used, 1], self.rows[self.used, len(STATISTICS)] = squares, count
-        self.take(site)
 
     def spoiled(self) -> bool:
         """Whether a sum or a sum of squares is not finite; what was not measured is NaN in both."""

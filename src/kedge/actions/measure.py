@@ -136,6 +136,13 @@ class Meter:
             place = self._take(seat, local)
         self._remember(seat, value, version_of(value), place)
 
+    def observe_all(self, seats: Sequence[Seat], values: Sequence[Tensor], step: int) -> None:
+        """Measure one value of each of many sites, which are no module's: those that can be are read by one native call."""
+        if step != self.step:
+            self._begin(step)
+        for i in self._host.measure_all([seat.id for seat in seats], values, self._code, draws=self._drawing):
+            self.observe(seats[i], values[i].detach(), step)
+
     def _observe_here(self, seat: Seat, value: Tensor, step: int) -> bool:
         """Measure a value that one native pass can read, or that was measured already; returns whether it was."""
         if step != self.step:
@@ -274,8 +281,7 @@ class Meter:
         with self.lock:
             if step != self.step:
                 self._begin(step)
-            for seat, count, square in zip(seats, counts, squares, strict=True):
-                self._host.put(seat.id, count, square)
+            self._host.put([seat.id for seat in seats], counts, squares)
 
     def spoiled(self) -> bool:
         """Whether something measured in this step is known not to be finite; on a GPU, where asking waits, always true."""
@@ -285,17 +291,17 @@ class Meter:
             return True
         return self._host.spoiled()
 
-    def drop(self, sites: Sequence[Site] | None = None) -> None:
+    def drop(self, seats: Sequence[Seat] | None = None) -> None:
         """Forget what was measured in this step, at some sites or at all."""
         with self.lock:
-            if sites is None:
+            if seats is None:
                 self._seen.clear()
                 self._host.end()
                 for table in self._tables.values():
                     table.take()
                 self._measured = []
                 return
-            ids = {self.seats[site].id for site in sites if site in self.seats}
+            ids = {seat.id for seat in seats}
             self._host.drop(ids)
             self._measured = [m for m in self._measured if m.site not in ids]
 

@@ -47,12 +47,11 @@ class Part(NamedTuple):
         """The columns of the recording, without the places that were dropped."""
         chosen = np.flatnonzero(self.sites >= 0) if (self.sites < 0).any() else None
         at, sites = (self.at, self.sites) if chosen is None else (self.at[chosen], self.sites[chosen])
-        table = self.rows[at]
-        columns: dict[str, Any] = dict(zip(STATISTICS, table.T, strict=False))
+        table = self.rows.T.take(at, axis=1)  # each column in one piece
+        columns: dict[str, Any] = dict(zip(STATISTICS, table, strict=False))
         for i in _WHOLE:
-            known = ~np.isnan(table[:, i])
-            columns[STATISTICS[i]] = np.where(known, table[:, i], -1).astype(np.int64)
-        columns["site"], columns["count"] = sites, table[:, len(STATISTICS)].astype(np.int64)
+            columns[STATISTICS[i]] = np.where(np.isnan(table[i]), -1, table[i]).astype(np.int64)
+        columns["site"], columns["count"] = sites, table[len(STATISTICS)].astype(np.int64)
         places = range(len(sites)) if chosen is None else chosen.tolist()
         columns["active"] = [self.active.get(place, b"") for place in places] if self.active else [b""] * len(sites)
         return columns | self._drawn(at, chosen)
@@ -129,12 +128,6 @@ class HostTable:
             self.memory, self.floats, self.room = self.rows.data, self.numbers.data, len(self.rows)
         return self.used
 
-    def measure(self, value: Tensor, code: int) -> bool:
-        """Measure a value into the next row, which `take` takes; returns whether it is one that can be measured so."""
-        if self.used == self.room:
-            self.make_room(1)
-        return native.measure_into(self.memory, self.used, value, code) > 0
-
     def take(self, site: int, drawing: Tensor | None = None) -> int:
         """Take the next row for the value at a site; returns its number.
 
@@ -144,33 +137,27 @@ class HostTable:
         """
         row = self.used
         if drawing is not None:
-            self.draw(drawing)
+            self.drawn += native.draw_into(self.floats, self.drawn, drawing) or self._draw_slowly(drawing)
         self.used = row + 1
         self.ends.append(self.drawn)
         self.sites.append(site)
         self.at.append(row)
         return row
 
-    def draw(self, value: Tensor) -> tuple[int, int]:
-        """Take some elements of a value along; returns from where to where they are."""
-        start = self.drawn
-        count = native.draw_into(self.floats, start, value)
-        if not count:
-            some = reduce.drawn(flat(value)).float().numpy()
-            count = len(some)
-            self.numbers[start : start + count] = some
-        self.drawn = end = start + count
-        return start, end
+    def _draw_slowly(self, value: Tensor) -> int:
+        some = reduce.drawn(flat(value)).float().numpy()
+        self.numbers[self.drawn :][: len(some)] = some
+        return len(some)
 
     def measure_all(self, sites: Sequence[int], values: Sequence[Tensor], code: int, *, draws: bool) -> list[int]:
         """Measure a value at each of many sites, and take their rows; returns the places of those it could not measure."""
         first = self.make_room(len(values))
         refused = native.measure_many(self.memory, first, values, code)
         if refused:
-            there = np.delete(np.arange(len(values)), refused)
-            sites, values, rows = [sites[i] for i in there], [values[i] for i in there], self.rows[first + there]
+            there = [i for i in range(len(values)) if i not in set(refused)]
+            sites, values, rows = [sites[i] for i in there], [values[i] for i in there], self.rows[first:][there]
             self.rows[first:] = np.nan
-            self.rows[first : first + len(there)] = rows
+            self.rows[first:][: len(there)] = rows
         counts = [0] * len(values)
         if draws:
             drawn = np.empty(DRAWN * len(values))
@@ -183,7 +170,7 @@ class HostTable:
     def put(self, sites: Sequence[int], counts: Sequence[int], squares: Sequence[float]) -> None:
         """Take sums of squares that are known already, one a site, each of so many numbers."""
         first = self.make_room(len(sites))
-        rows = self.rows[first : first + len(sites)]
+        rows = self.rows[first:][: len(sites)]
         rows[:, 1], rows[:, len(STATISTICS)] = squares, counts
         self._take_all(sites, [0] * len(sites))
 
@@ -206,13 +193,15 @@ class HostTable:
 
     def end(self) -> Part:
         """Hand over what was measured, and begin anew."""
-        ends = np.array(self.ends, dtype=np.intp)
+        spans = np.zeros((self.used, 2), dtype=np.intp)
+        spans[:, 1] = self.ends
+        spans[1:, 0] = self.ends[:-1]
         part = Part(
             self.rows[: self.used].copy(),
             np.array(self.sites, dtype=np.int32),
             np.array(self.at, dtype=np.intp),
             self.numbers[: self.drawn].copy(),
-            np.column_stack([np.concatenate([[0], ends[:-1]]), ends]) if len(ends) else np.zeros((0, 2), dtype=np.intp),
+            spans,
             self.active,
             self.saturations,
         )

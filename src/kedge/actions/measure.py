@@ -91,8 +91,8 @@ class Meter:
 
         def measure(value: Tensor, step: int) -> None:
             nonlocal seat
-            passed_over = self.muted if forward else self.level == LIGHT
-            if not self.level or passed_over or modes.is_under_jit():
+            level = self.level
+            if not level or (self.muted if forward else level == LIGHT) or modes.is_under_jit():
                 return
             start = now()
             with lock:
@@ -107,20 +107,20 @@ class Meter:
         """Measure a value wherever it is."""
         if not reduce.transforms(value):
             seat = self.seat(site, value)
-            self.observe(seat, value, step)
+            self._observe(seat, value, step)
             return seat
         with reduce.plainly():
             inner = untransformed(value)
             seat = self.seat(site, inner)
             seat.channels = None  # under `vmap` the samples' dimension may be anywhere
-            self.observe(seat, inner, step)
+            self._observe(seat, inner, step)
         return seat
 
     def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
         """Tell how the activation at a path saturates; see `kedge.actions.saturation.saturation`."""
         self.saturations[path] = saturation(how, numbers)
 
-    def observe(self, seat: Seat, value: Tensor, step: int) -> None:
+    def _observe(self, seat: Seat, value: Tensor, step: int) -> None:
         """Measure a value, unless this very tensor was measured in this step already."""
         if self._observe_here(seat, value, step):
             return
@@ -141,7 +141,7 @@ class Meter:
         if step != self.step:
             self._begin(step)
         for i in self._host.measure_all([seat.id for seat in seats], values, self._code, draws=self._drawing):
-            self.observe(seats[i], values[i].detach(), step)
+            self._observe(seats[i], values[i].detach(), step)
 
     def _observe_here(self, seat: Seat, value: Tensor, step: int) -> bool:
         """Measure a value that one native pass can read, or that was measured already; returns whether it was."""
@@ -156,14 +156,16 @@ class Meter:
         if seen is not None and seen[0]() is value and seen[1] == version >= 0:
             self._again(seat, seen)
             return True
-        host, site = self._host, seat.site
-        if not host.measure(value, self._code):
+        host, kind = self._host, seat.site.kind
+        if host.used == host.room:
+            host.make_room(1)
+        if not native.measure_into(host.memory, host.used, value, self._code):
             return False
-        if site.kind == "out":
+        if kind == "out":
             self._seen[key] = weakref.ref(value), version, self._take(seat, value), seat.id
         else:
             self._seen[key] = weakref.ref(value), version, host.take(seat.id, value if self._drawing else None), None
-            if site.kind == "in" and None not in seat.sources:
+            if kind == "in" and None not in seat.sources:
                 seat.sources = (*seat.sources, None)
         return True
 
@@ -175,7 +177,8 @@ class Meter:
             self._host.at.append(place)
         else:
             self._measured.append(place._replace(site=seat.id, channels=(0, 0), saturation=None))
-        self._came(seat, source)
+        if source not in seat.sources:
+            self._came(seat, source)
 
     def _remember(self, seat: Seat, value: Tensor, version: int, place: Measured | int) -> None:
         self._seen[id(value)] = weakref.ref(value), version, place, seat.id if seat.site.kind == "out" else None
@@ -190,8 +193,7 @@ class Meter:
     def _take(self, seat: Seat, value: Tensor) -> int:
         """Take the row that was just measured, and along with it what its site asks for."""
         host, path = self._host, seat.site.path
-        tracked = not self._code and (path in self.channel_dims or path in self.saturations) and seat.site.kind == "out"
-        if not tracked:
+        if self._code or seat.site.kind != "out" or not (path in self.saturations or path in self.channel_dims):
             return host.take(seat.id, value if self._drawing else None)
         dim = self._tracked_dim(seat, value)
         if dim is not None:

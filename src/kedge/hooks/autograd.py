@@ -189,11 +189,16 @@ class ValueListener(Listener):
         if not gate.measures or self.also:  # an action has come since
             return super().__call__(grad)
         taps = gate.taps[self.site.kind]
-        if grad is None or not any(tap.on for tap in taps) or (self.pulse is not None and self.pulse.changed()):
+        for tap in taps:
+            if tap.on:
+                break
+        else:
             return None
-        value, clock = grad if self.shape is None else grad.reshape(self.shape), gate.session.clock
+        if grad is None or (self.pulse is not None and self.pulse.changed()):
+            return None
+        clock = gate.session.clock
         clock.backward()  # it is counted
-        measure_value(taps, value, clock.step, self._event)
+        measure_value(taps, grad if self.shape is None else grad.reshape(self.shape), clock.step, self._event)
         return None
 
     def _event(self) -> Event:

@@ -123,6 +123,7 @@ class Watcher:
         self._unfinished: list[Root] = []
         self._unit, self._began = 0.0, time.perf_counter()
         self._before, self._after = self._spare(self._before_update), self._spare(self._after_update)
+        self._enter = self._spare(self._entered)
         self._passes.passed = self._spare(self._count_backward)
         clock.counters = []
         clock.on_step[:] = [self._spare(self._run_ended)]  # when a site fires is decided by the kind of step
@@ -131,7 +132,7 @@ class Watcher:
     def __enter__(self) -> Self:
         """Begin to watch."""
         self._unit = unit()
-        scout = register_module_forward_pre_hook(self._spare(self._entered))
+        scout = register_module_forward_pre_hook(self._scout)
         self.hooks.take_scout(scout)
         self._undo.callback(scout.remove)
         ahead = register_optimizer_step_pre_hook(self._before)
@@ -225,8 +226,13 @@ class Watcher:
 
         return hook
 
+    def _scout(self, module: nn.Module, args: Any) -> None:
+        """See every module call of the program: few are of modules that have not been met."""
+        if not torch.compiler.is_compiling() and module not in self._known:
+            self._enter(module, args)
+
     def _entered(self, module: nn.Module, args: Any) -> None:
-        """See every module call of the program; the first call of a root makes it watched."""
+        """See the first call of a module; that of a root makes it watched."""
         if not self.hooks.scouting or module in self._known or self._known.is_aside(module) or in_backward():
             return
         self._known.meet([module])

@@ -205,7 +205,8 @@ class Meter:
         return host.take(seat.id, value if self._drawing else None)
 
     def _begin(self, step: int) -> None:
-        self.flush()
+        if self.step >= 0 or self._pending:  # there is something of another step
+            self.flush()
         self.step, self._step_level = step, self.level
         self._what = "norm" if self.level == LIGHT else self.what
         self._code = native.CODES[self._what]

@@ -71,6 +71,7 @@ class BackwardPasses:
         self.quick = False
         self.passed: Callable[[], None] | None = None
         self._depth = 0
+        self._settled = False
 
     def listen(self, params: Iterable[Tensor]) -> None:
         """Hook parameters that have no hook yet, and no gradient so far."""
@@ -82,16 +83,25 @@ class BackwardPasses:
             self._forget(id(param))
             handle = param.register_post_accumulate_grad_hook(self.arrived)
             self._handles[id(param)] = weakref.ref(param), handle
+            self._settled = False
 
-    def keep_first(self, params: Iterable[Tensor]) -> None:
-        """Of some parameters keep the hook of each whose gradient arrived first in a pass, and of those that had none."""
-        seen = [p for p in params if id(p) in self._arrived]
-        first = min(seen, key=lambda p: self._arrived[id(p)], default=None)
-        for param in seen:
-            if param is not first and id(param) not in self._first:
-                known = self._handles.get(id(param))
-                if known is not None:
-                    known[1].remove()
+    def keep_first(self, by_root: Callable[[], Iterable[Iterable[Tensor]]]) -> None:
+        """Of each root's parameters keep the hook of each whose gradient arrived first in a pass, and of those that had none.
+
+        Args:
+            by_root: Gives the parameters of each root; it is asked if there is something new.
+        """
+        if self._settled:
+            return
+        self._settled = True
+        for params in by_root():
+            seen = [p for p in params if id(p) in self._arrived]
+            first = min(seen, key=lambda p: self._arrived[id(p)], default=None)
+            for param in seen:
+                if param is not first and id(param) not in self._first:
+                    known = self._handles.get(id(param))
+                    if known is not None:
+                        known[1].remove()
 
     def has_arrived(self, param: Tensor) -> bool:
         """Whether a gradient of a parameter has been seen."""
@@ -126,6 +136,7 @@ class BackwardPasses:
         """Called by autograd when a parameter's gradient has been accumulated."""
         if id(param) not in self._arrived:
             self._arrived[id(param)] = len(self._arrived)
+            self._settled = False
         thread = self._arrived_in[id(param)] = threading.get_ident()
         self._threads.add(thread)
         task = graph_task()

@@ -515,8 +515,7 @@ class Watcher:
             if measured:
                 self.sampled.add(step)
                 self.hooks.gather(self.roots)
-                for params in self.places.by_root():
-                    self._passes.keep_first(params)
+                self._passes.keep_first(self.places.by_root)
                 self._notes += self.facts.step_ended(step, self.optimizers, self.roots, self.places, self._passes)
             self.meter.flush(finite=not (measured or bad))
             if measured or bad or self.curves.is_due():

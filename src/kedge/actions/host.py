@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,15 +207,3 @@ class HostTable:
         self.rows[: self.used] = np.nan
         self._begin()
         return part
-
-
-def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Put the columns of several parts one behind the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return {
-        name: list(chain(*(p[name] for p in parts)))
-        if isinstance(column, list)
-        else np.concatenate([p[name] for p in parts])
-        for name, column in parts[0].items()
-    }

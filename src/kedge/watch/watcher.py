@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -32,6 +33,7 @@ from kedge.hooks.schedule import AWAITED, Passes
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
 from kedge.stderr import say
+from kedge.store.columns import joined
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo, modes
 from kedge.torch_internals.graph_task import in_backward
@@ -107,7 +109,7 @@ class Watcher:
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.dump: Dump | None = None
         clock = self.session.clock
-        self.curves = Curves(lambda columns: self.stats(int(columns["step"][-1]), columns))
+        self.curves = Curves()
         self.updates = Updates(meter, self.curves, self.step, self.places.measured)
         self.optimizers = Optimizers(clock, self._trains)
         self.hooks, self.first_step = StepHooks(self.session), FirstStep()
@@ -172,7 +174,7 @@ class Watcher:
                 self.meter.drop()
             self._notes += self.first_step.close(clock.step)
             self._notes += self.facts.at_end(self.optimizers, self.roots, self.places, self._passes.has_arrived)
-            self.curves.flush(but=clock.step if partial else None)
+            self._write_curves(but=clock.step if partial else None)
             self.meter.finish()
         if self.roots and not self.meter.seats:
             self._notes.clear()
@@ -519,7 +521,7 @@ class Watcher:
                 self._notes += self.facts.step_ended(step, self.optimizers, self.roots, self.places, self._passes)
             self.meter.flush(finite=not (measured or bad))
             if measured or bad or self.curves.is_due():
-                self.curves.flush()
+                self._write_curves()
             if bad and not measured:
                 self.budget.wish()
         self.budget.charge_device(self.meter.device_seconds - self._device_seconds)
@@ -554,7 +556,20 @@ class Watcher:
     # -- writing -----------------------------------------------------------------------------------
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Write rows, and before them the sites that are new and what explains them; see `kedge.flow.Sink`."""
+        """Write rows, with them the single numbers that wait; see `kedge.flow.Sink`."""
+        waiting = self.curves.take()
+        if waiting is not None:
+            columns = joined([{**columns, "step": np.full(len(columns["site"]), step)}, waiting])
+        self._write(step, columns)
+
+    def _write_curves(self, *, but: int | None = None) -> None:
+        """Write the single numbers that wait, but not those of one step."""
+        columns = self.curves.take(but=but)
+        if columns is not None:
+            self._write(int(columns["step"][-1]), columns)
+
+    def _write(self, step: int, columns: Mapping[str, Any]) -> None:
+        """Write rows, and before them the sites that are new and what explains them."""
         self._write_sites()
         self._write_notes()
         self.log.stats(step, columns)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -87,19 +87,19 @@ class Meter:
 
     def _measure_at(self, site: Site) -> Measure:
         seat: Seat | None = None
-        forward, lock, now = not site.is_gradient, self.lock, time.perf_counter
+        forward = not site.is_gradient
 
         def measure(value: Tensor, step: int) -> None:
             nonlocal seat
             level = self.level
             if not level or (self.muted if forward else level == LIGHT) or modes.is_under_jit():
                 return
-            start = now()
-            with lock:
+            start = perf_counter()
+            with self.lock:
                 if seat is None or not self._observe_here(seat, value, step):
                     seat = self._observe_any(site, value, step)
             self.events += 1
-            self.seconds += now() - start
+            self.seconds += perf_counter() - start
 
         return measure
 

@@ -54,15 +54,20 @@ class Curves:
         self._since = min(self._since, time.monotonic())
         return len(self._rows) >= _MANY or time.monotonic() - self._since > _PATIENCE
 
-    def take(self, *, but: int | None = None) -> dict[str, Any] | None:
-        """Hand over what waits, as columns of rows, ``step`` among them; rows of step `but` are dropped."""
-        rows, self._rows, self._since = [r for r in self._rows if r[0] != but], [], math.inf
+    def drop(self, step: int) -> None:
+        """Forget the numbers of a step."""
+        self._rows = [r for r in self._rows if r[0] != step]
+
+    def take(self, step: int) -> dict[str, Any] | None:
+        """Hand over what waits of the steps up to one, as columns of rows, ``step`` among them."""
+        rows, later = [r for r in self._rows if r[0] <= step], [r for r in self._rows if r[0] > step]
+        self._rows, self._since = later, math.inf
         if not rows:
             return None
         rows = [(*r[:4], *_on_host(r[4:])) for r in rows]
-        step, site, level, count, *rest = zip(*rows, strict=True)
+        steps, site, level, count, *rest = zip(*rows, strict=True)
         columns: dict[str, Any] = dict(zip((*_FLOATS, *_COUNTS), map(np.array, rest), strict=True))
-        columns |= {"step": np.array(step), "site": np.array(site, dtype=np.int32), "count": np.array(count)}
+        columns |= {"step": np.array(steps), "site": np.array(site, dtype=np.int32), "count": np.array(count)}
         columns["level"], columns["calls"] = np.array(level, dtype=np.int8), np.ones(len(rows), dtype=np.int32)
         columns["sampled"] = columns["saturated"] = np.full(len(rows), -1, dtype=np.int32)
         return columns | dict.fromkeys(BINARY, [b""] * len(rows))

@@ -174,7 +174,9 @@ class Watcher:
                 self.meter.drop()
             self._notes += self.first_step.close(clock.step)
             self._notes += self.facts.at_end(self.optimizers, self.roots, self.places, self._passes.has_arrived)
-            self._write_curves(but=clock.step if partial else None)
+            if partial:
+                self.curves.drop(clock.step)
+            self._write_curves(clock.step)
             self.meter.finish()
         if self.roots and not self.meter.seats:
             self._notes.clear()
@@ -521,7 +523,7 @@ class Watcher:
                 self._notes += self.facts.step_ended(step, self.optimizers, self.roots, self.places, self._passes)
             self.meter.flush(finite=not (measured or bad))
             if measured or bad or self.curves.is_due():
-                self._write_curves()
+                self._write_curves(step)
             if bad and not measured:
                 self.budget.wish()
         self.budget.charge_device(self.meter.device_seconds - self._device_seconds)
@@ -557,14 +559,14 @@ class Watcher:
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         """Write rows, with them the single numbers that wait; see `kedge.flow.Sink`."""
-        waiting = self.curves.take()
+        waiting = self.curves.take(step)
         if waiting is not None:
             columns = joined([{**columns, "step": np.full(len(columns["site"]), step)}, waiting])
         self._write(step, columns)
 
-    def _write_curves(self, *, but: int | None = None) -> None:
-        """Write the single numbers that wait, but not those of one step."""
-        columns = self.curves.take(but=but)
+    def _write_curves(self, step: int) -> None:
+        """Write the single numbers that wait of the steps up to one."""
+        columns = self.curves.take(step)
         if columns is not None:
             self._write(int(columns["step"][-1]), columns)
 

@@ -79,8 +79,8 @@ def test_drawn_numbers_are_evenly_spread(size: int, dtype: torch.dtype) -> None:
     """They are those that PyTorch's slicing takes, at most 256, at a distance prime to their number."""
     value = torch.arange(size).to(dtype)
     table = HostTable()
-    table.draw(torch.ones(3))
-    start, stop = table.draw(value)
+    drawn(table, torch.ones(3))
+    start, stop = drawn(table, value)
     flat = torch.view_as_real(value).reshape(-1) if value.is_complex() else value
     assert start == 3
     assert table.numbers[start:stop].tolist() == reduce.drawn(flat).float().tolist()
@@ -90,16 +90,22 @@ def test_views_are_drawn_from_too() -> None:
     """In the order in which they lie in memory; what is repeated is drawn from once."""
     x, table = torch.arange(5000.0).reshape(50, 100), HostTable()
     for value in (x.t(), x[:, :50], x[:, ::3], x.t()[3:]):
-        start, stop = table.draw(value)
-        drawn = table.numbers[start:stop]
+        numbers = table.numbers[slice(*drawn(table, value))]
         flat = value if value.is_contiguous() else value.t() if value.t().is_contiguous() else None
-        assert 128 <= len(drawn) <= 256
-        assert len(set(drawn)) == len(drawn)
-        assert set(drawn.tolist()) <= set(value.flatten().tolist())
+        assert 128 <= len(numbers) <= 256
+        assert len(set(numbers)) == len(numbers)
+        assert set(numbers.tolist()) <= set(value.flatten().tolist())
         if flat is not None:
-            assert drawn.tolist() == reduce.drawn(flat.reshape(-1)).tolist()
-    start, stop = table.draw(torch.arange(3.0).expand(1000, 3))
+            assert numbers.tolist() == reduce.drawn(flat.reshape(-1)).tolist()
+    start, stop = drawn(table, torch.arange(3.0).expand(1000, 3))
     assert sorted(table.numbers[start:stop]) == [0, 1, 2]
+
+
+def drawn(table: HostTable, value: Tensor) -> tuple[int, int]:
+    """Take some elements of a value along; returns from where to where they are."""
+    start = table.drawn
+    table.take(0, value)
+    return start, table.drawn
 
 
 def test_room_for_drawn_numbers_is_checked() -> None:

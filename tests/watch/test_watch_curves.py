@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -13,16 +11,16 @@ from kedge.watch.curves import Curves, number_of
 
 
 def test_numbers_are_written_together_with_their_steps() -> None:
-    """A number on a device is the same row as one that is known; nothing is written twice."""
-    written: list[Mapping[str, Any]] = []
-    curves = Curves(written.append)
+    """A number on a device is the same row as one that is known; nothing is handed over twice, or before its step."""
+    curves = Curves()
     assert not curves.add_value(3, 0, 2.0, measured=True)
     assert not curves.add_value(4, 0, torch.tensor(-3.0), measured=False)
     curves.add_norm(4, 1, 10, 9.0, measured=False)
     assert curves.add_value(5, 0, math.inf, measured=False)
-    curves.flush()
-    curves.flush()
-    (columns,) = written
+    curves.add_value(6, 0, 2.0, measured=True)
+    columns = curves.take(5)
+    assert columns is not None
+    assert curves.take(5) is None
     assert (columns["step"].tolist(), columns["site"].tolist()) == ([3, 4, 4, 5], [0, 0, 1, 0])
     assert (columns["level"].tolist(), columns["count"].tolist()) == ([2, 1, 1, 1], [1, 1, 10, 1])
     assert columns["sumsq"].tolist() == [4.0, 9.0, 9.0, math.inf]
@@ -32,17 +30,18 @@ def test_numbers_are_written_together_with_their_steps() -> None:
 
 def test_the_rows_of_a_step_that_does_not_count_are_dropped() -> None:
     """What came after the last step is no step."""
-    written: list[Mapping[str, Any]] = []
-    curves = Curves(written.append)
+    curves = Curves()
     for step in range(3):
         curves.add_value(step, 0, 1.0, measured=False)
-    curves.flush(but=2)
-    assert written[0]["step"].tolist() == [0, 1]
+    curves.drop(2)
+    columns = curves.take(2)
+    assert columns is not None
+    assert columns["step"].tolist() == [0, 1]
 
 
 def test_many_numbers_do_not_wait() -> None:
     """Nothing is due where nothing waits."""
-    curves = Curves(lambda columns: None)
+    curves = Curves()
     assert not curves.is_due()
     for step in range(256):
         assert not curves.is_due()

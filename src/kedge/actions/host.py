@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from itertools import chain
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,12 +46,11 @@ class Part(NamedTuple):
         """The columns of the recording, without the places that were dropped."""
         chosen = np.flatnonzero(self.sites >= 0) if (self.sites < 0).any() else None
         at, sites = (self.at, self.sites) if chosen is None else (self.at[chosen], self.sites[chosen])
-        table = self.rows[at]
-        columns: dict[str, Any] = dict(zip(STATISTICS, table.T, strict=False))
+        table = self.rows.T.take(at, axis=1)  # each column in one piece
+        columns: dict[str, Any] = dict(zip(STATISTICS, table, strict=False))
         for i in _WHOLE:
-            known = ~np.isnan(table[:, i])
-            columns[STATISTICS[i]] = np.where(known, table[:, i], -1).astype(np.int64)
-        columns["site"], columns["count"] = sites, table[:, len(STATISTICS)].astype(np.int64)
+            columns[STATISTICS[i]] = np.where(np.isnan(table[i]), -1, table[i]).astype(np.int64)
+        columns["site"], columns["count"] = sites, table[len(STATISTICS)].astype(np.int64)
         places = range(len(sites)) if chosen is None else chosen.tolist()
         columns["active"] = [self.active.get(place, b"") for place in places] if self.active else [b""] * len(sites)
         return columns | self._drawn(at, chosen)
@@ -121,16 +119,13 @@ class HostTable:
         self.active: dict[int, bytes] = {}
         self.saturations: list[tuple[int, Saturation]] = []
 
-    def grow(self) -> None:
-        """Make room for as many rows more."""
-        self.rows = np.concatenate([self.rows, native.table(len(self.rows))])
-        self.memory, self.room = self.rows.data, len(self.rows)
-
-    def measure(self, value: Tensor, code: int) -> bool:
-        """Measure a value into the next row, which `take` takes; returns whether it is one that can be measured so."""
-        if self.used == self.room:
-            self.grow()
-        return native.measure_into(self.memory, self.used, value, code) > 0
+    def make_room(self, count: int) -> int:
+        """Have room for so many rows more, and for what is drawn with each; returns where they begin."""
+        while self.used + count > self.room:
+            self.rows = np.concatenate([self.rows, native.table(self.room)])
+            self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
+            self.memory, self.floats, self.room = self.rows.data, self.numbers.data, len(self.rows)
+        return self.used
 
     def take(self, site: int, drawing: Tensor | None = None) -> int:
         """Take the next row for the value at a site; returns its number.
@@ -141,37 +136,55 @@ class HostTable:
         """
         row = self.used
         if drawing is not None:
-            self.draw(drawing)
+            self.drawn += native.draw_into(self.floats, self.drawn, drawing) or self._draw_slowly(drawing)
         self.used = row + 1
         self.ends.append(self.drawn)
         self.sites.append(site)
         self.at.append(row)
         return row
 
-    def draw(self, value: Tensor) -> tuple[int, int]:
-        """Take some elements of a value along; returns from where to where they are."""
-        start = self.drawn
-        if start + DRAWN > len(self.numbers):
-            self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
-            self.floats = self.numbers.data
-        count = native.draw_into(self.floats, start, value)
-        if not count:
-            some = reduce.drawn(flat(value)).float().numpy()
-            count = len(some)
-            self.numbers[start : start + count] = some
-        self.drawn = start + count
-        return start, self.drawn
+    def _draw_slowly(self, value: Tensor) -> int:
+        some = reduce.drawn(flat(value)).float().numpy()
+        self.numbers[self.drawn :][: len(some)] = some
+        return len(some)
+
+    def measure_all(self, sites: Sequence[int], values: Sequence[Tensor], code: int, *, draws: bool) -> list[int]:
+        """Measure a value at each of many sites, and take their rows; returns the places of those it could not measure."""
+        first = self.make_room(len(values))
+        refused = native.measure_many(self.memory, first, values, code)
+        if refused:
+            there = [i for i in range(len(values)) if i not in set(refused)]
+            sites, values, rows = [sites[i] for i in there], [values[i] for i in there], self.rows[first:][there]
+            self.rows[first:] = np.nan
+            self.rows[first:][: len(there)] = rows
+        counts = [0] * len(values)
+        if draws:
+            drawn = np.empty(DRAWN * len(values))
+            counts = native.draw_many(drawn, values, DRAWN)
+            with np.errstate(over="ignore"):  # float64 may hold more than float32
+                self.numbers[self.drawn :][: sum(counts)] = drawn[: sum(counts)]
+        self._take_all(sites, counts)
+        return refused
+
+    def put(self, sites: Sequence[int], counts: Sequence[int], squares: Sequence[float]) -> None:
+        """Take sums of squares that are known already, one a site, each of so many numbers."""
+        first = self.make_room(len(sites))
+        rows = self.rows[first:][: len(sites)]
+        rows[:, 1], rows[:, len(STATISTICS)] = squares, counts
+        self._take_all(sites, [0] * len(sites))
+
+    def _take_all(self, sites: Sequence[int], counts: Iterable[int]) -> None:
+        """Take the next rows, one for each site, and with each as many drawn elements as are said."""
+        first, self.used = self.used, self.used + len(sites)
+        for count in counts:
+            self.drawn += count
+            self.ends.append(self.drawn)
+        self.sites += sites
+        self.at += range(first, self.used)
 
     def drop(self, sites: Collection[int]) -> None:
         """Forget what was measured at some sites; their rows stay and belong to none."""
         self.sites = [-1 if site in sites else site for site in self.sites]
-
-    def put(self, site: int, count: int, squares: float) -> None:
-        """Take the sum of squares of so many numbers for a site."""
-        if self.used == self.room:
-            self.grow()
-        self.rows[self.used, 1], self.rows[self.used, len(STATISTICS)] = squares, count
-        self.take(site)
 
     def spoiled(self) -> bool:
         """Whether a sum or a sum of squares is not finite; what was not measured is NaN in both."""
@@ -179,28 +192,18 @@ class HostTable:
 
     def end(self) -> Part:
         """Hand over what was measured, and begin anew."""
-        ends = np.array(self.ends, dtype=np.intp)
+        spans = np.zeros((self.used, 2), dtype=np.intp)
+        spans[:, 1] = self.ends
+        spans[1:, 0] = self.ends[:-1]
         part = Part(
             self.rows[: self.used].copy(),
             np.array(self.sites, dtype=np.int32),
             np.array(self.at, dtype=np.intp),
             self.numbers[: self.drawn].copy(),
-            np.column_stack([np.concatenate([[0], ends[:-1]]), ends]) if len(ends) else np.zeros((0, 2), dtype=np.intp),
+            spans,
             self.active,
             self.saturations,
         )
         self.rows[: self.used] = np.nan
         self._begin()
         return part
-
-
-def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Put the columns of several parts one behind the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return {
-        name: list(chain(*(p[name] for p in parts)))
-        if isinstance(column, list)
-        else np.concatenate([p[name] for p in parts])
-        for name, column in parts[0].items()
-    }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -87,19 +87,19 @@ class Meter:
 
     def _measure_at(self, site: Site) -> Measure:
         seat: Seat | None = None
-        forward, lock, now = not site.is_gradient, self.lock, time.perf_counter
+        forward = not site.is_gradient
 
         def measure(value: Tensor, step: int) -> None:
             nonlocal seat
-            passed_over = self.muted if forward else self.level == LIGHT
-            if not self.level or passed_over or modes.is_under_jit():
+            level = self.level
+            if not level or (self.muted if forward else level == LIGHT) or modes.is_under_jit():
                 return
-            start = now()
-            with lock:
+            start = perf_counter()
+            with self.lock:
                 if seat is None or not self._observe_here(seat, value, step):
                     seat = self._observe_any(site, value, step)
             self.events += 1
-            self.seconds += now() - start
+            self.seconds += perf_counter() - start
 
         return measure
 
@@ -107,20 +107,20 @@ class Meter:
         """Measure a value wherever it is."""
         if not reduce.transforms(value):
             seat = self.seat(site, value)
-            self.observe(seat, value, step)
+            self._observe(seat, value, step)
             return seat
         with reduce.plainly():
             inner = untransformed(value)
             seat = self.seat(site, inner)
             seat.channels = None  # under `vmap` the samples' dimension may be anywhere
-            self.observe(seat, inner, step)
+            self._observe(seat, inner, step)
         return seat
 
     def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
         """Tell how the activation at a path saturates; see `kedge.actions.saturation.saturation`."""
         self.saturations[path] = saturation(how, numbers)
 
-    def observe(self, seat: Seat, value: Tensor, step: int) -> None:
+    def _observe(self, seat: Seat, value: Tensor, step: int) -> None:
         """Measure a value, unless this very tensor was measured in this step already."""
         if self._observe_here(seat, value, step):
             return
@@ -136,6 +136,13 @@ class Meter:
             place = self._take(seat, local)
         self._remember(seat, value, version_of(value), place)
 
+    def observe_all(self, seats: Sequence[Seat], values: Sequence[Tensor], step: int) -> None:
+        """Measure one value of each of many sites, which are no module's: those that can be are read by one native call."""
+        if step != self.step:
+            self._begin(step)
+        for i in self._host.measure_all([seat.id for seat in seats], values, self._code, draws=self._drawing):
+            self._observe(seats[i], values[i].detach(), step)
+
     def _observe_here(self, seat: Seat, value: Tensor, step: int) -> bool:
         """Measure a value that one native pass can read, or that was measured already; returns whether it was."""
         if step != self.step:
@@ -149,14 +156,16 @@ class Meter:
         if seen is not None and seen[0]() is value and seen[1] == version >= 0:
             self._again(seat, seen)
             return True
-        host, site = self._host, seat.site
-        if not host.measure(value, self._code):
+        host, kind = self._host, seat.site.kind
+        if host.used == host.room:
+            host.make_room(1)
+        if not native.measure_into(host.memory, host.used, value, self._code):
             return False
-        if site.kind == "out":
+        if kind == "out":
             self._seen[key] = weakref.ref(value), version, self._take(seat, value), seat.id
         else:
             self._seen[key] = weakref.ref(value), version, host.take(seat.id, value if self._drawing else None), None
-            if site.kind == "in" and None not in seat.sources:
+            if kind == "in" and None not in seat.sources:
                 seat.sources = (*seat.sources, None)
         return True
 
@@ -168,7 +177,8 @@ class Meter:
             self._host.at.append(place)
         else:
             self._measured.append(place._replace(site=seat.id, channels=(0, 0), saturation=None))
-        self._came(seat, source)
+        if source not in seat.sources:
+            self._came(seat, source)
 
     def _remember(self, seat: Seat, value: Tensor, version: int, place: Measured | int) -> None:
         self._seen[id(value)] = weakref.ref(value), version, place, seat.id if seat.site.kind == "out" else None
@@ -183,8 +193,7 @@ class Meter:
     def _take(self, seat: Seat, value: Tensor) -> int:
         """Take the row that was just measured, and along with it what its site asks for."""
         host, path = self._host, seat.site.path
-        tracked = not self._code and (path in self.channel_dims or path in self.saturations) and seat.site.kind == "out"
-        if not tracked:
+        if self._code or seat.site.kind != "out" or not (path in self.saturations or path in self.channel_dims):
             return host.take(seat.id, value if self._drawing else None)
         dim = self._tracked_dim(seat, value)
         if dim is not None:
@@ -196,7 +205,8 @@ class Meter:
         return host.take(seat.id, value if self._drawing else None)
 
     def _begin(self, step: int) -> None:
-        self.flush()
+        if self.step >= 0 or self._pending:  # there is something of another step
+            self.flush()
         self.step, self._step_level = step, self.level
         self._what = "norm" if self.level == LIGHT else self.what
         self._code = native.CODES[self._what]
@@ -274,8 +284,7 @@ class Meter:
         with self.lock:
             if step != self.step:
                 self._begin(step)
-            for seat, count, square in zip(seats, counts, squares, strict=True):
-                self._host.put(seat.id, count, square)
+            self._host.put([seat.id for seat in seats], counts, squares)
 
     def spoiled(self) -> bool:
         """Whether something measured in this step is known not to be finite; on a GPU, where asking waits, always true."""
@@ -285,17 +294,17 @@ class Meter:
             return True
         return self._host.spoiled()
 
-    def drop(self, sites: Sequence[Site] | None = None) -> None:
+    def drop(self, seats: Sequence[Seat] | None = None) -> None:
         """Forget what was measured in this step, at some sites or at all."""
         with self.lock:
-            if sites is None:
+            if seats is None:
                 self._seen.clear()
                 self._host.end()
                 for table in self._tables.values():
                     table.take()
                 self._measured = []
                 return
-            ids = {self.seats[site].id for site in sites if site in self.seats}
+            ids = {seat.id for seat in seats}
             self._host.drop(ids)
             self._measured = [m for m in self._measured if m.site not in ids]
 

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.actions.host import STATISTICS, Part, joined
+from kedge.actions.host import STATISTICS, Part
 from kedge.actions.saturation import Saturation
+from kedge.store.columns import joined
 
 _BLOCK = 256
 FIELDS = STATISTICS

@@ -189,11 +189,16 @@ class ValueListener(Listener):
         if not gate.measures or self.also:  # an action has come since
             return super().__call__(grad)
         taps = gate.taps[self.site.kind]
-        if grad is None or not any(tap.on for tap in taps) or (self.pulse is not None and self.pulse.changed()):
+        for tap in taps:
+            if tap.on:
+                break
+        else:
             return None
-        value, clock = grad if self.shape is None else grad.reshape(self.shape), gate.session.clock
+        if grad is None or (self.pulse is not None and self.pulse.changed()):
+            return None
+        clock = gate.session.clock
         clock.backward()  # it is counted
-        measure_value(taps, value, clock.step, self._event)
+        measure_value(taps, grad if self.shape is None else grad.reshape(self.shape), clock.step, self._event)
         return None
 
     def _event(self) -> Event:
@@ -248,7 +253,7 @@ def listen(tensor: Tensor, listener: Listener, *, recompute: bool = False) -> Li
         What listens; its `pulse` tells that the gradient cannot be had, if it is in doubt; see Note [Gradients of views].
     """
     aliased = tensor._is_view()
-    known = _heard(tensor, listener) or (_heard(tensor._base, listener) if aliased else None)
+    known = _heard(tensor, listener) if aliased or tensor._backward_hooks else None
     if known is not None:
         if not recompute:
             known.origin, known.also = listener.origin, {}
@@ -262,11 +267,10 @@ def listen(tensor: Tensor, listener: Listener, *, recompute: bool = False) -> Li
     return listener
 
 
-def _heard(tensor: Tensor | None, like: Listener) -> Listener | None:
-    hooks: Mapping[int, Any] | None = tensor._backward_hooks if tensor is not None else None
-    if not hooks:
-        return None
-    listeners = (hook for hook in hooks.values() if isinstance(hook, Listener) and hook.gate is like.gate)
+def _heard(tensor: Tensor, like: Listener) -> Listener | None:
+    tables = (each._backward_hooks for each in (tensor, tensor._base) if each is not None)
+    hooks = (hook for table in tables if table for hook in table.values())
+    listeners = (hook for hook in hooks if isinstance(hook, Listener) and hook.gate is like.gate)
     return next((each for each in listeners if each.place == like.place), None)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from kedge.flow import Preserving
+from kedge.flow import Event, Preserving
 from kedge.hooks import compiled
 from kedge.hooks.autograd import Listener, Share, ValueListener, edge_of, edges_into, listen, listen_share
 from kedge.hooks.firing import fire
@@ -123,9 +123,13 @@ class Gate(Own):
 
     def measure(self, kind: str, found: list[tuple[str, Tensor]], call: int) -> None:
         """Hand every leaf to what measures it; see Note [Values alone]."""
-        taps, step, make = self.taps[kind], self.session.clock.step, self.passes.event
+        taps, step, make = self.taps[kind], self.session.clock.step, self._event
         for leaf, tensor in found:
-            measure_value(taps, tensor, step, make, self.site(kind, leaf), call, False)
+            self.leaves[leaf] = None
+            measure_value(taps, tensor, step, make, kind, leaf, call)
+
+    def _event(self, kind: str, leaf: str, call: int) -> Event:
+        return self.passes.event(self.site(kind, leaf), call, recompute=False)
 
     def hear(self, kind: str, found: list[tuple[str, Tensor]], call: int) -> None:
         """Set hooks that measure the gradients of the leaves that have one; see Note [Values alone]."""
@@ -135,10 +139,9 @@ class Gate(Own):
             self.listen(kind, found, call, recompute=False)
             return
         for leaf, tensor in found:
-            site = self.site(kind, leaf)
             if tensor.requires_grad:
                 self.listened += 1
-                listener = listen(tensor, ValueListener(self, site, call, here))
+                listener = listen(tensor, ValueListener(self, self.site(kind, leaf), call, here))
                 if listener.pulse is not None:
                     self.pulses[kind] = listener.pulse
 

@@ -47,11 +47,6 @@ class Mount:
         self._beyond: tuple[int, ...] = ()
         self._flags: tuple[MutableMapping[int, bool], ...] | None = None
 
-    @property
-    def gone(self) -> bool:
-        """Whether its table is no more."""
-        return self.handle.hooks_dict_ref() is None
-
     def out(self) -> None:
         """Take the hook out of its table; the order of the steps is such that an interrupted one can be repeated."""
         handle = self.handle
@@ -136,7 +131,7 @@ class Mounts:
         with self._lock:  # forwards of several threads, which add more meanwhile
             for _ in range(len(self._passing)):
                 mount = self._passing.popleft()
-                if not mount.gone:
+                if mount.handle.hooks_dict_ref() is not None:
                     self._passing.append(mount)
             self._room = max(_LEAST, 2 * len(self._passing))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,3 +32,15 @@ BINARY = ("active", "exponents")
 OFFSETS = ".offsets"
 
 Columns = dict[str, NDArray[Any]]
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put the columns of several parts one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return {
+        name: list(chain(*(p[name] for p in parts)))
+        if isinstance(column, list)
+        else np.concatenate([p[name] for p in parts])
+        for name, column in parts[0].items()
+    }

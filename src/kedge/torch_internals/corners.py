@@ -167,12 +167,12 @@ def late(path: str, instead: Callable[..., Any]) -> Callable[..., Any]:
     """
     known: Callable[..., Any] | None = None
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any) -> Any:
         nonlocal known
         if known is None:
             found = find(path)
             known = instead if found is None else found
-        return known(*args, **kwargs)
+        return known(*args)
 
     def forget() -> None:
         nonlocal known

@@ -77,25 +77,36 @@ class BackwardPasses:
         self.quick = False
         self.passed: Callable[[], None] | None = None
         self._depth = 0
+        self._settled = False
 
-    def listen(self, params: Iterable[Tensor]) -> None:
-        """Hook parameters that have no hook yet, and no gradient so far."""
+    def listen(self, params: Iterable[Tensor], *, again: bool = False) -> None:
+        """Hook parameters that have no hook yet, and no gradient so far; or again those whose hook was removed."""
         for param in params:
             known = self._handles.get(id(param))
-            same = known is not None and known[0]() is param
-            if same or is_lazy(param) or not param.requires_grad or not param.is_leaf:
+            if known is not None and known[0]() is param:
+                if not (again and _is_removed(known[1])):
+                    continue
+            else:
+                self._forget(id(param))
+            if is_lazy(param) or not param.requires_grad or not param.is_leaf:
                 continue
-            self._forget(id(param))
             handle = param.register_post_accumulate_grad_hook(self.arrived)
             self._handles[id(param)] = weakref.ref(param), handle
+            self._settled = False
 
-    def keep_first(self, groups: Iterable[Iterable[Tensor]]) -> None:
+    def keep_first(self, groups: Callable[[], Iterable[Iterable[Tensor]]]) -> None:
         """Keep the hooks of the parameters whose gradients arrive first: in a pass, and of each group.
 
         Those that had no gradient yet keep theirs too.
+
+        Args:
+            groups: Returns the groups; it is called if there is something new.
         """
+        if self._settled:
+            return
+        self._settled = True
         kept, seen = set(self._first), dict[int, Tensor]()
-        for group in groups:
+        for group in groups():
             here = {id(p): p for p in group if id(p) in self._arrived}
             kept.update(sorted(here, key=self._arrived.__getitem__)[:1])
             seen |= here
@@ -140,6 +151,7 @@ class BackwardPasses:
         """Called by autograd when a parameter's gradient has been accumulated."""
         if id(param) not in self._arrived:
             self._arrived[id(param)] = len(self._arrived)
+            self._settled = False
         task, thread = graph_task(), threading.get_ident()
         self._arrived_in[id(param)] = task, thread
         self._threads.add(thread)
@@ -184,6 +196,10 @@ class BackwardPasses:
             frame, depth = frame.f_back, depth + 1
         self._depth = depth if frame is not None else 0
         return frame
+
+
+def _is_removed(handle: RemovableHandle) -> bool:
+    return handle.id not in (handle.hooks_dict_ref() or {})
 
 
 def began() -> Began:

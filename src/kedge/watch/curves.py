@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kedge.store.columns import BINARY
 from kedge.store.rows import FULL, LIGHT
 
 _PATIENCE = 1.0
@@ -25,14 +25,9 @@ _FLOATS, _COUNTS = ("sum", "sumsq", "min", "max"), ("nonzero", "nonfinite")
 
 
 class Curves:
-    """Takes numbers step by step, and writes them together.
+    """Takes numbers step by step, and writes them together."""
 
-    Args:
-        write: Takes columns of rows, ``step`` among them.
-    """
-
-    def __init__(self, write: Callable[[Mapping[str, Any]], None]) -> None:
-        self._write = write
+    def __init__(self) -> None:
         self._rows: list[tuple[int, int, int, int, Any, Any, Any, Any, int, int]] = []
         self._since = math.inf
 
@@ -59,17 +54,23 @@ class Curves:
         self._since = min(self._since, time.monotonic())
         return len(self._rows) >= _MANY or time.monotonic() - self._since > _PATIENCE
 
-    def flush(self, *, but: int | None = None) -> None:
-        """Write what waits; rows of step `but` are dropped."""
-        rows, self._rows, self._since = [r for r in self._rows if r[0] != but], [], math.inf
+    def drop(self, step: int) -> None:
+        """Forget the numbers of a step."""
+        self._rows = [r for r in self._rows if r[0] != step]
+
+    def take(self, step: int) -> dict[str, Any] | None:
+        """Hand over what waits of the steps up to one, as columns of rows, ``step`` among them."""
+        rows, later = [r for r in self._rows if r[0] <= step], [r for r in self._rows if r[0] > step]
+        self._rows, self._since = later, math.inf
         if not rows:
-            return
+            return None
         rows = [(*r[:4], *_on_host(r[4:])) for r in rows]
-        step, site, level, count, *rest = zip(*rows, strict=True)
+        steps, site, level, count, *rest = zip(*rows, strict=True)
         columns: dict[str, Any] = dict(zip((*_FLOATS, *_COUNTS), map(np.array, rest), strict=True))
-        columns |= {"step": np.array(step), "site": np.array(site, dtype=np.int32), "count": np.array(count)}
+        columns |= {"step": np.array(steps), "site": np.array(site, dtype=np.int32), "count": np.array(count)}
         columns["level"], columns["calls"] = np.array(level, dtype=np.int8), np.ones(len(rows), dtype=np.int32)
-        self._write(columns)
+        columns["sampled"] = columns["saturated"] = np.full(len(rows), -1, dtype=np.int32)
+        return columns | dict.fromkeys(BINARY, [b""] * len(rows))
 
 
 def _on_host(row: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -42,6 +42,8 @@ class Facts:
 
     def __init__(self) -> None:
         self._modes: dict[int, tuple[Any, ...]] = {}
+        self._modals: weakref.WeakKeyDictionary[nn.Module, list[tuple[str, weakref.ref[nn.Module]]]]
+        self._modals = weakref.WeakKeyDictionary()
         self._left: dict[int, list[Kept]] = {}
         self._zeroed: set[int] = set()
         self._inside: dict[int, int] = {}
@@ -123,11 +125,7 @@ class Facts:
             module = root.module()
             if module is None or not root.optimizers:
                 continue
-            found = [
-                (root.label(n), m)
-                for n, m in module.named_modules()
-                if isinstance(m, _MODES) and getattr(m, "p", 1.0) > 0
-            ]
+            found = [(n, m) for n, m in self._modal(root, module) if getattr(m, "p", 1.0) > 0]
             evals, trains = ([n for n, m in found if m.training is mode][:_NAMED] for mode in (False, True))
             modes = (module.training, tuple(evals), tuple(trains))
             if self._modes.get(root.index) != modes:
@@ -137,6 +135,14 @@ class Facts:
                     "eval": evals, "train": trains,
                 })  # fmt: skip
         return notes
+
+    def _modal(self, root: Root, module: nn.Module) -> list[tuple[str, nn.Module]]:
+        """List the modules of a root that compute otherwise in training; they are looked for once in each model."""
+        known = self._modals.get(module)
+        if known is None:
+            found = ((root.label(n), m) for n, m in module.named_modules() if isinstance(m, _MODES))
+            known = self._modals[module] = [(name, weakref.ref(m)) for name, m in found]
+        return [(name, m) for name, ref in known if (m := ref()) is not None]
 
     def step_ended(self, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses) -> None:
         """Look, after ever more steps and when an optimizer is new, at which parameters no optimizer holds."""

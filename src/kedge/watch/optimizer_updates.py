@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,16 +43,25 @@ class Held:
     sites: list[Site] = field(default_factory=list)
     squares: Tensor | float = math.nan
     elements: int = 0
+    _seats: dict[str, dict[int, Any]] = field(default_factory=dict)
 
     def add(self, param: nn.Parameter, site: Site) -> None:
         """Take in a parameter."""
         self.params.append(param)
         self.sites.append(site)
 
-    def graded(self) -> list[tuple[Site, Tensor]]:
-        """Return the gradients that are there and dense, each with its parameter's site."""
-        found = [(site, p.grad) for site, p in zip(self.sites, self.params, strict=True) if p.grad is not None]
-        return [(site, grad) for site, grad in found if not grad.is_sparse]
+    def graded(self) -> dict[int, Tensor]:
+        """Return the gradients that are there and dense, by the number of their parameter here."""
+        found = ((i, p.grad) for i, p in enumerate(self.params))
+        return {i: grad for i, grad in found if grad is not None and not grad.is_sparse}
+
+    def seats(self, meter: Meter, kind: str, values: Mapping[int, Tensor]) -> list[Any]:
+        """Return what a meter knows of the sites of values, by the number of their parameter; it is asked for each once."""
+        known = self._seats.setdefault(kind, {})
+        for i, value in values.items() if len(known) < len(self.params) else ():
+            if i not in known:
+                known[i] = meter.seat(replace(self.sites[i], kind=kind), value.detach())
+        return [known[i] for i in values]
 
 
 class Updates:
@@ -138,7 +148,7 @@ class Updates:
         self._inside.add(id(optimizer))
         if self._measured or self.bad:
             for each in held:
-                self._observe((site, p.detach()) for site, p in zip(each.sites, each.params, strict=True))
+                self._observe(each, "param", dict(enumerate(each.params)))
         if self._measured:
             self._before[optimizer] = [Samples(each.params) for each in held]
 
@@ -152,16 +162,13 @@ class Updates:
         before = self._before.pop(optimizer, None)
         for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
             counts, squares = old.changes()
-            seats = [
-                self.meter.seat(replace(site, kind="update"), param)
-                for site, param in zip(each.sites, each.params, strict=True)
-            ]
+            seats = each.seats(self.meter, "update", dict(enumerate(each.params)))
             self.meter.add_squares(seats, self.step(), counts, squares)
 
     def _look_again(self, held: Iterable[Held]) -> None:
         """Have the norm tell if the program wrote something that is not finite after the backward pass."""
         for each in held:
-            squares, bad = squares_of([own_part(g) for _, g in each.graded()]) if each.elements else (0.0, False)
+            squares, bad = squares_of(list(map(own_part, each.graded().values()))) if each.elements else (0.0, False)
             if bad:
                 each.squares, self.bad = squares, True
 
@@ -181,21 +188,19 @@ class Updates:
             graded = each.graded()
             if not graded:
                 continue
-            each.elements = sum(g.numel() for _, g in graded)
-            each.squares, bad = squares_of([own_part(g) for _, g in graded])
+            each.elements = sum(g.numel() for g in graded.values())
+            each.squares, bad = squares_of(list(map(own_part, graded.values())))
             self.bad |= bad
             if self._measured or bad:
-                sites = [replace(site, kind="param.grad") for site, _ in graded]
                 if again:
-                    self.meter.drop(sites)
-                self._observe(zip(sites, (g.detach() for _, g in graded), strict=True))
+                    self.meter.drop(each.seats(self.meter, "param.grad", graded))
+                self._observe(each, "param.grad", graded)
 
-    def _observe(self, values: Iterable[tuple[Site, Tensor]]) -> None:
-        meter, step = self.meter, self.step()
+    def _observe(self, held: Held, kind: str, values: Mapping[int, Tensor]) -> None:
+        meter = self.meter
         level, meter.level = meter.level, FULL if self._measured else LIGHT
         try:
-            for site, value in values:
-                meter.observe(meter.seat(site, value), value, step)
+            meter.observe_all(held.seats(meter, kind, values), list(values.values()), self.step())
         finally:
             meter.level = level
 

@@ -61,13 +61,13 @@ class Meter(Protocol):
     def total_seat(self, site: Site, size: int) -> Any:
         """Return what is known of a site that stands for many tensors."""
 
-    def observe(self, seat: Any, value: Tensor, step: int) -> None:
-        """Measure one value of a site."""
+    def observe_all(self, seats: Sequence[Any], values: Sequence[Tensor], step: int) -> None:
+        """Measure one value of each of many sites."""
 
     def add_squares(self, seats: Sequence[Any], step: int, counts: Sequence[int], squares: Sequence[float]) -> None:
         """Take in sums of squares that are known already, one a site."""
 
-    def drop(self, sites: Sequence[Site] | None = None) -> None:
+    def drop(self, seats: Sequence[Any] | None = None) -> None:
         """Forget what was measured in this step, at some sites or at all."""
 
     def spoiled(self) -> bool:

@@ -21,13 +21,14 @@ import os
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -37,6 +38,7 @@ from kedge.hooks.schedule import Passes
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
 from kedge.stderr import say
+from kedge.store.columns import joined
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo, modes
 from kedge.torch_internals.graph_task import in_backward
@@ -116,7 +118,7 @@ class Watcher:
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.dump: Dump | None = None
         clock = self.session.clock
-        self.curves = Curves(lambda columns: self.stats(int(columns["step"][-1]), columns))
+        self.curves = Curves()
         self.updates = Updates(meter, self.curves, self.step, self.places.measured)
         self.optimizers = Optimizers(clock, self._trains)
         self.hooks, self.first_step = StepHooks(self.session), FirstStep()
@@ -133,6 +135,7 @@ class Watcher:
         self._unfinished: list[Root] = []
         self._unit, self._began = 0.0, time.perf_counter()
         self._before, self._after = self._spare(self._before_update), self._spare(self._after_update)
+        self._enter = self._spare(self._entered)
         self._passes.passed = self._spare(self._count_backward)
         clock.counters = []
         clock.on_step[:] = [self._spare(self._run_ended)]  # when a site fires is decided by the kind of step
@@ -141,7 +144,7 @@ class Watcher:
     def __enter__(self) -> Self:
         """Begin to watch."""
         self._unit = unit()
-        scout = register_module_forward_pre_hook(self._spare(self._entered))
+        scout = register_module_forward_pre_hook(self._scout)
         self.hooks.take_scout(scout)
         self._undo.callback(scout.remove)
         ahead = register_optimizer_step_pre_hook(self._before)
@@ -183,7 +186,9 @@ class Watcher:
             self._notes += self.first_step.close(clock.step)
             in_vain = self._seen_passes if self._is_awaited else 0
             self._notes += self.facts.at_end(self.optimizers, self.roots, self.places, self._passes, in_vain=in_vain)
-            self.curves.flush(but=clock.step if partial else None)
+            if partial:
+                self.curves.drop(clock.step)
+            self._write_curves(clock.step)
             self.meter.finish()
         if self.roots and not self.meter.seats:
             self._notes.clear()
@@ -237,8 +242,13 @@ class Watcher:
 
         return hook
 
+    def _scout(self, module: nn.Module, args: Any) -> None:
+        """See every module call of the program: few are of modules that have not been met."""
+        if not torch.compiler.is_compiling() and module not in self._known:
+            self._enter(module, args)
+
     def _entered(self, module: nn.Module, args: Any) -> None:
-        """See every module call of the program; the first call of a root makes it watched."""
+        """See the first call of a module; that of a root makes it watched."""
         if not self.hooks.scouting or module in self._known or self._known.is_aside(module) or in_backward():
             return
         self._known.meet([module])
@@ -372,7 +382,8 @@ class Watcher:
         for root in trained.values():
             root.optimizers.add(entry.index)
             entry.roots.add(root.index)
-        self._passes.listen(p for p in params_of(optimizer) if self.places.of(p) is not None and own_part(p) is p)
+        own = [p for p in params_of(optimizer) if self.places.of(p) is not None and own_part(p) is p]
+        self._passes.listen(own, again=True)
         if any(self.places.of(p) is None for p in params_of(optimizer)):
             self._unmet.setdefault(optimizer, 0)
         else:
@@ -547,17 +558,21 @@ class Watcher:
             if measured:
                 self.sampled.add(step)
                 self.hooks.gather(self.roots)
-                optimizers = (o for entry in self.optimizers.entries if (o := entry.optimizer()) is not None)
-                self._passes.keep_first([*self.places.by_root(), *map(params_of, optimizers)])
+                self._passes.keep_first(self._groups)
                 self.facts.step_ended(self.optimizers, self.roots, self.places, self._passes)
             self.meter.flush(finite=not (measured or bad))
             if measured or bad or self.curves.is_due():
-                self.curves.flush()
+                self._write_curves(step)
             if bad and not measured:
                 self.budget.wish()
         self.budget.charge_device(self.meter.device_seconds - self._device_seconds)
         self._device_seconds = self.meter.device_seconds
         self._begin_step(self.budget.run_ended(step, time.perf_counter(), self._since_last()))
+
+    def _groups(self) -> list[Iterable[Tensor]]:
+        """The parameters of each root, and of each optimizer."""
+        living = (optimizer for entry in self.optimizers.entries if (optimizer := entry.optimizer()) is not None)
+        return [*self.places.by_root(), *map(params_of, living)]
 
     def _end_step_of_run(self) -> None:
         """Count a step that others of its kind follow."""
@@ -588,7 +603,20 @@ class Watcher:
     # -- writing -----------------------------------------------------------------------------------
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Write rows, and before them the sites that are new and what explains them; see `kedge.flow.Sink`."""
+        """Write rows, with them the single numbers that wait; see `kedge.flow.Sink`."""
+        waiting = self.curves.take(step)
+        if waiting is not None:
+            columns = joined([{**columns, "step": np.full(len(columns["site"]), step)}, waiting])
+        self._write(step, columns)
+
+    def _write_curves(self, step: int) -> None:
+        """Write the single numbers that wait of the steps up to one."""
+        columns = self.curves.take(step)
+        if columns is not None:
+            self._write(int(columns["step"][-1]), columns)
+
+    def _write(self, step: int, columns: Mapping[str, Any]) -> None:
+        """Write rows, and before them the sites that are new and what explains them."""
         self._write_sites()
         self._write_notes()
         self.log.stats(step, columns)

@@ -303,6 +303,14 @@ static int64_t draw(const View *view, int64_t most, float *floats, double *doubl
     int64_t n = view->numbers, distance = spacing(n, most), drawn = 0;
     size_t width = size_of(view->kind);
     Cursor cursor;
+    if (is_dense(view) && view->kind == FLOAT32) { /* nearly all are, and this takes a fifth of the time */
+        const float *from = (const float *)view->data;
+        if (doubles)
+            for (int64_t i = 0; i < n; i += distance) doubles[drawn++] = from[i];
+        else
+            for (int64_t i = 0; i < n; i += distance) floats[drawn++] = from[i];
+        return drawn;
+    }
     for (int64_t i = 0; i < n; i += distance) {
         const char *at = view->data + (size_t)i * width;
         if (!is_dense(view)) {

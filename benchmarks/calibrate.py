@@ -2,7 +2,8 @@
 
     python benchmarks/calibrate.py [--jobs N] [--seeds N ...] [--only TEXT] [--verbose] [--keep FOLDER]
 
-Trains a grid of healthy runs, and for every rule runs with one planted fault each, all watched as `kedge run` would.
+Trains a grid of healthy runs, and for every rule runs with one planted fault each, all watched as `kedge run` does without
+an option.
 A rule's recall is the share of the runs with its fault on which it speaks; its precision, the share of the runs on which
 it speaks, healthy ones and those with its fault, that have the fault. Of NAN-BORN it is asked as well whether what it says
 is so: that the birth is where it was planted, or, in a run of which most steps are not looked at, that it lies between two
@@ -30,14 +31,11 @@ from kedge.rules import ALL, check
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.store.recording import Recording
 
-EVERY = 2
-
 
 def watched(run: Run, seed: int, place: Path) -> Recording:
     """Train under watch, unless the recording is there already; a run that diverges is trained to its end all the same."""
     if not place.exists():
-        how = {"every": EVERY, "budget": None} if run.budget is None else {"every": 10, "budget": run.budget}
-        watching = kedge.watch(place, **how)
+        watching = kedge.watch(place)
         watching.tell = lambda text: None
         with watching:
             for _ in train(run, seed):

@@ -181,8 +181,7 @@ class Run:
     """One training.
 
     ``births`` says what NAN-BORN may say of it: how something was born, and in which module, as in "module 2.1", or "entry"
-    for any. If it is empty, it may say anything. ``since`` is the step in which the fault begins. A run with a ``budget`` is
-    watched within it.
+    for any. If it is empty, it may say anything. ``since`` is the step in which the fault begins.
     """
 
     name: str
@@ -197,7 +196,6 @@ class Run:
     fault: Fault = Fault()
     births: frozenset[str] = frozenset()
     since: int = 0
-    budget: float | None = None
 
     @property
     def data(self) -> str:

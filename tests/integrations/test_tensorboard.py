@@ -15,6 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 from kedge.integrations.tensorboard import TensorBoard, export
 from kedge.store.recording import Recording
 
+NOTHING = "no findings; `kedge check` says which rules could judge"
+
 
 def read(logdir):
     """Read a folder: the curves as lists of (step, number), and the texts."""
@@ -78,7 +80,7 @@ def test_a_healthy_run_is_said_to_be_one(watch, tmp_path):
     with watch().send_to(TensorBoard(tmp_path / "logs")):
         train(net())
 
-    assert [text for _, text in read(tmp_path / "logs")[1]] == ["no findings"]
+    assert [text for _, text in read(tmp_path / "logs")[1]] == [NOTHING]
 
 
 def test_other_statistics_can_be_asked_for(watch, tmp_path):
@@ -113,4 +115,4 @@ def test_a_recording_without_a_step_is_exported(watch, tmp_path):
     with watch().send_to(TensorBoard(tmp_path / "logs")):
         pass
 
-    assert read(tmp_path / "logs") == ({}, [(0, "no findings")])
+    assert read(tmp_path / "logs") == ({}, [(0, NOTHING)])

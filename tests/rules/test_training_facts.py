@@ -80,6 +80,20 @@ def test_an_optimizer_of_something_unseen_is_a_hint():
     assert "holds 3 parameters that belong to no model" in finding.message
 
 
+@pytest.mark.parametrize(("passes", "number"), [(9, 0), (10, 1)])
+def test_a_model_that_no_optimizer_has_is_a_warning_if_it_gets_gradients_again_and_again(passes, number):
+    """One that was tried out once is none."""
+    made = Course(range(12))
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.roots[0]["trained"] = True
+    made.roots.append({"name": "Encoder", "prefix": "Encoder", "trained": False})
+    made.events = [left(root=1, unheld=["Encoder.w"], graded=["Encoder.w"], passes=passes)]
+
+    told = list(NotOptimized().check(made.recording()))
+
+    assert [(finding.severity, finding.site) for finding in told] == [("warning", "Encoder.w:param")] * number
+
+
 def test_modules_that_a_model_calls_and_does_not_hold_are_a_warning():
     """Their parameters are in no list."""
     (finding,) = found(NotOptimized(), left(outside=["Block", "Block"]))

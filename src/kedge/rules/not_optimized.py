@@ -10,7 +10,7 @@ from kedge.rules.ledger import listed
 from kedge.rules.optimizers import Entry, events_of, has_optimizer, optimizers, trained_by
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import no_end
-from kedge.rules.trained import names_of
+from kedge.rules.trained import names_of, trained_roots
 from kedge.store.recording import Recording
 
 
@@ -24,10 +24,11 @@ class NotOptimized:
 
     Formula:
         unheld = the parameters of a trained model that require a gradient and are in no optimizer that has stepped; of a
-        model that none trains, those that got a gradient. replaced = names under which an optimizer holds another tensor
-        than the model has now. outside = modules that a model calls without holding them, so that parameters() does not
-        have theirs, and tensors = tensors in its attributes that are no parameters: both if they got gradients and no
-        optimizer has them. in vain = backward passes while an optimizer that holds the model's parameters never stepped.
+        model that none trains, those that got gradients in min_passes backward passes. replaced = names under which an
+        optimizer holds another tensor than the model has now. outside = modules that a model calls without holding them, so
+        that parameters() does not have theirs, and tensors = tensors in its attributes that are no parameters: both if they
+        got gradients and no optimizer has them. in vain = backward passes while an optimizer that holds the model's
+        parameters never stepped.
         Nothing is said of parameters with requires_grad False.
 
     Window:
@@ -35,7 +36,7 @@ class NotOptimized:
 
     Thresholds:
         - named (6): how many parameters the message names.
-        - min_passes (10): backward passes without a step; gradients may be added up over a few.
+        - min_passes (10): backward passes; gradients may be added up over a few, and a model may be tried out with one.
 
     Severity:
         - error: replaced parameters; the optimizer steps, and the model does not move.
@@ -68,7 +69,7 @@ class NotOptimized:
                 yield self._foreign(event)
             elif event.get("replaced"):
                 yield self._replaced(recording, event)
-            elif event.get("unheld"):
+            elif event.get("unheld") and (self._trained(recording, event) or event.get("passes", 0) >= self.min_passes):
                 yield self._unheld(recording, event)
             for kind in ("outside", "tensors"):
                 if event.get(kind):
@@ -108,6 +109,9 @@ class NotOptimized:
             "Give all of model.parameters() to the optimizer once the model is complete, and keep layers in "
             "nn.ModuleList; call requires_grad_(False) on what is to stay as it is.",
         )
+
+    def _trained(self, recording: Recording, event: Entry) -> bool:
+        return int(event["root"]) in trained_roots(recording)
 
     def _not_held(self, recording: Recording, event: Entry, kind: str) -> Finding:
         names, root = [str(name) for name in event[kind]], int(event["root"])

@@ -33,6 +33,7 @@ from kedge.torch_internals.source_lines import is_between
 from kedge.watch.roots import Root
 
 _KEPT = 16
+_NO = (-1, 0, 0)
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -71,7 +72,7 @@ class BackwardPasses:
         self._handles: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
         self._arrived: dict[int, int] = {}
         self._first: set[int] = set()
-        self._arrived_in: dict[int, tuple[int, int]] = {}
+        self._arrived_in: dict[int, tuple[int, int, int]] = {}
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
         self.quick = False
@@ -122,11 +123,15 @@ class BackwardPasses:
     def reached_here(self, params: Iterable[Tensor]) -> bool:
         """Whether gradients of some parameters arrive in this thread, so that no other one changes them meanwhile."""
         here = threading.get_ident()
-        return len(self._threads) < 2 or any(self._arrived_in.get(id(p), (0, 0))[1] == here for p in params)
+        return len(self._threads) < 2 or any(self._arrived_in.get(id(p), _NO)[1] == here for p in params)
 
     def reached_by(self, task: int, params: Iterable[Tensor]) -> bool:
         """Whether a backward pass reached some parameters, of which one at least has a hook."""
-        return any(self._arrived_in.get(id(p), (-1, 0))[0] == task for p in params)
+        return any(self._arrived_in.get(id(p), _NO)[0] == task for p in params)
+
+    def times(self, param: Tensor) -> int:
+        """How often a gradient of a parameter was seen to arrive, as long as it has a hook."""
+        return self._arrived_in.get(id(param), _NO)[2]
 
     def close(self) -> None:
         """Remove every hook."""
@@ -153,7 +158,7 @@ class BackwardPasses:
             self._arrived[id(param)] = len(self._arrived)
             self._settled = False
         task, thread = graph_task(), threading.get_ident()
-        self._arrived_in[id(param)] = task, thread
+        self._arrived_in[id(param)] = task, thread, self.times(param) + 1
         self._threads.add(thread)
         if self.reached(task):
             self._first.add(id(param))

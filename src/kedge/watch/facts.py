@@ -182,6 +182,7 @@ class Facts:
             "replaced": [s.path for p, s, of in places if of is root and id(p) in held and id(p) not in here][:_NAMED],
             "outside": self._outside(root, held.keys() | here),
             "tensors": [root.label(name) for name in _plain_tensors(module, held)][:_NAMED],
+            "passes": max(map(passes.times, unheld.values()), default=0),
         }  # fmt: skip
 
     def _outside(self, root: Root, known: Container[int]) -> list[str]:

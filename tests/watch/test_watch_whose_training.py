@@ -375,3 +375,22 @@ def test_gradients_of_an_optimizer_that_rests_are_not_recorded_again() -> None:
     prefix = next(root.prefix for root in recording.roots if root.name == "Sequential")
     rows = recording.rows(f"{prefix}.2.weight:param.grad".lstrip("."))
     assert rows.step.tolist() == [*range(6)]
+
+
+def test_many_passes_without_gradients_leave_those_of_the_training_measured() -> None:
+    """As a rollout of a policy before each step; of passes with gradients the first 256 of a step are measured."""
+    model = net()
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(4):
+            with torch.no_grad():
+                for _ in range(300):
+                    model(torch.randn(1, 4))
+            for _ in range(300 if step == 3 else 2):
+                model(torch.randn(5, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    rows = watch(program, every=1).recording().rows("2:out")
+    assert (rows.step.tolist(), rows.calls.tolist()) == ([*range(4)], [2, 2, 2, 256])

@@ -11,7 +11,8 @@ among all objects, and what no module holds is watched as tensors.
 # Note [Passes without gradients]
 Once a program trains, passes without gradients are evaluation, and are not measured. Before its first step it is not known
 whether it will: an optimizer may have been made for a checkpoint alone. So as long as one is waited for, the first such
-pass of each root is measured; it is dropped as soon as a model with parameters is called for gradients.
+pass of each root is measured; it is dropped as soon as a model with parameters is called for gradients. Nor does such a
+pass use up the patience with which an optimizer's first step is waited for: a policy may be rolled out thousands of times.
 """
 
 from __future__ import annotations
@@ -469,10 +470,12 @@ class Watcher:
     def _pass_began(self, passes: Passes) -> None:
         """Decide whether this pass is measured; see Note [Passes without gradients]."""
         clock, graded = self.session.clock, passes.here.graded
-        self._passes_of_step += 1
         if clock.optimizer is None and clock.awaited <= 0:
             self.optimizers.look_again()
-        waits = clock.awaited > 0 and clock.optimizer is None
+        left = clock.awaited + (clock.leader is passes)  # before this pass was counted
+        waits = left > 0 and clock.optimizer is None
+        if waits and not graded:
+            clock.awaited = left
         if waits and not self._differentiates:
             if graded and any(root.parameters and root.passes is passes for root in self.roots):
                 self._differentiates = True
@@ -483,6 +486,7 @@ class Watcher:
                 self._ungraded.add(id(passes))
         else:
             self.meter.muted = not graded and (waits or clock.optimizer is not None)
+        self._passes_of_step += not self.meter.muted
         self.meter.muted |= self._passes_of_step > _MOST_PASSES
 
     def _backward_began(self, at: Began) -> None:

@@ -287,8 +287,10 @@ def batch_of_one(*, fires: bool) -> Golden:
     """Give batch normalisation a single sample twice, or never fewer than two."""
     course = Course(SAMPLES[:5])
     course.sites.append({"site": "norm:out", "type": "BatchNorm2d", "shape": [32, 4, 2, 2]})
+    course.sites.append({"site": "head:out", "type": "Linear", "shape": [32, 10]})
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
     samples = [32, 1, 32, 1, 32] if fires else [32, 2, 32, 2, 32]
+    course.rows += [size(step, "head:out", 1.0, 10 * n) for step, n in zip(course.steps, samples, strict=True)]
     course.rows += [size(step, "norm:out", 1.0, 16 * n) for step, n in zip(course.steps, samples, strict=True)]
     return _written(course)
 

@@ -94,6 +94,21 @@ def test_a_model_that_no_optimizer_has_is_a_warning_if_it_gets_gradients_again_a
     assert [(finding.severity, finding.site) for finding in told] == [("warning", "Encoder.w:param")] * number
 
 
+@pytest.mark.parametrize("entry", [{"outside": ["Block"], "outside_fixed": True}, {"unheld": ["w"], "graded": ["w"]}])
+def test_what_is_in_evaluation_mode_may_be_meant_to_stay_as_it_is(entry):
+    """As a network whose features are compared."""
+    made = Course(range(12))
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.roots[0]["trained"] = True
+    made.roots.append({"name": "Vgg", "prefix": "Vgg", "trained": False})
+    made.events = [left(root=1, training=False, passes=30, **entry)]
+
+    (finding,) = NotOptimized().check(made.recording())
+
+    assert finding.severity == "info"
+    assert "requires_grad_(False)" in finding.remedy
+
+
 def test_modules_that_a_model_calls_and_does_not_hold_are_a_warning():
     """Their parameters are in no list."""
     (finding,) = found(NotOptimized(), left(outside=["Block", "Block"]))
@@ -106,20 +121,20 @@ def test_modules_that_a_model_calls_and_does_not_hold_are_a_warning():
     assert "nn.ModuleList" in finding.remedy
 
 
-def test_tensors_with_gradients_that_are_no_parameters_are_a_warning():
-    """`requires_grad_()` makes no parameter."""
+def test_tensors_with_gradients_that_are_no_parameters_are_a_hint():
+    """`requires_grad_()` makes no parameter; but the points of a differential equation require one too."""
     (finding,) = found(NotOptimized(), left(tensors=["position"]))
 
-    assert (finding.severity, finding.site) == ("warning", "position:param")
+    assert (finding.severity, finding.site) == ("info", "position:param")
     assert finding.message.startswith("position of Net is a tensor that requires a gradient, but no nn.Parameter")
 
 
 @pytest.mark.parametrize(("passes", "number"), [(9, 0), (10, 1)])
-def test_an_optimizer_that_never_stepped_is_an_error(passes, number):
+def test_an_optimizer_that_never_stepped_is_a_warning(passes, number):
     """A few passes may be added up."""
     told = found(NotOptimized(), {"kind": "not-optimized", "root": None, "in_vain": passes})
 
-    assert [finding.severity for finding in told] == ["error"] * number
+    assert [finding.severity for finding in told] == ["warning"] * number
     assert all("never stepped in 10 backward passes" in finding.message for finding in told)
 
 
@@ -262,7 +277,9 @@ def of_batches(*samples: int, kind: str = "BatchNorm2d", frozen: tuple[str, ...]
     """Judge batches of so many samples, of which each has four channels of two by two."""
     made = Course(range(len(samples)))
     made.sites.append({"site": "norm:out", "type": kind, "shape": [samples[0], 4, 2, 2]})
+    made.sites.append({"site": "head:out", "type": "Linear", "shape": [samples[0], 10]})
     made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.rows += [size(step, "head:out", 1.0, 10 * n) for step, n in enumerate(samples)]
     made.rows += [size(step, "norm:out", 1.0, 16 * n) for step, n in enumerate(samples)]
     made.events = [modes(0, True, ["drop"], [*frozen])]
     return list(BatchOfOne().check(made.recording()))
@@ -284,6 +301,19 @@ def test_a_batch_of_one_sample_is_a_warning_unless_it_came_once(samples, severit
 def test_one_sample_is_enough_where_no_statistics_of_a_batch_are_taken(how):
     """In evaluation mode, over all processes, and for each sample by itself."""
     assert of_batches(1, 1, 1, **how) == []
+
+
+@pytest.mark.parametrize(("samples", "number"), [((4, 4, 4, 4), 0), ((4, 1, 4, 1), 1)])
+def test_smaller_images_are_no_smaller_batch(samples, number):
+    """What has samples and channels alone tells one from the other."""
+    made = Course(range(4))
+    made.sites.append({"site": "norm:out", "type": "BatchNorm2d", "shape": [4, 8, 2, 2]})
+    made.sites.append({"site": "head:out", "type": "Linear", "shape": [4, 10]})
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.rows += [size(step, "norm:out", 1.0, 128 if step % 2 == 0 else 32) for step in range(4)]
+    made.rows += [size(step, "head:out", 1.0, 10 * n) for step, n in enumerate(samples)]
+
+    assert len(list(BatchOfOne().check(made.recording()))) == number
 
 
 def test_two_samples_are_a_batch():
@@ -344,9 +374,19 @@ def test_a_loss_of_the_wrong_sign_that_runs_away_is_a_warning():
         ((0.5, -4.0, -9.0), ("NegBackward0", "MeanBackward0"), 0),
         ((0.5, -4.0, -9.0), ("SubBackward0", "NllLossBackward0"), 0),
         ((0.5, -4.0, -9.0), ("NegBackward0", "BinaryCrossEntropyBackward0"), 1),
+        ((0.5, -4.0, -9.0), ("NllLossBackward0", "MulBackward0", "LogSoftmaxBackward0"), 0),
         ((0.5, -4.0, -9.0), (), 0),
     ],
-    ids=["at zero", "rounding", "policy gradients", "likelihood", "difference", "one of two, as in a GAN", "no graph"],
+    ids=[
+        "at zero",
+        "rounding",
+        "policy gradients",
+        "likelihood",
+        "difference",
+        "one of two, as in a GAN",
+        "rewards",
+        "no graph",
+    ],
 )
 def test_a_loss_that_may_be_below_zero_is_no_finding(values, nodes, others):
     """Weights, differences and likelihoods of densities have any sign."""

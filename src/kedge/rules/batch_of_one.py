@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from kedge.rules.ledger import listed
 from kedge.rules.optimizers import events_of
 from kedge.rules.rule import Finding, Lack, Severity
@@ -27,7 +29,8 @@ class BatchOfOne:
 
     Formula:
         The output of a BatchNorm of a model that is trained has as many elements as one sample has in the first measured
-        step. Those in evaluation mode are left out, and SyncBatchNorm, whose batch is that of all processes.
+        step, and so has one that is of samples and channels alone, if the batch was larger then: images may be of several
+        sizes. Those in evaluation mode are left out, and SyncBatchNorm, whose batch is that of all processes.
 
     Window:
         The measured steps.
@@ -102,4 +105,12 @@ def _alone(recording: Recording, site: SiteInfo) -> Ints:
     rows = recording.rows(site)
     alone = rows.count == rows.calls * math.prod(site.shape[1:])
     steps: Ints = rows.step[alone & (rows.level == FULL)]
-    return steps
+    if len(site.shape) == 2 or site.shape[0] == 1:
+        return steps
+    # Images of another size have another number of elements too: a value with nothing but samples and channels tells.
+    flat = (s for s in trained_sites(recording, "out") if s.root == site.root and len(s.shape) == 2)
+    for other in flat:
+        known = recording.rows(other)
+        if other.shape[0] == site.shape[0]:
+            return np.intersect1d(steps, known.step[known.count == known.calls * other.shape[1]])
+    return steps[:0]

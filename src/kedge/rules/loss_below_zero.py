@@ -123,13 +123,18 @@ def _chain(event: Entry) -> Sequence[str]:
 
 def _behind(chain: Iterable[str]) -> str | None:
     """Return the loss that a chain of operations begins with, after a ``-`` if its sign is turned; None if it is no such loss."""
-    sign = ""
-    for name in chain:
+    sign, names = "", list(chain)
+    for at, name in enumerate(names):
         loss = "nll_loss" if name.startswith("nll_loss") else name  # images have one of their own
         if loss in _GIVEN:
-            return sign + loss
+            return None if loss == "nll_loss" and _is_weighed(names[at + 1 :]) else sign + loss
         if name == "neg" and not sign:
             sign = "-"
         elif name not in _KEEPS:
             return None
     return None
+
+
+def _is_weighed(behind: Sequence[str]) -> bool:
+    """Whether logarithms of probabilities are multiplied before a loss takes them, as by a policy's rewards."""
+    return "log_softmax" in behind and "mul" in behind[: behind.index("log_softmax")]

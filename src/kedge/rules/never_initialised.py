@@ -72,10 +72,10 @@ class NeverInitialised:
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return that step 0 was not measured; without weights there is nothing to judge."""
-        known = weights(recording)
+        known = [weight for weight in weights(recording) if _is_matrix(weight.param)]
         starts = [start for weight in known if (start := _Start.of(recording, weight)) is not None]
-        if known and not starts:
-            return Lack(self.code, "measured first step", 0, 1)
+        if known and not starts:  # of what an optimizer runs itself, the first step begins before its model is known
+            return Lack(self.code, "measured first step of weights", 0, 1, grows=0 not in recording.steps)
         if starts and not any(start.bounded or start.nonfinite for start in starts):
             return Lack(self.code, "smallest and largest values of weights", 0, 1, grows=False)
         return None
@@ -145,7 +145,7 @@ class _Start:
     def of(cls, recording: Recording, weight: Weight) -> _Start | None:
         """Read it; None where step 0 was not measured, and for what has only one dimension of more than one element."""
         rows, site = recording.rows(weight.param), weight.param
-        if not len(rows) or rows.step[0] != 0 or rows.level[0] != FULL or sum(size > 1 for size in site.shape) < 2:
+        if not len(rows) or rows.step[0] != 0 or rows.level[0] != FULL or not _is_matrix(site):
             return None
         grads = recording.rows(weight.grad) if weight.grad is not None else None
         rms, bounded = float(rows.statistic("rms")[0]), bool(np.isfinite(rows.min[0]))
@@ -173,3 +173,8 @@ class _Start:
         if self.low == self.high:
             return f"{self.site.path} is {self.low:.3g} all over"
         return f"{self.site.path} from {self.low:.3g} to {self.high:.3g}, rms {self.rms:.3g}"
+
+
+def _is_matrix(site: SiteInfo) -> bool:
+    """Whether more than one dimension of a weight has more than one element."""
+    return sum(size > 1 for size in site.shape) > 1

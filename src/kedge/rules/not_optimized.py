@@ -40,10 +40,11 @@ class NotOptimized:
 
     Severity:
         - error: replaced parameters; the optimizer steps, and the model does not move.
-        - error: no optimizer ever stepped, though one was made.
-        - warning: parameters or tensors that got gradients, and that no optimizer holds.
-        - info: parameters that got none either; or an optimizer's that belong to nothing that was seen and never
-          got a gradient.
+        - warning: parameters that got gradients, and that no optimizer holds; modules that a model calls and does not hold;
+          an optimizer that never stepped.
+        - info: the same of models and modules in evaluation mode, which may be meant to stay as they are; tensors, which may
+          be inputs whose gradient is asked for; parameters that got no gradient either; or an optimizer's that belong to
+          nothing that was seen and never got a gradient.
 
     Evidence:
         The parameters, how many elements they have, which of them got gradients, and the optimizer.
@@ -98,11 +99,12 @@ class NotOptimized:
     def _unheld(self, recording: Recording, event: Entry) -> Finding:
         names, graded = [str(name) for name in event["unheld"]], [str(name) for name in event.get("graded") or ()]
         loud = [name for name in names if name in graded]
+        fixed = event.get("training") is False and not self._trained(recording, event)
         shown, model = loud or names, names_of(recording, [int(event["root"])])
         verb = "are" if len(shown) > 1 else "is"
         got = f"; {'they get' if len(shown) > 1 else 'it gets'} gradients, and never {'change' if len(shown) > 1 else 'changes'}"
         return self._finding(
-            "warning" if loud else "info",
+            "warning" if loud and not fixed else "info",
             shown,
             f"{listed(shown, self.named)} of {model} {verb} in no optimizer, though trainable{got if loud else ''}.",
             event,
@@ -119,26 +121,33 @@ class NotOptimized:
         if kind == "outside":
             site = f"{recording.roots[root].prefix.rstrip('.')}:out"
             says = (
-                f"{model} calls {shown} and does not hold {'them' if len(names) > 1 else 'it'}: model.parameters() lacks their "
-                "parameters, and so does every optimizer. They get gradients, and never change."
+                f"{model} calls {shown} and does not hold {'them' if len(names) > 1 else 'it'}: model.parameters() lacks "
+                f"{'their' if len(names) > 1 else 'its'} parameters, and so does every optimizer. They get gradients, and never "
+                "change."
             )
-            remedy = "Keep modules in nn.ModuleList or nn.ModuleDict in place of a list or a dict."
+            remedy = (
+                "Keep modules in nn.ModuleList or nn.ModuleDict in place of a list or a dict; call requires_grad_(False) on what "
+                "is to stay as it is."
+            )
         else:
             are = "are tensors that require" if len(names) > 1 else "is a tensor that requires"
             says = (
                 f"{shown} of {model} {are} a gradient, but no nn.Parameter: model.parameters() lacks it, and so does every "
                 "optimizer. It gets gradients, and never changes."
             )
-            remedy = "Make it an nn.Parameter before the optimizer is made."
-        return Finding(self.code, "warning", site, -1, says, {kind: names}, 0.9, remedy)
+            remedy = "If it is to be trained, make it an nn.Parameter before the optimizer is made."
+        severity: Severity = "warning" if kind == "outside" and not event.get("outside_fixed") else "info"
+        return Finding(self.code, severity, site, -1, says, {kind: names}, 0.9, remedy)
 
     def _in_vain(self, event: Entry) -> Iterable[Finding]:
         passes = int(event["in_vain"])
         if passes >= self.min_passes:
-            says = f"An optimizer was made, and never stepped in {passes:,} backward passes: nothing was trained."
+            says = (
+                f"An optimizer was made, and never stepped in {passes:,} backward passes, which changed no parameter."
+            )
             yield Finding(
                 self.code,
-                "error",
+                "warning",
                 "optimizer",
                 -1,
                 says,

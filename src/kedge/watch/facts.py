@@ -176,20 +176,21 @@ class Facts:
         graded = [n for n, p in unheld.items() if p.grad is not None or passes.has_arrived(p)]
         if not root.optimizers:
             unheld = {n: unheld[n] for n in graded}
+        outside = self._outside(root, held.keys() | here)
         return {
-            "kind": "not-optimized", "root": root.index, "unheld": [root.label(n) for n in list(unheld)[:_NAMED]],
+            "kind": "not-optimized", "root": root.index, "training": module.training,
+            "unheld": [root.label(n) for n in list(unheld)[:_NAMED]],
             "unheld_elements": sum(p.numel() for p in unheld.values()), "graded": [root.label(n) for n in graded[:_NAMED]],
             "replaced": [s.path for p, s, of in places if of is root and id(p) in held and id(p) not in here][:_NAMED],
-            "outside": self._outside(root, held.keys() | here),
+            "outside": [type(m).__name__ for m in outside], "outside_fixed": not any(m.training for m in outside),
             "tensors": [root.label(name) for name in _plain_tensors(module, held)][:_NAMED],
             "passes": max(map(passes.times, unheld.values()), default=0),
         }  # fmt: skip
 
-    def _outside(self, root: Root, known: Container[int]) -> list[str]:
-        """Name the classes of the modules that a root calls, does not hold, and that got gradients in vain."""
+    def _outside(self, root: Root, known: Container[int]) -> list[nn.Module]:
+        """The modules that a root calls, does not hold, and that got gradients in vain."""
         modules = [m for ref, of in self._strays if of is root and (m := ref()) is not None]
-        lost = [m for m in modules if any(id(p) not in known and p.grad is not None for p in m.parameters())]
-        return [type(m).__name__ for m in lost]
+        return [m for m in modules if any(id(p) not in known and p.grad is not None for p in m.parameters())]
 
     # -- at the end --------------------------------------------------------------------------------
 

@@ -130,6 +130,10 @@ class Updates:
             if id(optimizer) not in self._stepped or id(optimizer) in self._inside:
                 self._gradients(optimizer)
 
+    def was_reached(self, optimizer: Optimizer) -> bool:
+        """Whether a backward pass was seen to reach an optimizer since its last step in this step of the run."""
+        return id(optimizer) in self._passed
+
     def before(self, optimizer: Optimizer, *, closure: bool = False) -> None:
         """Look at gradients and parameters before an optimizer changes them; a closure may yet add to the gradients."""
         held = self._held.get(optimizer, ())

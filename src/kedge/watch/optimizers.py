@@ -54,12 +54,13 @@ class Entry:
         steps: How often it has stepped.
         first_step: The run's step in which it stepped first.
         kind: The name of its class.
+        searches: How often it was looked for what of its parameters backward passes reach.
     """
 
     def __init__(self, index: int, optimizer: Optimizer, first_step: int) -> None:
         self.index, self.optimizer, self.first_step = index, weakref.ref(optimizer), first_step
         self.kind = type(optimizer).__name__
-        self.steps = self.parameters = 0
+        self.steps = self.parameters = self.searches = 0
         self.rates: list[float] = []
         self.roots: set[int] = set()
         self.size: tuple[int, ...] = ()
@@ -101,6 +102,7 @@ class Optimizers:
         self._idle = 0
         self._older: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._any, self._known = False, 0
+        self._displaced: weakref.ref[Optimizer] | None = None
 
     def begin(self) -> None:
         """Remember which optimizers there are when watching begins: they may be of a training that is over."""
@@ -131,15 +133,22 @@ class Optimizers:
     def _takes_over(self, optimizer: Optimizer) -> bool:
         """Whether the one that ended the steps is gone or idle, so that this one does from now on.
 
-        One that has not stepped before belongs to another phase of the training if it steps twice in turn.
+        One that has not stepped before belongs to another phase of the training if it steps twice in turn - unless the one
+        before steps again, which then ends the steps as before.
         """
+        if self._displaced is not None and self._displaced() is optimizer:
+            self._lead(optimizer)
+            return True
         self._idle += 1
         gone = self.leading is not None and self.leading() is None
         others = sum(entry.optimizer() is not None for entry in self.entries) - 1
-        patience = _PATIENCE * max(others, 1) if self.entry(optimizer).index < self._known else 1
+        is_new = self.entry(optimizer).index >= self._known
+        patience = 1 if is_new else _PATIENCE * max(others, 1)
         if not gone and (self._idle <= patience or not self.trains(optimizer)):
             return False
+        displaced = self.leading if is_new else None
         self._lead(optimizer)
+        self._displaced = displaced
         return True
 
     def _closes_round(self, optimizer: Optimizer) -> bool:
@@ -156,6 +165,7 @@ class Optimizers:
 
     def _lead(self, optimizer: Optimizer) -> None:
         self.leading, self._idle, self._known = weakref.ref(optimizer), 0, len(self.entries)
+        self._displaced = None
         self.clock.optimizer = id(optimizer), 0
 
     # -- before an optimizer has stepped --------------------------------------------------------------

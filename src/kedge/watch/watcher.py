@@ -7,27 +7,19 @@ it is compiled. The first root that an optimizer trains has the plain names - or
 first one that has parameters; those of others begin with their class name. As long as an optimizer
 holds parameters of no root, new roots are looked for in every step; if none turns up, the modules that hold them are found
 among all objects, and what no module holds is watched as tensors.
-
-# Note [Passes without gradients]
-Once a program trains, passes without gradients are evaluation, and are not measured. Before its first step it is not known
-whether it will: an optimizer may have been made for a checkpoint alone. So as long as one is waited for, the first such
-pass of each root is measured; it is dropped as soon as a model with parameters is called for gradients. Nor does such a
-pass use up the patience with which an optimizer's first step is waited for: a policy may be rolled out thousands of times.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -39,19 +31,21 @@ from kedge.hooks.schedule import Passes
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
 from kedge.stderr import say
-from kedge.store.columns import joined
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo, modes
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.source_lines import module_tree
 from kedge.watch.backwards import BackwardPasses, Began, Reached, began
 from kedge.watch.budget import Budget, StepKind, unit
+from kedge.watch.by_hand import ByHand
 from kedge.watch.curves import Curves
+from kedge.watch.evaluation import NEVER, Evaluation
 from kedge.watch.facts import Facts
 from kedge.watch.first_step import FirstStep
 from kedge.watch.losses import Losses
+from kedge.watch.naming import prefix_of
 from kedge.watch.optimizer_updates import Updates
-from kedge.watch.optimizers import Optimizers, any_optimizer, living, params_of
+from kedge.watch.optimizers import Optimizers, living, params_of
 from kedge.watch.parked_hooks import StepHooks, WatchSession
 from kedge.watch.roots import (
     Meter,
@@ -60,7 +54,6 @@ from kedge.watch.roots import (
     RunSink,
     Summary,
     channel_dims,
-    entry_of,
     free_prefix,
     next_of,
     saturations,
@@ -70,16 +63,15 @@ from kedge.watch.roots import (
 )
 from kedge.watch.seen import Known, Places
 from kedge.watch.unmet import holders_of, names_in_frames
+from kedge.watch.writer import Writer
 
 if TYPE_CHECKING:
     from kedge.hooks.dump import Dump
 
 _PER_EVENT, _PER_STEP = 3.0, 12.0
 """What it takes to bring one event to the meter, and to count a step with cold caches, in calls of an empty module hook."""
-_NEVER = 1 << 40
-"""For how many passes to wait where passes are no steps."""
-_MOST_PASSES = 256
-"""How many passes of a step are measured at most."""
+_SEARCHES = 20
+"""How often all parameters of an optimizer are hooked again."""
 _PATIENCE = 3
 """How many steps of an optimizer to wait for the modules that its parameters belong to."""
 OFF = 0
@@ -89,7 +81,7 @@ class Watcher:
     """Watches what a program does, while a ``with`` block lasts.
 
     Args:
-        meter: What measures; it is told to pass its steps to this watcher.
+        meter: What measures; it is told to pass its steps to this watcher's writer.
         log: Where records go.
         sites: A selector; outputs, gradients and parameters at the paths that it names are measured.
         n: After the first steps, one step in `n` is measured, or fewer if the budget does not pay for it.
@@ -107,7 +99,7 @@ class Watcher:
         self, meter: Meter, log: RunSink, *, sites: str = "**", n: int = 10, budget: float | None = None
     ) -> None:
         self.log, self.selector, self.budget = log, Selector(sites), Budget(n, budget)
-        self.meter, meter.sink, meter.draws = meter, self, True
+        self.meter, meter.draws = meter, True
         self.session = WatchSession()
         self.roots: list[Root] = []
         self.places, self._known = Places(), Known()
@@ -127,10 +119,11 @@ class Watcher:
         self._passes = BackwardPasses(
             self._spare(self._backward_began), self._spare(self._backward_ended), self._spare(self._alarmed)
         )
-        self._written, self._undo = (0, 0), ExitStack()
-        self._notes: list[Mapping[str, Any]] = []
-        self._seen_passes, self._by_backward, self._is_awaited = 0, False, False
-        self._passes_of_step, self._ungraded, self._differentiates = 0, set[int](), False
+        self.writer = Writer(log, meter, self.curves, self.roots, self.optimizers, self._sources)
+        meter.sink = self.writer
+        self._undo = ExitStack()
+        self.by_hand = ByHand(self._trains, self._in_training)
+        self.evaluation = Evaluation(clock, meter, self.optimizers)
         self._device_seconds = 0.0
         self._unmet: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._unfinished: list[Root] = []
@@ -184,17 +177,17 @@ class Watcher:
             partial = self.optimizers.leading is not None and not self._is_bad()
             if partial:  # what came after the last step is no step: an evaluation, or half a round
                 self.meter.drop()
-            self._notes += self.first_step.close(clock.step)
-            in_vain = self._seen_passes if self._is_awaited else 0
-            self._notes += self.facts.at_end(self.optimizers, self.roots, self.places, self._passes, in_vain=in_vain)
+            self.writer.notes += self.first_step.close(clock.step)
+            vain = self.by_hand.in_vain
+            self.writer.notes += self.facts.at_end(self.optimizers, self.roots, self.places, self._passes, in_vain=vain)
             if partial:
                 self.curves.drop(clock.step)
-            self._write_curves(clock.step)
+            self.writer.write_curves(clock.step)
             self.meter.finish()
         if self.roots and not self.meter.seats:
-            self._notes.clear()
-        self._write_sites(again=True)  # how many steps each root was trained for is known now
-        self._write_notes()
+            self.writer.notes.clear()
+        self.writer.write_sites(again=True)  # how many steps each root was trained for is known now
+        self.writer.write_notes()
         silent = silences(self.roots, self.session.taps) + self.facts.unused(self.places, self._passes.has_arrived)
         self.log.event({"kind": "ledger", "sampled": self.summary.sampled, "sites": silent})
 
@@ -212,7 +205,7 @@ class Watcher:
         """What came out so far."""
         clock, counts = self.session.clock, self.budget.counts
         levels = {kind.name.lower(): counts[kind] for kind in reversed(StepKind)}
-        steps = clock.led if clock.optimizer is None and not self._by_backward else self.step()
+        steps = clock.led if clock.optimizer is None and not self.by_hand.leads else self.step()
         under_way = steps > self.step()  # it counts from its beginning, where forward passes are the steps
         levels[self.budget.kind.name.lower()] += self.budget.done + under_way
         sampled = len(self.sampled) + (under_way and self.budget.kind is StepKind.MEASURED)
@@ -292,7 +285,7 @@ class Watcher:
         self._known.meet(named.values())
         types = {n: type(m).__name__ for n, m in fresh.items()}
         self._release_gone()
-        root = next_of(self.roots, types) or Root(len(self.roots), self._prefix(module), types)
+        root = next_of(self.roots, types) or Root(len(self.roots), prefix_of(module, self.roots, self.names), types)
         with root.attaching(self.session, module) as target:
             root.parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
             root.modules = module_tree(module, root.label)
@@ -308,31 +301,17 @@ class Watcher:
             self.holding.append(module)
         return root
 
-    def _prefix(self, module: nn.Module) -> str:
-        """Choose the prefix of a new root; see Note [Roots]."""
-        if module in self.names:
-            return self.names[module]
-        params = {id(p): isinstance(p, nn.Parameter) for p in module.parameters()}
-        if params and all(root.prefix for root in self.roots):
-            replaced = not all(params.values())  # by `torch.func`: its own may be what an optimizer holds
-            if replaced or not _others_train(params):
-                return ""
-            gc.collect()  # the optimizers of a training that is over may be garbage
-            if not _others_train(params):
-                return ""
-        return free_prefix(type(module).__name__, self.roots)
-
     def _let_lead(self, root: Root, passes: Passes) -> None:
         """Let a root's forward passes be the steps as long as no optimizer makes them."""
         clock = self.session.clock
-        if self._by_backward:
+        if self.by_hand.leads:
             return
         if root.parameters and not any(r.parameters and r.target for r in self.roots if r is not root):
-            if clock.awaited == _NEVER:
+            if clock.awaited == NEVER:
                 clock.led = 0
             self.optimizers.let_passes_lead(passes, root.module)
         elif clock.leader is passes:  # a transform, called before the model: its passes are no steps
-            clock.looked, clock.awaited = True, _NEVER
+            clock.looked, clock.awaited = True, NEVER
 
     def _release_gone(self) -> None:
         """Let go of roots that are gone, before others have their place in memory."""
@@ -383,13 +362,20 @@ class Watcher:
         for root in trained.values():
             root.optimizers.add(entry.index)
             entry.roots.add(root.index)
-        own = [p for p in params_of(optimizer) if self.places.of(p) is not None and own_part(p) is p]
-        self._passes.listen(own, again=True)
+        self._listen_again(optimizer)
         if any(self.places.of(p) is None for p in params_of(optimizer)):
             self._unmet.setdefault(optimizer, 0)
         else:
             self._unmet.pop(optimizer, None)
         self.budget.wish()
+
+    def _listen_again(self, optimizer: Optimizer) -> None:
+        """Hook all that an optimizer holds: when it is new, or steps though no backward pass was seen to reach it."""
+        entry = self.optimizers.entry(optimizer)
+        if entry.searches < _SEARCHES:
+            entry.searches += 1
+            own = [p for p in params_of(optimizer) if self.places.of(p) is not None and own_part(p) is p]
+            self._passes.listen(own, again=True)
 
     def _adopt_for(self, module: nn.Module) -> None:
         """Find out anew what the optimizers train that stepped, or began to, before their model was met."""
@@ -401,6 +387,10 @@ class Watcher:
     def _trains(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer holds a parameter of a root."""
         return any(self.places.of(param) is not None for param in params_of(optimizer))
+
+    def _in_training(self) -> bool:
+        """Whether a root is in training mode."""
+        return any(module.training for root in self.roots if (module := root.module()) is not None)
 
     def _meet_holders(self, optimizer: Optimizer) -> None:
         """Watch what an optimizer holds that belongs to no root: modules that are not called, or tensors alone."""
@@ -433,8 +423,10 @@ class Watcher:
                 self._unmet.pop(optimizer, None)
         if self.budget.kind is StepKind.MEASURED:
             entry = self.optimizers.entry(optimizer)
-            self._notes += self.facts.before_step(self.step(), optimizer, entry.index)
+            self.writer.notes += self.facts.before_step(self.step(), optimizer, entry.index)
         bad = self.updates.bad
+        if not self.updates.was_reached(optimizer):
+            self._listen_again(optimizer)
         self.updates.before(optimizer, closure=any(map(callable, (*args, *kwargs.values()))))
         if self.updates.bad and not bad and self.budget.kind is StepKind.GUARDED:
             self.budget.interrupt(time.perf_counter())
@@ -468,26 +460,7 @@ class Watcher:
     # -- passes ------------------------------------------------------------------------------------
 
     def _pass_began(self, passes: Passes) -> None:
-        """Decide whether this pass is measured; see Note [Passes without gradients]."""
-        clock, graded = self.session.clock, passes.here.graded
-        if clock.optimizer is None and clock.awaited <= 0:
-            self.optimizers.look_again()
-        left = clock.awaited + (clock.leader is passes)  # before this pass was counted
-        waits = left > 0 and clock.optimizer is None
-        if waits and not graded:
-            clock.awaited = left
-        if waits and not self._differentiates:
-            if graded and any(root.parameters and root.passes is passes for root in self.roots):
-                self._differentiates = True
-                if self._ungraded:
-                    self.meter.drop()
-            self.meter.muted = not graded and id(passes) in self._ungraded
-            if not graded:
-                self._ungraded.add(id(passes))
-        else:
-            self.meter.muted = not graded and (waits or clock.optimizer is not None)
-        self._passes_of_step += not self.meter.muted
-        self.meter.muted |= self._passes_of_step > _MOST_PASSES
+        self.evaluation.began(passes, any(root.parameters and root.passes is passes for root in self.roots))
 
     def _backward_began(self, at: Began) -> None:
         if not self.meter.seats and not any(self.places.measured(p) for p, _, _ in self.places):
@@ -495,9 +468,9 @@ class Watcher:
         start = time.perf_counter()
         measured = self.budget.kind is StepKind.MEASURED
         bad = self.losses.bad
-        self._notes += self.losses.began(at, self.step(), measured=measured)
+        self.writer.notes += self.losses.began(at, self.step(), measured=measured)
         if measured:
-            self._notes += self.facts.backward_began(self.step(), self.roots, self._passes)
+            self.writer.notes += self.facts.backward_began(self.step(), self.roots, self._passes)
         elif self.losses.bad and not bad:
             self.budget.interrupt(time.perf_counter())
             self.updates.bad = True  # all gradients and parameters of this step are measured
@@ -516,7 +489,7 @@ class Watcher:
                 known |= {id(o): o for o in living() if self._trains(o)}
             self.updates.backward_ended(o for o in known.values() if self._passes.reached_by(task, params_of(o)))
             if self.updates.bad and not bad:
-                self._notes += self.losses.gradients_are_bad(
+                self.writer.notes += self.losses.gradients_are_bad(
                     began(), self.step(), measured=self.budget.kind is StepKind.MEASURED
                 )
             if self.budget.kind is StepKind.MEASURED:
@@ -529,12 +502,8 @@ class Watcher:
         if self.optimizers.entries:
             self._passes.passed = None
             return
-        self._seen_passes += 1
-        if not self._by_backward and self._seen_passes == (2 if any_optimizer() else 1):  # it may be made late
-            self._is_awaited = any(self._trains(o) for o in living())
-            self._by_backward = not self._is_awaited
-        if self._by_backward:
-            self.session.clock.awaited = _NEVER
+        if self.by_hand.passed():
+            self.session.clock.awaited = NEVER
             if self.budget.run > 1:
                 self._end_step_of_run()
             else:
@@ -554,7 +523,7 @@ class Watcher:
         measured = self.budget.kind is StepKind.MEASURED
         with self._timed():
             bad = self._is_bad()
-            self._notes += self.first_step.close(step)
+            self.writer.notes += self.first_step.close(step)
             if self.dump is not None:
                 self.dump.step_ended(bad)
             if self._unfinished:
@@ -566,7 +535,7 @@ class Watcher:
                 self.facts.step_ended(self.optimizers, self.roots, self.places, self._passes)
             self.meter.flush(finite=not (measured or bad))
             if measured or bad or self.curves.is_due():
-                self._write_curves(step)
+                self.writer.write_curves(step)
             if bad and not measured:
                 self.budget.wish()
         self.budget.charge_device(self.meter.device_seconds - self._device_seconds)
@@ -590,7 +559,7 @@ class Watcher:
         return since
 
     def _begin_step(self, kind: StepKind) -> None:
-        self._passes_of_step = 0
+        self.evaluation.begin_step()
         with self._timed():
             self.losses.bad = False
             self.losses.lines.end()
@@ -604,45 +573,8 @@ class Watcher:
             looking = self.budget.share is None or bool(self._unmet) or not self.optimizers.entries
             self.hooks.prepare(measured=kind is StepKind.MEASURED, scouting=looking)
 
-    # -- writing -----------------------------------------------------------------------------------
-
-    def stats(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Write rows, with them the single numbers that wait; see `kedge.flow.Sink`."""
-        waiting = self.curves.take(step)
-        if waiting is not None:
-            columns = joined([{**columns, "step": np.full(len(columns["site"]), step)}, waiting])
-        self._write(step, columns)
-
-    def _write_curves(self, step: int) -> None:
-        """Write the single numbers that wait of the steps up to one."""
-        columns = self.curves.take(step)
-        if columns is not None:
-            self._write(int(columns["step"][-1]), columns)
-
-    def _write(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Write rows, and before them the sites that are new and what explains them."""
-        self._write_sites()
-        self._write_notes()
-        self.log.stats(step, columns)
-
-    def _write_sites(self, *, again: bool = False) -> None:
-        seats = self.meter.seats.values()
-        trained = sum(len(root.optimizers) for root in self.roots)
-        size = (len(seats) + trained, self.meter.wires)
-        if seats and (again or size != self._written):
-            self._written = size
-            self._write_all_sites()
-
-    def _write_all_sites(self) -> None:
-        for root in self.roots:
-            root.steps = max((self.optimizers.entries[i].steps for i in root.optimizers), default=0)
-        sources = {**self.first_step.sources, **self.losses.described}
-        entries = [entry_of(seat, self.roots, sources) for seat in self.meter.seats.values()]
-        self.log.sites(entries, [root.entry() for root in self.roots])
-
-    def _write_notes(self) -> None:
-        while self._notes:
-            self.log.event(self._notes.pop(0))
+    def _sources(self) -> dict[str, Any]:
+        return {**self.first_step.sources, **self.losses.described}
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -652,12 +584,6 @@ class Watcher:
             yield
         finally:
             self.spent += time.perf_counter() - start - (self.meter.seconds - inner)
-
-
-def _others_train(params: Container[int]) -> bool:
-    """Whether there are optimizers, and none of them holds one of these parameters."""
-    held = [id(p) in params for optimizer in (living() if any_optimizer() else ()) for p in params_of(optimizer)]
-    return bool(held) and not any(held)
 
 
 dynamo.untraced(Watcher._updated)  # an optimizer's step may be compiled

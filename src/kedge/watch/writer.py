@@ -1,0 +1,77 @@
+"""What a watch writes: rows, and before them the sites that are new and what explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kedge.store.columns import joined
+from kedge.watch.curves import Curves
+from kedge.watch.optimizers import Optimizers
+from kedge.watch.roots import Meter, Root, RunSink, entry_of
+
+
+class Writer:
+    """The meter's sink, which writes to the log; see `kedge.flow.Sink`.
+
+    Args:
+        log: Where records go.
+        meter: Knows the sites.
+        curves: Has the single numbers that wait.
+        roots: The models.
+        optimizers: The program's.
+        sources: Returns what is known of sites by their paths, such as the line of the program.
+
+    Attributes:
+        notes: What is to be written before the next rows.
+    """
+
+    def __init__(
+        self,
+        log: RunSink,
+        meter: Meter,
+        curves: Curves,
+        roots: Sequence[Root],
+        optimizers: Optimizers,
+        sources: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self.log, self.meter, self.curves = log, meter, curves
+        self.roots, self.optimizers, self.sources = roots, optimizers, sources
+        self.notes: list[Mapping[str, Any]] = []
+        self._written = (0, 0)
+
+    def stats(self, step: int, columns: Mapping[str, Any]) -> None:
+        """Write rows, with them the single numbers that wait."""
+        waiting = self.curves.take(step)
+        if waiting is not None:
+            columns = joined([{**columns, "step": np.full(len(columns["site"]), step)}, waiting])
+        self._write(step, columns)
+
+    def write_curves(self, step: int) -> None:
+        """Write the single numbers that wait of the steps up to one."""
+        columns = self.curves.take(step)
+        if columns is not None:
+            self._write(int(columns["step"][-1]), columns)
+
+    def _write(self, step: int, columns: Mapping[str, Any]) -> None:
+        self.write_sites()
+        self.write_notes()
+        self.log.stats(step, columns)
+
+    def write_sites(self, *, again: bool = False) -> None:
+        """Write the list of sites if it has grown, or whatever."""
+        seats = self.meter.seats.values()
+        size = (len(seats) + sum(len(root.optimizers) for root in self.roots), self.meter.wires)
+        if not seats or (size == self._written and not again):
+            return
+        self._written, sources = size, self.sources()
+        for root in self.roots:
+            root.steps = max((self.optimizers.entries[i].steps for i in root.optimizers), default=0)
+        self.log.sites([entry_of(seat, self.roots, sources) for seat in seats], [root.entry() for root in self.roots])
+
+    def write_notes(self) -> None:
+        """Write what waits."""
+        while self.notes:
+            self.log.event(self.notes.pop(0))

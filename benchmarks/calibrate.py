@@ -100,8 +100,8 @@ def is_so(run: Run, finding: Finding) -> bool:
     evidence = finding.evidence
     if not run.births or "how" not in evidence:
         return True
-    how, paths = evidence["how"], (evidence["module"], *evidence["also"])
-    named = {how, *(f"{how} {path}" for path in paths)}
+    how, what = evidence["how"], (evidence["module"], *evidence["also"], evidence.get("operation", {}).get("operation"))
+    named = {how, *(f"{how} {name}" for name in what)}
     sound = evidence.get("glance", {}).get("sound")
     return bool(named & run.births) and (sound or 0) <= run.since <= (finding.step or 0)
 

@@ -134,8 +134,8 @@ def _short_steps() -> list[Run]:
     """Plant the same in runs of short steps, most of which are not measured."""
     since = 353
 
-    def run(says: str, fault: Fault, *births: str) -> Run:
-        small = Run("", partial(mlp, 3, "relu"), sgd(0.05), steps=1000, batch=32, since=since)
+    def run(says: str, fault: Fault, *births: str, later: int = 0) -> Run:
+        small = Run("", partial(mlp, 3, "relu"), sgd(0.05), steps=1000, batch=32, since=since + later)
         return replace(
             small, name=f"mlp sgd in short steps: {says}", fault=fault, births=frozenset({"glanced", "unseen", *births})
         )
@@ -144,10 +144,15 @@ def _short_steps() -> list[Run]:
         model[3] = Around(model[3], nn.Linear(64, 64), lambda x: x.log(), since)
 
     return [
-        run("log beside a linear map", Fault(model=change), "own 3"),
-        run("NaN in a batch", Fault(inputs=lambda step, x: x * torch.nan if step == since else x), "entry"),
+        run("log beside a linear map", Fault(model=change), "own 3", "produced log"),
+        run(
+            "NaN in a batch",
+            Fault(inputs=lambda step, x: x * torch.nan if step == since else x),
+            "entry",
+            "produced addmm",
+        ),
         run("NaN in a loss", Fault(loss=lambda step, loss: loss * (torch.nan if step == since else 1.0)), "loss"),
-        run("diverges", rate(since, 1e6), "stepped", "update", "module 3", "module 5", "module 7"),
+        run("diverges", rate(since, 1e6), "stepped", "update", "module 3", "module 5", "module 7", later=2),
     ]
 
 
@@ -338,20 +343,27 @@ def scale_drift() -> list[Run]:
 
 
 def unused_param() -> list[Run]:
-    """Leave parameters out of the forward, or out of the optimizer."""
+    """Leave parameters out of the forward."""
 
     def idle(model: nn.Module) -> None:
         model.register_parameter("temperature", nn.Parameter(torch.ones(4)))
+
+    return [
+        with_fault("mlp sgd", Fault(model=idle), says="in no forward"),
+        with_fault("transformer adam", Fault(model=idle), says="in no forward"),
+        with_fault("resnet sgd", after(is_weighted, lambda x: x.detach(), 2), says="detached"),
+    ]
+
+
+def not_optimized() -> list[Run]:
+    """Leave parameters out of the optimizer."""
 
     def cut(name: str) -> Fault:
         return Fault(trained=lambda model: [p for n, p in model.named_parameters() if not n.startswith(name)])
 
     return [
-        with_fault("mlp sgd", Fault(model=idle), says="in no forward"),
-        with_fault("transformer adam", Fault(model=idle), says="in no forward"),
         with_fault("cnn sgd", cut("0."), says="stem not in the optimizer"),
         with_fault("transformer adam", cut("head"), says="head not in the optimizer"),
-        with_fault("resnet sgd", after(is_weighted, lambda x: x.detach(), 2), says="detached"),
         with_fault("mlp adam", cut("1.weight"), says="a weight not in the optimizer"),
     ]
 
@@ -393,6 +405,7 @@ PLANTS: dict[str, Callable[[], list[Run]]] = {
     "UPDATE-RATIO": update_ratio,
     "INIT-SCALE": init_scale,
     "SCALE-DRIFT": scale_drift,
+    "NOT-OPTIMIZED": not_optimized,
     "UNUSED-PARAM": unused_param,
     "NEVER-CALLED": never_called,
     "SAVED-MEMORY": saved_memory,

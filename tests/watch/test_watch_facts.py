@@ -112,6 +112,18 @@ def test_modules_in_a_list_and_tensors_that_are_no_parameters_are_noted() -> Non
     assert notes(training(model, held), "not-optimized") == []
 
 
+def test_a_parameter_that_nothing_used_is_noted_though_its_model_is_gone() -> None:
+    """A function that trained it has returned."""
+
+    def program() -> None:
+        model = net()
+        model.register_parameter("spare", nn.Parameter(torch.ones(4)))
+        training(model)()
+
+    (note,) = notes(program, "ledger")
+    assert [site["site"] for site in note["sites"]] == ["spare:param.grad"]
+
+
 def test_an_optimizer_that_never_steps_is_noted() -> None:
     """With the backward passes that were in vain; not if the program changes the model itself, nor in evaluation mode."""
     model = net()

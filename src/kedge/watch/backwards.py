@@ -120,6 +120,10 @@ class BackwardPasses:
         known = self._handles.get(id(param))
         return id(param) in self._arrived and known is not None and known[0]() is param
 
+    def has_seen(self, key: int) -> bool:
+        """Whether a gradient was seen of the parameter that has, or had, an id."""
+        return key in self._arrived
+
     def reached_here(self, params: Iterable[Tensor]) -> bool:
         """Whether gradients of some parameters arrive in this thread, so that no other one changes them meanwhile."""
         here = threading.get_ident()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import resource
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -224,18 +224,14 @@ class Facts:
         gone = any(handle.id not in (handle.hooks_dict_ref() or {}) for handle in self._handles)
         return gone or any(id(table) not in now for table in self._tables)
 
-    def unused(self, places: Places, arrived: Callable[[Tensor], bool]) -> list[dict[str, Any]]:
+    def unused(self, places: Places, passes: BackwardPasses) -> list[dict[str, Any]]:
         """Return the parameters of trained models that never had a gradient, as the ledger has them."""
         cause = "no backward pass that was seen has reached it"
         remedy = "use it in the forward, or set requires_grad_(False)"
         return [
             {"site": f"{site}.grad", "fired": 0, "cause": cause, "remedy": remedy}
-            for param, site, root in places
+            for site, root in places.without_gradient(passes.has_seen)
             if root.optimizers
-            and param.requires_grad
-            and param.grad is None
-            and not arrived(param)
-            and places.measured(param) is not None
         ]
 
 

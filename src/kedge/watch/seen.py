@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from kedge.hooks.calls import is_replica
+from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
 from kedge.watch.roots import Root
 
@@ -47,7 +48,7 @@ class Places:
     """Where parameters are recorded; they are held weakly."""
 
     def __init__(self) -> None:
-        self._sites: dict[int, tuple[weakref.ref[nn.Parameter], Site, Root, bool]] = {}
+        self._sites: dict[int, tuple[weakref.ref[nn.Parameter], Site, Root, bool, bool]] = {}
 
     def unplaced(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         """List a module's parameters that are not watched yet, and have a shape by now."""
@@ -63,7 +64,8 @@ class Places:
         """
         for name, param in named:
             path = root.label(name)
-            self._sites[id(param)] = weakref.ref(param), Site(path, "param"), root, wanted(path)
+            trainable = param.requires_grad and own_part(param) is param
+            self._sites[id(param)] = weakref.ref(param), Site(path, "param"), root, wanted(path), trainable
 
     def of(self, param: nn.Parameter) -> tuple[Site, Root] | None:
         """Return the site of a parameter and its root; None where it belongs to no root."""
@@ -77,7 +79,7 @@ class Places:
 
     def __iter__(self) -> Iterator[tuple[nn.Parameter, Site, Root]]:
         """Every parameter that is still there."""
-        for ref, site, root, _ in list(self._sites.values()):
+        for ref, site, root, *_ in list(self._sites.values()):
             param = ref()
             if param is not None:
                 yield param, site, root
@@ -88,6 +90,18 @@ class Places:
         for param, _, root in self:
             found.setdefault(root.index, []).append(param)
         return found.values()
+
+    def without_gradient(self, arrived: Callable[[int], bool]) -> Iterator[tuple[Site, Root]]:
+        """Yield the measured parameters without a gradient, those that went with a function that has returned too.
+
+        Args:
+            arrived: Whether a gradient was seen of the parameter with an id.
+        """
+        for key, (ref, site, root, wanted, trainable) in self._sites.items():
+            param = ref()
+            needs = trainable if param is None else param.requires_grad and param.grad is None
+            if wanted and needs and not arrived(key):
+                yield site, root
 
     def forget_gone(self) -> None:
         """Forget those that are there no more."""

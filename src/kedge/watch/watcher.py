@@ -188,7 +188,7 @@ class Watcher:
             self.writer.notes.clear()
         self.writer.write_sites(again=True)  # how many steps each root was trained for is known now
         self.writer.write_notes()
-        silent = silences(self.roots, self.session.taps) + self.facts.unused(self.places, self._passes.has_arrived)
+        silent = silences(self.roots, self.session.taps) + self.facts.unused(self.places, self._passes)
         self.log.event({"kind": "ledger", "sampled": self.summary.sampled, "sites": silent})
 
     @property

@@ -25,6 +25,31 @@ def optimizers(log: Memory) -> list[dict[str, Any]]:
     return list(event["optimizers"])
 
 
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Train a model for some steps."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(5, 4)).square().mean().backward()
+        optimizer.step()
+
+
+def train_by_hand(model: nn.Module, steps: int) -> None:
+    """Train a model for some steps without an optimizer."""
+    for _ in range(steps):
+        model.zero_grad()
+        model(torch.randn(5, 4)).square().mean().backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(0.01 * p.grad)
+
+
+def one_after_the_other(first: nn.Module, second: nn.Module, steps: int) -> None:
+    """Train two models for some steps each, with optimizers that are there from the beginning."""
+    one, two = (torch.optim.SGD(m.parameters(), 0.1) for m in (first, second))
+    train(first, one, steps)
+    train(second, two, steps)
+
+
 class Normalize(nn.Module):
     """A transform, called once for each sample."""
 
@@ -162,12 +187,7 @@ def test_a_model_that_is_trained_by_hand_has_a_step_for_each_backward_pass() -> 
     model = net()
 
     def program() -> None:
-        for _ in range(9):
-            model.zero_grad()
-            model(torch.randn(5, 4)).square().mean().backward()
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.sub_(0.01 * p.grad)
+        train_by_hand(model, 9)
 
     log = watch(program, every=4)
     assert roots(log) == {"": ("Sequential", False, 0)}
@@ -253,31 +273,19 @@ def test_heads_that_are_trained_in_turns_are_each_seen() -> None:
 def test_two_threads_that_train_at_once_do_not_disturb_each_other() -> None:
     """What one changes, the other does not read."""
 
-    def train() -> None:
+    def work() -> None:
         model = net()
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        for _ in range(20):
-            optimizer.zero_grad()
-            model(torch.randn(5, 4)).square().mean().backward()
-            optimizer.step()
+        train(model, torch.optim.SGD(model.parameters(), 0.01), 20)
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(2):
-            log = watch(lambda: in_threads(train, train), every=1)
+            log = watch(lambda: in_threads(work, work), every=1)
             assert log.watch.failure is None
             assert sorted(steps for _, _, steps in roots(log).values()) == [20, 20]
     finally:
         sys.setswitchinterval(before)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    """Train a model for some steps."""
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(torch.randn(5, 4)).square().mean().backward()
-        optimizer.step()
 
 
 def test_passes_before_a_training_are_no_steps() -> None:
@@ -333,12 +341,7 @@ def test_the_optimizer_of_a_second_phase_ends_the_steps_then() -> None:
     """The first one is still there, and idle."""
     first, second = net(), nn.Linear(4, 1)
 
-    def program() -> None:
-        one, two = (torch.optim.SGD(m.parameters(), 0.1) for m in (first, second))
-        train(first, one, 12)
-        train(second, two, 12)
-
-    log = watch(program, every=1)
+    log = watch(lambda: one_after_the_other(first, second, 12), every=1)
     assert log.watch.summary.steps in (23, 24)
     assert {steps for _, _, steps in roots(log).values()} == {12}
 
@@ -348,12 +351,7 @@ def test_a_model_that_is_loaded_after_a_training_by_hand_makes_no_steps() -> Non
 
     def program() -> None:
         model = net()
-        for _ in range(9):
-            model.zero_grad()
-            model(torch.randn(5, 4)).square().mean().backward()
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.sub_(0.01 * p.grad)
+        train_by_hand(model, 9)
         model = copy.deepcopy(model)
         with torch.no_grad():
             for _ in range(3):
@@ -366,12 +364,7 @@ def test_gradients_of_an_optimizer_that_rests_are_not_recorded_again() -> None:
     """A teacher that was trained first keeps its last gradients while the student is trained."""
     teacher, student = net(), nn.Linear(4, 1)
 
-    def program() -> None:
-        one, two = (torch.optim.SGD(m.parameters(), 0.1) for m in (teacher, student))
-        train(teacher, one, 6)
-        train(student, two, 6)
-
-    recording = watch(program, every=1).recording()
+    recording = watch(lambda: one_after_the_other(teacher, student, 6), every=1).recording()
     prefix = next(root.prefix for root in recording.roots if root.name == "Sequential")
     rows = recording.rows(f"{prefix}.2.weight:param.grad".lstrip("."))
     assert rows.step.tolist() == [*range(6)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kedge.store.formats import FORMATS
@@ -132,3 +133,8 @@ def operation(node: str | None) -> str:
         return ""
     name = node.rpartition("::")[2].partition("Backward")[0]
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def operations(nodes: Iterable[object]) -> list[str]:
+    """Give the names of the operations that autograd nodes belong to; a node of another's making keeps its own."""
+    return [operation(str(node)) or str(node) for node in nodes]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from kedge.rules.advice import operation
+from kedge.rules.advice import operations
 from kedge.rules.optimizers import Entry, events_of
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.trained import trains
@@ -77,7 +77,7 @@ class DoubleSoftmax:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding for every line that calls backward."""
         for event in events_of(recording, "loss-graph"):
-            chain = [operation(str(node)) or str(node) for node in event.get("nodes", ())]
+            chain = operations(event.get("nodes", ()))
             severity, says, remedy = _judged(chain)
             if severity is not None:
                 yield self._finding(recording, event, chain, (severity, says, remedy))

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.advice import operation
+from kedge.rules.advice import operations
 from kedge.rules.losses import LossCourse, losses
-from kedge.rules.optimizers import Entry, events_of
+from kedge.rules.optimizers import events_of
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.telling import plain
 from kedge.rules.trained import trains
 from kedge.store.recording import Recording
+from kedge.store.rows import Bools
 
 #: Losses that are never below zero for what they are made for, and what was given to one that is.
 _GIVEN = {
@@ -69,15 +70,17 @@ class LossBelowZero:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Give at most one finding for every line that calls backward."""
-        chains = {str(event.get("site", "")): _chain(event) for event in events_of(recording, "loss-graph")}
+        chains = {
+            str(event.get("site", "")): operations(event.get("nodes", ()))
+            for event in events_of(recording, "loss-graph")
+        }
         courses = losses(recording)
         for loss in courses:
             name = _behind(chains.get(loss.site.site, ()))
             turned = name is not None and name.startswith("-")
             below = loss.values < -self.least
-            if name is None or not below.any() or (turned and len(courses) > 1):
-                continue
-            yield self._finding(loss, name.removeprefix("-"), turned=turned)
+            if name is not None and below.any() and not (turned and len(courses) > 1):
+                yield self._finding(loss, below, name.removeprefix("-"), turned=turned)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return that the graph of the loss was not recorded; without training there is none."""
@@ -85,8 +88,7 @@ class LossBelowZero:
             return None
         return Lack(self.code, "record of the loss's graph", 0, 1, grows=False)
 
-    def _finding(self, loss: LossCourse, name: str, *, turned: bool) -> Finding:
-        below = loss.values < -self.least
+    def _finding(self, loss: LossCourse, below: Bools, name: str, *, turned: bool) -> Finding:
         first, source = int(loss.steps[below.argmax()]), loss.site.source
         where = f" at {source['file']}:{source['line']}" if source else ""
         least = float(loss.values.min())
@@ -117,17 +119,13 @@ class LossBelowZero:
         )
 
 
-def _chain(event: Entry) -> Sequence[str]:
-    return [operation(str(node)) or str(node) for node in event.get("nodes", ())]
-
-
-def _behind(chain: Iterable[str]) -> str | None:
+def _behind(chain: Sequence[str]) -> str | None:
     """Return the loss that a chain of operations begins with, after a ``-`` if its sign is turned; None if it is no such loss."""
-    sign, names = "", list(chain)
-    for at, name in enumerate(names):
+    sign = ""
+    for at, name in enumerate(chain):
         loss = "nll_loss" if name.startswith("nll_loss") else name  # images have one of their own
         if loss in _GIVEN:
-            return None if loss == "nll_loss" and _is_weighed(names[at + 1 :]) else sign + loss
+            return None if loss == "nll_loss" and _is_weighed(chain[at + 1 :]) else sign + loss
         if name == "neg" and not sign:
             sign = "-"
         elif name not in _KEEPS:

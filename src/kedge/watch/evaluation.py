@@ -9,9 +9,11 @@ pass use up the patience with which an optimizer's first step is waited for: a p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kedge.hooks.schedule import Clock, Passes
 from kedge.watch.optimizers import Optimizers
-from kedge.watch.roots import Meter
+from kedge.watch.roots import Meter, Root
 
 NEVER = 1 << 40
 """For how many passes to wait where passes are no steps."""
@@ -26,10 +28,11 @@ class Evaluation:
         clock: Counts the steps.
         meter: What measures.
         optimizers: Know whether an optimizer was made.
+        roots: The models.
     """
 
-    def __init__(self, clock: Clock, meter: Meter, optimizers: Optimizers) -> None:
-        self.clock, self.meter, self.optimizers = clock, meter, optimizers
+    def __init__(self, clock: Clock, meter: Meter, optimizers: Optimizers, roots: Sequence[Root]) -> None:
+        self.clock, self.meter, self.optimizers, self.roots = clock, meter, optimizers, roots
         self._measured, self._differentiates = 0, False
         self._ungraded: set[int] = set()
 
@@ -37,13 +40,8 @@ class Evaluation:
         """Begin a step."""
         self._measured = 0
 
-    def began(self, passes: Passes, has_parameters: bool) -> None:
-        """Decide whether the pass that has begun is measured.
-
-        Args:
-            passes: The passes of its root.
-            has_parameters: Whether that has any.
-        """
+    def began(self, passes: Passes) -> None:
+        """Decide whether the pass of a root that has begun is measured."""
         clock, graded = self.clock, passes.here.graded
         if clock.optimizer is None and clock.awaited <= 0:
             self.optimizers.look_again()
@@ -52,19 +50,20 @@ class Evaluation:
         if waits and not graded:
             clock.awaited = left
         if waits and not self._differentiates:
-            muted = not self._may_train(passes, graded and has_parameters)
+            muted = not self._is_measured_before(passes)
         else:
             muted = not graded and (waits or clock.optimizer is not None)
         self._measured += not muted
         self.meter.muted = muted or self._measured > _MOST
 
-    def _may_train(self, passes: Passes, differentiates: bool) -> bool:
+    def _is_measured_before(self, passes: Passes) -> bool:
         """Whether a pass before the first step is measured: one with gradients, or a root's first one."""
-        if differentiates:
+        if not passes.here.graded:
+            first = id(passes) not in self._ungraded
+            self._ungraded.add(id(passes))
+            return first
+        if any(root.parameters and root.passes is passes for root in self.roots):
             self._differentiates = True
             if self._ungraded:
                 self.meter.drop()
-        first = id(passes) not in self._ungraded
-        if not passes.here.graded:
-            self._ungraded.add(id(passes))
-        return passes.here.graded or first
+        return True

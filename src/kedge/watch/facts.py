@@ -155,7 +155,7 @@ class Facts:
     def _look_at_optimizers(
         self, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses
     ) -> None:
-        living = {e.index: o for e in optimizers.entries if (o := e.optimizer()) is not None}
+        living = optimizers.known()
         if not living:
             return
         held = {id(p): p for o in living.values() for p in params_of(o)}

@@ -116,6 +116,10 @@ class Optimizers:
             self.entries.append(entry)
         return entry
 
+    def known(self) -> dict[int, Optimizer]:
+        """Return the optimizers that have stepped and are still there, by their numbers."""
+        return {e.index: optimizer for e in self.entries if (optimizer := e.optimizer()) is not None}
+
     def leads(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer ends the run's steps."""
         return self.leading is not None and self.leading() is optimizer
@@ -141,7 +145,7 @@ class Optimizers:
             return True
         self._idle += 1
         gone = self.leading is not None and self.leading() is None
-        others = sum(entry.optimizer() is not None for entry in self.entries) - 1
+        others = len(self.known()) - 1
         is_new = self.entry(optimizer).index >= self._known
         patience = 1 if is_new else _PATIENCE * max(others, 1)
         if not gone and (self._idle <= patience or not self.trains(optimizer)):

@@ -123,7 +123,7 @@ class Watcher:
         meter.sink = self.writer
         self._undo = ExitStack()
         self.by_hand = ByHand(self._trains, self._in_training)
-        self.evaluation = Evaluation(clock, meter, self.optimizers)
+        self.evaluation = Evaluation(clock, meter, self.optimizers, self.roots)
         self._device_seconds = 0.0
         self._unmet: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._unfinished: list[Root] = []
@@ -380,7 +380,7 @@ class Watcher:
     def _adopt_for(self, module: nn.Module) -> None:
         """Find out anew what the optimizers train that stepped, or began to, before their model was met."""
         own = {id(p) for p in module.parameters()} if self.optimizers.entries else set()
-        for optimizer in [o for entry in self.optimizers.entries if (o := entry.optimizer()) is not None]:
+        for optimizer in self.optimizers.known().values():
             if any(id(p) in own for p in params_of(optimizer)):
                 self._adopt(optimizer)
 
@@ -460,7 +460,7 @@ class Watcher:
     # -- passes ------------------------------------------------------------------------------------
 
     def _pass_began(self, passes: Passes) -> None:
-        self.evaluation.began(passes, any(root.parameters and root.passes is passes for root in self.roots))
+        self.evaluation.began(passes)
 
     def _backward_began(self, at: Began) -> None:
         if not self.meter.seats and not any(self.places.measured(p) for p, _, _ in self.places):
@@ -484,7 +484,7 @@ class Watcher:
     def _backward_ended(self, task: int) -> None:
         if self.meter.level != OFF:
             start, inner, bad = time.perf_counter(), self.meter.seconds, self.updates.bad
-            known = {id(o): o for e in self.optimizers.entries if (o := e.optimizer()) is not None}
+            known = {id(optimizer): optimizer for optimizer in self.optimizers.known().values()}
             if self.optimizers.leading is None:  # some may not have stepped yet
                 known |= {id(o): o for o in living() if self._trains(o)}
             self.updates.backward_ended(o for o in known.values() if self._passes.reached_by(task, params_of(o)))
@@ -544,8 +544,7 @@ class Watcher:
 
     def _groups(self) -> list[Iterable[Tensor]]:
         """The parameters of each root, and of each optimizer."""
-        living = (optimizer for entry in self.optimizers.entries if (optimizer := entry.optimizer()) is not None)
-        return [*self.places.by_root(), *map(params_of, living)]
+        return [*self.places.by_root(), *map(params_of, self.optimizers.known().values())]
 
     def _end_step_of_run(self) -> None:
         """Count a step that others of its kind follow."""

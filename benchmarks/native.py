@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kedge import native
+from kedge.actions.host import HostTable
 from kedge.native import reductions
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000, 16_000_000)
@@ -50,7 +51,7 @@ def calls(rounds: int) -> None:
     def empty(table: object, row: int, value: Tensor) -> None:
         pass
 
-    one, memory, drawn = torch.ones(1), native.table(1).data, torch.empty(256).numpy()
+    one, memory, table = torch.ones(1), native.table(1).data, HostTable()
     image = torch.ones(8, 16, 4, 4)
     many = [torch.ones(1) for _ in range(100)]
     rows = native.table(100).data
@@ -60,7 +61,7 @@ def calls(rounds: int) -> None:
             "empty": lambda: empty(memory, 0, one),
             "measure_into": lambda: native.measure_into(memory, 0, one),
             "channels_above_zero": lambda: native.channels_above_zero(image, 1),
-            "draw_into": lambda: native.draw_into(drawn, 0, one),
+            "observe, a value of its own": lambda: (table.observe(torch.ones(1), 0, 0, 0, True), table.counts.fill(0)),
             "measure_many, each of 100": lambda: native.measure_many(rows, 0, many),
             "torch.dot": lambda: torch.dot(one, one),
         },

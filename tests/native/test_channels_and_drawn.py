@@ -15,6 +15,7 @@ from ways import COMPILED
 from kedge import native
 from kedge.actions import reduce
 from kedge.actions.host import HostTable
+from kedge.actions.saturation import saturation
 from kedge.actions.table import bits
 from kedge.store import exponents
 
@@ -78,73 +79,87 @@ def test_what_counts_as_above_zero() -> None:
 def test_drawn_numbers_are_evenly_spread(size: int, dtype: torch.dtype) -> None:
     """They are those that PyTorch's slicing takes, at most 256, at a distance prime to their number."""
     value = torch.arange(size).to(dtype)
-    table = HostTable()
-    drawn(table, torch.ones(3))
-    start, stop = drawn(table, value)
     flat = torch.view_as_real(value).reshape(-1) if value.is_complex() else value
-    assert start == 3
-    assert table.numbers[start:stop].tolist() == reduce.drawn(flat).float().tolist()
+    assert drawn(value) == reduce.drawn(flat).float().tolist()
 
 
 def test_views_are_drawn_from_too() -> None:
     """In the order in which they lie in memory; what is repeated is drawn from once."""
-    x, table = torch.arange(5000.0).reshape(50, 100), HostTable()
+    x = torch.arange(5000.0).reshape(50, 100)
     for value in (x.t(), x[:, :50], x[:, ::3], x.t()[3:]):
-        numbers = table.numbers[slice(*drawn(table, value))]
+        numbers = drawn(value)
         flat = value if value.is_contiguous() else value.t() if value.t().is_contiguous() else None
         assert 128 <= len(numbers) <= 256
         assert len(set(numbers)) == len(numbers)
-        assert set(numbers.tolist()) <= set(value.flatten().tolist())
+        assert set(numbers) <= set(value.flatten().tolist())
         if flat is not None:
-            assert numbers.tolist() == reduce.drawn(flat.reshape(-1)).tolist()
-    start, stop = drawn(table, torch.arange(3.0).expand(1000, 3))
-    assert sorted(table.numbers[start:stop]) == [0, 1, 2]
+            assert numbers == reduce.drawn(flat.reshape(-1)).tolist()
+    assert sorted(drawn(torch.arange(3.0).expand(1000, 3))) == [0, 1, 2]
 
 
-def drawn(table: HostTable, value: Tensor) -> tuple[int, int]:
-    """Take some elements of a value along; returns from where to where they are."""
-    start = table.drawn
-    table.take(0, value)
-    return start, table.drawn
+def drawn(value: Tensor) -> list[float]:
+    """The numbers that are drawn from a value."""
+    numbers = np.zeros(native.DRAWN, np.float32)
+    (count,) = native.draw_many(numbers, [value], native.DRAWN)
+    return numbers[:count].tolist()
 
 
-def test_room_for_drawn_numbers_is_checked() -> None:
-    """Nothing is written beyond an array's end."""
-    x = torch.ones(3)
-    for room, start in ((np.zeros(255, np.float32), 0), (np.zeros(300, np.float32), 45), (np.zeros(256), 0)):
-        with pytest.raises(ValueError, match="drawn numbers need room"):
-            native.draw_into(room, start, x)
-    with pytest.raises(ValueError, match="drawn numbers need room"):
-        native.draw_into(np.zeros(256, np.float32), -1, x)
-
-
-@given(st.lists(st.lists(st.floats(width=32), max_size=40), max_size=8))
+@given(st.lists(st.lists(st.floats(width=32), min_size=1, max_size=300), max_size=8))
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
-def test_histograms_are_those_that_numpy_counts(runs: list[list[float]]) -> None:
-    """Byte for byte, with zeros, subnormals, infinities and NaN in them."""
-    numbers = np.array([x for run in runs for x in run], dtype=np.float32)
-    ends = np.cumsum([len(run) for run in runs], dtype=np.intp)
-    spans = (
-        np.column_stack([np.concatenate([[0], ends[:-1]]), ends]).astype(np.intp) if runs else np.zeros((0, 2), np.intp)
-    )
-    one_by_one = [
-        exponents.encode(exponents.count(np.array([run], dtype=np.float32).reshape(1, -1))[0]) for run in runs
-    ]
-    assert native.histograms is not None
-    assert native.histograms(numbers, ends.tolist()) == one_by_one
-    assert exponents.encode_all(exponents.count_runs(numbers, spans)) == one_by_one
-    with pytest.raises(ValueError, match="ends at"):
-        native.histograms(numbers, [len(numbers) + 1])
+def test_histograms_are_those_that_numpy_counts(values: list[list[float]]) -> None:
+    """Byte for byte, with zeros, subnormals, infinities and NaN in them; and so are those of a device's numbers."""
+    tensors = [torch.tensor(value, dtype=torch.float32) for value in values]
+    taken = [reduce.drawn(tensor).numpy() for tensor in tensors]
+    one_by_one = [exponents.encode(exponents.count(some[None])[0]) for some in taken]
+    table = HostTable()
+    for i, tensor in enumerate(tensors):
+        assert table.observe(tensor, i, native.AS_VALUE, native.CODES["full"], True) == native.DONE | native.FRESH
+    part = table.end()
+    assert part.histograms == one_by_one
+    assert part.sampled.tolist() == [len(some) for some in taken]
+    ends = np.cumsum([0, *map(len, taken)], dtype=np.intp)
+    numbers = np.concatenate([*taken, np.zeros(0, np.float32)])
+    assert exponents.encode_all(exponents.count_runs(numbers, np.column_stack([ends[:-1], ends[1:]]))) == one_by_one
 
 
+@given(st.lists(st.floats(width=32), min_size=1, max_size=300), st.sampled_from(["tanh", "sigmoid", "softsign"]))
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+def test_saturated_outputs_are_counted_among_the_drawn(value: list[float], how: str) -> None:
+    """At the site that saturates, and as numpy counts them."""
+    tensor, activation, table = torch.tensor(value, dtype=torch.float32), saturation(how), HostTable()
+    table.saturates(7, activation)
+    for site in (7, 3):
+        table.observe(tensor.clone(), site, native.AS_VALUE, native.CODES["full"], True)
+    assert table.end().saturated.tolist() == [activation.count(reduce.drawn(tensor).numpy()), -1]
+
+
+@pytest.mark.parametrize("numbers", [np.float32, np.float64])
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_many_are_drawn_from_one_after_another(dtype: torch.dtype) -> None:
-    """Those that PyTorch's slicing takes, in float64; what is refused gives none, and room is checked."""
+def test_many_are_drawn_from_one_after_another(dtype: torch.dtype, numbers: type[np.floating]) -> None:
+    """Those that PyTorch's slicing takes; what is refused gives none, and room is checked."""
     tensors = [torch.randn(n, dtype=torch.float64).to(dtype) for n in (1, 7, 100, 5000)]
-    numbers = np.zeros(5 * 64)
-    counts = native.draw_many(numbers, [*tensors[:2], torch.ones(3, dtype=torch.int64), *tensors[2:]], 64)
+    array = np.zeros(5 * 64, numbers)
+    counts = native.draw_many(array, [*tensors[:2], torch.ones(3, dtype=torch.int64), *tensors[2:]], 64)
     expected = [x[:: exponents.spacing(x.numel(), 64)].double() for x in tensors]
     assert counts == [1, 7, 0, *(len(x) for x in expected[2:])]
-    assert numbers[: sum(counts)].tolist() == torch.cat(expected).tolist()
-    with pytest.raises(ValueError, match="room for 4 times 64"):
-        native.draw_many(np.zeros(4 * 64 - 1), tensors, 64)
+    assert array[: sum(counts)].tolist() == torch.cat(expected).numpy().astype(numbers).tolist()
+    with pytest.raises(ValueError, match="room for 256"):
+        native.draw_many(np.zeros(4 * 64 - 1, numbers), tensors, 64)
+
+
+def test_changes_are_those_of_the_numbers_that_were_drawn() -> None:
+    """Of each tensor the sum of their squares, exactly."""
+    tensors = [torch.randn(n) for n in (3, 5000)]
+    before = np.zeros(2 * 64, np.float32)
+    native.draw_many(before, tensors, 64)
+    was = [x[:: exponents.spacing(x.numel(), 64)].clone() for x in tensors]
+    for x in tensors:
+        x.add_(0.5)
+    counts, squares = native.squared_changes(before, tensors, 64)
+    changes = [
+        (x[:: exponents.spacing(x.numel(), 64)].double() - w.double()) for x, w in zip(tensors, was, strict=True)
+    ]
+    assert counts == [len(change) for change in changes]
+    assert squares == pytest.approx([float(change.square().sum()) for change in changes], rel=1e-12)
+    with pytest.raises(ValueError, match="fewer numbers"):
+        native.squared_changes(before[:60], tensors, 64)

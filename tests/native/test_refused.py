@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ways import COMPILED, numbers
 
 from kedge import native
+from kedge.actions.host import HostTable
 from kedge.native import reductions
 
 pytestmark = COMPILED
@@ -74,13 +75,16 @@ KINDS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_refused(kind: str) -> None:
     """Nothing is read, nothing is written, nothing raises."""
-    value, rows, drawn = KINDS[kind](), native.table(1), np.zeros(256, dtype=np.float32)
+    value, rows, table = KINDS[kind](), native.table(1), HostTable()
     assert native.measure_into(rows, 0, value) == 0
     assert np.isnan(rows).all()
     assert native.measure_many(rows, 0, [value]) == ([] if value is None else [0])
     assert native.channels_above_zero(value, 0) is None
-    assert native.draw_into(drawn, 0, value) == 0
-    assert not drawn.any()
+    assert table.observe(value, 0, native.AS_VALUE, native.CODES["full"], True) == native.REFUSED
+    assert table.observe_all([0], [value], native.CODES["full"], draws=True) == [0]
+    assert (table.used, np.isnan(table.rows).all(), table.buckets.any()) == (0, True, False)
+    if value is not None:
+        assert native.draw_many(np.zeros(256), [value], 256) == [0]
 
 
 def test_what_a_transform_wraps_is_refused() -> None:

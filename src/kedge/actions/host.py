@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,10 +12,11 @@ from torch import Tensor
 from kedge import native
 from kedge.actions import reduce
 from kedge.actions.saturation import Saturation
-from kedge.native.reductions import DRAWN, flat
+from kedge.native.reductions import flat
 from kedge.store import exponents
 
-_BLOCK = 256
+_BLOCK, _PLACES = 256, 2
+"""How many rows there are at first, and places of sites for each: a value may stand at several."""
 STATISTICS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
 """The statistics of a row. A row on the host has their number of elements behind them."""
 _WHOLE = [STATISTICS.index("nonzero"), STATISTICS.index("nonfinite")]
@@ -26,65 +27,35 @@ class Part(NamedTuple):
 
     Attributes:
         rows: A row a measured value: its statistics, and how many elements it has.
+        sampled: How many elements were drawn from each value; -1 where none were.
+        histograms: A histogram of the drawn elements of each value; see `kedge.store.exponents`.
         sites: The number of each site that a value stood at.
         at: The row of that value; a value that stood at several sites was measured once.
-        numbers: Elements drawn from the values, one value after another.
-        spans: From where to where those of each row are.
+        saturated: How many of the drawn elements are saturated, at the places of `sites` where an activation may be; else -1.
         active: A bit a channel, whether it has a number above zero, of some places of `sites`.
-        saturations: How the activations at some places of `sites` saturate.
     """
 
     rows: NDArray[np.float64]
+    sampled: NDArray[np.int32]
+    histograms: list[bytes]
     sites: NDArray[np.int32]
     at: NDArray[np.intp]
-    numbers: NDArray[np.float32]
-    spans: NDArray[np.intp]
+    saturated: NDArray[np.int32]
     active: dict[int, bytes]
-    saturations: list[tuple[int, Saturation]]
 
     def columns(self) -> dict[str, Any]:
         """The columns of the recording, without the places that were dropped."""
-        chosen = np.flatnonzero(self.sites >= 0) if (self.sites < 0).any() else None
-        at, sites = (self.at, self.sites) if chosen is None else (self.at[chosen], self.sites[chosen])
+        chosen = np.flatnonzero(self.sites >= 0) if (self.sites < 0).any() else slice(None)
+        at, places = self.at[chosen], range(len(self.sites))[chosen] if isinstance(chosen, slice) else chosen.tolist()
         table = self.rows.T.take(at, axis=1)  # each column in one piece
         columns: dict[str, Any] = dict(zip(STATISTICS, table, strict=False))
         for i in _WHOLE:
             columns[STATISTICS[i]] = np.where(np.isnan(table[i]), -1, table[i]).astype(np.int64)
-        columns["site"], columns["count"] = sites, table[len(STATISTICS)].astype(np.int64)
-        places = range(len(sites)) if chosen is None else chosen.tolist()
-        columns["active"] = [self.active.get(place, b"") for place in places] if self.active else [b""] * len(sites)
-        return columns | self._drawn(at, chosen)
-
-    def _drawn(self, at: NDArray[np.intp], chosen: NDArray[np.intp] | None) -> dict[str, Any]:
-        """Histograms of the drawn elements, and how many of them are saturated."""
-        saturated = np.full(len(self.sites), -1, dtype=np.int32)
-        if not len(self.numbers):
-            none = np.full(len(at), -1, dtype=np.int32)
-            return {"sampled": none, "saturated": saturated[: len(at)], "exponents": [b""] * len(at)}
-        lengths = self.spans[:, 1] - self.spans[:, 0]
-        self._count_saturated(saturated)
-        if native.histograms is not None and lengths.sum() == len(self.numbers):
-            histograms = native.histograms(self.numbers, self.spans[:, 1].tolist())
-        else:
-            histograms = exponents.encode_all(exponents.count_runs(self.numbers, self.spans))
-        return {
-            "sampled": np.where(lengths > 0, lengths, -1)[at].astype(np.int32),
-            "saturated": saturated if chosen is None else saturated[chosen],
-            "exponents": [histograms[row] for row in at.tolist()],
-        }
-
-    def _count_saturated(self, saturated: NDArray[np.int32]) -> None:
-        """Count at each place whose activation saturates, those that saturate alike together."""
-        alike: dict[Saturation, list[int]] = {}
-        for place, saturation in self.saturations:
-            alike.setdefault(saturation, []).append(place)
-        for saturation, places in alike.items():
-            spans = self.spans[self.at[places]]
-            lengths = spans[:, 1] - spans[:, 0]
-            flat = saturation.saturated(np.concatenate([self.numbers[start:end] for start, end in spans.tolist()]))
-            found = np.concatenate([[0], np.cumsum(flat, dtype=np.int32)])
-            ends = np.cumsum(lengths)
-            saturated[places] = found[ends] - found[ends - lengths]
+        columns["site"], columns["count"] = self.sites[chosen], table[len(STATISTICS)].astype(np.int64)
+        columns["active"] = [self.active.get(place, b"") for place in places] if self.active else [b""] * len(at)
+        columns["sampled"], columns["saturated"] = self.sampled[at], self.saturated[chosen]
+        columns["exponents"] = [self.histograms[row] for row in at.tolist()]
+        return columns
 
 
 class HostTable:
@@ -92,99 +63,111 @@ class HostTable:
 
     Attributes:
         rows: A row a value, as `kedge.native.measure_into` writes it.
-        memory: The same, as what is written to for the least.
-        room: How many rows there are.
-        used: How many of them are used.
-        numbers: Drawn elements, one value after another.
-        drawn: How many of them are used.
-        sites: The number of each site at which something was measured.
-        at: Where its row is.
-        ends: Up to where the elements drawn from each row's value are.
+        sampled: See `Part`.
+        buckets: The counts of each value's histogram.
+        sites: See `Part`.
+        at: See `Part`.
+        saturated: See `Part`.
+        counts: How many rows and places of sites are in use.
+        measurer: Measures values into all of these; None without the compiled part.
+        saturating: How the activations at some sites saturate, by the number of the site.
         active: See `Part`.
-        saturations: See `Part`.
     """
 
     def __init__(self) -> None:
-        self.rows = native.table(_BLOCK)
-        self.memory, self.room = self.rows.data, _BLOCK
-        self.numbers = np.empty(_BLOCK * DRAWN, dtype=np.float32)
-        self.floats = self.numbers.data
-        self._begin()
-
-    def _begin(self) -> None:
-        self.used = self.drawn = 0
-        self.sites: list[int] = []
-        self.at: list[int] = []
-        self.ends: list[int] = []
+        self.counts = np.zeros(2, dtype=np.int64)
+        self.measurer = native.Measurer() if native.Measurer is not None else None
+        self.observe: Callable[[Tensor, int, int, int, bool], int] = _refuse
+        self.saturating: dict[int, Saturation] = {}
         self.active: dict[int, bytes] = {}
-        self.saturations: list[tuple[int, Saturation]] = []
+        self._allocate(_BLOCK)
+
+    def _allocate(self, room: int) -> None:
+        """Have room for so many rows, and keep what is there."""
+        places = room * _PLACES
+        self.rows = _longer(native.table(room), self, "rows")
+        self.sampled = _longer(np.full(room, -1, dtype=np.int32), self, "sampled")
+        self.buckets = _longer(np.zeros((room, exponents.BUCKETS), dtype=np.uint16), self, "buckets")
+        self.sites = _longer(np.zeros(places, dtype=np.int32), self, "sites")
+        self.at = _longer(np.zeros(places, dtype=np.int64), self, "at")
+        self.saturated = _longer(np.full(places, -1, dtype=np.int32), self, "saturated")
+        if self.measurer is not None:
+            arrays = (self.rows, self.sampled, self.buckets, self.sites, self.at, self.saturated, self.counts)
+            self.measurer.use_arrays(*arrays)
+            self.observe = self.measurer.observe
+
+    def saturates(self, site: int, saturation: Saturation) -> None:
+        """Note how the activation at a site saturates."""
+        self.saturating[site] = saturation
+        if self.measurer is not None:
+            self.measurer.saturates(site, saturation.low, saturation.high)
+
+    @property
+    def used(self) -> int:
+        """How many rows are in use."""
+        return int(self.counts[0])
 
     def make_room(self, count: int) -> int:
-        """Have room for so many rows more, and for what is drawn with each; returns where they begin."""
-        while self.used + count > self.room:
-            self.rows = np.concatenate([self.rows, native.table(self.room)])
-            self.numbers = np.concatenate([self.numbers, np.empty_like(self.numbers)])
-            self.memory, self.floats, self.room = self.rows.data, self.numbers.data, len(self.rows)
-        return self.used
+        """Have room for so many rows and places more; returns where the rows begin."""
+        used, places = self.counts.tolist()
+        while used + count > len(self.rows) or places + count > len(self.sites):
+            self._allocate(2 * len(self.rows))
+        return int(used)
 
-    def take(self, site: int, drawing: Tensor | None = None) -> int:
-        """Take the next row for the value at a site; returns its number.
+    def take(self, site: int, drawing: Tensor | None = None) -> None:
+        """Take the next row, which has been written, for the value at a site.
 
         Args:
             site: The number of the site.
             drawing: What to draw elements from, if any are to be drawn.
         """
         row = self.used
+        self.counts[0] += 1
+        self.place(site, row)
         if drawing is not None:
-            self.drawn += native.draw_into(self.floats, self.drawn, drawing) or self._draw_slowly(drawing)
-        self.used = row + 1
-        self.ends.append(self.drawn)
-        self.sites.append(site)
-        self.at.append(row)
-        return row
+            self.draw_for_last(drawing)
 
-    def _draw_slowly(self, value: Tensor) -> int:
+    def place(self, site: int, row: int) -> None:
+        """Note that the value of a row stands at a site."""
+        places = int(self.counts[1])
+        self.sites[places], self.at[places] = site, row
+        self.counts[1] += 1
+
+    def draw_for_last(self, value: Tensor) -> None:
+        """Draw elements for what was measured last: from its value, or from what decides in its place."""
+        if self.measurer is not None and self.measurer.draw_for_last(value):
+            return
+        row, place = self.counts.tolist()
         some = reduce.drawn(flat(value)).float().numpy()
-        self.numbers[self.drawn :][: len(some)] = some
-        return len(some)
+        self.sampled[row - 1], self.buckets[row - 1] = len(some), exponents.count(some[None])[0]
+        saturation = self.saturating.get(int(self.sites[place - 1]))
+        if saturation is not None:
+            self.saturated[place - 1] = saturation.count(some)
 
-    def measure_all(self, sites: Sequence[int], values: Sequence[Tensor], code: int, *, draws: bool) -> list[int]:
-        """Measure a value at each of many sites, and take their rows; returns the places of those it could not measure."""
-        first = self.make_room(len(values))
-        refused = native.measure_many(self.memory, first, values, code)
-        if refused:
-            there = [i for i in range(len(values)) if i not in set(refused)]
-            sites, values, rows = [sites[i] for i in there], [values[i] for i in there], self.rows[first:][there]
-            self.rows[first:] = np.nan
-            self.rows[first:][: len(there)] = rows
-        counts = [0] * len(values)
-        if draws:
-            drawn = np.empty(DRAWN * len(values))
-            counts = native.draw_many(drawn, values, DRAWN)
-            with np.errstate(over="ignore"):  # float64 may hold more than float32
-                self.numbers[self.drawn :][: sum(counts)] = drawn[: sum(counts)]
-        self._take_all(sites, counts)
+    def activate(self, bits: bytes) -> None:
+        """Note which channels of the value that was measured last are active."""
+        self.active[int(self.counts[1]) - 1] = bits
+
+    def observe_all(self, sites: Sequence[int], values: Sequence[Tensor], what: int, *, draws: bool) -> Sequence[int]:
+        """Measure a value at each of many sites; returns the places of those that one native call could not measure."""
+        self.make_room(len(values))
+        if self.measurer is None:
+            return range(len(values))
+        refused: list[int] = self.measurer.observe_all(values, sites, what, draws)
         return refused
 
     def put(self, sites: Sequence[int], counts: Sequence[int], squares: Sequence[float]) -> None:
         """Take sums of squares that are known already, one a site, each of so many numbers."""
-        first = self.make_room(len(sites))
-        rows = self.rows[first:][: len(sites)]
-        rows[:, 1], rows[:, len(STATISTICS)] = squares, counts
-        self._take_all(sites, [0] * len(sites))
-
-    def _take_all(self, sites: Sequence[int], counts: Iterable[int]) -> None:
-        """Take the next rows, one for each site, and with each as many drawn elements as are said."""
-        first, self.used = self.used, self.used + len(sites)
-        for count in counts:
-            self.drawn += count
-            self.ends.append(self.drawn)
-        self.sites += sites
-        self.at += range(first, self.used)
+        first, more = self.make_room(len(sites)), len(sites)
+        places = int(self.counts[1])
+        self.rows[first : first + more, 1], self.rows[first : first + more, len(STATISTICS)] = squares, counts
+        self.sites[places : places + more], self.at[places : places + more] = sites, range(first, first + more)
+        self.counts += more
 
     def drop(self, sites: Collection[int]) -> None:
         """Forget what was measured at some sites; their rows stay and belong to none."""
-        self.sites = [-1 if site in sites else site for site in self.sites]
+        here = self.sites[: self.counts[1]]
+        here[np.isin(here, list(sites))] = -1
 
     def spoiled(self) -> bool:
         """Whether a sum or a sum of squares is not finite; what was not measured is NaN in both."""
@@ -192,18 +175,30 @@ class HostTable:
 
     def end(self) -> Part:
         """Hand over what was measured, and begin anew."""
-        spans = np.zeros((self.used, 2), dtype=np.intp)
-        spans[:, 1] = self.ends
-        spans[1:, 0] = self.ends[:-1]
+        used, places = self.counts.tolist()
         part = Part(
-            self.rows[: self.used].copy(),
-            np.array(self.sites, dtype=np.int32),
-            np.array(self.at, dtype=np.intp),
-            self.numbers[: self.drawn].copy(),
-            spans,
+            self.rows[:used].copy(),
+            self.sampled[:used].copy(),
+            native.histograms(self.buckets, used),
+            self.sites[:places].copy(),
+            self.at[:places].copy(),
+            self.saturated[:places].copy(),
             self.active,
-            self.saturations,
         )
-        self.rows[: self.used] = np.nan
-        self._begin()
+        self.rows[:used], self.sampled[:used], self.buckets[:used] = np.nan, -1, 0
+        self.saturated[:places], self.counts[:], self.active = -1, 0, {}
+        if self.measurer is not None:
+            self.measurer.forget()
         return part
+
+
+def _refuse(_value: Tensor, _site: int, _role: int, _what: int, _draws: bool) -> int:
+    return native.REFUSED
+
+
+def _longer(fresh: NDArray[Any], table: HostTable, name: str) -> NDArray[Any]:
+    """Return a new array that begins with what the table's old one of this name holds."""
+    old = getattr(table, name, None)
+    if old is not None:
+        fresh[: len(old)] = old
+    return fresh

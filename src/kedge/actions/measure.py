@@ -31,6 +31,8 @@ from kedge.torch_internals import modes
 
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
 Measure = Callable[[Tensor, int], None]
+_MEASURED = (native.DONE, native.DONE | native.FRESH)
+_ROLES = {"out": native.AS_OUTPUT, "in": native.AS_INPUT}
 _BEHIND = 2
 _SPOILED_KEPT = 32
 
@@ -87,7 +89,7 @@ class Meter:
 
     def _measure_at(self, site: Site) -> Measure:
         seat: Seat | None = None
-        forward = not site.is_gradient
+        forward, role, host = not site.is_gradient, _ROLES.get(site.kind, native.AS_VALUE), self._host
 
         def measure(value: Tensor, step: int) -> None:
             nonlocal seat
@@ -96,33 +98,74 @@ class Meter:
                 return
             start = perf_counter()
             with self.lock:
-                if seat is None or not self._observe_here(seat, value, step):
-                    seat = self._observe_any(site, value, step)
+                if step != self.step:
+                    self._begin(step)
+                if seat is None:
+                    seat = self._observe_first(site, value)
+                elif seat.is_special:
+                    self._observe(seat, value)
+                elif (done := host.observe(value, seat.id, role, self._code, self._drawing)) not in _MEASURED:
+                    self._settle(seat, value, done, draws=self._drawing)
             self.events += 1
             self.seconds += perf_counter() - start
 
         return measure
 
-    def _observe_any(self, site: Site, value: Tensor, step: int) -> Seat:
-        """Measure a value wherever it is."""
+    def _observe_first(self, site: Site, value: Tensor) -> Seat:
+        """Measure the first value of a site, wherever it is."""
         if not reduce.transforms(value):
             seat = self.seat(site, value)
-            self._observe(seat, value, step)
+            self._observe(seat, value)
             return seat
         with reduce.plainly():
             inner = untransformed(value)
             seat = self.seat(site, inner)
             seat.channels = None  # under `vmap` the samples' dimension may be anywhere
-            self._observe(seat, inner, step)
+            self._observe_slowly(seat, inner)
         return seat
 
     def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
         """Tell how the activation at a path saturates; see `kedge.actions.saturation.saturation`."""
         self.saturations[path] = saturation(how, numbers)
 
-    def _observe(self, seat: Seat, value: Tensor, step: int) -> None:
-        """Measure a value, unless this very tensor was measured in this step already."""
-        if self._observe_here(seat, value, step):
+    def _observe(self, seat: Seat, value: Tensor) -> None:
+        """Measure a value, and along with it what its site asks for."""
+        decides = self._decides(seat, value) if self._drawing else None
+        role, draws = _ROLES.get(seat.site.kind, native.AS_VALUE), self._drawing and decides is None
+        done = self._host.observe(value, seat.id, role, self._code, draws)
+        if done not in _MEASURED:
+            done = self._settle(seat, value, done, draws=draws)
+        if not done & native.FRESH or self._code:
+            return
+        if decides is not None:
+            self._host.draw_for_last(decides)
+        dim = self._tracked_dim(seat, value)
+        if dim is not None:
+            self._host.activate(_active(value, dim))
+
+    def _settle(self, seat: Seat, value: Tensor, done: int, *, draws: bool) -> int:
+        """Do what one native call could not; returns what was done, as flags of `kedge.native`."""
+        host = self._host
+        if done == native.NO_ROOM:
+            host.make_room(1)
+            done = host.observe(value, seat.id, _ROLES.get(seat.site.kind, native.AS_VALUE), self._code, draws)
+        if done & native.NEW_SOURCE and host.measurer is not None:
+            self._came(seat, host.measurer.source)
+        if done == native.REFUSED:
+            if not reduce.transforms(value):
+                self._observe_slowly(seat, value)
+                return done
+            with reduce.plainly():
+                seat.channels = None
+                self._observe_slowly(seat, untransformed(value))
+        return done
+
+    def _observe_slowly(self, seat: Seat, value: Tensor) -> None:
+        """Measure a value with PyTorch's reductions, unless this very tensor was measured in this step already."""
+        version = version_of(value)
+        seen = self._seen.get(id(value))
+        if seen is not None and seen[0]() is value and seen[1] == version >= 0:
+            self._again(seat, seen)
             return
         local = own_part(value)
         if not reduce.measurable(local):
@@ -132,77 +175,45 @@ class Meter:
         elif local.device.type != "cpu":
             place = self._measure_there(seat, local, self._what)
         else:
-            self._host.rows[self._host.used] = reductions.row(local, self._what)
-            place = self._take(seat, local)
-        self._remember(seat, value, version_of(value), place)
+            place = self._measure_here(seat, local)
+        self._seen[id(value)] = weakref.ref(value), version, place, seat.id if seat.site.kind == "out" else None
+        self._came(seat, None)
+
+    def _measure_here(self, seat: Seat, value: Tensor) -> int:
+        """Measure a value in this process's memory that no single native call could; returns its row."""
+        host = self._host
+        row = host.make_room(1)
+        if not native.measure_into(host.rows, row, value, self._code):
+            host.rows[row] = reductions.row(value, self._what)
+        deciding = self._saturation(seat, value)[1] if self._drawing else None
+        host.take(seat.id, deciding)
+        dim = None if self._code else self._tracked_dim(seat, value)
+        if dim is not None:
+            host.activate(_active(value, dim))
+        return row
 
     def observe_all(self, seats: Sequence[Seat], values: Sequence[Tensor], step: int) -> None:
         """Measure one value of each of many sites, which are no module's: those that can be are read by one native call."""
         if step != self.step:
             self._begin(step)
-        for i in self._host.measure_all([seat.id for seat in seats], values, self._code, draws=self._drawing):
-            self._observe(seats[i], values[i].detach(), step)
-
-    def _observe_here(self, seat: Seat, value: Tensor, step: int) -> bool:
-        """Measure a value that one native pass can read, or that was measured already; returns whether it was."""
-        if step != self.step:
-            self._begin(step)
-        try:
-            version = value._version
-        except RuntimeError:  # inference tensors have no counter
-            version = -1
-        key = id(value)
-        seen = self._seen.get(key)
-        if seen is not None and seen[0]() is value and seen[1] == version >= 0:
-            self._again(seat, seen)
-            return True
-        host, kind = self._host, seat.site.kind
-        if host.used == host.room:
-            host.make_room(1)
-        if not native.measure_into(host.memory, host.used, value, self._code):
-            return False
-        if kind == "out":
-            self._seen[key] = weakref.ref(value), version, self._take(seat, value), seat.id
-        else:
-            self._seen[key] = weakref.ref(value), version, host.take(seat.id, value if self._drawing else None), None
-            if kind == "in" and None not in seat.sources:
-                seat.sources = (*seat.sources, None)
-        return True
+        for i in self._host.observe_all([seat.id for seat in seats], values, self._code, draws=self._drawing):
+            self._observe(seats[i], values[i].detach())
 
     def _again(self, seat: Seat, seen: Seen) -> None:
         """Note that a value which was measured in this step stands at a site too."""
         _, _, place, source = seen
         if isinstance(place, int):
-            self._host.sites.append(seat.id)
-            self._host.at.append(place)
+            self._host.make_room(1)
+            self._host.place(seat.id, place)
         else:
             self._measured.append(place._replace(site=seat.id, channels=(0, 0), saturation=None))
-        if source not in seat.sources:
-            self._came(seat, source)
-
-    def _remember(self, seat: Seat, value: Tensor, version: int, place: Measured | int) -> None:
-        self._seen[id(value)] = weakref.ref(value), version, place, seat.id if seat.site.kind == "out" else None
-        self._came(seat, None)
+        self._came(seat, source)
 
     def _came(self, seat: Seat, source: int | None) -> None:
         """Note which site's output an input is, None for no site's."""
         if source not in seat.sources and seat.site.kind == "in":
             seat.sources = (*seat.sources, source)
             self.wires += 1
-
-    def _take(self, seat: Seat, value: Tensor) -> int:
-        """Take the row that was just measured, and along with it what its site asks for."""
-        host, path = self._host, seat.site.path
-        if self._code or seat.site.kind != "out" or not (path in self.saturations or path in self.channel_dims):
-            return host.take(seat.id, value if self._drawing else None)
-        dim = self._tracked_dim(seat, value)
-        if dim is not None:
-            host.active[len(host.sites)] = _active(value, dim)
-        saturation = self.saturations.get(path) if self._drawing else None
-        if saturation is not None:
-            host.saturations.append((len(host.sites), saturation))
-            return host.take(seat.id, saturation.deciding(value))
-        return host.take(seat.id, value if self._drawing else None)
 
     def _begin(self, step: int) -> None:
         if self.step >= 0 or self._pending:  # there is something of another step
@@ -223,6 +234,10 @@ class Meter:
         shape, channels = () if value.is_nested else tuple(value.shape), None if dim is None else value.shape[dim]
         seat = Seat(site, len(self.seats), shape, dtype, channels, (), node)
         self.seats[site] = seat
+        saturation = self.saturations.get(site.path) if site.kind == "out" else None
+        if saturation is not None:
+            self._host.saturates(seat.id, saturation)
+        seat.is_special = dim is not None or (saturation is not None and saturation.dim is not None)
         return seat
 
     def _channel_dim(self, site: Site, value: Tensor) -> int | None:
@@ -254,6 +269,11 @@ class Meter:
         dim = self._channel_dim(seat.site, value)
         return dim if dim is not None and seat.channels == value.shape[dim] else None
 
+    def _decides(self, seat: Seat, value: Tensor) -> Tensor | None:
+        """The outputs that decide whether an activation is saturated, where those are not all."""
+        saturation = self._host.saturating.get(seat.id) if seat.is_special else None
+        return None if saturation is None or saturation.dim is None else saturation.deciding(value)
+
     def _saturation(self, seat: Seat, value: Tensor) -> tuple[Saturation | None, Tensor]:
         """How the activation of a site saturates, and the outputs that decide; without one the value itself."""
         saturation = self.saturations.get(seat.site.path) if seat.site.kind == "out" else None
@@ -263,8 +283,10 @@ class Meter:
         """Note that a value was there; of whole numbers also how many, and that all are finite."""
         whole = not (value.is_floating_point() or value.is_complex() or value.is_nested)
         host = self._host
-        host.rows[host.used, FIELDS.index("nonfinite") :] = 0, value.numel() if whole else 0
-        return host.take(seat.id)
+        row = host.make_room(1)
+        host.rows[row, FIELDS.index("nonfinite") :] = 0, value.numel() if whole else 0
+        host.take(seat.id)
+        return row
 
     def _table_on(self, device: torch.device) -> DeviceTable:
         table = self._tables.get(device)

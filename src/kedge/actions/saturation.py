@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,19 +13,19 @@ from torch import Tensor
 FLAT = 1e-3
 """The slope below which an output counts as saturated: a thousandth of what the identity passes back."""
 
-Values = NDArray[Any]
-
 
 @dataclass(frozen=True)
 class Saturation:
-    """How an activation saturates.
+    """Where an activation is flat: its outputs that are not above one number, and those not below another. NaN is neither.
 
     Attributes:
-        slope: The activation's derivative, from its outputs.
+        low: The lower of the two.
+        high: The higher.
         dim: The dimension whose largest output decides, where outputs compete as those of a softmax do.
     """
 
-    slope: Callable[[Values], Values]
+    low: float
+    high: float
     dim: int | None = None
 
     def deciding(self, value: Tensor) -> Tensor:
@@ -34,10 +34,21 @@ class Saturation:
             return value
         return value.detach().amax(self.dim)
 
-    def saturated(self, drawn: Values) -> NDArray[np.bool_]:
-        """Tell which of some outputs are saturated; NaN is not."""
+    def count(self, outputs: NDArray[np.floating]) -> int:
+        """Count the outputs that are saturated."""
         with np.errstate(invalid="ignore"):
-            return np.asarray(np.abs(self.slope(drawn)) < FLAT)
+            return int(((outputs <= self.low) | (outputs >= self.high)).sum())
+
+
+_SIGMOID = (1 - math.sqrt(1 - 4 * FLAT)) / 2
+_FLAT_OUTPUTS = {
+    "tanh": (-math.sqrt(1 - FLAT), math.sqrt(1 - FLAT)),
+    "sigmoid": (_SIGMOID, 1 - _SIGMOID),
+    "softsign": (math.sqrt(FLAT) - 1, 1 - math.sqrt(FLAT)),
+    "softmax": (_SIGMOID, 1 - _SIGMOID),
+}
+"""Where the derivatives by the outputs, ``1 - y**2``, ``y * (1 - y)``, ``(1 - abs(y))**2`` and, of a softmax output by its own
+input, ``y * (1 - y)``, are `FLAT`."""
 
 
 def saturation(how: str, numbers: Sequence[float] = ()) -> Saturation:
@@ -45,34 +56,7 @@ def saturation(how: str, numbers: Sequence[float] = ()) -> Saturation:
 
     Args:
         how: "tanh", "sigmoid", "softsign", "softmax" or "between".
-        numbers: The dimension of a softmax; the two values at which "between" cuts off.
+        numbers: The dimension of a softmax; the two values at which "between" cuts off, and from where on it is flat.
     """
-    if how == "between":
-        return Saturation(between(*numbers))
-    if how == "softmax":
-        return Saturation(sigmoid, int(numbers[0]))
-    return Saturation({"tanh": tanh, "sigmoid": sigmoid, "softsign": softsign}[how])
-
-
-def tanh(y: Values) -> Values:
-    """Derivative of the hyperbolic tangent: ``1 - y**2``."""
-    return np.asarray(1 - np.square(y))
-
-
-def sigmoid(y: Values) -> Values:
-    """Derivative of the logistic function, and of a softmax output by its own input: ``y * (1 - y)``."""
-    return np.asarray(y * (1 - y))
-
-
-def softsign(y: Values) -> Values:
-    """Derivative of ``x / (1 + abs(x))``: ``(1 - abs(y))**2``."""
-    return np.asarray(np.square(1 - np.abs(y)))
-
-
-def between(low: float, high: float) -> Callable[[Values], Values]:
-    """Derivative of a function that is cut off at two values: 1 between them, 0 at them."""
-
-    def slope(y: Values) -> Values:
-        return np.asarray(np.where((y <= low) | (y >= high), 0.0, 1.0))
-
-    return slope
+    low, high = numbers if how == "between" else _FLAT_OUTPUTS[how]
+    return Saturation(low, high, int(numbers[0]) if how == "softmax" else None)

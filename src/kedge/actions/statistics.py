@@ -32,6 +32,7 @@ class Seat:
         channels: Number of channels, where activity is tracked.
         sources: Numbers of the sites whose outputs it was given; None for a tensor no site made.
         node: The autograd node that made its first value.
+        is_special: More is taken of its values than their statistics and elements drawn from them.
     """
 
     site: Site
@@ -41,6 +42,7 @@ class Seat:
     channels: int | None
     sources: tuple[int | None, ...]
     node: str | None
+    is_special: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kedge.actions.host import STATISTICS, Part
 from kedge.actions.saturation import Saturation
+from kedge.store import exponents
 from kedge.store.columns import joined
 
 _BLOCK = 256
@@ -205,14 +206,17 @@ class Step:
 def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32]) -> Part:
     with np.errstate(invalid="ignore"):  # a NaN of a device's making may be one that signals
         table = rows[[m.row for m in measured]].astype(np.float64)
+    runs = np.array([m.drawn for m in measured], dtype=np.intp).reshape(-1, 2)
+    lengths = runs[:, 1] - runs[:, 0]
+    known = ((m.saturation, wide[slice(*m.drawn)]) for m in measured)
     return Part(
         np.column_stack([table, [m.size for m in measured]]),
+        np.where(lengths > 0, lengths, -1).astype(np.int32),
+        exponents.encode_all(exponents.count_runs(wide, runs)),
         np.array([m.site for m in measured], dtype=np.int32),
         np.arange(len(measured)),
-        wide,
-        np.array([m.drawn for m in measured], dtype=np.intp).reshape(-1, 2),
+        np.array([-1 if saturation is None else saturation.count(some) for saturation, some in known], dtype=np.int32),
         {i: bits(wide[slice(*m.channels)]) for i, m in enumerate(measured) if m.channels[1]},
-        [(i, m.saturation) for i, m in enumerate(measured) if m.saturation is not None],
     )
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.native import reductions
+from kedge.store import exponents
 
 What = Literal["full", "norm", "finite"]
 
@@ -89,6 +90,10 @@ def _draw_none(_numbers: Any, tensors: Iterable[Tensor], _most: int) -> list[int
     return [0 for _ in tensors]
 
 
+def _histograms(buckets: NDArray[np.uint16], rows: int) -> list[bytes]:
+    return exponents.encode_all(buckets[:rows].astype(np.int64))
+
+
 def _no_channels(_tensor: Tensor, _dim: int) -> bytes | None:
     return None
 
@@ -109,17 +114,29 @@ channels_above_zero: Callable[[Tensor, int], bytes | None] = (
     _no_channels if _compiled is None else _compiled.channels_above_zero
 )
 
-#: ``draw_into(numbers, start, tensor)`` copies up to 256 numbers, evenly spread, to an array of float32. Returns how many;
-#: 0 if it refuses.
-draw_into: Callable[[Any, int, Tensor], int] = _refuse if _compiled is None else _compiled.draw_into
-
 #: ``draw_many(numbers, tensors, most)`` copies up to `most` numbers of each of many tensors, evenly spread, to an array of
-#: float64, one tensor after another. Returns how many of each; 0 of those that it refuses.
+#: float32 or float64, one tensor after another. Returns how many of each; 0 of those that it refuses.
 draw_many: Callable[[Any, Iterable[Tensor], int], list[int]] = _draw_none if _compiled is None else _compiled.draw_many
 
-#: ``histograms(numbers, ends)`` returns a histogram of magnitudes for each run of an array of float32, each of at most
-#: 65,535 numbers, as `kedge.store.exponents.encode` writes it. None where there is no compiled part.
-histograms: Callable[[Any, Sequence[int]], list[bytes]] | None = None if _compiled is None else _compiled.histograms
+#: ``squared_changes(numbers, tensors, most)`` draws again from tensors of which `draw_many` refused none. Returns how many
+#: numbers of each, and of each the sum of the squares of what has changed. None where there is no compiled part.
+squared_changes: Callable[[Any, Iterable[Tensor], int], tuple[list[int], list[float]]] | None = (
+    None if _compiled is None else _compiled.squared_changes
+)
+
+#: ``histograms(buckets, rows)`` returns the histograms of magnitudes whose counts stand in the first rows of an array of
+#: uint16, as `kedge.store.exponents.encode` writes them.
+histograms: Callable[[Any, int], list[bytes]] = _histograms if _compiled is None else _compiled.histograms
+
+#: Measures the values of a step into the arrays of a `kedge.actions.host.HostTable`, each once however many sites it stands at:
+#: ``observe(tensor, site, role, what, draws)`` returns flags. None where there is no compiled part.
+Measurer: Any = None if _compiled is None else _compiled.Measurer
+
+REFUSED, DONE, FRESH, NEW_SOURCE, NO_ROOM = 0, 1, 2, 4, 8
+"""What `Measurer.observe` says: the value cannot be read; it stands at the site; it was measured for that; it comes from another
+site than the one before; there is no room."""
+AS_VALUE, AS_OUTPUT, AS_INPUT = 0, 1, 2
+"""Whether a value is the output of its site, an input, whose source is told, or neither."""
 
 
 def measure(tensor: Tensor, what: What = "full") -> dict[str, float]:

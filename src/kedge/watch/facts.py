@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizer_tables
 from torch.utils.hooks import RemovableHandle
 
+from kedge import native
 from kedge.watch.backwards import BackwardPasses
 from kedge.watch.optimizers import Optimizers, params_of
 from kedge.watch.roots import Root
@@ -252,8 +253,14 @@ def _params(kept: Iterable[Kept]) -> list[Tensor]:
 def _gradients(params: Iterable[Tensor]) -> list[Kept]:
     """Some small gradients, each with its parameter and how often it was changed in place."""
     held = ((p, p.grad) for p in params)
-    small = ((p, g) for p, g in held if g is not None and g.is_cpu and g.numel() <= _SMALL and bool(g.any()))
+    small = ((p, g) for p, g in held if g is not None and g.is_cpu and g.numel() <= _SMALL and _is_some(g))
     return [(weakref.ref(p), weakref.ref(g), g._version) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
+
+
+def _is_some(grad: Tensor) -> bool:
+    """Whether a gradient has a number that is not zero."""
+    squares, nonfinite = native.all_finite_and_norm([grad])
+    return bool(squares or nonfinite) or bool(grad.any())
 
 
 def _is_left(one: Kept) -> bool:

@@ -226,21 +226,18 @@ class Samples:
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         self.params = params
-        self.numbers = np.empty(_SAMPLE * len(params))
-        self.counts = native.draw_many(self.numbers, params, _SAMPLE)
-        self.tensors = [] if all(self.counts) else [sample(param).clone() for param in params]
+        wide = any(param.itemsize > 4 for param in params)
+        self.numbers = np.empty(_SAMPLE * len(params), dtype=np.float64 if wide else np.float32)
+        self.tensors: list[Tensor] = []
+        if not all(native.draw_many(self.numbers, params, _SAMPLE)):
+            self.tensors = [sample(param).clone() for param in params]
 
     def changes(self) -> tuple[list[int], list[float]]:
         """Of how many elements of each parameter the change is known, and the sum of its squares."""
-        if self.tensors:
-            changes = [(sample(p) - was).abs().double() for p, was in zip(self.params, self.tensors, strict=True)]
-            return [c.numel() for c in changes], [float(c.square().sum()) for c in changes]
-        now = np.empty_like(self.numbers)
-        native.draw_many(now, self.params, _SAMPLE)
-        used, counts = sum(self.counts), np.array(self.counts)
-        with np.errstate(all="ignore"):
-            change = now[:used] - self.numbers[:used]
-            return self.counts, np.add.reduceat(change * change, np.cumsum(counts) - counts).tolist()
+        if native.squared_changes is not None and not self.tensors:
+            return native.squared_changes(self.numbers, self.params, _SAMPLE)
+        changes = [(sample(p) - was).abs().double() for p, was in zip(self.params, self.tensors, strict=True)]
+        return [c.numel() for c in changes], [float(c.square().sum()) for c in changes]
 
 
 def sample(param: Tensor) -> Tensor:

@@ -1,0 +1,331 @@
+#include "measurer.h"
+
+#include "draw.h"
+#include "tensors.h"
+
+/* A value that was measured in this step. */
+typedef struct {
+    PyObject *tensor; /* where it was, which alone does not tell that it is the same; NULL: nothing is here */
+    PyObject *ref;    /* a weak reference to it */
+    long long version;
+    int64_t row;
+    long source; /* the number of the site whose output it is; -1 for none */
+} Seen;
+
+/* What is known of a site. */
+typedef struct {
+    long source;      /* where its last input came from, plus 2; 0 for one that has had none */
+    double low, high; /* outputs that are not above the one, or not below the other, are saturated; NaN: no output is */
+} Known;
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer rows, sampled, buckets;         /* of each value */
+    Py_buffer sites, at, saturated, used;     /* of each place; how many values and places there are */
+    Seen *seen;
+    size_t room, met; /* places in `seen`, a power of two; how many of them are taken */
+    Known *known;     /* of each site by its number */
+    long sites_known; /* how many of them there are */
+    long source;      /* the last source that was told of any */
+} Measurer;
+
+enum { ROWS, PLACES, COUNTERS };
+enum { REFUSED = 0, DONE = 1, FRESH = 2, NEW_SOURCE = 4, NO_ROOM = 8 };
+enum { AS_VALUE, AS_OUTPUT, AS_INPUT };
+enum { FIRST_ROOM = 256 };
+
+static PyObject *version_name;
+
+/* -- which values were seen ---------------------------------------------------------------------------------- */
+
+/* How often a tensor was changed in place; -1 where PyTorch does not count it, -2 with an exception set. */
+static long long version_of(PyObject *tensor) {
+    PyObject *number = PyObject_GetAttr(tensor, version_name);
+    if (!number) { /* a tensor of inference has none */
+        if (!PyErr_ExceptionMatches(PyExc_RuntimeError) && !PyErr_ExceptionMatches(PyExc_AttributeError)) return -2;
+        PyErr_Clear();
+        return -1;
+    }
+    long long version = PyLong_AsLongLong(number);
+    Py_DECREF(number);
+    return version == -1 && PyErr_Occurred() ? -2 : version;
+}
+
+/* The place of a tensor, or the free one where it belongs. */
+static Seen *place_of(Seen *seen, size_t room, const PyObject *tensor) {
+    size_t i = ((uintptr_t)tensor >> 4) * (size_t)0x9E3779B97F4A7C15u;
+    for (i = (i ^ i >> 32) & (room - 1); seen[i].tensor && seen[i].tensor != tensor; i = (i + 1) & (room - 1)) {}
+    return &seen[i];
+}
+
+static int grow(Measurer *self) {
+    size_t room = self->room ? 2 * self->room : FIRST_ROOM;
+    Seen *more = PyMem_Calloc(room, sizeof *more);
+    if (!more) return PyErr_NoMemory(), -1;
+    for (size_t i = 0; i < self->room; i++)
+        if (self->seen[i].tensor) *place_of(more, room, self->seen[i].tensor) = self->seen[i];
+    PyMem_Free(self->seen);
+    self->seen = more;
+    self->room = room;
+    return 0;
+}
+
+static int remember(Measurer *self, PyObject *tensor, long long version, int64_t row, long source) {
+    PyObject *ref = PyWeakref_NewRef(tensor, NULL);
+    if (!ref || (2 * self->met >= self->room && grow(self))) {
+        Py_XDECREF(ref);
+        return -1;
+    }
+    Seen *seen = place_of(self->seen, self->room, tensor);
+    PyObject *before = seen->ref;
+    self->met += !seen->tensor;
+    *seen = (Seen){tensor, ref, version, row, source};
+    Py_XDECREF(before);
+    return 0;
+}
+
+static Seen *find(Measurer *self, PyObject *tensor, long long version) {
+    if (!self->met || version < 0) return NULL;
+    Seen *seen = place_of(self->seen, self->room, tensor);
+    return seen->tensor && seen->version == version && PyWeakref_GetObject(seen->ref) == tensor ? seen : NULL;
+}
+
+static PyObject *forget(PyObject *object, PyObject *nothing) {
+    (void)nothing;
+    Measurer *self = (Measurer *)object;
+    for (size_t i = 0; i < self->room && self->met; i++) {
+        if (!self->seen[i].tensor) continue;
+        PyObject *ref = self->seen[i].ref;
+        self->seen[i] = (Seen){0};
+        self->met--;
+        Py_DECREF(ref);
+    }
+    Py_RETURN_NONE;
+}
+
+/* What is known of a site; NULL with an exception set. */
+static Known *site_of(Measurer *self, long site) {
+    if (site >= self->sites_known) {
+        long sites = 2 * site + FIRST_ROOM;
+        Known *more = PyMem_Realloc(self->known, (size_t)sites * sizeof *more);
+        if (!more) return PyErr_NoMemory(), NULL;
+        for (long i = self->sites_known; i < sites; i++) more[i] = (Known){0, NAN, NAN};
+        self->known = more;
+        self->sites_known = sites;
+    }
+    return &self->known[site];
+}
+
+static PyObject *saturates(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    long site;
+    if (takes(given, 3, 3, "saturates(site, low, high)") || number_of(args, given, 0, 0, &site)) return NULL;
+    double low = PyFloat_AsDouble(args[1]), high = PyFloat_AsDouble(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    Known *known = site < 0 ? NULL : site_of((Measurer *)object, site);
+    if (!known) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no site has the number %ld", site);
+    known->low = low;
+    known->high = high;
+    Py_RETURN_NONE;
+}
+
+/* -- measuring ----------------------------------------------------------------------------------------------- */
+
+/* Counts among some numbers of a value, for its row and for the place at which its site is noted. */
+static void count_into(Measurer *self, const View *view, const Known *known, int64_t row, int64_t place) {
+    uint16_t *buckets = (uint16_t *)self->buckets.buf + row * BUCKETS;
+    Drawn drawn = {.buckets = buckets, .low = known->low, .high = known->high};
+    ((int32_t *)self->sampled.buf)[row] = (int32_t)count_drawn(view, &drawn);
+    if (!isnan(known->low)) ((int32_t *)self->saturated.buf)[place] = drawn.outside;
+}
+
+/* Measures a tensor into the next row: 1, or 0 if it is refused, or -1 with an exception set. */
+static int take_row(Measurer *self, PyObject *tensor, const Known *known, int what, bool draws) {
+    View view;
+    int64_t *used = self->used.buf, row = used[ROWS];
+    int readable = open_view(tensor, &view);
+    if (readable != 1) return readable;
+    if (measure_view(&view, what, (double *)self->rows.buf + row * (int64_t)COLUMNS)) return -1;
+    ((int32_t *)self->sampled.buf)[row] = -1;
+    if (draws) count_into(self, &view, known, row, used[PLACES]);
+    used[ROWS]++;
+    return 1;
+}
+
+static void take_place(Measurer *self, long site, int64_t row) {
+    int64_t place = ((int64_t *)self->used.buf)[PLACES]++;
+    ((int32_t *)self->sites.buf)[place] = (int32_t)site;
+    ((int64_t *)self->at.buf)[place] = row;
+}
+
+static bool has_room(const Measurer *self, int64_t count) {
+    const int64_t *used = self->used.buf;
+    return used[ROWS] + count <= self->rows.shape[0] && used[PLACES] + count <= self->sites.shape[0];
+}
+
+/* Whether there are arrays to write to; else an exception is set. */
+static bool is_open(const Measurer *self) {
+    if (!self->used.obj) PyErr_SetString(PyExc_ValueError, "a measurer needs arrays; call use_arrays first");
+    return self->used.obj != NULL;
+}
+
+static PyObject *observe(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    Measurer *self = (Measurer *)object;
+    long site, role, what, draws;
+    if (takes(given, 5, 5, "observe(tensor, site, role, what, draws)")) return NULL;
+    if (number_of(args, given, 1, 0, &site) || number_of(args, given, 2, 0, &role)) return NULL;
+    if (number_of(args, given, 3, 0, &what) || number_of(args, given, 4, 0, &draws) || !is_open(self)) return NULL;
+    if (site < 0) return PyErr_Format(PyExc_ValueError, "no site has the number %ld", site);
+    if (!has_room(self, 1)) return PyLong_FromLong(NO_ROOM);
+    Known *known = site_of(self, site);
+    long long version = known ? version_of(args[0]) : -2;
+    if (version == -2) return NULL;
+    const Seen *seen = find(self, args[0], version);
+    long result = DONE, source = seen ? seen->source : -1;
+    int64_t row = seen ? seen->row : ((int64_t *)self->used.buf)[ROWS];
+    if (!seen) {
+        int measured = take_row(self, args[0], known, (int)what, draws);
+        if (measured < 0) return NULL;
+        if (!measured) return PyLong_FromLong(REFUSED);
+        if (remember(self, args[0], version, row, role == AS_OUTPUT ? site : -1)) return NULL;
+        result |= FRESH;
+    }
+    take_place(self, site, row);
+    if (role == AS_INPUT && known->source != source + 2) {
+        known->source = source + 2;
+        self->source = source;
+        result |= NEW_SOURCE;
+    }
+    return PyLong_FromLong(result);
+}
+
+static PyObject *observe_all(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    Measurer *self = (Measurer *)object;
+    long what, draws;
+    if (takes(given, 4, 4, "observe_all(tensors, sites, what, draws)")) return NULL;
+    if (number_of(args, given, 2, 0, &what) || number_of(args, given, 3, 0, &draws) || !is_open(self)) return NULL;
+    PyObject *tensors = PySequence_Tuple(args[0]), *sites = tensors ? PySequence_Tuple(args[1]) : NULL;
+    PyObject *refused = sites ? PyList_New(0) : NULL;
+    Py_ssize_t n = refused ? PyTuple_Size(tensors) : 0;
+    if (refused && (n != PyTuple_Size(sites) || !has_room(self, n))) {
+        PyErr_Format(PyExc_ValueError, "%zd tensors need as many sites, and room for so many rows", n);
+        Py_CLEAR(refused);
+    }
+    for (Py_ssize_t i = 0; refused && i < n; i++) {
+        long site = PyLong_AsLong(PyTuple_GetItem(sites, i));
+        const Known *known = site < 0 || PyErr_Occurred() ? NULL : site_of(self, site);
+        int64_t row = ((int64_t *)self->used.buf)[ROWS];
+        int measured = known ? take_row(self, PyTuple_GetItem(tensors, i), known, (int)what, draws) : -1;
+        if (measured == 1) take_place(self, site, row);
+        PyObject *index = measured == 0 ? PyLong_FromSsize_t(i) : NULL;
+        if (measured < 0 || (measured == 0 && (!index || PyList_Append(refused, index)))) Py_CLEAR(refused);
+        Py_XDECREF(index);
+    }
+    if (!refused && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a site's number is below 0");
+    Py_XDECREF(tensors);
+    Py_XDECREF(sites);
+    return refused;
+}
+
+static PyObject *draw_for_last(PyObject *object, PyObject *tensor) {
+    Measurer *self = (Measurer *)object;
+    const int64_t *used = self->used.buf;
+    View view;
+    if (!is_open(self)) return NULL;
+    if (!used[ROWS] || !used[PLACES]) return PyErr_Format(PyExc_ValueError, "nothing was measured in this step");
+    int64_t place = used[PLACES] - 1;
+    Known *known = site_of(self, ((int32_t *)self->sites.buf)[place]);
+    int readable = known ? open_view(tensor, &view) : -1;
+    if (readable < 0) return NULL;
+    if (readable) count_into(self, &view, known, used[ROWS] - 1, place);
+    return PyBool_FromLong(readable);
+}
+
+static PyObject *source_of(PyObject *object, void *nothing) {
+    (void)nothing;
+    long source = ((Measurer *)object)->source;
+    if (source < 0) Py_RETURN_NONE;
+    return PyLong_FromLong(source);
+}
+
+/* -- the type ------------------------------------------------------------------------------------------------ */
+
+static void let_go(Measurer *self) {
+    Py_buffer *all[] = {&self->rows, &self->sampled, &self->buckets, &self->sites, &self->at, &self->saturated, &self->used};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i]->obj) PyBuffer_Release(all[i]);
+}
+
+static int open_all(Measurer *self, PyObject *const *arrays) {
+    if (open_array(arrays[0], 'd', 2, &self->rows) || open_array(arrays[1], 'i', 1, &self->sampled)) return -1;
+    if (open_array(arrays[2], 'H', 2, &self->buckets) || open_array(arrays[3], 'i', 1, &self->sites)) return -1;
+    if (open_array(arrays[4], 'q', 1, &self->at) || open_array(arrays[5], 'i', 1, &self->saturated)) return -1;
+    if (open_array(arrays[6], 'q', 1, &self->used)) return -1;
+    Py_ssize_t rows = self->rows.shape[0], places = self->sites.shape[0];
+    if (self->rows.shape[1] == COLUMNS && self->sampled.shape[0] == rows && self->buckets.shape[0] == rows &&
+        self->buckets.shape[1] == BUCKETS && self->at.shape[0] == places && self->saturated.shape[0] == places &&
+        self->used.shape[0] == COUNTERS)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "the arrays of a table do not belong together");
+    return -1;
+}
+
+/* Writes to these arrays from now on; what was seen in the step is known as before. */
+static PyObject *use_arrays(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    if (takes(given, 7, 7, "use_arrays(rows, sampled, buckets, sites, at, saturated, used)")) return NULL;
+    let_go((Measurer *)object);
+    if (!open_all((Measurer *)object, args)) Py_RETURN_NONE;
+    let_go((Measurer *)object);
+    return NULL;
+}
+
+static void dealloc(PyObject *object) {
+    Measurer *self = (Measurer *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    Py_XDECREF(forget(object, NULL));
+    let_go(self);
+    PyMem_Free(self->seen);
+    PyMem_Free(self->known);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    FAST(use_arrays, "use_arrays(rows, sampled, buckets, sites, at, saturated, used): write to these from now on"),
+    FAST(saturates, "saturates(site, low, high): outputs that are not above low, or not below high, are saturated"),
+    FAST(observe, "observe(tensor, site, role, what, draws): what was done, as flags; 0: refused"),
+    FAST(observe_all, "observe_all(tensors, sites, what, draws): the indices of those refused"),
+    {"draw_for_last", draw_for_last, METH_O, "draw_for_last(tensor): count among its numbers, for what was measured last"},
+    {"forget", forget, METH_NOARGS, "forget(): the step is over, and values that come were not seen"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef attributes[] = {
+    {"source", source_of, NULL, "the number of the site whose output the input was that had a new source; None for none", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Measurer(): measures the values of one step, each once however many sites it stands at"},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, attributes},
+    {Py_tp_dealloc, dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "kedge.native._native.Measurer", .basicsize = sizeof(Measurer), .flags = Py_TPFLAGS_DEFAULT, .slots = slots};
+
+int add_measurer(PyObject *module) {
+    static const struct {
+        const char *name;
+        long value;
+    } constants[] = {{"REFUSED", REFUSED}, {"DONE", DONE}, {"FRESH", FRESH}, {"NEW_SOURCE", NEW_SOURCE}, {"NO_ROOM", NO_ROOM},
+                     {"AS_VALUE", AS_VALUE}, {"AS_OUTPUT", AS_OUTPUT}, {"AS_INPUT", AS_INPUT}};
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value)) return -1;
+    version_name = PyUnicode_InternFromString("_version");
+    PyObject *type = version_name ? PyType_FromSpec(&spec) : NULL;
+    int failed = !type || PyModule_AddObjectRef(module, "Measurer", type);
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}

@@ -1,0 +1,35 @@
+/* PyTorch's tensors: which of them can be read, where their numbers are, and their statistics.
+ *
+ * Tensors are described by PyTorch through DLPack's table of C functions, without a call of Python's: where their numbers
+ * are, of which format, in which layout. Whatever is not plain numbers in this process's memory is refused.
+ */
+#ifndef KEDGE_TENSORS_H
+#define KEDGE_TENSORS_H
+
+#include "python.h"
+#include "view.h"
+
+/* From how many numbers on other threads of Python run meanwhile. */
+#define RELEASED (1 << 17)
+
+enum { WHAT_FULL, WHAT_NORM, WHAT_FINITE };
+
+/* The instruction set in use. */
+extern const Kernels *kernels;
+
+/* Takes in Tensor, Parameter, is_neg, is_conj and get_num_threads: 0, or -1 with an exception set. */
+int connect_tensors(PyObject *const *args);
+
+/* Opens a tensor's numbers: 1, or 0 if it is none that can be read, or -1 with an exception set. */
+int open_view(PyObject *tensor, View *view);
+
+/* Opens the numbers of the first channel of a tensor, with how many channels there are and their distance; as open_view. */
+int open_channels(PyObject *tensor, long dim, View *first, int64_t *channels, int64_t *distance);
+
+/* Measures a view into a row of COLUMNS numbers: 0, or -1 with an exception set. */
+int measure_view(const View *view, int what, double *row);
+
+/* Measures a tensor into a row; as open_view. */
+int measure(PyObject *tensor, int what, double *row);
+
+#endif

@@ -88,7 +88,7 @@ class Station:
         if self.measures:
             clock = self.session.clock
             clock.backward()  # it is counted
-            measure_value(taps, value, clock.step, self.event, leaf)
+            measure_value(taps, value, clock.step, self.event, (leaf,))
             return None
         new = fire(taps, value, self.event(leaf))
         return None if new is value else new
@@ -198,7 +198,7 @@ class ValueListener(Listener):
             return None
         clock = gate.session.clock
         clock.backward()  # it is counted
-        measure_value(taps, grad if self.shape is None else grad.reshape(self.shape), clock.step, self._event)
+        measure_value(taps, grad if self.shape is None else grad.reshape(self.shape), clock.step, self._event, ())
         return None
 
     def _event(self) -> Event:

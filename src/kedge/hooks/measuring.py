@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kedge.hooks.tap import Tap
 
 
-def measure_value(taps: Sequence[Tap], value: Tensor, step: int, make: Callable[..., Event], *of: Any) -> None:
+def measure_value(taps: Sequence[Tap], value: Tensor, step: int, make: Callable[..., Event], of: Sequence[Any]) -> None:
     """Hand a value to taps that only measure it; see Note [Values alone].
 
     Args:
@@ -33,12 +33,12 @@ def measure_value(taps: Sequence[Tap], value: Tensor, step: int, make: Callable[
     """
     __tracebackhide__ = True
     for tap in taps:
-        if tap.on and tap.measure is not None:
+        if tap.on and (measure := tap.measure) is not None:
             try:
-                tap.measure(value, step)
+                measure(value, step)
             except Exception as error:  # noqa: BLE001 - as of any action
                 failed(tap, value, make(*of), error)
                 continue
             tap.fired += 1
-            if (latest := tap.session.fired).maxlen:
-                latest.append((tap, make(*of)))
+            if tap.latest is not None:
+                tap.latest.append((tap, make(*of)))

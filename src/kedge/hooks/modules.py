@@ -126,7 +126,7 @@ class Gate(Own):
         taps, step, make = self.taps[kind], self.session.clock.step, self._event
         for leaf, tensor in found:
             self.leaves[leaf] = None
-            measure_value(taps, tensor, step, make, kind, leaf, call)
+            measure_value(taps, tensor, step, make, (kind, leaf, call))
 
     def _event(self, kind: str, leaf: str, call: int) -> Event:
         return self.passes.event(self.site(kind, leaf), call, recompute=False)

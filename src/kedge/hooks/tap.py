@@ -27,6 +27,7 @@ class Tap:
             "fired",
             "gate",
             "key",
+            "latest",
             "measure",
             "on",
             "recomputes",
@@ -40,6 +41,8 @@ class Tap:
         self.broad = site.leaf is None and site.call is None
         #: Called with the value and the step instead of `act`, where no event is needed; see Note [Values alone].
         self.measure: Measure | None = action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
+        #: Where the events of what is only measured are kept, if they are.
+        self.latest = session.fired if session.fired.maxlen else None
         self.recomputes: bool = getattr(action, "recomputes", False)
         self.edited = self.failed = False
         self.fired = 0

@@ -15,7 +15,8 @@ import io
 import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ _LEAST_ROW = sum(np.dtype(dtype).itemsize for dtype, _ in COLUMNS.values()) + le
 
 _CONTINUATION = b"\xff\xff\xff\xff"
 _LONGEST_SCHEMA = 1 << 16
+
+_GAPS = [bytes(size) for size in range(8)]
+_LAYOUTS = 64
+"""Of how many numbers of rows it is remembered how a batch lies."""
 
 _FEW = 8
 """How many rows of a light step may wait."""
@@ -65,7 +70,7 @@ class StatsWriter:
         self._stream = StreamWriter.from_writable(self._pending)
         nothing = {name: np.zeros(0, dtype) for name, (dtype, _) in COLUMNS.items()}
         self._stream.write_array(_batch(nothing, {name: [] for name in BINARY}, 0))
-        self._append()
+        self._append_pending()
 
     def write(self, step: int, columns: Mapping[str, Any]) -> None:
         """Append the rows of a step, or of several.
@@ -103,8 +108,7 @@ class StatsWriter:
             self._write(numbers, {name: [h for _, each in waiting for h in each[name]] for name in BINARY})
 
     def _write(self, numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]]) -> None:
-        self._pending.write(_message(numbers, binary, len(numbers["site"])))
-        self._append()
+        self._append(_message(numbers, binary, len(numbers["site"])))
 
     def close(self) -> None:
         """End the stream; closing twice does nothing."""
@@ -113,14 +117,18 @@ class StatsWriter:
         try:
             self.flush()
             self._stream.close()
-            self._append()
+            self._append_pending()
         finally:
             self._file.close()
 
-    def _append(self) -> None:
+    def _append_pending(self) -> None:
+        """Append what nanoarrow has written: the schema, and the end."""
         content = self._pending.getvalue()
         self._pending.seek(0)
         self._pending.truncate()
+        self._append(content)
+
+    def _append(self, content: bytes) -> None:
         with told(f"write to {self._path}"):
             self._append_whole(content)
         self._size += len(content)
@@ -182,30 +190,38 @@ def _head() -> tuple[bytes, Shape]:
 
 def _message(numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]], rows: int) -> bytes:
     """Write a batch: what nanoarrow does in fifteen times the time, made anew for each step from the head of one."""
-    body: list[Any] = []
-    figures: list[int] = []
-    at = 0
-
-    def put(buffer: Any, size: int) -> None:
-        nonlocal at
-        figures.extend((at, size))
-        body.append(buffer)
-        body.append(bytes(-size % 8))
-        at += size + -size % 8
-
-    for name in COLUMNS:
-        figures.extend((at, 0))
-        put(numbers[name].data, numbers[name].nbytes)
+    known, gaps, at = _layout(rows)
+    figures, body = list(known), list[Any]()
+    for name, gap in zip(COLUMNS, gaps, strict=True):
+        body += (numbers[name].data, gap)
     for name in BINARY:
-        figures.extend((at, 0))
+        held = binary[name]
         offsets = np.zeros(rows + 1, dtype=np.int32)
-        np.cumsum(np.fromiter(map(len, binary[name]), np.int32, rows), out=offsets[1:])
-        put(offsets.data, offsets.nbytes)
-        put(b"".join(binary[name]), int(offsets[-1]))
+        if any(held):
+            offsets[1:] = list(accumulate(map(len, held)))
+        for buffer, size in ((offsets.data, offsets.nbytes), (b"".join(held), int(offsets[-1]))):
+            figures += (at, size)
+            gap = _GAPS[-size % 8]
+            body += (buffer, gap)
+            at += size + len(gap)
+        figures[-4:-4] = (figures[-4], 0)
     template, shape = _head()
     metadata = bytearray(template)
     shape.write(metadata, rows, at, figures)
     return b"".join([_CONTINUATION, len(metadata).to_bytes(4, "little"), metadata, *body])
+
+
+@lru_cache(maxsize=_LAYOUTS)
+def _layout(rows: int) -> tuple[tuple[int, ...], tuple[bytes, ...], int]:
+    """Where the numeric columns of a batch of so many rows lie, what follows each in the file, and where they end."""
+    figures: list[int] = []
+    gaps, at = [], 0
+    for dtype, _ in COLUMNS.values():
+        size = rows * np.dtype(dtype).itemsize
+        figures += (at, 0, at, size)
+        gaps.append(_GAPS[-size % 8])
+        at += size + len(gaps[-1])
+    return tuple(figures), tuple(gaps), at
 
 
 def _array(field: Any, rows: int, *buffers: Any) -> Any:

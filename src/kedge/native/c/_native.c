@@ -182,7 +182,8 @@ static PyObject *draw_each(PyObject *array, PyObject *sequence, long most, PyObj
             PyErr_SetString(PyExc_ValueError, "there are fewer numbers to compare with");
             readable = -1;
         }
-        if (readable == 1) draw(&view, most, sums ? compare : put, &numbers);
+        if (readable == 1 && sums) draw(&view, most, compare, &numbers);
+        if (readable == 1 && !sums) draw(&view, most, put, &numbers);
         PyObject *sum = sums && readable >= 0 ? PyFloat_FromDouble(numbers.squares) : NULL;
         if (readable < 0 || append_number(counts, (Py_ssize_t)(numbers.used - before)) || (sums && (!sum || PyList_Append(sums, sum))))
             Py_CLEAR(counts);

@@ -10,9 +10,24 @@
 /* In how many buckets their powers of two are counted, see Note [Exponents] in `kedge.store.exponents`. */
 #define BUCKETS 83
 
-/* Calls `take(state, number)` with at most so many numbers, those at every multiple of one distance; returns how many. */
-typedef void (*Taker)(void *state, double number);
-int64_t draw(const View *view, int64_t most, Taker take, void *state);
+/* A distance at which at most so many numbers are drawn; it has no factor in common with how many there are, as
+ * `kedge.store.exponents.spacing` has it. */
+int64_t spacing(int64_t n, int64_t most);
+
+/* The number of a view at an index, in the order of memory. */
+double number_at(const View *view, int64_t index);
+
+/* Calls `take(state, number)` with at most so many numbers; returns how many. It is inlined, and so is what takes them. */
+static inline __attribute__((always_inline)) int64_t draw(const View *view, int64_t most, void (*take)(void *, double), void *state) {
+    int64_t n = view->numbers, distance = spacing(n, most), drawn = 0;
+    if (is_dense(view) && view->kind == FLOAT32) { /* nearly all are, and this takes a fifth of the time */
+        const float *from = (const float *)view->data;
+        for (int64_t i = 0; i < n; i += distance, drawn++) take(state, from[i]);
+    } else {
+        for (int64_t i = 0; i < n; i += distance, drawn++) take(state, number_at(view, i));
+    }
+    return drawn;
+}
 
 /* What is counted among drawn numbers. */
 typedef struct {

@@ -19,6 +19,8 @@ from torch.nn import Parameter
 from torch.utils import _pytree as pytree
 
 from kedge.torch_internals import modes
+from kedge.torch_internals.storages import identity_of
+from kedge.torch_internals.tensors import part_here
 
 
 def find(value: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
@@ -105,8 +107,8 @@ def own_part(value: Tensor) -> Tensor:
     """
     if type(value) is Tensor or type(value) is Parameter:
         return value
-    part = getattr(value, "_local_tensor", None)
-    return part if isinstance(part, Tensor) else value
+    part = part_here(value)
+    return value if part is None else part
 
 
 def untransformed(value: Tensor) -> Tensor:
@@ -135,6 +137,6 @@ def has_memory(value: Tensor) -> bool:
 def storage_of(value: Tensor) -> int:
     """Tell one piece of memory from another; -1 for a tensor that has none of the usual kind."""
     try:
-        return int(untransformed(value).untyped_storage()._cdata)
+        return int(identity_of(untransformed(value).untyped_storage()))
     except (NotImplementedError, RuntimeError):  # sparse, or of another's making
         return -1

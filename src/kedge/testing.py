@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.sites import leaves
-from kedge.torch_internals.hook_tables import after_accumulation, for_everything, on_tensor, tables_of
+from kedge.torch_internals.hook_tables import after_accumulation, for_modules, on_tensor, tables_of
 
 
 def hook_tables(model: nn.Module) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def hook_tables(model: nn.Module) -> dict[str, Any]:
     for path, p in model.named_parameters():
         tables[f"{path}._backward_hooks"] = dict(on_tensor(p) or {})
         tables[f"{path}._post_accumulate"] = dict(after_accumulation(p) or {})
-    return tables | {name: dict(table) for name, table in for_everything().items()}
+    return tables | {name: dict(table) for name, table in for_modules().items()}
 
 
 def assert_unhooked(model: nn.Module) -> None:

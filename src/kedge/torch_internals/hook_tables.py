@@ -164,10 +164,20 @@ def computed_by(hook: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def for_modules() -> dict[str, Table]:
+    """Return the tables of hooks on all modules, by name."""
+    return _tables_in(vars(modules))
+
+
 def for_everything() -> dict[str, Table]:
     """Return the tables of hooks on all modules and on all optimizers, by name."""
-    named = ((name, table) for each in (modules, optimizers) for name, table in vars(each).items())
-    return {n: table for n, table in named if n.startswith("_global_") and "hooks" in n and isinstance(table, dict)}
+    return _tables_in(vars(modules)) | _tables_in(vars(optimizers))
+
+
+def _tables_in(names: Mapping[str, Any]) -> dict[str, Table]:
+    return {
+        n: table for n, table in names.items() if n.startswith(_EVERYWHERE) and "hooks" in n and isinstance(table, dict)
+    }
 
 
 def tables_of(module: nn.Module) -> dict[str, dict[int, Any]]:

@@ -9,11 +9,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules import module as module_tables
 from torch.optim import Optimizer
-from torch.optim import optimizer as optimizer_tables
 from torch.utils.hooks import RemovableHandle
 
+from kedge.torch_internals.hook_tables import for_everything
+from kedge.torch_internals.tensors import may_alias, version_of
 from kedge.watch.backwards import BackwardPasses
 from kedge.watch.optimizers import Optimizers, params_of
 from kedge.watch.roots import Root
@@ -59,7 +59,7 @@ class Facts:
     def begin(self, *handles: RemovableHandle) -> None:
         """Note what there is when watching begins: PyTorch's global tables of hooks, and our own that stay there."""
         self._begun, self._handles = _child_seconds(), list(handles)
-        self._tables = [t for m in (module_tables, optimizer_tables) for n, t in vars(m).items() if _is_table(n, t)]
+        self._tables = list(for_everything().values())
 
     def stepped_in_child(self) -> None:
         """Called in a forked child process when an optimizer steps there."""
@@ -220,7 +220,7 @@ class Facts:
         return notes
 
     def _replaced(self) -> bool:
-        now = {id(t) for m in (module_tables, optimizer_tables) for n, t in vars(m).items() if _is_table(n, t)}
+        now = {id(table) for table in for_everything().values()}
         gone = any(handle.id not in (handle.hooks_dict_ref() or {}) for handle in self._handles)
         return gone or any(id(table) not in now for table in self._tables)
 
@@ -240,7 +240,7 @@ def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             # Sharded training puts views in the place of parameters, of which not even that can be asked.
-            leaf = type(value) is Tensor and not value._is_view() and value.requires_grad and value.is_leaf
+            leaf = type(value) is Tensor and not may_alias(value) and value.requires_grad and value.is_leaf
             if leaf and value.grad is not None and id(value) not in held:
                 yield f"{path}.{name}".lstrip(".")
 
@@ -251,19 +251,15 @@ def _params(kept: Iterable[Kept]) -> list[Tensor]:
 
 def _gradients(params: Iterable[Tensor]) -> list[Kept]:
     """Some small gradients, each with its parameter and how often it was changed in place."""
-    held = ((p, p.grad) for p in params)
-    small = ((p, g) for p, g in held if g is not None and g.is_cpu and g.numel() <= _SMALL and bool(g.any()))
-    return [(weakref.ref(p), weakref.ref(g), g._version) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
+    counted = ((p, g) for p in params if (g := p.grad) is not None and version_of(g) >= 0)
+    small = ((p, g) for p, g in counted if g.is_cpu and g.numel() <= _SMALL and bool(g.any()))
+    return [(weakref.ref(p), weakref.ref(g), version_of(g)) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
 
 
 def _is_left(one: Kept) -> bool:
     """Whether a parameter still has the gradient that it had, unchanged."""
     param, grad = one[0](), one[1]()
-    return param is not None and grad is not None and param.grad is grad and grad._version == one[2]
-
-
-def _is_table(name: str, table: Any) -> bool:
-    return name.startswith("_global_") and "hooks" in name and isinstance(table, dict)
+    return param is not None and grad is not None and param.grad is grad and version_of(grad) == one[2]
 
 
 def _child_seconds() -> float:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from kedge.torch_internals.hook_tables import for_everything
+from kedge.torch_internals.module_tables import own_children
 from kedge.torch_internals.tensors import may_alias, version_of
 from kedge.watch.backwards import BackwardPasses
 from kedge.watch.optimizers import Optimizers, params_of
@@ -21,6 +22,7 @@ from kedge.watch.seen import Places
 
 Note = Mapping[str, Any]
 Kept = tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]
+Modal = tuple[str, weakref.ref[nn.Module]]
 _CHECKED = 8
 """How many gradients are looked at for whether they were zeroed."""
 _SMALL = 1 << 16
@@ -42,7 +44,7 @@ class Facts:
 
     def __init__(self) -> None:
         self._modes: dict[int, tuple[Any, ...]] = {}
-        self._modals: weakref.WeakKeyDictionary[nn.Module, list[tuple[str, weakref.ref[nn.Module]]]]
+        self._modals: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], list[Modal]]]
         self._modals = weakref.WeakKeyDictionary()
         self._left: dict[int, list[Kept]] = {}
         self._zeroed: set[int] = set()
@@ -137,11 +139,12 @@ class Facts:
         return notes
 
     def _modal(self, root: Root, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """List the modules of a root that compute otherwise in training; they are looked for once in each model."""
-        known = self._modals.get(module)
-        if known is None:
+        """List the modules of a root that compute otherwise in training; looked for when modules have come or gone."""
+        there, (before, known) = _ids_in(module), self._modals.get(module, ((), []))
+        if there != before or any(ref() is None for _, ref in known):
             found = ((root.label(n), m) for n, m in module.named_modules() if isinstance(m, _MODES))
-            known = self._modals[module] = [(name, weakref.ref(m)) for name, m in found]
+            known = [(name, weakref.ref(m)) for name, m in found]
+            self._modals[module] = there, known
         return [(name, m) for name, ref in known if (m := ref()) is not None]
 
     def step_ended(self, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses) -> None:
@@ -243,6 +246,17 @@ def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:
             leaf = type(value) is Tensor and not may_alias(value) and value.requires_grad and value.is_leaf
             if leaf and value.grad is not None and id(value) not in held:
                 yield f"{path}.{name}".lstrip(".")
+
+
+def _ids_in(module: nn.Module) -> tuple[int, ...]:
+    """Return the ids of a module and of all modules in it; this is asked in each measured step."""
+    found, waiting = {id(module): None}, [module]
+    while waiting:
+        for child in own_children(waiting.pop()).values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = None
+                waiting.append(child)
+    return tuple(found)
 
 
 def _params(kept: Iterable[Kept]) -> list[Tensor]:

@@ -15,10 +15,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils import data, hooks
 
 SHARED = {"_fields", "_replace", "_asdict"}  # of named tuples, which return types of PyTorch are too
-ELSEWHERE = {
-    "actions/measure.py": {"_version"},  # of what was measured before, told apart by its memory
-    "hooks/measuring.py": {"_version"},
-}
+ELSEWHERE = {"actions/measure.py": {"_version"}}  # its record of what was measured where
 NAMED = {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller"}
 
 

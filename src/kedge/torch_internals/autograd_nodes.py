@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from operator import methodcaller
 from typing import Any
 
 import torch
@@ -29,6 +28,10 @@ def numbers_operations() -> bool:
     return find(_NUMBER) is not None and find(_NUMBER_OF) is not None
 
 
+def _number(node: Any) -> int:
+    return node._sequence_nr()  # type: ignore[no-any-return]
+
+
 def _unnumbered(*_: Any) -> int:
     return 0
 
@@ -36,7 +39,7 @@ def _unnumbered(*_: Any) -> int:
 operation_number: Callable[[], int] = late(_NUMBER, _unnumbered) if numbers_operations() else _unnumbered
 """The number that the next operation of this thread gets in the graph."""
 
-sequence_number: Callable[[Any], int] = methodcaller("_sequence_nr") if numbers_operations() else _unnumbered
+sequence_number: Callable[[Any], int] = _number if numbers_operations() else _unnumbered
 """The number of a node in the order of execution, above that of every operation for one that accumulates a gradient."""
 
 _RAW, _UNPACKED = "_raw_saved_", "_saved_"

@@ -169,6 +169,16 @@ CORNERS = (
         "kedge.offload and kedge.saved leave every tensor where it is, and what has no address counts as shared with nothing.",
     ),
     Corner(
+        "wrappers",
+        ("torch.utils._python_dispatch:is_traceable_wrapper_subclass",),
+        "the memory of tensors that are made of others, such as a DTensor, is not counted as theirs.",
+    ),
+    Corner(
+        "containers",
+        ("torch.utils._pytree:SUPPORTED_NODES",),
+        "tensors in containers that a library has registered with PyTorch are not found.",
+    ),
+    Corner(
         "shared_storages",
         ("torch:UntypedStorage._new_with_weak_ptr", f"{_C}_storage_Use_Count"),
         "bytes that kedge.offload has brought back are not shared.",

@@ -8,7 +8,6 @@ gets refers to it. So a hook goes in, the table is read, and the hook is taken o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from kedge.torch_internals.corners import find, lacks
 FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 FLAGS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 _BACKWARD = "_backward_hooks"
-_AFTER = "_post_accumulate_grad_hooks"
 _EVERYWHERE = "_global"
 # What follows is in the order in which PyTorch runs it.
 _OF_MODULE = {
@@ -64,6 +62,22 @@ class Hook(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
+def _on_tensor(tensor: Tensor) -> Table | None:
+    return tensor._backward_hooks
+
+
+def _after_accumulation(tensor: Tensor) -> Table | None:
+    return tensor._post_accumulate_grad_hooks
+
+
+def _before_forward(module: nn.Module) -> Table:
+    return module._forward_pre_hooks
+
+
+def _after_forward(module: nn.Module) -> Table:
+    return module._forward_hooks
+
+
 def _nothing(*_: Any) -> None:
     return None
 
@@ -94,14 +108,14 @@ def _behind_forward(module: nn.Module) -> Table:
 
 
 _hidden = lacks("hook_tables")
-on_tensor: Callable[[Tensor], Table | None] = _behind_tensor if _hidden else attrgetter(_BACKWARD)
+on_tensor: Callable[[Tensor], Table | None] = _behind_tensor if _hidden else _on_tensor
 """The hooks on a tensor; None where there are none yet."""
 
-after_accumulation: Callable[[Tensor], Table | None] = _behind_leaf if _hidden else attrgetter(_AFTER)
+after_accumulation: Callable[[Tensor], Table | None] = _behind_leaf if _hidden else _after_accumulation
 """The hooks that are called when a leaf has its gradient; None where there are none yet."""
 
-before_forward: Callable[[nn.Module], Table] = _behind_pre if _hidden else attrgetter("_forward_pre_hooks")
-after_forward: Callable[[nn.Module], Table] = _behind_forward if _hidden else attrgetter("_forward_hooks")
+before_forward: Callable[[nn.Module], Table] = _behind_pre if _hidden else _before_forward
+after_forward: Callable[[nn.Module], Table] = _behind_forward if _hidden else _after_forward
 
 
 def around_forward(module: nn.Module) -> Iterator[tuple[Any, list[Any]]]:

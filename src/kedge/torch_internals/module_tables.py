@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,24 +16,35 @@ MADE_ANEW = ("_flat_weights", "_flat_weight_refs")
 _Table = Mapping[str, Any]
 
 
+# Plain functions, because Dynamo reads some of them.
 def _parameters(module: nn.Module) -> _Table:
-    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
+    return module._parameters
 
 
 def _buffers(module: nn.Module) -> _Table:
-    return dict(module.named_buffers(recurse=False, remove_duplicate=False))
+    return module._buffers
 
 
 def _children(module: nn.Module) -> _Table:
+    return module._modules
+
+
+def _named_parameters(module: nn.Module) -> _Table:
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+def _named_buffers(module: nn.Module) -> _Table:
+    return dict(module.named_buffers(recurse=False, remove_duplicate=False))
+
+
+def _named_children(module: nn.Module) -> _Table:
     return dict(module.named_children())
 
 
 _hidden = lacks("module_tables")
-own_parameters: Callable[[nn.Module], Mapping[str, Tensor | None]] = (
-    _parameters if _hidden else attrgetter("_parameters")
-)
-own_buffers: Callable[[nn.Module], Mapping[str, Tensor | None]] = _buffers if _hidden else attrgetter("_buffers")
-own_children: Callable[[nn.Module], Mapping[str, nn.Module | None]] = _children if _hidden else attrgetter("_modules")
+own_parameters: Callable[[nn.Module], Mapping[str, Tensor | None]] = _named_parameters if _hidden else _parameters
+own_buffers: Callable[[nn.Module], Mapping[str, Tensor | None]] = _named_buffers if _hidden else _buffers
+own_children: Callable[[nn.Module], Mapping[str, nn.Module | None]] = _named_children if _hidden else _children
 
 
 def is_made(module: nn.Module) -> bool:
@@ -59,7 +69,7 @@ def put(module: nn.Module, what: str, name: str, value: Any) -> None:
 def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
     """Have a module hold the buffers that it held before, and no others."""
     if _hidden:
-        for name in _buffers(module).keys() - buffers.keys():
+        for name in own_buffers(module).keys() - buffers.keys():
             delattr(module, name)
         for name, buffer in buffers.items():
             setattr(module, name, buffer)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterable
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from kedge.torch_internals import modes
 from kedge.torch_internals.corners import find, lacks
@@ -21,11 +19,22 @@ _COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
 _unaddressed = itertools.count(1 << 64)
 
 
+def _no(_: Any) -> bool:
+    return False
+
+
+_is_wrapper: Callable[[Any], bool] = find("torch.utils._python_dispatch:is_traceable_wrapper_subclass") or _no
+
+
+def _number(storage: torch.UntypedStorage) -> int:
+    return storage._cdata  # type: ignore[no-any-return]
+
+
 def _address(storage: torch.UntypedStorage) -> int:
     return storage.data_ptr() or next(_unaddressed)
 
 
-identity_of: Callable[[torch.UntypedStorage], int] = _address if lacks("storages") else attrgetter("_cdata")
+identity_of: Callable[[torch.UntypedStorage], int] = _address if lacks("storages") else _number
 """A number that no other living storage has."""
 
 
@@ -38,7 +47,7 @@ def parts(tensor: Tensor) -> list[Tensor]:
     if modes.is_wrapped(tensor):
         return parts(modes.unwrapped(tensor))
     wrapper: Any = tensor
-    if is_traceable_wrapper_subclass(wrapper):
+    if _is_wrapper(wrapper):
         inner = [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]
         return [
             part for held in inner if isinstance(held, Tensor) for part in parts(held)

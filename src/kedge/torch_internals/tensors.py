@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,11 +11,15 @@ from torch import Tensor
 from kedge.torch_internals.corners import find, lacks
 
 
+def _changes(value: Tensor) -> int:
+    return value._version
+
+
 def _not_counted(_: Tensor) -> int:
     raise RuntimeError("this PyTorch does not count the changes of tensors")
 
 
-changes: Callable[[Tensor], int] = _not_counted if lacks("versions") else attrgetter("_version")
+changes: Callable[[Tensor], int] = _not_counted if lacks("versions") else _changes
 """How often a tensor's memory was changed in place; raises RuntimeError where PyTorch does not count."""
 
 
@@ -35,6 +38,10 @@ version_of: Callable[[Tensor], int] = _never if lacks("versions") else _counted
 """The same; -1 where PyTorch does not count."""
 
 
+def _base(value: Tensor) -> Tensor | None:
+    return value._base
+
+
 def _no_base(_: Tensor) -> Tensor | None:
     return None
 
@@ -43,7 +50,7 @@ def _always(_: Tensor) -> bool:
     return True
 
 
-base_of: Callable[[Tensor], Tensor | None] = _no_base if lacks("aliases") else attrgetter("_base")
+base_of: Callable[[Tensor], Tensor | None] = _no_base if lacks("aliases") else _base
 """The tensor that autograd knows another to be made of without a copy; None if it knows none."""
 
 may_alias: Callable[[Tensor], bool] = _always if lacks("aliases") else find("torch:Tensor._is_view")

@@ -15,7 +15,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils import data, hooks
 
 SHARED = {"_fields", "_replace", "_asdict"}  # of named tuples, which return types of PyTorch are too
-ELSEWHERE = {"actions/measure.py": {"_version"}}  # its record of what was measured where
+ELSEWHERE = {"actions/measure.py": {"_version"}}  # asked for every value that is measured
 NAMED = {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller"}
 
 

@@ -141,7 +141,7 @@ def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
     seen = set(stack)
     while stack:
         node = stack.pop()
-        if sequence_number(node) < since:
+        if since and sequence_number(node) < since:
             continue
         yield node
         new = {before for before, _ in node.next_functions if before is not None} - seen

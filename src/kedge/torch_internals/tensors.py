@@ -57,10 +57,17 @@ may_alias: Callable[[Tensor], bool] = _always if lacks("aliases") else find("tor
 """Whether autograd knows, or cannot rule out, that a tensor shares its memory with the one it was made of."""
 
 
-def root_of(value: Tensor) -> Tensor:
-    """Return the tensor that another one is made of without a copy; itself if it is none of these."""
-    base = base_of(value)
+def _root(value: Tensor) -> Tensor:
+    base = value._base
     return value if base is None else base
+
+
+def _itself(value: Tensor) -> Tensor:
+    return value
+
+
+root_of: Callable[[Tensor], Tensor] = _itself if lacks("aliases") else _root
+"""The tensor that another one is made of without a copy; itself if it is none of these."""
 
 
 def _has_no_memory(value: Tensor) -> bool:

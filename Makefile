@@ -46,6 +46,7 @@ test: setup  ## run the tests; TORCH=2.14.1 runs them with that PyTorch, in buil
 
 # What touches every corner of PyTorch that Kedge uses and PyTorch does not promise; CONTRIBUTING.md says how it is chosen.
 CORNERS := tests/architecture/test_corners.py tests/architecture/test_privates.py tests/architecture/test_upstream.py \
+	tests/architecture/test_private_attributes.py tests/architecture/test_without_names.py \
 	tests/hooks/test_checkpoint.py tests/hooks/test_compiled.py tests/hooks/test_ops_checkpoint.py \
 	tests/hooks/test_ops_functions.py tests/hooks/test_saving_stacked.py tests/hooks/test_scripted.py \
 	tests/hooks/test_source.py tests/offload/test_checkpoint_inputs.py tests/offload/test_checkpoint_oneness.py

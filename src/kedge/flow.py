@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from torch import Tensor
 
 from kedge.sites.site import Site
+from kedge.torch_internals.tensors import version_of as version_of  # noqa: PLC0414 - actions take it from here
 
 
 @dataclass(slots=True)
@@ -96,11 +97,3 @@ class Sink(Protocol):
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         """Take the statistics of one step: one array a column, one row a site."""
-
-
-def version_of(value: Tensor) -> int:
-    """Return how often a tensor's memory was changed in place; -1 where PyTorch does not count."""
-    try:
-        return value._version
-    except RuntimeError:  # inference tensors have no counter
-        return -1

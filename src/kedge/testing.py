@@ -9,27 +9,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as _module
 
 from kedge.sites import leaves
-
-_MODULE_TABLES = (
-    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
+from kedge.torch_internals.hook_tables import after_accumulation, for_modules, on_tensor, tables_of
 
 
 def hook_tables(model: nn.Module) -> dict[str, Any]:
     """Return every hook on a model by place: its modules, its parameters, and those on all modules."""
     tables: dict[str, Any] = {}
     for path, m in model.named_modules():
-        tables |= {f"{path}.{t}": dict(getattr(m, t)) for t in _MODULE_TABLES}
-        tables[f"{path}.__dict__"] = sorted(k for k in m.__dict__ if k not in _MODULE_TABLES)
+        own = tables_of(m)
+        tables |= {f"{path}.{name}": table for name, table in own.items()}
+        tables[f"{path}.__dict__"] = sorted(k for k in m.__dict__ if k not in own)
     for path, p in model.named_parameters():
-        tables[f"{path}._backward_hooks"] = dict(p._backward_hooks or {})
-        tables[f"{path}._post_accumulate"] = dict(getattr(p, "_post_accumulate_grad_hooks", None) or {})
-    everywhere = [n for n in dir(_module) if n.startswith("_global_") and n.endswith("_hooks")]
-    return tables | {name: dict(getattr(_module, name)) for name in everywhere}
+        tables[f"{path}._backward_hooks"] = dict(on_tensor(p) or {})
+        tables[f"{path}._post_accumulate"] = dict(after_accumulation(p) or {})
+    return tables | {name: dict(table) for name, table in for_modules().items()}
 
 
 def assert_unhooked(model: nn.Module) -> None:

@@ -13,8 +13,8 @@ from torch.nn import functional
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils import checkpoint
 
-from kedge.hooks.ops import MODULE_CALLS
 from kedge.torch_internals.checkpoint import owner_around
+from kedge.torch_internals.module_calls import CALLS
 from kedge.torch_internals.own_functions import own_function
 
 
@@ -175,7 +175,7 @@ def test_one_frame_calls_a_modules_hooks_and_its_forward():
     module(torch.ones(1))
 
     assert frames["hook"] is frames["forward"]
-    assert id(frames["hook"].f_code) in MODULE_CALLS
+    assert id(frames["hook"].f_code) in CALLS
 
 
 def test_a_checkpoint_keeps_the_function_that_it_will_run_again():

@@ -177,6 +177,27 @@ def test_modes_are_noted_at_first_and_when_they_change() -> None:
     assert (second["step"], second["training"], second["train"], second["eval"]) == (3, False, [], ["1", "2"])
 
 
+def test_the_mode_of_a_module_that_is_added_or_replaced_later_is_noted() -> None:
+    """A dropout in evaluation mode that a model gets while it is trained, as a new module and in another's place."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Identity())
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(6):
+            if step == 2:
+                model.append(nn.Dropout(0.5).eval())
+            if step == 4:
+                model[1] = nn.Dropout(0.5)
+            optimizer.zero_grad()
+            model(torch.randn(6, 4)).square().mean().backward()
+            optimizer.step()
+
+    first, second, third = notes(program, "modes")
+    assert (first["train"], first["eval"]) == ([], [])
+    assert (second["step"], second["train"], second["eval"]) == (2, [], ["2"])
+    assert (third["step"], third["train"], third["eval"]) == (4, ["1"], ["2"])
+
+
 def test_each_optimizer_is_described_at_the_end() -> None:
     """Its type, its steps, its parameters and its rate."""
     (note,) = notes(training(net()), "optimizers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,7 +73,17 @@ def test_the_operation_and_its_line_are_named(
     (found,) = producers(loss_of)
     assert (found["operation"], found["step"], found["loss"]) == (operation, BAD, "loss")
     assert (found["text"], found["line"] > 1) == (text, True)
-    assert found["file"] == __file__
+    assert Path(found["file"]).resolve() == Path(__file__)
+
+
+def test_the_file_is_relative_to_the_folder_that_the_program_runs_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As everywhere where a place of the program is shown; a file that lies elsewhere has its whole path."""
+    monkeypatch.chdir(Path(__file__).parents[1])
+    assert producers(log_of_zero)[0]["file"] == str(Path("watch", Path(__file__).name))
+    monkeypatch.chdir(tmp_path)
+    assert producers(log_of_zero)[0]["file"] == __file__
 
 
 def test_a_loss_of_a_batch_that_is_not_finite_blames_no_operation_with_certainty() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.cli.imports import AfterImport
 from kedge.stderr import give_up
+from kedge.torch_internals.corners import COMPILER
 from kedge.watch.hush import hush
 from kedge.watch.options import Order
 
@@ -46,7 +47,7 @@ class Watching:
         self.watch: Watcher | None = None
         self.holding = holding
         self._import = AfterImport("torch", self._begin)
-        self._dynamo = AfterImport("torch._dynamo.eval_frame", hush)
+        self._dynamo = AfterImport(COMPILER, hush)
         self._pid = os.getpid()
 
     def begin(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kedge.cli.imports import AfterImport
 from kedge.cli.main import main as command_line
 from kedge.cli.program import Program
+from kedge.torch_internals.corners import COMPILER
 from kedge.watch.hush import hush
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _begin(place: Path) -> Callable[[], None]:
         for witness in begun:
             witness.end()
 
-    waiting += [AfterImport("torch", begin), AfterImport("torch._dynamo.eval_frame", hush)]
+    waiting += [AfterImport("torch", begin), AfterImport(COMPILER, hush)]
     for each in waiting:
         each.install()
     return end

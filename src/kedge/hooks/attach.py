@@ -30,6 +30,8 @@ from kedge.sites.select import Layout, Place, Selector
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.checkpoint import Segments
+from kedge.torch_internals.hook_tables import after_accumulation, after_forward, before_forward, on_tensor
+from kedge.torch_internals.module_tables import own_parameters
 
 if TYPE_CHECKING:
     from kedge.hooks.session import Session
@@ -254,7 +256,7 @@ def _place_value(session: Session, target: Target, param: nn.Parameter, site: Si
     """Stand before every module that holds a parameter; the first of them that is called fires."""
     for path, module in _holders(target.model(), param):
         before = _before(session, target, module, path)
-        before.params[site.path] = next(name for name, p in module._parameters.items() if p is param), param
+        before.params[site.path] = next(n for n, p in own_parameters(module).items() if p is param), param
         for tap in spec.make(session, site):
             tap.key = compiled.register(tap)
             before.add(tap)
@@ -263,12 +265,12 @@ def _place_value(session: Session, target: Target, param: nn.Parameter, site: Si
 def _holders(model: nn.Module | None, param: nn.Parameter) -> list[tuple[str, nn.Module]]:
     """Every module that a parameter belongs to: tied weights have several."""
     modules = model.named_modules() if model is not None else ()
-    return [(n, m) for n, m in modules if any(p is param for p in m._parameters.values())]
+    return [(n, m) for n, m in modules if any(p is param for p in own_parameters(m).values())]
 
 
 def _before(session: Session, target: Target, module: nn.Module, path: str) -> Before:
     gate = target.before.get(id(module))
-    if gate is None or not gate.is_last(module._forward_pre_hooks):
+    if gate is None or not gate.is_last(before_forward(module)):
         gate = target.before[id(module)] = Before(session, target.passes, path, module)
         modules.attach(session, module, gate)
     return gate
@@ -276,7 +278,7 @@ def _before(session: Session, target: Target, module: nn.Module, path: str) -> B
 
 def _after(session: Session, target: Target, module: nn.Module, path: str) -> After:
     gate = target.after.get(id(module))
-    if gate is None or not gate.is_last(module._forward_hooks):
+    if gate is None or not gate.is_last(after_forward(module)):
         gate = target.after[id(module)] = After(session, target.passes, path)
         modules.attach(session, module, gate)
     return gate
@@ -292,7 +294,7 @@ def _place_param(session: Session, target: Target, place: Place, spec: Spec) -> 
         )
     key = (id(place.param), place.site.kind)
     station = target.stations.get(key)
-    table = place.param._post_accumulate_grad_hooks if place.site.kind == "param.acc" else place.param._backward_hooks
+    table = (after_accumulation if place.site.kind == "param.acc" else on_tensor)(place.param)
     if station is None or not station.is_last(table):
         station = target.stations[key] = Station(session, place.site.path, place.site.kind)
         station.param = place.param

@@ -11,13 +11,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as modules
 from torch.nn.utils import parametrize
-from torch.optim import optimizer as optimizers
 
 from kedge.hooks.effects import (
     BACKWARD,
@@ -34,7 +31,7 @@ from kedge.hooks.effects import (
 )
 from kedge.hooks.whose import library_of, name_of, serves, source_of
 from kedge.sites import html
-from kedge.torch_internals import dynamo
+from kedge.torch_internals import dynamo, hook_tables
 
 EVERY_MODULE, EVERY_OPTIMIZER = "every module", "every optimizer"
 KINDS = (
@@ -42,30 +39,6 @@ KINDS = (
     "optimizer-step-pre", "optimizer-step", "registration",
 )  # fmt: skip
 
-# What follows is in the order in which PyTorch runs it.
-_TABLES = {
-    "_forward_pre_hooks": "forward-pre",
-    "_forward_hooks": "forward",
-    "_backward_pre_hooks": "full-backward-pre",
-    "_backward_hooks": "full-backward",
-    "_state_dict_pre_hooks": "state-dict-pre",
-    "_state_dict_hooks": "state-dict",
-    "_load_state_dict_pre_hooks": "load-state-dict-pre",
-    "_load_state_dict_post_hooks": "load-state-dict",
-}
-_FLAGS = {
-    "_forward_pre_hooks_with_kwargs": "with_kwargs",
-    "_forward_hooks_with_kwargs": "with_kwargs",
-    "_forward_hooks_always_called": "always_call",
-}
-_GLOBAL_TABLES = (
-    "_global_module_registration_hooks", "_global_parameter_registration_hooks", "_global_buffer_registration_hooks"
-)  # fmt: skip
-_OPTIMIZER_TABLES = {
-    "_global_optimizer_pre_hooks": "optimizer-step-pre",
-    "_global_optimizer_post_hooks": "optimizer-step",
-}
-_TENSOR_TABLES = {"_backward_hooks": "tensor", "_post_accumulate_grad_hooks": "post-accumulate"}
 _TENSORS = ("Parameter", "buffer", "parametrized")
 _SHOWN = 3
 _WIDTH = 118
@@ -190,49 +163,30 @@ def _on_module(module: nn.Module) -> Iterator[Found]:
         yield Found("compiled", "torch.compile", "", name, module=module)
     elif "forward" in own and not isinstance(module, torch.jit.ScriptModule):
         yield Found("replaced-forward", own["forward"], "", name, module=module)
-    if module._compiled_call_impl is not None:
+    if dynamo.is_compiled_in_place(module):
         yield Found("compiled", "Module.compile", "", name, module=module)
     if parametrize.is_parametrized(module):
         for tensor, several in module.parametrizations.items():  # type: ignore[operator,union-attr]
             for i, one in enumerate(several):
                 yield Found("parametrization", one, f".{tensor}", "parametrized", i, module)
-    for table in _TABLES:
-        kind = _kind(table, full=module._is_full_backward_hook is not False)
-        for i, (key, hook) in enumerate(own.get(table, {}).items()):
-            yield Found(kind, hook, "", name, i, module, _flags(own, table, key))
-
-
-def _kind(table: str, *, full: bool) -> str:
-    return _TABLES[table] if full or table != "_backward_hooks" else "legacy-backward"
-
-
-def _flags(tables: Mapping[str, Any], table: str, key: int, prefix: str = "") -> tuple[str, ...]:
-    flags = {name: flag for name, flag in _FLAGS.items() if name.startswith(table)}
-    return tuple(flag for name, flag in flags.items() if key in tables.get(prefix + name, ()))
+    for one in hook_tables.hooks_on_module(module):
+        yield Found(one.kind, one.hook, "", name, one.order, module, one.flags)
 
 
 def _on_tensors(model: nn.Module) -> Iterator[Found]:
     named: list[tuple[str, Tensor, str]] = [(name, p, "Parameter") for name, p in model.named_parameters()]
     named += [(name, b, "buffer") for name, b in model.named_buffers()]
     for name, tensor, type_ in named:
-        for table, kind in _TENSOR_TABLES.items():
-            for i, hook in enumerate((getattr(tensor, table, None) or {}).values()):
-                yield Found(kind, hook, name, type_, i)
+        for one in hook_tables.hooks_on_tensor(tensor):
+            yield Found(one.kind, one.hook, name, type_, one.order)
 
 
 def _on_everything(standing: Standing) -> Iterator[Found]:
-    everywhere = vars(modules)
-    for table in _TABLES:
-        kind = _kind(table, full=modules._global_is_full_backward_hook is not False)
-        for i, (key, hook) in enumerate(everywhere.get(f"_global{table}", {}).items()):
-            flags = _flags(everywhere, table, key, "_global")
-            yield Found(kind, hook, EVERY_MODULE, "", i, None, flags, standing)
-    for table in _GLOBAL_TABLES:
-        for i, hook in enumerate(everywhere[table].values()):
-            yield Found("registration", hook, EVERY_MODULE, "", i, None, (table.split("_")[2] + "s",))
-    for table, kind in _OPTIMIZER_TABLES.items():
-        for i, hook in enumerate(vars(optimizers)[table].values()):
-            yield Found(kind, hook, EVERY_OPTIMIZER, "", i)
+    for one in hook_tables.hooks_on_every_module():
+        where = "" if one.kind == "registration" else standing
+        yield Found(one.kind, one.hook, EVERY_MODULE, "", one.order, None, one.flags, where)
+    for one in hook_tables.hooks_on_every_optimizer():
+        yield Found(one.kind, one.hook, EVERY_OPTIMIZER, "", one.order)
 
 
 def _entry(found: Found, trial: Trial) -> HookEntry:

@@ -28,6 +28,8 @@ from kedge.hooks.tap import Tap
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import Pulse, whole
 from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.hook_tables import on_tensor
+from kedge.torch_internals.tensors import base_of, may_alias
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -252,8 +254,8 @@ def listen(tensor: Tensor, listener: Listener, *, recompute: bool = False) -> Li
     Returns:
         What listens; its `pulse` tells that the gradient cannot be had, if it is in doubt; see Note [Gradients of views].
     """
-    aliased = tensor._is_view()
-    known = _heard(tensor, listener) if aliased or tensor._backward_hooks else None
+    aliased = may_alias(tensor)
+    known = _heard(tensor, listener) if aliased or on_tensor(tensor) else None
     if known is not None:
         if not recompute:
             known.origin, known.also = listener.origin, {}
@@ -268,7 +270,7 @@ def listen(tensor: Tensor, listener: Listener, *, recompute: bool = False) -> Li
 
 
 def _heard(tensor: Tensor, like: Listener) -> Listener | None:
-    tables = (each._backward_hooks for each in (tensor, tensor._base) if each is not None)
+    tables = (on_tensor(each) for each in (tensor, base_of(tensor)) if each is not None)
     hooks = (hook for table in tables if table for hook in table.values())
     listeners = (hook for hook in hooks if isinstance(hook, Listener) and hook.gate is like.gate)
     return next((each for each in listeners if each.place == like.place), None)

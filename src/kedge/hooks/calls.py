@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kedge.flow import version_of
 from kedge.sites import leaves
+from kedge.torch_internals.module_tables import own_buffers, own_parameters
+from kedge.torch_internals.tensors import version_of
 
 #: Buffers of a module that take no more than this are copied before each call in training.
 CHEAP = 1 << 20
@@ -78,7 +79,7 @@ class Call:
         self.args: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
         self.inputs: dict[str, Held] = {}
         self.buffers: dict[tuple[int, str], Tensor] = {}
-        self.versions = {name: version_of(p) for name, p in module._parameters.items() if p is not None}
+        self.versions = {name: version_of(p) for name, p in own_parameters(module).items() if p is not None}
         self.random: dict[str, Tensor] = {}
         self.surroundings = Surroundings.now()
         self.grads: dict[str, Held] = {}
@@ -104,7 +105,7 @@ class Call:
 
     def changed(self) -> list[str]:
         """List what was overwritten since: inputs, and parameters of the module's own."""
-        params = self.module._parameters
+        params = own_parameters(self.module)
         late = [n for n, v in self.versions.items() if (p := params.get(n)) is not None and version_of(p) != v]
         return [n for n, kept in self.inputs.items() if not kept.intact] + late
 
@@ -114,7 +115,7 @@ class Call:
 
     def _copy_buffers(self) -> None:
         """Copy the module's own buffers if that is cheap: batch normalization changes them without a sign."""
-        own = {n: b for n, b in self.module._buffers.items() if b is not None}
+        own = {n: b for n, b in own_buffers(self.module).items() if b is not None}
         if not (own and self.training) or sum(b.nbytes for b in own.values()) > CHEAP:
             return
         for name, buffer in own.items():
@@ -179,8 +180,3 @@ class Open(threading.local):
         call = self.calls[at]
         del self.calls[at:]
         return call
-
-
-def is_replica(module: nn.Module) -> bool:
-    """Whether `DataParallel` made it for one call, of a model that is hooked itself."""
-    return bool(getattr(module, "_is_replica", False))

@@ -34,7 +34,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from kedge.hooks.calls import Call, Open, held, is_replica, random_state
+from kedge.hooks.calls import Call, Open, held, random_state
 from kedge.hooks.ears import Leave, Listen, Post, Share
 from kedge.hooks.looks import Bad, Look, Looks, bad
 from kedge.hooks.parcel import Parcel, TooLarge
@@ -46,6 +46,7 @@ from kedge.sites import leaves
 from kedge.torch_internals import modes
 from kedge.torch_internals.dynamo import has_compiled
 from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.module_tables import is_replica, own_parameters
 
 LIMIT = 1 << 30
 _PRUNE = 4096
@@ -170,8 +171,8 @@ class Dump:
         leave = module.register_forward_hook(Leave(post), with_kwargs=True, always_call=True)
         self._undo.callback(leave.remove)
         self._undo.callback(conceal(module))
-        for name, param in module._parameters.items():
-            if param is not None and param.requires_grad and not is_lazy(param):
+        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            if param.requires_grad and not is_lazy(param):
                 hook = Listen(self, partial(self._gradient_of_parameter, post, name))
                 self._undo.callback(param.register_hook(hook).remove)
 
@@ -215,7 +216,7 @@ class Dump:
     def _begin(self, post: Post, call: Call, found: Iterable[tuple[str, Tensor]]) -> None:
         self._alive.add(call)
         post.calls.add(call)
-        call.awaited = {n for n, p in call.module._parameters.items() if p is not None and p.requires_grad}
+        call.awaited = {n for n, p in own_parameters(call.module).items() if p is not None and p.requires_grad}
         ref = weakref.ref(call)
         for name, tensor in found:
             self.looks.look("in", (call,), tensor)

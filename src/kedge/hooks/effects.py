@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
-from torch.nn.modules.module import _WrappedHook
 
-from kedge.torch_internals import dynamo
+from kedge.torch_internals import dynamo, hook_tables
+from kedge.torch_internals.hook_tables import computed_by
 
 FORWARD = ("forward-pre", "forward")
 FULL = ("full-backward-pre", "full-backward")
@@ -108,20 +108,12 @@ def function_in(hook: Any) -> Any:
             hook = hook.func
         elif isinstance(hook, types.MethodType):
             hook = hook.__func__
-        elif isinstance(hook, _WrappedHook):
-            hook = hook.hook
+        elif (inner := hook_tables.unwrapped(hook)) is not None:
+            hook = inner
         elif isinstance(hook, types.FunctionType) and hasattr(hook, "__wrapped__"):
             hook = hook.__wrapped__
         else:
             return hook
-
-
-def computed_by(hook: Any) -> str | None:
-    """The tensor that a hook of `torch.nn.utils` computes before each forward."""
-    if not str(type(hook).__module__).startswith("torch.nn.utils."):
-        return None
-    name = getattr(hook, "_tensor_name", None) or getattr(hook, "name", None)
-    return name if isinstance(name, str) else None
 
 
 def effects(found: Found, trial: Trial) -> tuple[Effect, ...]:
@@ -165,7 +157,7 @@ def standings(modules: Iterable[nn.Module]) -> dict[int, Standing]:
         if inner is not module:
             at.setdefault(id(module), "root")
             _mark(inner, "inside" if _is_torchs(inner) else "root", at)
-        elif module._compiled_call_impl is not None:
+        elif dynamo.is_compiled_in_place(module):
             entry = _is_torchs(module) and dynamo.takes_calls_in() and at.get(id(module)) != "inside"
             _mark(module, "inside" if entry else "root", at)
             if entry:
@@ -229,7 +221,7 @@ def _deepcopied(found: Found, trial: Trial) -> Effect:
     refused = trial.deepcopy(found.hook)
     if refused:
         return Effect("deepcopy", _NO_COPY.format(refused), harms=True)
-    hook = found.hook.hook if isinstance(found.hook, _WrappedHook) else found.hook
+    hook = hook_tables.unwrapped(found.hook) or found.hook
     held = getattr(hook, "__self__", hook)
     return Effect("deepcopy", _SAME if isinstance(held, _ATOMIC) else _OWN.format(type(held).__name__))
 

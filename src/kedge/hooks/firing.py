@@ -16,11 +16,12 @@ from typing import NoReturn
 from torch import Tensor
 
 from kedge.errors import ActionDisabled, ActionError, StopForward
-from kedge.flow import Event, version_of
+from kedge.flow import Event
 from kedge.hooks.contract import check_edit
 from kedge.hooks.tap import Tap
 from kedge.sites.leaves import describe
 from kedge.torch_internals.checkpoint import Stopped
+from kedge.torch_internals.tensors import version_of
 
 
 def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:

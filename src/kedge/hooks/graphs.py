@@ -31,13 +31,22 @@ from kedge.hooks.whose import library_of, name_of, source_of
 from kedge.sites import leaves
 from kedge.sites.select import Layout, runs
 from kedge.torch_internals import dynamo
-from kedge.torch_internals.autograd_nodes import SavedTensor, behind, is_number, operation_number, saved_by
+from kedge.torch_internals.autograd_nodes import (
+    SavedTensor,
+    behind,
+    first_shape,
+    in_order,
+    is_leaf,
+    is_number,
+    operation_number,
+    saved_by,
+    sequence_number,
+)
 from kedge.torch_internals.checkpoint import frame_of
+from kedge.torch_internals.hook_tables import after_accumulation, on_tensor
 from kedge.torch_internals.storages import storages
 
 NodeKind = Literal["operation", "parameter", "leaf"]
-_LEAF = 2**64 - 1
-"""The number of the nodes that accumulate into leaves, which were made at no time."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ class Calls(Spans):
         """Keep hold of what a module was given or returned, for the hooks that stand on it."""
         for _, tensor in leaves.find(value):
             if tensor.requires_grad:
-                self.met.append((tensor.grad_fn, tensor.output_nr, tensor._backward_hooks, tensor))
+                self.met.append((tensor.grad_fn, tensor.output_nr, on_tensor(tensor), tensor))
 
     def of(self, number: int) -> tuple[Span, ...]:
         """Return the calls that were under way when a node was made."""
@@ -228,8 +237,8 @@ class _Reader:
                 name=node.name().rpartition("::")[2],
                 kind="operation" if variable is None else "parameter" if id(variable) in self.names else "leaf",
                 leaf="" if variable is None else self._named(variable),
-                shape=_shape(node) if variable is None else tuple(variable.shape),
-                calls=self.calls.of(node._sequence_nr()) if self.calls is not None and variable is None else (),
+                shape=first_shape(node) if variable is None else tuple(variable.shape),
+                calls=self.calls.of(sequence_number(node)) if self.calls is not None and variable is None else (),
                 saved=tuple(self._saved(node)),
                 hooks=tuple(self._hooks(node, variable)),
                 takes=tuple(dict.fromkeys(places[before] for before, _ in node.next_functions if before is not None)),
@@ -265,14 +274,14 @@ class _Reader:
     def _collect(self, found: Iterable[Node]) -> None:
         """Gather the tables of hooks of those tensors that can be had; see Note [Hooks of tensors that are gone]."""
         for root in self.roots:
-            self._table(root.grad_fn, root._backward_hooks)
+            self._table(root.grad_fn, on_tensor(root))
         for node in found:
             for _, saved in saved_by(node):
                 if isinstance(saved.data, Tensor) and saved.data.requires_grad:
-                    self._table(saved.data.grad_fn, saved.data._backward_hooks)
+                    self._table(saved.data.grad_fn, on_tensor(saved.data))
         for maker, number, table, tensor in self.calls.met if self.calls is not None else ():
             still = tensor.grad_fn is maker and tensor.output_nr == number
-            self._table(maker, table or (tensor._backward_hooks if still else None))
+            self._table(maker, table or (on_tensor(tensor) if still else None))
 
     def _table(self, node: Node | None, table: Any) -> None:
         if node is not None and table:
@@ -281,8 +290,8 @@ class _Reader:
     def _hooks(self, node: Node, variable: Tensor | None) -> Iterator[GraphHook]:
         own = {"tensor": self.tables.get(node, {}).values(), **_on_node(node)}
         if variable is not None:
-            own["tensor"] = [variable._backward_hooks or {}]
-            own["accumulated"] = [getattr(variable, "_post_accumulate_grad_hooks", None) or {}]
+            own["tensor"] = [on_tensor(variable) or {}]
+            own["accumulated"] = [after_accumulation(variable) or {}]
         for kind, tables in own.items():
             for hook in (hook for table in tables for hook in table.values()):
                 yield from _described(kind, hook)
@@ -291,21 +300,14 @@ class _Reader:
 def _in_order(found: Iterable[Node]) -> list[Node]:
     """Put nodes in the order of execution, and before them the leaves in the order in which they are used."""
     nodes = list(found)
-    operations = sorted((n for n in nodes if n._sequence_nr() < _LEAF), key=lambda n: int(n._sequence_nr()))
+    operations = in_order(node for node in nodes if not is_leaf(node))
     used = dict.fromkeys(before for node in operations for before, _ in node.next_functions if before is not None)
-    others = [node for node in nodes if node._sequence_nr() == _LEAF]
-    return [*(n for n in used if n._sequence_nr() == _LEAF), *(n for n in others if n not in used), *operations]
+    others = [node for node in nodes if is_leaf(node)]
+    return [*(n for n in used if is_leaf(n)), *(n for n in others if n not in used), *operations]
 
 
 def _accumulator(leaf: Tensor) -> Node:
     return torch.autograd.graph.get_gradient_edge(leaf).node
-
-
-def _shape(node: Node) -> tuple[int, ...] | None:
-    """Return the shape of the first output; a node knows what arrives at it."""
-    described = getattr(node, "_input_metadata", ())
-    shape = getattr(described[0], "shape", None) if described else None
-    return None if shape is None else tuple(map(int, shape))
 
 
 def _on_node(node: Node) -> dict[str, list[Mapping[int, Any]]]:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from kedge.torch_internals.autograd_nodes import RAW, SavedTensor, fields
+from kedge.torch_internals.autograd_nodes import SavedTensor, fields, raw, saved
 from kedge.torch_internals.graph_task import current_node
+from kedge.torch_internals.tensors import changes
 
 _weak = weakref.ref
 _HINT = (
@@ -52,7 +53,7 @@ class Kept:
     def __init__(self, value: Tensor, reader: Reader | None = None) -> None:
         self.tensor, self.origin, self.reader = value.detach(), _weak(value), reader
         try:
-            self.version: int | None = value._version
+            self.version: int | None = changes(value)
         except RuntimeError:  # inference tensors have no counter
             self.version = None
 
@@ -68,12 +69,12 @@ class Kept:
         Raises:
             RuntimeError: As autograd does, if its memory was changed since it was saved.
         """
-        if self.version is not None and self.tensor._version != self.version:
+        if self.version is not None and changes(self.tensor) != self.version:
             self._refuse()
         return self.tensor
 
     def _refuse(self) -> NoReturn:
-        value, found, expected = self.tensor, self.tensor._version, self.version
+        value, found, expected = self.tensor, changes(self.tensor), self.version
         self.version = None  # so that the node can be asked for it
         try:
             behind = _behind(self)
@@ -101,11 +102,11 @@ def _saved(kept: Kept) -> Tensor | None:
     """Find it, with its graph, in the node that is being run."""
     node = current_node()
     for name in fields(type(node)) if isinstance(node, Node) else ():
-        raw = getattr(node, RAW + name)
-        if isinstance(raw, SavedTensor) and holds(raw.data, kept):
-            found: Tensor = getattr(node, f"_saved_{name}")
+        held = raw(node, name)
+        if isinstance(held, SavedTensor) and holds(held.data, kept):
+            found: Tensor = saved(node, name)
             return found
-        for each in raw if isinstance(raw, tuple) else ():
+        for each in held if isinstance(held, tuple) else ():
             if isinstance(each, SavedTensor) and holds(each.data, kept):
                 return _unpacked(each)
     return None

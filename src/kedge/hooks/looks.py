@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kedge.flow import version_of
 from kedge.hooks.calls import Call
 from kedge.torch_internals.graph_task import graph_task
+from kedge.torch_internals.tensors import version_of
 
 Bad = Literal["inf", "nan"]
 Where = Literal["in", "out", "out.grad", "in.grad", "param.grad"]

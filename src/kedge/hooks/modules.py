@@ -30,6 +30,7 @@ from kedge.sites.site import Site
 from kedge.torch_internals.aliases import Pulse
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.module_tables import own_parameters
 from kedge.torch_internals.source_lines import is_running
 
 if TYPE_CHECKING:
@@ -331,7 +332,7 @@ class Before(Gate):
     def held(self, module: nn.Module, site: Site) -> Tensor:
         """Return the value of a parameter now: a call may be given another, as by `torch.func.functional_call`."""
         name, param = self.params[site.path]
-        now = module._parameters.get(name)
+        now = own_parameters(module).get(name)
         if now is None or now is param or leaves.own_part(param) is not param:  # FSDP gathers what is spread
             return param.detach()
         return now.detach().clone()  # it may live no longer than the call

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from kedge.flow import Act, Event
 from kedge.hooks.opinside import is_inside
-from kedge.hooks.ops import MODULE_CALLS, OPERATE
+from kedge.hooks.ops import OPERATE
 from kedge.hooks.session import Session
 from kedge.sites import html
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.module_calls import CALLS
 from kedge.torch_internals.source_lines import Source, is_between, source_of
 
 _SHOWN = 4
@@ -156,7 +157,7 @@ def _source() -> Source | None:
     while frame is not None and id(frame.f_code) != OPERATE:
         frame = frame.f_back
     last = None
-    while frame is not None and id(frame.f_code) not in MODULE_CALLS:
+    while frame is not None and id(frame.f_code) not in CALLS:
         if not is_between(frame.f_code.co_filename) or is_inside(frame):
             return source_of(frame)
         last, frame = frame, frame.f_back
@@ -190,8 +191,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     before = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
     devices = {t.device for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(device.index or 0 for device in devices)):
@@ -199,7 +199,8 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             for module, name, buffer, value in before:
-                module._buffers[name] = buffer
+                if getattr(module, name, None) is not buffer:
+                    setattr(module, name, buffer)
                 if not torch.equal(buffer, value):  # its version does not tell: a batch norm changes it on the quiet
                     with torch.no_grad():
                         buffer.copy_(value)

@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
@@ -41,6 +41,7 @@ from kedge.sites import leaves
 from kedge.torch_internals import modes
 from kedge.torch_internals.checkpoint import owner_around
 from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.module_calls import CALLS, SLOW, inside
 from kedge.torch_internals.own_functions import own_function
 from kedge.torch_internals.source_lines import is_dropped, is_running
 
@@ -79,7 +80,7 @@ class Entry:
                     continue
                 self.function = function
                 begun = None if below is None else below.f_code
-                return frame is self.frame and (self.code is None or begun is self.code or begun is _SLOW)
+                return frame is self.frame and (self.code is None or begun is self.code or begun is SLOW)
             if not graded and not function:
                 function = own_function(frame.f_code)
             below, frame = frame, frame.f_back
@@ -290,21 +291,13 @@ def _past_operate(frame: FrameType | None) -> FrameType | None:
 def module_frame(frame: FrameType) -> FrameType:
     """The frame that calls a module's hooks and its forward; as a rule the one that is given."""
     within: FrameType | None = frame
-    while within is not None and id(within.f_code) not in MODULE_CALLS:
+    while within is not None and id(within.f_code) not in CALLS:
         within = within.f_back
     return within or frame
 
 
-def _inside(function: Any, name: str) -> Iterator[int]:
-    """The ids of the code of a function that is defined in another."""
-    yield from (id(c) for c in function.__code__.co_consts if isinstance(c, CodeType) and c.co_name == name)
-
-
 OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)
-_AGAIN = next(_inside(_run_again, "again"))
-_SLOW = nn.Module._slow_forward.__code__
-_CALL: Any = nn.Module._call_impl
-MODULE_CALLS = frozenset((id(_CALL.__code__), *_inside(_CALL, "inner")))
-_ENDS = MODULE_CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
+_AGAIN = next(inside(_run_again.__code__, "again"))
+_ENDS = CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
 
 untraced(_run_again, OpMode.__torch_function__, OpMode.enter, OpMode.leave)

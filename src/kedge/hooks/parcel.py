@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kedge.flow import version_of
 from kedge.hooks.calls import Call
 from kedge.hooks.express import Writer, attributes
 from kedge.hooks.looks import counts
 from kedge.hooks.suspects import Suspect
 from kedge.store.disk import told
+from kedge.torch_internals.module_tables import empty_entries, own_buffers, own_parameters
+from kedge.torch_internals.tensors import version_of
 
 TENSORS, SCRIPT = "tensors.safetensors", "replay.py"
 _MARK = "# -- what was called "
 _NEXT = "# -- the tensors, "
-_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class TooLarge(Exception):
@@ -100,7 +100,7 @@ class Parcel:
         tied: dict[str, str] = {}
         first: dict[int, str] = {}
         for path, module in call.module.named_modules():
-            for kind, table in (("param", module._parameters), ("buffer", module._buffers)):
+            for kind, table in (("param", own_parameters(module)), ("buffer", own_buffers(module))):
                 for name, value in table.items():
                     full = f"{path}.{name}" if path else name
                     if value is None:
@@ -123,15 +123,17 @@ class Parcel:
             self._names[id(kept.tensor)] = f'tensor("{name}"{_layout(kept.tensor)}{graded})'
             self._add(name, kept.tensor)
             if kept.version < 0:
-                self.notes.append(f"{name} is an inference tensor: whether it was changed in place cannot be told")
+                self.notes.append(
+                    f"PyTorch does not count the changes of {name}: whether it was changed in place cannot be told"
+                )
 
     def _note(self, call: Call) -> None:
         inner = [m for m in call.module.modules() if m is not call.module]
         for name, version in call.versions.items():
-            param = call.module._parameters.get(name)
+            param = own_parameters(call.module).get(name)
             if param is not None and version_of(param) != version:
                 self.notes.append(f"the parameter {name} was changed in place since the call; its new value is saved")
-        if any(m.training and m._buffers and not _copied(call, m) for m in (call.module, *inner)):
+        if any(m.training and own_buffers(m) and not _copied(call, m) for m in (call.module, *inner)):
             self.notes.append(
                 "buffers larger than 1 MiB were not copied before the call; they are as they were after it"
             )
@@ -150,7 +152,7 @@ class Parcel:
 
 
 def _copied(call: Call, module: nn.Module) -> bool:
-    return all((id(module), n) in call.buffers for n, b in module._buffers.items() if b is not None)
+    return all((id(module), n) in call.buffers for n, b in own_buffers(module).items() if b is not None)
 
 
 def _layout(value: Tensor) -> str:
@@ -210,10 +212,9 @@ def _modules(root: nn.Module, writer: Writer) -> tuple[str, dict[str, str]]:
             continue
         first[id(module)] = name
         kind = type(module)
-        nothing = [f"{table} {n}" for table in _TABLES for n, v in getattr(module, table).items() if v is None]
         own = ", ".join(f"{n!r}: {writer.write(v)}" for n, v in attributes(module).items())
         source = (name, kind.__module__, kind.__qualname__, module.training)
-        rows += f"        ({', '.join(map(repr, source))}, {{{own}}}, {nothing!r}),\n"
+        rows += f"        ({', '.join(map(repr, source))}, {{{own}}}, {empty_entries(module)!r}),\n"
     return rows, shared
 
 

@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kedge.torch_internals.graph_task import current_node
+from kedge.torch_internals.module_tables import join_weights, own_buffers, own_parameters, put
 
 # -- what was called ---------------------------------------------------------------------------
 
@@ -114,15 +115,15 @@ def build() -> nn.Module:
         made[name] = module
         outer, _, own = name.rpartition(".")
         if name:
-            made[outer]._modules[own] = module
+            put(made[outer], "module", own, module)
         for empty in nothing:
-            table, _, own = empty.partition(" ")
-            getattr(module, table)[own] = None
+            what, _, own = empty.partition(" ")
+            put(module, what, own, None)
         vars(module).update(attributes)
     for name, first in SHARED.items():
         made[name] = made[first]
         outer, _, own = name.rpartition(".")
-        made[outer]._modules[own] = made[first]
+        put(made[outer], "module", own, made[first])
     furnish(made)
     return made[""]
 
@@ -135,17 +136,17 @@ def furnish(made: dict[str, nn.Module]) -> None:
         weight = TENSORS[key]
         if kind == "param":
             trained = path not in FROZEN and (weight.is_floating_point() or weight.is_complex())
-            made[outer]._parameters[own] = nn.Parameter(weight, requires_grad=trained)
+            put(made[outer], "parameter", own, nn.Parameter(weight, requires_grad=trained))
         else:
-            made[outer]._buffers[own] = weight
+            put(made[outer], "buffer", own, weight)
     for path, first in TIED.items():
         outer, _, own = path.rpartition(".")
         home, _, name = first.rpartition(".")
-        table = "_parameters" if name in made[home]._parameters else "_buffers"
-        getattr(made[outer], table)[own] = getattr(made[home], table)[name]
+        what, table = ("parameter", own_parameters) if name in own_parameters(made[home]) else ("buffer", own_buffers)
+        put(made[outer], what, own, table(made[home])[name])
     for module in made.values():
         if isinstance(module, nn.RNNBase):
-            module._init_flat_weights()
+            join_weights(module)
 
 
 # -- looking at every operation -----------------------------------------------------------------

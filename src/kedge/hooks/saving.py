@@ -43,6 +43,7 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.checkpoint import frame_of, reentrant_around
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import graph_task
+from kedge.torch_internals.hook_tables import before_forward
 from kedge.torch_internals.saved_hooks import disabled, top_hooks
 
 _ASIDE = {
@@ -112,7 +113,7 @@ class Spot:
 
     def is_before(self, module: nn.Module) -> bool:
         """Whether a module is this one, or a replica of it."""
-        return any(hook is self.enter for hook in module._forward_pre_hooks.values())
+        return any(hook is self.enter for hook in before_forward(module).values())
 
 
 class OnThread:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from kedge.hooks.calls import Call
-from kedge.torch_internals.autograd_nodes import operation_number
+from kedge.torch_internals.autograd_nodes import numbers_operations, operation_number, sequence_number
 
 Edge = tuple[Node | None, int]
 
@@ -63,7 +63,7 @@ class Way:
                 self.inner[tensor.grad_fn] = call.entries
 
     def _own(self, node: Any) -> bool:
-        return bool(node._sequence_nr() >= self.began)
+        return bool(sequence_number(node) >= self.began)
 
 
 class Ways(threading.local):
@@ -84,7 +84,7 @@ class Ways(threading.local):
         outer = self._ways.get(call.outer) if call.outer is not None else None
         if outer is not None:
             outer.step_over(way, returned)
-        return list(way.takers(returned))
+        return list(way.takers(returned)) if numbers_operations() else None
 
     def keep_only(self, calls: Iterable[Call]) -> None:
         """Forget the calls that were left without a word."""

@@ -16,10 +16,10 @@ from kedge.hooks.veil import Own
 from kedge.sites import leaves
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.module_calls import CALL
 
 Span = tuple[str | None, int]
 OUTSIDE: Span = (None, 0)
-_CALL = nn.Module._call_impl.__code__
 
 
 def _at_once(work: Callable[..., None], *args: Any) -> None:
@@ -30,7 +30,7 @@ def given_to(module: nn.Module) -> Any:
     """Return what the call of a module that is under way was given; nothing if there is no such call."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _CALL and frame.f_locals["self"] is module:
+        if frame.f_code is CALL and frame.f_locals["self"] is module:
             return frame.f_locals["args"], frame.f_locals["kwargs"]
         frame = frame.f_back
     return ()
@@ -41,7 +41,7 @@ def running() -> list[nn.Module]:
     found: list[nn.Module] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _CALL:
+        if frame.f_code is CALL:
             found.append(frame.f_locals["self"])
         frame = frame.f_back
     return found[::-1]

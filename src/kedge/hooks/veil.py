@@ -9,11 +9,10 @@ from typing import Any
 
 from torch import nn
 
+from kedge.torch_internals.hook_tables import FLAGS, FORWARD
 from kedge.torch_internals.torchscript import twin_of
 
-HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks")
 _CONCEALING = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
-FLAG_TABLES = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
 class Own:
@@ -72,11 +71,11 @@ def unhooked(state: Mapping[str, Any]) -> dict[str, Any]:
     for name in _CONCEALING:
         clean.pop(name, None)
     ours = set()
-    for table in HOOK_TABLES:
+    for table in FORWARD:
         if table in clean:
             ours |= {i for i, hook in clean[table].items() if hook is _nothing or isinstance(hook, Own)}
             clean[table] = type(clean[table])((i, h) for i, h in clean[table].items() if i not in ours)
-    for table in FLAG_TABLES:
+    for table in FLAGS:
         if table in clean:
             clean[table] = type(clean[table])((i, flag) for i, flag in clean[table].items() if i not in ours)
     return clean

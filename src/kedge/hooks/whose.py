@@ -11,9 +11,10 @@ from typing import Any
 from torch import nn
 
 from kedge.hooks.autograd import Listener, Share, Station
-from kedge.hooks.effects import computed_by, function_in
+from kedge.hooks.effects import function_in
 from kedge.hooks.modules import Before, Begin, End, Gate
 from kedge.hooks.tap import Tap
+from kedge.torch_internals.hook_tables import computed_by
 
 _OWNERS = {
     "kedge.": "kedge",

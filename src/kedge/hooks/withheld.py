@@ -38,7 +38,7 @@ from kedge.hooks.lane import packed_of
 from kedge.hooks.oneness import Origin, arguments_of, give_one
 from kedge.sites import leaves
 from kedge.torch_internals import modes
-from kedge.torch_internals.autograd_nodes import SavedTensor, saved_by
+from kedge.torch_internals.autograd_nodes import SavedTensor, function_of, saved_by
 from kedge.torch_internals.checkpoint import content, frame_of
 from kedge.torch_internals.corners import find
 
@@ -82,7 +82,7 @@ def saved_arguments(owner: Any) -> Iterator[tuple[str, Any]]:
 
 def owner_behind(node: Node) -> Any:
     """Return the frame or context of the checkpoint that a node of the graph comes from; None if from none."""
-    if getattr(type(node), "_forward_cls", None) is checkpoint.CheckpointFunction:
+    if function_of(node) is checkpoint.CheckpointFunction:
         return node
     for _, saved in saved_by(node):
         if not isinstance(saved.data, Tensor):

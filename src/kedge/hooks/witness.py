@@ -28,10 +28,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from kedge.hooks.calls import is_replica
 from kedge.sites import leaves
 from kedge.torch_internals import modes
 from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.module_tables import is_replica
 from kedge.torch_internals.source_lines import OWN, TORCH
 from kedge.torch_internals.storages import parts
 

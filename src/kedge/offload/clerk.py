@@ -22,9 +22,10 @@ from kedge.offload.lines import Lines
 from kedge.offload.rebuild.failure import RuleFailed
 from kedge.offload.storages import Storages, is_plain
 from kedge.offload.timeline import Timeline
-from kedge.torch_internals.autograd_nodes import behind, saved_by
+from kedge.torch_internals.autograd_nodes import behind, saved_by, sequence_number
 from kedge.torch_internals.graph_task import current_node, in_backward
 from kedge.torch_internals.source_lines import Source
+from kedge.torch_internals.tensors import base_of, version_of
 
 LEAST = 65_536
 """Tensors in smaller storages than this are not worth moving."""
@@ -48,7 +49,7 @@ class Held(Referred):
         self.packed, self.number, self.clerk = Kept(value), number, clerk
         super().__init__(self.packed)
         made_by = value.grad_fn
-        self.maker = None if made_by is None else (made_by.name(), made_by._sequence_nr())
+        self.maker = None if made_by is None else (made_by.name(), sequence_number(made_by))
 
     def __del__(self) -> None:
         """Tell that it is not needed any more."""
@@ -157,7 +158,8 @@ class Clerk:
         size = value.numel() * value.element_size() if value.layout == torch.strided else self.storages.held(storages)
         draft = Draft(
             *span, tuple(value.shape), value.dtype, value.device, size, storages, _version(value),
-            alias=value._is_view() or size < self.storages.held(storages), plain=is_plain(value), source=self._lines.here(),
+            alias=base_of(value) is not None or size < self.storages.held(storages), plain=is_plain(value),
+            source=self._lines.here(),
         )  # fmt: skip
         if self.find is not None and draft.plain:
             with suppress(RuleFailed):  # then it is moved or kept, as without a rule
@@ -182,7 +184,7 @@ class Clerk:
             if isinstance(packed, Held) and packed.clerk is self:
                 draft = self.drafts[packed.number]
                 draft.node, draft.field = node.name(), field
-                draft.output = packed.maker == (node.name(), node._sequence_nr()) or field.startswith("result")
+                draft.output = packed.maker == (node.name(), sequence_number(node)) or field.startswith("result")
 
     def walk(self, made: Iterable[Tensor]) -> None:
         """Meet every node behind some results, and every checkpoint."""
@@ -213,7 +215,7 @@ class Clerk:
 
 
 def _version(value: Tensor) -> int:
-    return 0 if value.is_inference() else value._version
+    return max(0, version_of(value))
 
 
 def _held_in(saved: Any) -> Any:

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NothingGained
-from kedge.flow import version_of
 from kedge.hooks.telling import warn
 from kedge.offload.pinned import Arena, Range
 from kedge.offload.pressure import Pressure
 from kedge.offload.streams import Cuda, Device
+from kedge.torch_internals.tensors import version_of
 
 WINDOW = 512 << 20
 """How many bytes may be on their way out, and how many on their way in, before they are needed."""

@@ -36,6 +36,8 @@ from kedge.offload.sources import Rebuilt, encode, move
 from kedge.offload.staying import Stay, Stayer, Staying
 from kedge.offload.store import FULL
 from kedge.offload.turns import Turns
+from kedge.torch_internals.storages import identity_of
+from kedge.torch_internals.tensors import is_only_zeros
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _ROOM = 64 << 20
@@ -114,8 +116,9 @@ class Engine:
         why = self._why(value, place)
         if why is None and value.nbytes >= self._least:
             storage = value.untyped_storage()
-            row.saw(storage, storage._cdata)
-            row.keep(self._owned.why(value, storage._cdata) or "checkpoint", value.nbytes)
+            number = identity_of(storage)
+            row.saw(storage, number)
+            row.keep(self._owned.why(value, number) or "checkpoint", value.nbytes)
 
     def passed(self, place: Place) -> None:
         """Count a call of a module in a checkpoint's forward, of which nothing is saved."""
@@ -139,7 +142,7 @@ class Engine:
         if not place.selected:
             return "excluded"
         plain = type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
-        if not plain or value.is_inference() or value._is_zerotensor() or is_filled_later(value):
+        if not plain or value.is_inference() or is_only_zeros(value) or is_filled_later(value):
             return "unknown"
         return None
 
@@ -147,7 +150,7 @@ class Engine:
         """Return what holds a tensor's bytes; if it stays where it is what counts it, or None if it is there anyhow."""
         self._forget()
         storage = value.untyped_storage()
-        number = storage._cdata
+        number = identity_of(storage)
         row.saw(storage, number)
         if (reason := self._owned.why(value, number)) is not None:
             row.keep(reason, value.nbytes)

@@ -38,8 +38,10 @@ from kedge.errors import RebuiltWrong
 from kedge.offload.account import Row
 from kedge.offload.digest import Digest, digest, same
 from kedge.offload.extent import Key
+from kedge.torch_internals.autograd_nodes import numbers_operations, sequence_number
 from kedge.torch_internals.graph_task import current_node, graph_task
 from kedge.torch_internals.storages import behind, users_of
+from kedge.torch_internals.tensors import changes, root_of
 
 
 class Source(Protocol):
@@ -132,8 +134,8 @@ class Entry:
         self._entries, self._key = entries.table, key
         self._window = entries.window
         self._storage = StorageWeakRef(value.untyped_storage())
-        self._version = value._version
-        self._root = weakref.ref(_root_of(value)) if self._version else None
+        self._version = changes(value)
+        self._root = weakref.ref(root_of(value)) if self._version else None
         self._digest = digest(value, alone=self.alone)
         self._back: tuple[StorageWeakRef, int, Tensor, object] | None = None
         self._reads = 0
@@ -149,7 +151,7 @@ class Entry:
 
     def stands_for(self, value: Tensor) -> bool:
         """Tell whether these are the bytes that a tensor has now; see Note [What makes two saved tensors one]."""
-        if value._version != self._version or (self._root is not None and self._root() is not _root_of(value)):
+        if changes(value) != self._version or (self._root is not None and self._root() is not root_of(value)):
             return False
         return self._digest is None or _comes_to(value, self._digest, alone=self.alone)
 
@@ -159,7 +161,7 @@ class Entry:
         if back is not None:
             there = behind(back[0].cdata)
             alone = there is not None and users_of(there) <= 1 + (self.held is not None)
-            if there is not None and not back[2]._version and (alone or back[3] == asker):
+            if there is not None and not changes(back[2]) and (alone or back[3] == asker):
                 self._back = *back[:3], asker
                 return Brought(there, *back[1:3])
             del there  # what was changed makes room for what was saved
@@ -209,12 +211,9 @@ class Entries:
 def _asker() -> object:
     """Tell the node that is run now from others, and from itself in another backward pass."""
     node = current_node()
-    return None if node is None else (graph_task(), node._sequence_nr())
-
-
-def _root_of(value: Tensor) -> Tensor:
-    """Return the tensor that counts the changes of this one."""
-    return value if value._base is None else value._base
+    if node is None:
+        return None
+    return (graph_task(), sequence_number(node)) if numbers_operations() else object()
 
 
 def _check(home: Tensor, expected: Digest) -> None:

@@ -18,6 +18,7 @@ from kedge.hooks.kept import Kept
 from kedge.offload.entry import Entry
 from kedge.offload.turns import Call
 from kedge.torch_internals.kernels import negated_alias
+from kedge.torch_internals.tensors import changes
 
 
 class Handle(ABC):
@@ -97,7 +98,7 @@ class Referred(Handle):
 
     def intact(self) -> bool:
         """Tell whether it was not changed since."""
-        return self._kept.version is not None and self._kept.tensor._version == self._kept.version
+        return self._kept.version is not None and changes(self._kept.tensor) == self._kept.version
 
 
 class Part(Handle):

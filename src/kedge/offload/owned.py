@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from kedge.sites import leaves
+from kedge.torch_internals.storages import identity_of
+from kedge.torch_internals.tensors import is_sharded, root_of
 
 
 class Owned:
@@ -34,9 +36,9 @@ class Owned:
 
     def look(self, inputs: Any) -> None:
         """Look again, as a forward pass begins: storages may have been replaced."""
-        self.lasting = self.lasting and not any(map(_is_sharded, self._model.parameters()))
+        self.lasting = self.lasting and not any(map(is_sharded, self._model.parameters()))
         self._known = {
-            storage._cdata: (why, StorageWeakRef(storage))
+            identity_of(storage): (why, StorageWeakRef(storage))
             for why, tensors in (
                 ("input", (tensor for _, tensor in leaves.find(inputs))),
                 ("buffer", self._model.buffers()),
@@ -50,14 +52,10 @@ class Owned:
         known = self._known.get(number)
         if known is not None:
             return known[0]
-        root = value if value._base is None else value._base
+        root = root_of(value)
         if root.requires_grad and root.is_leaf:
             return "parameter" if isinstance(root, nn.Parameter) else "input"
         return None
-
-
-def _is_sharded(parameter: Tensor) -> bool:
-    return hasattr(parameter, "_local_tensor") or getattr(parameter, "_is_flat_param", False)
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:

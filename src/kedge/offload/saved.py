@@ -22,6 +22,7 @@ from kedge.sites import leaves
 from kedge.sites.select import Layout, runs
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.kernels import keeping_versions
+from kedge.torch_internals.module_tables import own_buffers, put_back
 
 
 def saved(
@@ -114,7 +115,7 @@ def _as_before(model: nn.Module) -> Iterator[None]:
     """Put random numbers and buffers back to what they were."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    buffers = [(module, dict(own_buffers(module))) for module in model.modules()]
     values = {id(b): (b, b.detach().clone()) for _, own in buffers for b in own.values() if b is not None}
     try:
         with torch.random.fork_rng(devices):
@@ -123,8 +124,7 @@ def _as_before(model: nn.Module) -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
         for module, own in buffers:
-            module._buffers.clear()
-            module._buffers.update(own)
+            put_back(module, own)
         for buffer, value in values.values():
             with torch.no_grad(), keeping_versions((buffer,)):
                 buffer.copy_(value)

@@ -15,6 +15,7 @@ from kedge.errors import ExtractError
 from kedge.recipes.collecting import Collected
 from kedge.recipes.taking import Transform, Wanted
 from kedge.recipes.work import Work
+from kedge.torch_internals.module_tables import is_replica
 
 if TYPE_CHECKING:
     from kedge.recipes.dataset import FeatureSet
@@ -77,7 +78,7 @@ class Features(nn.Module):
     @property
     def work(self) -> Work:
         """What takes the values; a copy of these features makes its own."""
-        if self._work is None or not (self._work.root is self.model or getattr(self, "_is_replica", False)):
+        if self._work is None or not (self._work.root is self.model or is_replica(self)):
             self._work = Work(self.model, self.wanted)
         return self._work
 

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ExtractError, NoSuchKind, Overwritten, StopForward
-from kedge.flow import Act, Event, version_of
+from kedge.flow import Act, Event
 from kedge.sites import leaves
 from kedge.sites.site import Site
+from kedge.torch_internals.tensors import version_of
 
 Transform: TypeAlias = Callable[[Tensor], Any]
 KINDS = ("out", "in", "param")

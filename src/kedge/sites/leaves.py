@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils import _pytree as pytree
 
-from kedge.torch_internals import modes
+from kedge.torch_internals import containers, modes
+from kedge.torch_internals.storages import identity_of
+from kedge.torch_internals.tensors import part_here
 
 
 def find(value: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
@@ -40,8 +41,8 @@ def _children(value: Any) -> list[tuple[str, Any]]:
         return [(str(i), v) for i, v in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if hasattr(value, f.name)]
-    if type(value) in pytree.SUPPORTED_NODES:
-        children, _ = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
+    if containers.is_registered(value):
+        children, _ = containers.apart(value)
         return [(str(i), v) for i, v in enumerate(children)]
     return []
 
@@ -77,9 +78,8 @@ def _with(value: Any, changed: Mapping[str, Any]) -> Any:
         for name, child in changed.items():
             object.__setattr__(twin, name, child)
         return twin
-    node = pytree.SUPPORTED_NODES[type(value)]
-    children, context = node.flatten_fn(value)
-    return node.unflatten_fn([changed.get(str(i), v) for i, v in enumerate(children)], context)
+    children, context = containers.apart(value)
+    return containers.together(value, [changed.get(str(i), v) for i, v in enumerate(children)], context)
 
 
 def describe(value: Any) -> str:
@@ -105,8 +105,8 @@ def own_part(value: Tensor) -> Tensor:
     """
     if type(value) is Tensor or type(value) is Parameter:
         return value
-    part = getattr(value, "_local_tensor", None)
-    return part if isinstance(part, Tensor) else value
+    part = part_here(value)
+    return value if part is None else part
 
 
 def untransformed(value: Tensor) -> Tensor:
@@ -135,6 +135,6 @@ def has_memory(value: Tensor) -> bool:
 def storage_of(value: Tensor) -> int:
     """Tell one piece of memory from another; -1 for a tensor that has none of the usual kind."""
     try:
-        return int(untransformed(value).untyped_storage()._cdata)
+        return int(identity_of(untransformed(value).untyped_storage()))
     except (NotImplementedError, RuntimeError):  # sparse, or of another's making
         return -1

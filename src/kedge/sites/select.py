@@ -167,8 +167,7 @@ def _candidates(named: dict[str, _T], term: Term) -> dict[str, _T]:
 
 def runs(module: nn.Module) -> bool:
     """Tell whether a module has a forward of its own; lists and dicts of modules have none."""
-    forward = getattr(type(module), "forward", None)  # TorchScript's have none of their own
-    return getattr(forward, "__name__", "") != "_forward_unimplemented"
+    return getattr(type(module), "forward", None) is not nn.Module.forward  # TorchScript's have none of their own
 
 
 def type_names(module: nn.Module) -> tuple[str, ...]:

@@ -19,26 +19,108 @@ from torch.autograd.graph import Node
 from kedge.torch_internals.corners import find, late
 
 SavedTensor: Any = find("torch:_C._autograd.SavedTensor") or ()
-operation_number: Callable[[], int] = late("torch:_C._autograd._get_sequence_nr", lambda: 0)
+_NUMBER = "torch:_C._autograd._get_sequence_nr"
+_NUMBER_OF = "torch:_C._functions.AccumulateGrad._sequence_nr"
+
+
+def numbers_operations() -> bool:
+    """Whether this PyTorch shows the numbers that autograd gives to operations; where not, each number is 0."""
+    return find(_NUMBER) is not None and find(_NUMBER_OF) is not None
+
+
+def _number(node: Any) -> int:
+    return node._sequence_nr()  # type: ignore[no-any-return]
+
+
+def _unnumbered(*_: Any) -> int:
+    return 0
+
+
+operation_number: Callable[[], int] = late(_NUMBER, _unnumbered) if numbers_operations() else _unnumbered
 """The number that the next operation of this thread gets in the graph."""
-RAW = "_raw_saved_"
+
+sequence_number: Callable[[Any], int] = _number if numbers_operations() else _unnumbered
+"""The number of a node in the order of execution, above that of every operation for one that accumulates a gradient."""
+
+_RAW, _UNPACKED = "_raw_saved_", "_saved_"
 _NUMBERS = (torch.float64, torch.int64, torch.complex128, torch.bool)
 
 
 @cache
 def fields(kind: type[Node]) -> tuple[str, ...]:
     """Return what nodes of a kind call that which they save: the ``self`` of ``_raw_saved_self``."""
-    return tuple(name.removeprefix(RAW) for name in dir(kind) if name.startswith(RAW))
+    return tuple(name.removeprefix(_RAW) for name in dir(kind) if name.startswith(_RAW))
+
+
+def raw(node: Any, name: str) -> Any:
+    """Return the `SavedTensor`, or several, that a node has under a name; see Note [Reading without unpacking].
+
+    Raises:
+        AttributeError: If nodes of this kind save nothing under this name.
+        RuntimeError: If it is freed.
+    """
+    return getattr(node, _RAW + name)
+
+
+def saved(node: Any, name: str) -> Any:
+    """Return what a node saved under a name: a number, or a tensor, which this unpacks; errors as of `raw`."""
+    return getattr(node, _UNPACKED + name)
+
+
+def number_in(node: Any, name: str) -> Any:
+    """Return a number that a node saved; None if it saves nothing under this name."""
+    return getattr(node, _UNPACKED + name, None)
+
+
+def first_shape(node: Node) -> tuple[int, ...] | None:
+    """Return the shape of a node's first output; None if it is not known."""
+    described = getattr(node, "_input_metadata", ())  # what arrives at the node in the backward pass
+    shape = getattr(described[0], "shape", None) if described else None
+    return None if shape is None else tuple(map(int, shape))
+
+
+def function_of(node: Node) -> Any:
+    """Return the `torch.autograd.Function` that a node belongs to; None if it is one of PyTorch's own."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+def is_leaf(node: Any) -> bool:
+    """Whether a node accumulates the gradient of a leaf; such nodes are made at no time."""
+    return type(node).__name__ == "AccumulateGrad"
+
+
+def in_order(nodes: Iterable[Node]) -> list[Node]:
+    """Put nodes in the order of execution, leaves last; where they have no numbers, each behind those that it needs."""
+    found = list(nodes)
+    if numbers_operations():
+        return sorted(found, key=sequence_number)
+    wanted = set(found)
+    return sorted((node for node in _by_need(found) if node in wanted), key=is_leaf)
+
+
+def _by_need(roots: Iterable[Node]) -> Iterator[Node]:
+    """Yield each node behind some others behind those that it needs."""
+    met: set[Node] = set()
+    for root in roots:
+        stack: list[tuple[Node, bool]] = [(root, False)]
+        while stack:
+            node, is_ready = stack.pop()
+            if is_ready:
+                yield node
+            elif node not in met:
+                met.add(node)
+                stack.append((node, True))
+                stack += [(before, False) for before, _ in node.next_functions if before is not None]
 
 
 def saved_by(node: Node) -> Iterator[tuple[str, Any]]:
     """Yield the name and the `SavedTensor` of everything that a node saved; nothing once that is freed."""
     for name in fields(type(node)):
         try:
-            saved = getattr(node, RAW + name)
+            kept = raw(node, name)
         except RuntimeError:  # its backward has run, and has freed what it saved
             continue
-        for each in saved if isinstance(saved, tuple) else (saved,):
+        for each in kept if isinstance(kept, tuple) else (kept,):
             if isinstance(each, SavedTensor):
                 yield name, each
 
@@ -59,7 +141,7 @@ def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
     seen = set(stack)
     while stack:
         node = stack.pop()
-        if node._sequence_nr() < since:
+        if since and sequence_number(node) < since:
             continue
         yield node
         new = {before for before, _ in node.next_functions if before is not None} - seen

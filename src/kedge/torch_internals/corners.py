@@ -21,7 +21,8 @@ class Corner:
 
     Attributes:
         name: What it is about: the file of this folder that uses it.
-        privates: The private names, each as module and attributes, such as ``torch.autograd:_get_sequence_nr``.
+        privates: The private names, each as module and attributes, such as ``torch.autograd:_get_sequence_nr``; one that
+            belongs to an instance, such as ``torch.nn:Module()._parameters``.
         costs: What is lost without one of them, in a sentence.
     """
 
@@ -34,7 +35,12 @@ class Corner:
         return tuple(path for path in self.privates if find(path) is None)
 
 
+COMPILER = "torch._dynamo.eval_frame"
+"""The module that PyTorch imports before it compiles anything."""
+
 _C = "torch:_C."
+_FUNCTIONS = "torch:_C._functions."
+_MODULE = "torch.nn:Module()."
 CORNERS = (
     Corner(
         "graph_task",
@@ -48,9 +54,23 @@ CORNERS = (
     ),
     Corner(
         "autograd_nodes",
-        (f"{_C}_autograd._get_sequence_nr", f"{_C}_autograd.SavedTensor", f"{_C}_autograd._make_saved_tensor"),
-        "what modules save is not told apart, gradients of views are not followed past a change in place, and arguments that a "
-        "checkpoint holds in containers stay in memory.",
+        (
+            f"{_C}_autograd._get_sequence_nr",
+            f"{_FUNCTIONS}AccumulateGrad._sequence_nr",
+            f"{_C}_autograd.SavedTensor",
+            f"{_C}_autograd._make_saved_tensor",
+        ),
+        "what modules save is not told apart, gradients of views are not followed past a change in place, dumps do not look at "
+        "the share that each call has in a gradient, and arguments that a checkpoint holds in containers stay in memory.",
+    ),
+    Corner(
+        "saved_fields",
+        (
+            f"{_FUNCTIONS}MulBackward0._raw_saved_self",
+            f"{_FUNCTIONS}AddBackward0._saved_alpha",
+            f"{_FUNCTIONS}AccumulateGrad._input_metadata",
+        ),
+        "kedge.offload rebuilds nothing, and graphs are without shapes and saved tensors.",
     ),
     Corner(
         "saved_hooks",
@@ -124,13 +144,76 @@ CORNERS = (
     ),
     Corner(
         "versions",
-        ("torch:Tensor._version", "torch.autograd:_unsafe_preserve_version_counter"),
+        ("torch:Tensor._version",),
+        "kedge.offload and kedge.saved leave every tensor where it is, records are copies, gradients of views are left out, and "
+        "changes in place go unnoticed: those that actions make, of gradients that were not zeroed, of what a dump holds.",
+    ),
+    Corner(
+        "kept_versions",
+        ("torch.autograd:_unsafe_preserve_version_counter",),
         "kedge.saved counts as a change of the buffers that it puts back.",
     ),
     Corner(
+        "aliases",
+        ("torch:Tensor._base", "torch:Tensor._is_view"),
+        "gradients of values that are changed in place later are left out, and nothing is rebuilt from a part of a tensor.",
+    ),
+    Corner(
+        "zeros",
+        ("torch:Tensor._is_zerotensor",),
+        "kedge.offload asks each tensor for its address to know the zeros that are nowhere in memory.",
+    ),
+    Corner(
         "storages",
-        ("torch:UntypedStorage._cdata", "torch:UntypedStorage._new_with_weak_ptr", f"{_C}_storage_Use_Count"),
-        "tensors that share memory are not told apart from those that do not, and bytes brought back are not shared.",
+        ("torch:UntypedStorage._cdata",),
+        "kedge.offload and kedge.saved leave every tensor where it is, and what has no address counts as shared with nothing.",
+    ),
+    Corner(
+        "wrappers",
+        ("torch.utils._python_dispatch:is_traceable_wrapper_subclass",),
+        "the memory of tensors that are made of others, such as a DTensor, is not counted as theirs.",
+    ),
+    Corner(
+        "containers",
+        ("torch.utils._pytree:SUPPORTED_NODES",),
+        "tensors in containers that a library has registered with PyTorch are not found.",
+    ),
+    Corner(
+        "shared_storages",
+        ("torch:UntypedStorage._new_with_weak_ptr", f"{_C}_storage_Use_Count"),
+        "bytes that kedge.offload has brought back are not shared.",
+    ),
+    Corner(
+        "hook_tables",
+        (
+            "torch:Tensor._backward_hooks",
+            "torch:Tensor._post_accumulate_grad_hooks",
+            f"{_MODULE}_forward_hooks",
+            f"{_MODULE}_forward_pre_hooks",
+        ),
+        "looking which hooks there are takes longer, as Kedge hooks the place for a moment, and copies of a hooked model have "
+        "hooks that do nothing.",
+    ),
+    Corner(
+        "wrapped_hooks",
+        ("torch.nn.modules.module:_WrappedHook",),
+        "kedge.audit does not say where the code of a hook is that PyTorch gives its module.",
+    ),
+    Corner(
+        "module_tables",
+        (f"{_MODULE}_parameters", f"{_MODULE}_buffers", f"{_MODULE}_modules"),
+        "watching takes longer, and dumps do not tell which parameters, buffers and modules of a module are None, so that their "
+        "script may fail.",
+    ),
+    Corner(
+        "recurrent",
+        ("torch.nn:RNNBase._init_flat_weights",),
+        "a dump's script cannot run a recurrent module.",
+    ),
+    Corner(
+        "module_calls",
+        ("torch.nn:Module._call_impl", "torch.nn:Module._slow_forward"),
+        "operations inside a forward do not fire while torch.jit.trace is under way.",
     ),
 )
 
@@ -143,7 +226,9 @@ def _resolve(path: str) -> Any:
     except ImportError:
         return None
     for name in names.split("."):
-        found = getattr(found, name, None)
+        found = getattr(found, name.removesuffix("()"), None)
+        if name.endswith("()") and found is not None:
+            found = found()
     return found
 
 
@@ -153,9 +238,9 @@ def find(path: str) -> Any:
 
 
 @functools.cache
-def lacks(name: str) -> bool:
-    """Whether this PyTorch lacks a part of a corner, so that the rest of it is of no use either."""
-    return any(corner.missing() for corner in CORNERS if corner.name == name)
+def lacks(*names: str) -> bool:
+    """Whether this PyTorch lacks a part of one of some corners, so that the rest of it is of no use either."""
+    return any(corner.missing() for corner in CORNERS if corner.name in names)
 
 
 def late(path: str, instead: Callable[..., Any]) -> Callable[..., Any]:

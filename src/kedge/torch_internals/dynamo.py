@@ -31,7 +31,17 @@ def compiles(module: nn.Module) -> bool:
     """Tell whether a call of this very module is compiled."""
     dynamo = sys.modules.get("torch._dynamo")
     wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-    return wrapped or getattr(module, "_compiled_call_impl", None) is not None
+    return wrapped or is_compiled_in_place(module)
+
+
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """Whether ``module.compile()`` was called, so that the module itself calls what was compiled."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_loaded() -> bool:
+    """Whether anything can have been compiled yet."""
+    return "torch._dynamo" in sys.modules
 
 
 def takes_calls_in() -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from kedge.torch_internals.corners import lacks, late
 
 _AUTOGRAD = "torch:_C._autograd."
-_CANNOT = "this PyTorch does not let a thread's saved-tensor hooks be seen"
+_CANNOT = "this PyTorch does not show a thread's saved-tensor hooks, or when a tensor was changed"
 
 
 def _nothing(*_: Any) -> None:
@@ -26,18 +26,23 @@ _enable: Callable[[], None] = late(f"{_AUTOGRAD}_saved_tensors_hooks_enable", _n
 _disable: Callable[[str, bool], None] = late(f"{_AUTOGRAD}_saved_tensors_hooks_disable", _nothing)
 
 
+def _useless() -> bool:
+    """Whether what a pair takes cannot be told from what was changed since, or from what others hold."""
+    return lacks("saved_hooks", "versions", "storages")
+
+
 def disabled() -> str | None:
     """Why no pair may be in force on this thread, as `torch.func` says it; None if one may."""
-    return _CANNOT if lacks("saved_hooks") else _why()
+    return _CANNOT if _useless() else _why()
 
 
 def enable() -> None:
     """Let pairs be in force on this thread again."""
-    if not lacks("saved_hooks"):
+    if not _useless():
         _enable()
 
 
 def disable(why: str, nested: bool) -> None:
     """Let no pair be in force on this thread."""
-    if not lacks("saved_hooks"):
+    if not _useless():
         _disable(why, nested)

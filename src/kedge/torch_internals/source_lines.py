@@ -26,6 +26,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from kedge.torch_internals.module_tables import own_parameters
+
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
@@ -75,7 +77,7 @@ def forward_of(module: nn.Module) -> tuple[str, int] | None:
     if forward is nn.Module.forward:
         return None
     code = _code(forward)
-    return None if code is None else (_place(code.co_filename), code.co_firstlineno)
+    return None if code is None else (place_of(code.co_filename), code.co_firstlineno)
 
 
 def module_tree(root: nn.Module, label: Callable[[str], str]) -> list[dict[str, Any]]:
@@ -100,7 +102,7 @@ def module_tree(root: nn.Module, label: Callable[[str], str]) -> list[dict[str, 
         if kind not in forwards:
             forwards[kind] = forward_of(module) or (None, None)
         file, line = forwards[kind]
-        own = [p for p in module._parameters.values() if p is not None and id(p) not in seen]
+        own = [p for p in own_parameters(module).values() if p is not None and id(p) not in seen]
         seen.update(map(id, own))
         known = [p for p in own if not is_lazy(p)]
         entries.append({
@@ -116,7 +118,7 @@ def source_of(frame: FrameType) -> Source:
     # The loader knows the text of its own module, not that of code which was executed in its names.
     names = frame.f_globals if frame.f_globals.get("__file__") == code.co_filename else None
     text = linecache.getline(code.co_filename, line, names).strip()
-    return Source(_place(code.co_filename), line, code.co_qualname, text[:_LONGEST] or None)
+    return Source(place_of(code.co_filename), line, code.co_qualname, text[:_LONGEST] or None)
 
 
 def is_dropped(frame: FrameType | None) -> bool:
@@ -166,7 +168,8 @@ def _code(function: Any) -> CodeType | None:
     return next(reversed(list(_codes(function))), None)
 
 
-def _place(file: str) -> str:
+def place_of(file: str) -> str:
+    """Return a file as it is shown: relative to the current folder if it is inside."""
     try:
         here = f"{Path.cwd()}{os.sep}"
     except FileNotFoundError:  # the program has deleted the folder that it runs in

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from kedge.torch_internals import modes
-from kedge.torch_internals.corners import find
+from kedge.torch_internals.corners import find, lacks
 
 _ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
+_unaddressed = itertools.count(1 << 64)
+
+
+def _no(_: Any) -> bool:
+    return False
+
+
+_is_wrapper: Callable[[Any], bool] = find("torch.utils._python_dispatch:is_traceable_wrapper_subclass") or _no
+
+
+def _number(storage: torch.UntypedStorage) -> int:
+    return storage._cdata  # type: ignore[no-any-return]
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    return storage.data_ptr() or next(_unaddressed)
+
+
+identity_of: Callable[[torch.UntypedStorage], int] = _address if lacks("storages") else _number
+"""A number that no other living storage has."""
 
 
 def parts(tensor: Tensor) -> list[Tensor]:
@@ -27,13 +47,13 @@ def parts(tensor: Tensor) -> list[Tensor]:
     if modes.is_wrapped(tensor):
         return parts(modes.unwrapped(tensor))
     wrapper: Any = tensor
-    if is_traceable_wrapper_subclass(wrapper):
+    if _is_wrapper(wrapper):
         inner = [getattr(wrapper, name) for name in wrapper.__tensor_flatten__()[0]]
         return [
             part for held in inner if isinstance(held, Tensor) for part in parts(held)
         ]  # a DTensor names its mesh too
     if tensor.layout == torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
+        return _of_sparse(tensor)
     if tensor.layout in _ROWS:
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in _COLUMNS:
@@ -41,16 +61,23 @@ def parts(tensor: Tensor) -> list[Tensor]:
     return [tensor] if tensor.layout == torch.strided else []
 
 
+def _of_sparse(tensor: Tensor) -> list[Tensor]:
+    """Return indices and values of a sparse tensor, which may hold an index several times."""
+    if hasattr(tensor, "_indices"):
+        return [tensor._indices(), tensor._values()]
+    return [tensor.indices(), tensor.values()] if tensor.is_coalesced() else []
+
+
 def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
     """Return the storages of tensors by their identity, each once; a lazy parameter has none yet."""
     found = (part.untyped_storage() for tensor in tensors if not is_lazy(tensor) for part in parts(tensor))
-    return {storage._cdata: storage for storage in found}
+    return {identity_of(storage): storage for storage in found}
 
 
 def users_of(storage: torch.UntypedStorage) -> int:
     """Count who holds a storage, this caller's own object among them; where that cannot be known it is many."""
-    count = find("torch:_C._storage_Use_Count")
-    return sys.maxsize if count is None else int(count(storage._cdata))
+    count = None if lacks("storages") else find("torch:_C._storage_Use_Count")
+    return sys.maxsize if count is None else int(count(identity_of(storage)))
 
 
 def behind(pointer: Any) -> torch.UntypedStorage | None:

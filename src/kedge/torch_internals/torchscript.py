@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from kedge.torch_internals.module_tables import own_children
+
 Unhooked = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
@@ -27,6 +29,7 @@ def twin_of(module: nn.Module, unhooked: Unhooked, known: dict[int, nn.Module] |
             for name, held in unhooked(module.__dict__).items()
         }
         twin.__dict__["_modules"] = {
-            name: inner if inner is None else twin_of(inner, unhooked, known) for name, inner in module._modules.items()
+            name: inner if inner is None else twin_of(inner, unhooked, known)
+            for name, inner in own_children(module).items()
         }
     return known[id(module)]

@@ -9,12 +9,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules import module as module_tables
 from torch.optim import Optimizer
-from torch.optim import optimizer as optimizer_tables
 from torch.utils.hooks import RemovableHandle
 
 from kedge import native
+from kedge.torch_internals.hook_tables import for_everything
+from kedge.torch_internals.module_tables import own_children
+from kedge.torch_internals.tensors import may_alias, version_of
 from kedge.watch.backwards import BackwardPasses
 from kedge.watch.optimizers import Optimizers, params_of
 from kedge.watch.roots import Root
@@ -22,6 +23,7 @@ from kedge.watch.seen import Places
 
 Note = Mapping[str, Any]
 Kept = tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]
+Modal = tuple[str, weakref.ref[nn.Module]]
 _CHECKED = 8
 """How many gradients are looked at for whether they were zeroed."""
 _SMALL = 1 << 16
@@ -43,7 +45,7 @@ class Facts:
 
     def __init__(self) -> None:
         self._modes: dict[int, tuple[Any, ...]] = {}
-        self._modals: weakref.WeakKeyDictionary[nn.Module, list[tuple[str, weakref.ref[nn.Module]]]]
+        self._modals: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], list[Modal]]]
         self._modals = weakref.WeakKeyDictionary()
         self._left: dict[int, list[Kept]] = {}
         self._zeroed: set[int] = set()
@@ -60,7 +62,7 @@ class Facts:
     def begin(self, *handles: RemovableHandle) -> None:
         """Note what there is when watching begins: PyTorch's global tables of hooks, and our own that stay there."""
         self._begun, self._handles = _child_seconds(), list(handles)
-        self._tables = [t for m in (module_tables, optimizer_tables) for n, t in vars(m).items() if _is_table(n, t)]
+        self._tables = list(for_everything().values())
 
     def stepped_in_child(self) -> None:
         """Called in a forked child process when an optimizer steps there."""
@@ -138,11 +140,12 @@ class Facts:
         return notes
 
     def _modal(self, root: Root, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """List the modules of a root that compute otherwise in training; they are looked for once in each model."""
-        known = self._modals.get(module)
-        if known is None:
+        """List the modules of a root that compute otherwise in training; looked for when modules have come or gone."""
+        there, (before, known) = _ids_in(module), self._modals.get(module, ((), []))
+        if there != before or any(ref() is None for _, ref in known):
             found = ((root.label(n), m) for n, m in module.named_modules() if isinstance(m, _MODES))
-            known = self._modals[module] = [(name, weakref.ref(m)) for name, m in found]
+            known = [(name, weakref.ref(m)) for name, m in found]
+            self._modals[module] = there, known
         return [(name, m) for name, ref in known if (m := ref()) is not None]
 
     def step_ended(self, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses) -> None:
@@ -221,7 +224,7 @@ class Facts:
         return notes
 
     def _replaced(self) -> bool:
-        now = {id(t) for m in (module_tables, optimizer_tables) for n, t in vars(m).items() if _is_table(n, t)}
+        now = {id(table) for table in for_everything().values()}
         gone = any(handle.id not in (handle.hooks_dict_ref() or {}) for handle in self._handles)
         return gone or any(id(table) not in now for table in self._tables)
 
@@ -241,9 +244,20 @@ def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             # Sharded training puts views in the place of parameters, of which not even that can be asked.
-            leaf = type(value) is Tensor and not value._is_view() and value.requires_grad and value.is_leaf
+            leaf = type(value) is Tensor and not may_alias(value) and value.requires_grad and value.is_leaf
             if leaf and value.grad is not None and id(value) not in held:
                 yield f"{path}.{name}".lstrip(".")
+
+
+def _ids_in(module: nn.Module) -> tuple[int, ...]:
+    """Return the ids of a module and of all modules in it; this is asked in each measured step."""
+    found, waiting = {id(module): None}, [module]
+    while waiting:
+        for child in own_children(waiting.pop()).values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = None
+                waiting.append(child)
+    return tuple(found)
 
 
 def _params(kept: Iterable[Kept]) -> list[Tensor]:
@@ -252,9 +266,9 @@ def _params(kept: Iterable[Kept]) -> list[Tensor]:
 
 def _gradients(params: Iterable[Tensor]) -> list[Kept]:
     """Some small gradients, each with its parameter and how often it was changed in place."""
-    held = ((p, p.grad) for p in params)
-    small = ((p, g) for p, g in held if g is not None and g.is_cpu and g.numel() <= _SMALL and _is_some(g))
-    return [(weakref.ref(p), weakref.ref(g), g._version) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
+    counted = ((p, g) for p in params if (g := p.grad) is not None and version_of(g) >= 0)
+    small = ((p, g) for p, g in counted if g.is_cpu and g.numel() <= _SMALL and _is_some(g))
+    return [(weakref.ref(p), weakref.ref(g), version_of(g)) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
 
 
 def _is_some(grad: Tensor) -> bool:
@@ -266,11 +280,7 @@ def _is_some(grad: Tensor) -> bool:
 def _is_left(one: Kept) -> bool:
     """Whether a parameter still has the gradient that it had, unchanged."""
     param, grad = one[0](), one[1]()
-    return param is not None and grad is not None and param.grad is grad and grad._version == one[2]
-
-
-def _is_table(name: str, table: Any) -> bool:
-    return name.startswith("_global_") and "hooks" in name and isinstance(table, dict)
+    return param is not None and grad is not None and param.grad is grad and version_of(grad) == one[2]
 
 
 def _child_seconds() -> float:

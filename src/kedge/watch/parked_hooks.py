@@ -25,10 +25,10 @@ from kedge.errors import ActionDisabled
 from kedge.hooks.modules import Begin, End, Gate
 from kedge.hooks.schedule import Clock
 from kedge.hooks.session import Session
-from kedge.hooks.veil import FLAG_TABLES, HOOK_TABLES
 from kedge.sites.site import escape
 from kedge.stderr import say
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.hook_tables import around_forward
 from kedge.watch.roots import Root
 
 
@@ -86,11 +86,10 @@ class ParkedHooks:
             called: Only those of modules that have been called.
         """
         for module in modules:
-            tables = vars(module)
-            for name in HOOK_TABLES:
-                own = {i: hook for i, hook in tables[name].items() if isinstance(hook, kinds) and _is_of(hook, clock)}
+            for table_of_hooks, flags in around_forward(module):
+                own = {i: hook for i, hook in table_of_hooks.items() if isinstance(hook, kinds) and _is_of(hook, clock)}
                 mine = [i for i, hook in own.items() if not (called and _waits(hook))]
-                for table in (tables[name], *(tables[flags] for flags in FLAG_TABLES if flags in tables)):
+                for table in (table_of_hooks, *flags):
                     self._entries += [(weakref.ref(table), i, table[i]) for i in mine if i in table]
 
     def put(self, *, up: bool) -> None:

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from kedge.sites.leaves import has_memory, own_part
-from kedge.torch_internals.autograd_nodes import behind, saved_by
-from kedge.torch_internals.source_lines import is_between
+from kedge.torch_internals.autograd_nodes import behind, in_order, number_in, saved_by
+from kedge.torch_internals.source_lines import is_between, place_of
 from kedge.watch.backwards import Began, is_installed, plain_name
 from kedge.watch.hush import NOTED, hush, unhush
 
@@ -123,7 +123,7 @@ class Lines:
 def nodes_of(losses: Iterable[Tensor]) -> list[Node]:
     """Return every node behind some tensors, in the order in which a forward makes them."""
     found = list(behind(t.grad_fn for t in losses))[:_MOST_NODES]
-    return sorted(found, key=lambda node: node._sequence_nr())
+    return in_order(found)
 
 
 def shape_of(nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -139,7 +139,11 @@ def line_in(stack: Sequence[str] | None) -> dict[str, Any] | None:
             if match is None or is_between(match["file"]):
                 continue
             if installed or not is_installed(match["file"]):
-                return {"file": match["file"], "line": int(match["line"]), "text": match["text"].strip() or None}
+                return {
+                    "file": place_of(match["file"]),
+                    "line": int(match["line"]),
+                    "text": match["text"].strip() or None,
+                }
     return None
 
 
@@ -214,7 +218,7 @@ def find_behind_gradients(began: Began, lines: Lines) -> dict[str, Any] | None:
 
 def _is_dangerous(node: Node) -> bool:
     """Whether an operation can make something not finite of numbers of usual size."""
-    exponent = getattr(node, "_saved_exponent", None)
+    exponent = number_in(node, "exponent")
     whole = isinstance(exponent, (int, float)) and exponent >= 0 and exponent == int(exponent)
     return plain_name(node.name()) in _DANGEROUS and not whole
 
@@ -296,7 +300,7 @@ def _danger(node: Node, inputs: dict[str, Tensor]) -> str | None:
     if name in ("acos", "asin", "atanh") and own is not None and bool((own.abs() > 1).any()):
         return f"its input holds {int((own.abs() > 1).sum())} numbers beyond 1"
     if name == "pow" and own is not None and bool((own <= 0).any()):
-        exponent = getattr(node, "_saved_exponent", None)
+        exponent = number_in(node, "exponent")
         if isinstance(exponent, (int, float)) and (exponent < 0 or exponent != int(exponent)):
             return f"its base holds {int((own <= 0).sum())} numbers that are zero or negative"
     return None

@@ -22,12 +22,19 @@ from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from kedge.sites import leaves
-from kedge.torch_internals.autograd_nodes import SavedTensor, behind, is_number, operation_number, saved_by
+from kedge.torch_internals.autograd_nodes import (
+    SavedTensor,
+    behind,
+    is_number,
+    operation_number,
+    saved_by,
+    sequence_number,
+)
 from kedge.torch_internals.checkpoint import frame_of
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.saved_hooks import top_hooks
-from kedge.torch_internals.storages import owned, storages
+from kedge.torch_internals.storages import identity_of, owned, storages
 
 
 class SavedBill:
@@ -112,7 +119,7 @@ class SavedBill:
 
     def _add(self, path: str | None, storage: torch.UntypedStorage) -> None:
         # The weak reference keeps the storage's identity from being given to another one.
-        self._counted[storage._cdata] = StorageWeakRef(storage)
+        self._counted[identity_of(storage)] = StorageWeakRef(storage)
         if storage.nbytes():
             sums = self._modules.setdefault(path, [0, 0])
             sums[0] += storage.nbytes()
@@ -145,7 +152,7 @@ class SavedBill:
     def _nodes(self, outputs: Any) -> list[tuple[int, Node]]:
         """Return the nodes behind the outputs that are not counted yet, in the order of execution."""
         made_by = (tensor.grad_fn for _, tensor in leaves.find(outputs))
-        found = [(node._sequence_nr(), node) for node in behind(made_by, self._since)]
+        found = [(sequence_number(node), node) for node in behind(made_by, self._since)]
         return sorted(found, key=lambda pair: pair[0])
 
 

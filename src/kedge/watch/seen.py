@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-from kedge.hooks.calls import is_replica
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
+from kedge.torch_internals.module_tables import is_replica
 from kedge.watch.roots import Root
 
 

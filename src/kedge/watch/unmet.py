@@ -10,17 +10,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from kedge.torch_internals.module_tables import is_made, own_children, own_parameters
 from kedge.torch_internals.source_lines import is_between
 
 
 def holders_of(params: Iterable[nn.Parameter]) -> list[nn.Module]:
     """Return the outermost modules that hold some parameters; this looks through all objects, so ask seldom."""
     wanted = {id(p) for p in params}
-    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and "_parameters" in vars(o)]
-    parents = {id(child): m for m in modules for child in m._modules.values() if child is not None}
+    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and is_made(o)]
+    parents = {id(child): m for m in modules for child in own_children(m).values() if child is not None}
     found: dict[int, nn.Module] = {}
     for module in modules:
-        if any(id(p) in wanted for p in module._parameters.values()):
+        if any(id(p) in wanted for p in own_parameters(module).values()):
             top = _outermost(module, parents)
             found[id(top)] = top
     return list(found.values())

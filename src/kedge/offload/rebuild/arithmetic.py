@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kedge.offload.rebuild.growth import Apply, Growth, OfOneNode
 from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.torch_internals.autograd_nodes import raw, saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class OfTwo(OfOneNode):
 
     def term(self, node: Any, growth: Growth) -> Term | None:
         """Combine both sides."""
-        left = _side(node, growth, "_raw_saved_self", 0)
-        right = None if left is None else _side(node, growth, "_raw_saved_other", 1)
+        left = _side(node, growth, "self", 0)
+        right = None if left is None else _side(node, growth, "other", 1)
         return None if left is None or right is None else Apply(self.function, (left, right))
 
 
@@ -54,7 +55,7 @@ class Sum:
         return (
             None
             if left is None or right is None
-            else Apply(_add_inside if isinstance(left, Apply) else _add, (left, right), (node._saved_alpha,))
+            else Apply(_add_inside if isinstance(left, Apply) else _add, (left, right), (saved(node, "alpha"),))
         )
 
 
@@ -63,19 +64,19 @@ ARITHMETIC = (OfTwo("product", "MulBackward0", torch.mul), OfTwo("quotient", "Di
 
 def _side(node: Any, growth: Growth, field: str, edge: int) -> Term | None:
     """Give one side: as it was saved, a number, or what made it."""
-    saved = getattr(node, field).data
-    if saved is None:
+    held = raw(node, field).data
+    if held is None:
         return growth.behind(node.next_functions[edge])
-    if isinstance(saved, Tensor):
-        return _number(saved)
+    if isinstance(held, Tensor):
+        return _number(held)
     return growth.saved(node, field, edge)
 
 
-def _number(saved: Tensor) -> Term | None:
+def _number(held: Tensor) -> Term | None:
     """Give a Python number, which PyTorch wraps into a tensor in CPU memory that no hook sees."""
-    if saved.dim() or saved.device.type != "cpu" or saved.dtype not in {torch.float64, torch.int64, torch.bool}:
+    if held.dim() or held.device.type != "cpu" or held.dtype not in {torch.float64, torch.int64, torch.bool}:
         return None
-    return partial(_constant, saved.item())
+    return partial(_constant, held.item())
 
 
 def _constant(number: Any, _: Sequence[Tensor]) -> Any:

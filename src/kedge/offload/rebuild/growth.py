@@ -26,6 +26,8 @@ from torch import Tensor
 
 from kedge.offload.handle import Handle
 from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.torch_internals.autograd_nodes import raw
+from kedge.torch_internals.tensors import changes
 
 DEEPEST = 3
 """How often what is rebuilt may be made from what is rebuilt."""
@@ -121,7 +123,7 @@ class Growth:
         came = None if edge is None else node.next_functions[edge][0]
         if edge is not None and not self._lasting and _may_be_parameter(came):
             return self.copied(node, field)
-        return self._leaf(self._handle_of(getattr(node, field)), came)
+        return self._leaf(self._handle_of(raw(node, field)), came)
 
     def behind(self, edge: Edge) -> Term | None:
         """Give what an operation got along an edge: a parameter, what its maker saved, or what can be made again."""
@@ -132,7 +134,7 @@ class Growth:
         if rule is None:
             return self.parameter(edge)
         if rule.result is not None:
-            return self._leaf(self._handle_of(getattr(node, rule.result)), node)
+            return self._leaf(self._handle_of(raw(node, rule.result)), node)
         self.whole = None
         self.replayed += 1
         return rule.term(node, self) if self.replayed < WIDEST else None
@@ -151,12 +153,12 @@ class Growth:
 
     def copied(self, node: Any, field: str) -> Term | None:
         """Give a copy of something small that the node saved under a name."""
-        handle = self._handle_of(getattr(node, field))
+        handle = self._handle_of(raw(node, field))
         return self._copy(handle.read()) if handle is not None and handle.intact() else None
 
     def handle(self, node: Any, field: str) -> Handle | None:
         """Give the handle of what the node saved under a name, to look at it now."""
-        return self._handle_of(getattr(node, field))
+        return self._handle_of(raw(node, field))
 
     def settle(self, node: Any) -> bool:
         """Write down how deep this node's output is; False if it is too deep."""
@@ -199,7 +201,7 @@ class Unchanged:
     __slots__ = ("_tensor", "_version")
 
     def __init__(self, variable: Tensor) -> None:
-        self._tensor, self._version = variable.detach(), variable._version
+        self._tensor, self._version = variable.detach(), changes(variable)
 
     def __call__(self, _: Sequence[Tensor]) -> Tensor:
         """Evaluate.
@@ -207,10 +209,10 @@ class Unchanged:
         Raises:
             RuntimeError: It was changed in place.
         """
-        if self._tensor._version != self._version:
+        if changes(self._tensor) != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{self._tensor.type()} {[*self._tensor.size()]}] is at version {self._tensor._version}; "
+                f"[{self._tensor.type()} {[*self._tensor.size()]}] is at version {changes(self._tensor)}; "
                 f"expected version {self._version} instead. kedge.offload rebuilds a saved tensor from it: leave that module out "
                 "(where=...), or rebuild nothing: kedge.Disk(rebuild=False)"
             )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kedge.offload.rebuild.growth import Apply, Growth
 from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.torch_internals.autograd_nodes import raw, saved
 
 _USUAL = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)
 _EXACT = frozenset({torch.float32, torch.float64})
@@ -35,17 +36,17 @@ class LayerNorm:
 
     def term(self, node: Any, growth: Growth) -> Term | None:
         """Normalise the input again."""
-        source, spread = growth.saved(node, "_raw_saved_input", 0), growth.saved(node, "_raw_saved_result2")
-        weight, bias = _optional(node, growth, "_raw_saved_weight", 1), _optional(node, growth, "_raw_saved_bias", 2)
+        source, spread = growth.saved(node, "input", 0), growth.saved(node, "result2")
+        weight, bias = _optional(node, growth, "weight", 1), _optional(node, growth, "bias", 2)
         if source is None or spread is None or weight is None or bias is None:
             return None
-        shape = list(node._saved_normalized_shape)
+        shape = list(saved(node, "normalized_shape"))
         epsilon = _epsilon(node, growth, shape)
         return None if epsilon is None else Apply(_by_layer, (source, spread, weight, bias), (shape, epsilon))
 
 
 def _optional(node: Any, growth: Growth, field: str, edge: int) -> Term | None:
-    return _nothing if getattr(node, field).data is None else growth.saved(node, field, edge)
+    return _nothing if raw(node, field).data is None else growth.saved(node, field, edge)
 
 
 def _nothing(_: Sequence[Tensor]) -> Any:
@@ -54,11 +55,11 @@ def _nothing(_: Sequence[Tensor]) -> Any:
 
 def _epsilon(node: Any, growth: Growth, shape: list[int]) -> float | None:
     """See Note [The epsilon]."""
-    weight = growth.handle(node, "_raw_saved_weight")
+    weight = growth.handle(node, "weight")
     key = None if weight is None else _alone(weight.read())
     if key is not None and key in _known:
         return _known[key]
-    source, spread = growth.handle(node, "_raw_saved_input"), growth.handle(node, "_raw_saved_result2")
+    source, spread = growth.handle(node, "input"), growth.handle(node, "result2")
     assert source is not None  # noqa: S101 - `term` has looked
     assert spread is not None  # noqa: S101 - `term` has looked
     with torch.no_grad(), torch.autocast(source.device.type, enabled=False):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kedge.offload.rebuild.growth import Apply, Growth, signed
 from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.torch_internals.autograd_nodes import saved
 
 Step = Callable[[Tensor], Tensor]
 Sizes = tuple[int, ...]
@@ -45,7 +46,7 @@ def _steps(node: Any, size: Sizes) -> tuple[Any, list[Step]]:
     steps: list[Step] = []
     if type(node).__name__ == "UnsafeViewBackward0":
         steps.append(partial(_reshape, size))
-        size, node = tuple(node._saved_self_sym_sizes), node.next_functions[0][0]
+        size, node = _size_before(node), node.next_functions[0][0]
         if type(node).__name__ != "CloneBackward0":
             return None, []
     edge = node.next_functions[0]
@@ -54,6 +55,10 @@ def _steps(node: Any, size: Sizes) -> tuple[Any, list[Step]]:
         steps.append(step)
         edge = edge[0].next_functions[0]
     return edge, steps[::-1]
+
+
+def _size_before(node: Any) -> Sizes:
+    return tuple(saved(node, "self_sym_sizes"))
 
 
 def _replay(steps: Sequence[Step], source: Tensor) -> Tensor:
@@ -80,15 +85,15 @@ def _expand(size: Sizes, source: Tensor) -> Tensor:
 
 
 def _reshaped(node: Any, size: Sizes) -> tuple[Step, Sizes]:
-    return partial(_reshape, size), tuple(node._saved_self_sym_sizes)
+    return partial(_reshape, size), _size_before(node)
 
 
 def _expanded(node: Any, size: Sizes) -> tuple[Step, Sizes]:
-    return partial(_expand, size), tuple(node._saved_self_sym_sizes)
+    return partial(_expand, size), _size_before(node)
 
 
 def _swapped(node: Any, size: Sizes) -> tuple[Step, Sizes]:
-    first, second = signed(node._saved_dim0) % len(size), signed(node._saved_dim1) % len(size)
+    first, second = signed(saved(node, "dim0")) % len(size), signed(saved(node, "dim1")) % len(size)
     before = list(size)
     before[first], before[second] = before[second], before[first]
     return partial(_swap, first, second), tuple(before)
@@ -99,7 +104,7 @@ def _flipped(_: Any, size: Sizes) -> tuple[Step, Sizes]:
 
 
 def _permuted(node: Any, size: Sizes) -> tuple[Step, Sizes]:
-    dims = tuple(signed(dim) % len(size) for dim in node._saved_dims)
+    dims = tuple(signed(dim) % len(size) for dim in saved(node, "dims"))
     before = [0] * len(size)
     for place, dim in enumerate(dims):
         before[dim] = size[place]
@@ -120,11 +125,11 @@ def _once(whole: Tensor, node: Any, growth: Growth) -> Term | None:
     """Store once what was expanded and then copied, as the keys that several heads of attention share."""
     size = tuple(whole.size())
     if type(node).__name__ == "UnsafeViewBackward0":
-        size, node = tuple(node._saved_self_sym_sizes), node.next_functions[0][0]
+        size, node = _size_before(node), node.next_functions[0][0]
     expand = node.next_functions[0][0]
     if type(expand).__name__ != "ExpandBackward0":
         return None
-    before = tuple(expand._saved_self_sym_sizes)
+    before = _size_before(expand)
     part = whole.detach().reshape(size)
     lead = len(size) - len(before)
     for dim, once in enumerate(before):

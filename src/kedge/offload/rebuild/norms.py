@@ -26,6 +26,7 @@ from torch import Tensor
 from kedge.offload.handle import Handle
 from kedge.offload.rebuild.growth import Apply, Growth
 from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.torch_internals.autograd_nodes import number_in, raw, saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +40,16 @@ class BatchNorm:
 
     def term(self, node: Any, growth: Growth) -> Term | None:
         """Normalise the input by the same statistics."""
-        training = node._saved_training
+        training = saved(node, "training")
         if training:
-            statistics = [growth.saved(node, f"_raw_saved_{field}") for field in ("result1", "result2")]
+            statistics = [growth.saved(node, field) for field in ("result1", "result2")]
         else:  # the next forward in training changes them, and counts no change
-            statistics = [growth.copied(node, f"_raw_saved_{field}") for field in ("running_mean", "running_var")]
-        terms = [growth.saved(node, "_raw_saved_input", 0), *statistics]
+            statistics = [growth.copied(node, field) for field in ("running_mean", "running_var")]
+        terms = [growth.saved(node, "input", 0), *statistics]
         affine = _affine(node, growth)
         if affine is None or None in terms:
             return None
-        return Apply(_by_batch if training else _by_running, (*terms, *affine), (node._saved_eps,))  # type: ignore[arg-type]
+        return Apply(_by_batch if training else _by_running, (*terms, *affine), (saved(node, "eps"),))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +63,15 @@ class GroupNorm:
 
     def term(self, node: Any, growth: Growth) -> Term | None:
         """Normalise the input again."""
-        source, affine = growth.saved(node, "_raw_saved_input", 0), _affine(node, growth)
+        source, affine = growth.saved(node, "input", 0), _affine(node, growth)
         if source is None or affine is None:
             return None
-        if (eps := getattr(node, "_saved_eps", None)) is not None:
-            return Apply(
-                _by_group, (source, *affine), (node._saved_N, node._saved_C, node._saved_HxW, node._saved_group, eps)
-            )
-        if not _is_as_one_row(growth.handle(node, "_raw_saved_input")):
+        if (eps := number_in(node, "eps")) is not None:
+            sizes = (saved(node, name) for name in ("N", "C", "HxW", "group"))
+            return Apply(_by_group, (source, *affine), (*sizes, eps))
+        if not _is_as_one_row(growth.handle(node, "input")):
             return None
-        statistics = [growth.saved(node, f"_raw_saved_{field}") for field in ("result1", "result2")]
+        statistics = [growth.saved(node, field) for field in ("result1", "result2")]
         return None if None in statistics else Apply(_by_group_statistics, (source, *statistics, *affine))  # type: ignore[arg-type]
 
 
@@ -81,9 +81,9 @@ NORMS = (BatchNorm(), GroupNorm())
 def _affine(node: Any, growth: Growth) -> tuple[Term, Term] | None:
     """Give weight and bias; the bias is not saved, but stands at the end of an edge while it is trained."""
     bias = node.next_functions[2]
-    if node._raw_saved_weight.data is None:
+    if raw(node, "weight").data is None:
         return (_nothing, _nothing) if bias[0] is None else None
-    weight, shift = growth.saved(node, "_raw_saved_weight", 1), growth.small(bias)
+    weight, shift = growth.saved(node, "weight", 1), growth.small(bias)
     return None if weight is None or shift is None else (weight, shift)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kedge.offload.rebuild.growth import Apply, Growth, OfOneNode, signed
 from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.torch_internals.autograd_nodes import saved
 
 _aten: Any = torch.ops.aten
 
@@ -36,8 +37,8 @@ class FromInput(OfOneNode):
 
     def term(self, node: Any, growth: Growth) -> Term | None:
         """Apply the operation to the input."""
-        source = growth.saved(node, "_raw_saved_self", 0)
-        numbers = [signed(getattr(node, name)) for name in self.numbers]
+        source = growth.saved(node, "self", 0)
+        numbers = [signed(saved(node, name)) for name in self.numbers]
         return None if source is None else Apply(self.function, (source,), numbers)
 
 
@@ -58,7 +59,7 @@ class FromBehind(OfOneNode):
     inside: Callable[..., Tensor]
 
     cost: ClassVar[Cost] = "elementwise"
-    result: ClassVar[str | None] = "_raw_saved_result"
+    result: ClassVar[str | None] = "result"
 
     def term(self, node: Any, growth: Growth) -> Term | None:
         """Apply the operation to what its input is made of."""
@@ -78,7 +79,7 @@ class Kept(OfOneNode):
     """
 
     node: str
-    result: str | None = "_raw_saved_result"
+    result: str | None = "result"
 
     name: ClassVar[str] = "kept"
     cost: ClassVar[Cost] = "elementwise"
@@ -93,20 +94,20 @@ def _gelu(source: Tensor, approximate: str) -> Tensor:
 
 
 ACTIVATIONS = (
-    FromInput("gelu", "GeluBackward0", _gelu, ("_saved_approximate",)),
+    FromInput("gelu", "GeluBackward0", _gelu, ("approximate",)),
     FromInput("silu", "SiluBackward0", _aten.silu),
-    FromInput("leaky_relu", "LeakyReluBackward0", _aten.leaky_relu, ("_saved_negative_slope",)),
-    FromInput("elu", "EluBackward0", _aten.elu, ("_saved_alpha", "_saved_scale", "_saved_input_scale")),
-    FromInput("celu", "CeluBackward0", _aten.celu, ("_saved_alpha",)),
-    FromInput("softplus", "SoftplusBackward0", _aten.softplus, ("_saved_beta", "_saved_threshold")),
+    FromInput("leaky_relu", "LeakyReluBackward0", _aten.leaky_relu, ("negative_slope",)),
+    FromInput("elu", "EluBackward0", _aten.elu, ("alpha", "scale", "input_scale")),
+    FromInput("celu", "CeluBackward0", _aten.celu, ("alpha",)),
+    FromInput("softplus", "SoftplusBackward0", _aten.softplus, ("beta", "threshold")),
     FromInput("hardswish", "HardswishBackward0", _aten.hardswish),
     FromInput("hardsigmoid", "HardsigmoidBackward0", _aten.hardsigmoid),
-    FromInput("hardtanh", "HardtanhBackward0", _aten.hardtanh, ("_saved_min_val", "_saved_max_val")),
+    FromInput("hardtanh", "HardtanhBackward0", _aten.hardtanh, ("min_val", "max_val")),
     FromInput("mish", "MishBackward0", _aten.mish),
     FromInput("logsigmoid", "LogSigmoidBackward0", _aten.log_sigmoid),
-    FromInput("softshrink", "SoftshrinkBackward0", _aten.softshrink, ("_saved_lambd",)),
-    FromInput("glu", "GluBackward0", _aten.glu, ("_saved_dim",)),
-    FromInput("pow", "PowBackward0", _aten.pow, ("_saved_exponent",)),
+    FromInput("softshrink", "SoftshrinkBackward0", _aten.softshrink, ("lambd",)),
+    FromInput("glu", "GluBackward0", _aten.glu, ("dim",)),
+    FromInput("pow", "PowBackward0", _aten.pow, ("exponent",)),
     FromInput("sin", "SinBackward0", torch.sin),
     FromInput("cos", "CosBackward0", torch.cos),
     FromInput("abs", "AbsBackward0", torch.abs),
@@ -119,5 +120,5 @@ ACTIVATIONS = (
 _ATTENTION = ("FlashAttentionForCpu", "FlashAttention", "EfficientAttention", "CudnnAttention")
 RESULTS = (
     *(Kept(f"{name}Backward0") for name in ("Softmax", "LogSoftmax", "Exp", "Sqrt", "Rsqrt", "Reciprocal")),
-    *(Kept(f"ScaledDotProduct{name}Backward0", "_raw_saved_output") for name in _ATTENTION),
+    *(Kept(f"ScaledDotProduct{name}Backward0", "output") for name in _ATTENTION),
 )

@@ -16,6 +16,9 @@ from kedge.offload.rebuild.layouts import Copy
 from kedge.offload.rebuild.norms import NORMS
 from kedge.offload.rebuild.pointwise import ACTIVATIONS, RESULTS
 from kedge.offload.rebuild.recipe import Layout, Recipe, Replay
+from kedge.torch_internals.autograd_nodes import raw
+from kedge.torch_internals.corners import lacks
+from kedge.torch_internals.tensors import changes, root_of
 
 RULES: tuple[Rule, ...] = (*ACTIVATIONS, *RESULTS, *ARITHMETIC, *NORMS, LayerNorm(), Cast(), Copy())
 
@@ -37,13 +40,19 @@ def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
     Raises:
         RuleFailed: The rule did not know what it found; see Note [Whatever fails].
     """
-    whole = value if value._base is None else value._base
+    whole = root_of(value)
     node = whole.grad_fn
     rule = None if node is None else _BY_NODE.get(type(node).__name__)
     try:
         if node is None:
             return _by_content(value, whole)
-        if rule is None or whole.output_nr or not _is_dense(whole) or value.dtype != whole.dtype:
+        if (
+            rule is None
+            or lacks("saved_fields")
+            or whole.output_nr
+            or not _is_dense(whole)
+            or value.dtype != whole.dtype
+        ):
             return None
         return _by_rule(rule, node, value, Growth(_BY_NODE, handle_of, whole))
     except Exception as failure:
@@ -55,11 +64,11 @@ def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
 def _by_rule(rule: Rule, node: Any, value: Tensor, growth: Growth) -> Recipe | None:
     whole = growth.whole
     assert whole is not None  # noqa: S101 - the rule has not been asked yet
-    if rule.result is not None and getattr(node, rule.result).data is not None:
+    if rule.result is not None and raw(node, rule.result).data is not None:
         return None  # the node has saved its output; this is another version of it
     term = rule.term(node, growth)
-    changes = 0 if rule.result is None else 1 + growth.replayed
-    if term is None or whole._version > changes or not growth.settle(node):
+    allowed = 0 if rule.result is None else 1 + growth.replayed
+    if term is None or changes(whole) > allowed or not growth.settle(node):
         return None
     extra = growth.extra
     nbytes = growth.nbytes + (0 if extra is None else extra.nbytes)

@@ -31,13 +31,14 @@ from kedge.recipes.attribution.attribution import INPUT, Attribution, Method
 from kedge.recipes.attribution.graph import REENTRANT, nodes_between, operation_of
 from kedge.recipes.attribution.named import without_call
 from kedge.recipes.attribution.scores import Targets
+from kedge.torch_internals.autograd_nodes import number_in
 
 _NAMES = 8
 FLOORS = {
-    "HardtanhBackward0": "_saved_min_val",
-    "ClampBackward1": "_saved_min",
-    "ClampMinBackward0": "_saved_min",
-    "ThresholdBackward0": "_saved_threshold",
+    "HardtanhBackward0": "min_val",
+    "ClampBackward1": "min",
+    "ClampMinBackward0": "min",
+    "ThresholdBackward0": "threshold",
 }
 """Operations that are a ReLU, or a ReLU6, if they begin at 0, and where they keep that."""
 NODES = ("ReluBackward0", *FLOORS)
@@ -57,7 +58,7 @@ OPAQUE = {
 def rectifies(node: Node) -> bool:
     """Tell whether a node is a ReLU's, or a ReLU6's, by whatever name."""
     name = operation_of(node)
-    return name == "ReluBackward0" or (name in FLOORS and getattr(node, FLOORS[name], None) == 0)
+    return name == "ReluBackward0" or (name in FLOORS and number_in(node, FLOORS[name]) == 0)
 
 
 class Slices:

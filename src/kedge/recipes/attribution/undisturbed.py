@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
+
+from kedge.torch_internals import dynamo
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         stack.callback(_give_back, _gathered(model))
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
-        if "torch._dynamo" in sys.modules:  # importing it takes a second, and without it nothing is compiled
+        if dynamo.is_loaded():  # importing it takes a second, and without it nothing is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 

@@ -40,6 +40,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kedge.torch_internals import dynamo
+
 _VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 _DIGESTED = re.compile(r"(.*) code (\d+\.\d+):(\w+)", re.DOTALL)
 _NUMBERS = (bool, int, float, complex, str, bytes, bytearray, type(None), range, slice, PurePath)
@@ -206,7 +208,7 @@ class _Telling:
             used = {made.__name__, *_names(made.__code__)} if isinstance(made, FunctionType) else ()
             return f"{self.text(made)} of {self.text(value.__self__, frozenset(used))}"
         if isinstance(value, nn.Module):
-            inner = getattr(value, "_orig_mod", value)  # what torch.compile was given
+            inner = dynamo.unwrap(value)
             parts = [self._state(one, named | {"forward"}) for one in inner.modules()]
             return f"{' '.join(parts)} {weights(inner)}"
         if isinstance(value, (type, ModuleType)):

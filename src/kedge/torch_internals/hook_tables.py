@@ -1,0 +1,199 @@
+"""The tables that PyTorch's hooks stand in: those of a module, of a tensor, and those for all modules and optimizers.
+
+# Note [Tables without a name]
+Where PyTorch's name for a table is not known, the table is found as whoever hooks something finds it: the handle that one
+gets refers to it. So a hook goes in, the table is read, and the hook is taken out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+
+from kedge.torch_internals.corners import find, lacks
+
+FORWARD = ("_forward_hooks", "_forward_pre_hooks")
+FLAGS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+_BACKWARD = "_backward_hooks"
+_EVERYWHERE = "_global"
+# What follows is in the order in which PyTorch runs it.
+_OF_MODULE = {
+    "_forward_pre_hooks": "forward-pre",
+    "_forward_hooks": "forward",
+    "_backward_pre_hooks": "full-backward-pre",
+    _BACKWARD: "full-backward",
+    "_state_dict_pre_hooks": "state-dict-pre",
+    "_state_dict_hooks": "state-dict",
+    "_load_state_dict_pre_hooks": "load-state-dict-pre",
+    "_load_state_dict_post_hooks": "load-state-dict",
+}
+_SAID_WITH = {
+    "_forward_pre_hooks_with_kwargs": "with_kwargs",
+    "_forward_hooks_with_kwargs": "with_kwargs",
+    "_forward_hooks_always_called": "always_call",
+}
+_OF_BUILDING = {f"_global_{what}_registration_hooks": f"{what}s" for what in ("module", "parameter", "buffer")}
+_OF_OPTIMIZER = {
+    "_global_optimizer_pre_hooks": "optimizer-step-pre",
+    "_global_optimizer_post_hooks": "optimizer-step",
+}
+_RESTORED = (*FORWARD, *FLAGS, _BACKWARD, "_backward_pre_hooks")
+
+Table = Mapping[int, Any]
+
+
+class Hook(NamedTuple):
+    """A hook in a table.
+
+    Attributes:
+        kind: What it is: "forward", "full-backward-pre", "tensor", "optimizer-step" and so on.
+        order: Its place in the table.
+        hook: What is called.
+        flags: How it was registered: "with_kwargs", "always_call"; of a registration what is registered.
+    """
+
+    kind: str
+    order: int
+    hook: Any
+    flags: tuple[str, ...] = ()
+
+
+def _on_tensor(tensor: Tensor) -> Table | None:
+    return tensor._backward_hooks
+
+
+def _after_accumulation(tensor: Tensor) -> Table | None:
+    return tensor._post_accumulate_grad_hooks
+
+
+def _before_forward(module: nn.Module) -> Table:
+    return module._forward_pre_hooks
+
+
+def _after_forward(module: nn.Module) -> Table:
+    return module._forward_hooks
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _behind(register: Callable[..., Any]) -> Any:
+    """Return the table that a way to register leads to; see Note [Tables without a name]."""
+    handle = register(_nothing)
+    table = handle.hooks_dict_ref()
+    handle.remove()
+    return table
+
+
+def _behind_tensor(tensor: Tensor) -> Table | None:
+    return _behind(tensor.register_hook) if tensor.requires_grad else None
+
+
+def _behind_leaf(tensor: Tensor) -> Table | None:
+    hooked = tensor.requires_grad and tensor.is_leaf
+    return _behind(tensor.register_post_accumulate_grad_hook) if hooked else None
+
+
+def _behind_pre(module: nn.Module) -> Table:
+    return _behind(module.register_forward_pre_hook)  # type: ignore[no-any-return]
+
+
+def _behind_forward(module: nn.Module) -> Table:
+    return _behind(module.register_forward_hook)  # type: ignore[no-any-return]
+
+
+_hidden = lacks("hook_tables")
+on_tensor: Callable[[Tensor], Table | None] = _behind_tensor if _hidden else _on_tensor
+"""The hooks on a tensor; None where there are none yet."""
+
+after_accumulation: Callable[[Tensor], Table | None] = _behind_leaf if _hidden else _after_accumulation
+"""The hooks that are called when a leaf has its gradient; None where there are none yet."""
+
+before_forward: Callable[[nn.Module], Table] = _behind_pre if _hidden else _before_forward
+after_forward: Callable[[nn.Module], Table] = _behind_forward if _hidden else _after_forward
+
+
+def around_forward(module: nn.Module) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield both tables of hooks around a module's forward, each with the tables of flags that its hooks may stand in."""
+    flags = [own for name in FLAGS if (own := vars(module).get(name)) is not None]
+    yield after_forward(module), flags
+    yield before_forward(module), flags
+
+
+def hooks_on_module(module: nn.Module) -> Iterator[Hook]:
+    """Yield the hooks on a module itself, in the order in which PyTorch runs the kinds."""
+    full = getattr(module, "_is_full_backward_hook", None) is not False
+    yield from _read(vars(module), "", full=full)
+
+
+def hooks_on_tensor(tensor: Tensor) -> Iterator[Hook]:
+    """Yield the hooks on a tensor."""
+    for kind, table in (("tensor", on_tensor(tensor)), ("post-accumulate", after_accumulation(tensor))):
+        yield from (Hook(kind, i, hook) for i, hook in enumerate((table or {}).values()))
+
+
+def hooks_on_every_module() -> Iterator[Hook]:
+    """Yield the hooks on all modules, and those that are called when something becomes part of one."""
+    everywhere = vars(modules)
+    yield from _read(everywhere, _EVERYWHERE, full=everywhere.get("_global_is_full_backward_hook") is not False)
+    for table, what in _OF_BUILDING.items():
+        yield from (Hook("registration", i, hook, (what,)) for i, hook in _numbered(everywhere, table))
+
+
+def hooks_on_every_optimizer() -> Iterator[Hook]:
+    """Yield the hooks on the steps of all optimizers."""
+    for table, kind in _OF_OPTIMIZER.items():
+        yield from (Hook(kind, i, hook) for i, hook in _numbered(vars(optimizers), table))
+
+
+def _read(tables: Mapping[str, Any], prefix: str, *, full: bool) -> Iterator[Hook]:
+    for table, said in _OF_MODULE.items():
+        kind = said if full or table != _BACKWARD else "legacy-backward"
+        flags = {name: flag for name, flag in _SAID_WITH.items() if name.startswith(table)}
+        for i, (key, hook) in enumerate(tables.get(prefix + table, {}).items()):
+            own = tuple(flag for name, flag in flags.items() if key in tables.get(prefix + name, ()))
+            yield Hook(kind, i, hook, own)
+
+
+def _numbered(tables: Mapping[str, Any], name: str) -> Iterator[tuple[int, Any]]:
+    return enumerate(tables.get(name, {}).values())
+
+
+def unwrapped(hook: Any) -> Any:
+    """Return what PyTorch has wrapped to put a module in front of its arguments; None if it is not wrapped so."""
+    wrapper = find("torch.nn.modules.module:_WrappedHook")
+    return hook.hook if wrapper is not None and isinstance(hook, wrapper) else None
+
+
+def computed_by(hook: Any) -> str | None:
+    """Return the name of the tensor that a hook of `torch.nn.utils` computes before each forward; None for another hook."""
+    if not str(type(hook).__module__).startswith("torch.nn.utils."):
+        return None
+    name = getattr(hook, "_tensor_name", None) or getattr(hook, "name", None)
+    return name if isinstance(name, str) else None
+
+
+def for_modules() -> dict[str, Table]:
+    """Return the tables of hooks on all modules, by name."""
+    return _tables_in(vars(modules))
+
+
+def for_everything() -> dict[str, Table]:
+    """Return the tables of hooks on all modules and on all optimizers, by name."""
+    return _tables_in(vars(modules)) | _tables_in(vars(optimizers))
+
+
+def _tables_in(names: Mapping[str, Any]) -> dict[str, Table]:
+    return {
+        n: table for n, table in names.items() if n.startswith(_EVERYWHERE) and "hooks" in n and isinstance(table, dict)
+    }
+
+
+def tables_of(module: nn.Module) -> dict[str, dict[int, Any]]:
+    """Copy the tables of a module's hooks that are called in a pass, and their flags."""
+    return {name: dict(table) for name in _RESTORED if (table := vars(module).get(name)) is not None}

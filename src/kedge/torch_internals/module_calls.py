@@ -1,0 +1,52 @@
+"""The code in which PyTorch calls a module, its hooks and its forward: by it a call is known among the running frames."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from torch import nn
+
+from kedge.torch_internals.corners import find
+
+
+class _Asked(nn.Module):
+    """Finds the code that calls a forward by being called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code: CodeType | None = None
+
+    def forward(self) -> None:
+        """Take the outermost frame of PyTorch's around this, but for the one of ``__call__`` itself."""
+        frame: FrameType | None = sys._getframe(1)
+        begun = getattr(nn.Module.__call__, "__code__", None)
+        while frame is not None and frame.f_locals.get("self") is self:
+            if self.code is None or frame.f_code is not begun:
+                self.code = frame.f_code
+            frame = frame.f_back
+
+
+def _found_by_calling() -> CodeType | None:
+    asked = _Asked()
+    asked()
+    return asked.code
+
+
+_named: Any = find("torch.nn:Module._call_impl")
+CALL: CodeType | None = _found_by_calling() if _named is None else _named.__code__
+"""The code of a module's call, with the arguments ``self``, ``args`` and ``kwargs``."""
+
+SLOW: Any = getattr(find("torch.nn:Module._slow_forward"), "__code__", "none")
+"""The code between a call and the forward while `torch.jit.trace` is under way."""
+
+
+def inside(code: CodeType | None, name: str) -> Iterator[int]:
+    """Yield the ids of the code of a function that is defined in another."""
+    yield from (id(c) for c in getattr(code, "co_consts", ()) if isinstance(c, CodeType) and c.co_name == name)
+
+
+CALLS = frozenset(() if CALL is None else (id(CALL), *inside(CALL, "inner")))
+"""The ids of all code from which a module's hooks and its forward are called."""

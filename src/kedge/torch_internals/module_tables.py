@@ -1,0 +1,91 @@
+"""What a module holds under its own name, not looking further down: parameters, buffers, modules, None entries too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from kedge.torch_internals.corners import find, lacks
+
+_TABLES = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}
+MADE_ANEW = ("_flat_weights", "_flat_weight_refs")
+"""Attributes of recurrent modules that follow from their parameters."""
+
+_Table = Mapping[str, Any]
+
+
+# Plain functions, because Dynamo reads some of them.
+def _parameters(module: nn.Module) -> _Table:
+    return module._parameters
+
+
+def _buffers(module: nn.Module) -> _Table:
+    return module._buffers
+
+
+def _children(module: nn.Module) -> _Table:
+    return module._modules
+
+
+def _named_parameters(module: nn.Module) -> _Table:
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+def _named_buffers(module: nn.Module) -> _Table:
+    return dict(module.named_buffers(recurse=False, remove_duplicate=False))
+
+
+def _named_children(module: nn.Module) -> _Table:
+    return dict(module.named_children())
+
+
+_hidden = lacks("module_tables")
+own_parameters: Callable[[nn.Module], Mapping[str, Tensor | None]] = _named_parameters if _hidden else _parameters
+own_buffers: Callable[[nn.Module], Mapping[str, Tensor | None]] = _named_buffers if _hidden else _buffers
+own_children: Callable[[nn.Module], Mapping[str, nn.Module | None]] = _named_children if _hidden else _children
+
+
+def is_made(module: nn.Module) -> bool:
+    """Whether the constructor of `torch.nn.Module` has run, so that a module can be asked for what it holds."""
+    return ("training" if _hidden else "_parameters") in vars(module)
+
+
+def empty_entries(module: nn.Module) -> list[str]:
+    """List the entries of a module that hold None, each as ``parameter bias``; none where they cannot be seen."""
+    tables = {"parameter": own_parameters, "buffer": own_buffers, "module": own_children}
+    return [f"{what} {name}" for what, of in tables.items() for name, held in of(module).items() if held is None]
+
+
+def put(module: nn.Module, what: str, name: str, value: Any) -> None:
+    """Have a module hold a "parameter", "buffer" or "module", or None in its place, whatever else has that name."""
+    if _hidden:
+        getattr(module, f"register_{what}")(name, value)
+    else:
+        getattr(module, _TABLES[what])[name] = value
+
+
+def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
+    """Have a module hold the buffers that it held before, and no others."""
+    if _hidden:
+        for name in own_buffers(module).keys() - buffers.keys():
+            delattr(module, name)
+        for name, buffer in buffers.items():
+            setattr(module, name, buffer)
+        return
+    table: Any = own_buffers(module)
+    table.clear()
+    table.update(buffers)
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether `DataParallel` made it for one call, of a model that is hooked itself."""
+    return bool(getattr(module, "_is_replica", False))
+
+
+def join_weights(module: nn.RNNBase) -> None:
+    """Have a recurrent module find its parameters again, which were put into it one by one."""
+    join = find("torch.nn:RNNBase._init_flat_weights")
+    if join is not None:
+        join(module)

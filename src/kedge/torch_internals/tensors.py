@@ -1,0 +1,95 @@
+"""What PyTorch knows of a tensor besides its values: how often it was changed, whose memory it has, which part of it is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.torch_internals.corners import find, lacks
+
+
+def _changes(value: Tensor) -> int:
+    return value._version
+
+
+def _not_counted(_: Tensor) -> int:
+    raise RuntimeError("this PyTorch does not count the changes of tensors")
+
+
+changes: Callable[[Tensor], int] = _not_counted if lacks("versions") else _changes
+"""How often a tensor's memory was changed in place; raises RuntimeError where PyTorch does not count."""
+
+
+def _counted(value: Tensor) -> int:
+    try:
+        return value._version
+    except RuntimeError:  # inference tensors have no counter
+        return -1
+
+
+def _never(_: Tensor) -> int:
+    return -1
+
+
+version_of: Callable[[Tensor], int] = _never if lacks("versions") else _counted
+"""The same; -1 where PyTorch does not count."""
+
+
+def _base(value: Tensor) -> Tensor | None:
+    return value._base
+
+
+def _no_base(_: Tensor) -> Tensor | None:
+    return None
+
+
+def _always(_: Tensor) -> bool:
+    return True
+
+
+base_of: Callable[[Tensor], Tensor | None] = _no_base if lacks("aliases") else _base
+"""The tensor that autograd knows another to be made of without a copy; None if it knows none."""
+
+may_alias: Callable[[Tensor], bool] = _always if lacks("aliases") else find("torch:Tensor._is_view")
+"""Whether autograd knows, or cannot rule out, that a tensor shares its memory with the one it was made of."""
+
+
+def _root(value: Tensor) -> Tensor:
+    base = value._base
+    return value if base is None else base
+
+
+def _itself(value: Tensor) -> Tensor:
+    return value
+
+
+root_of: Callable[[Tensor], Tensor] = _itself if lacks("aliases") else _root
+"""The tensor that another one is made of without a copy; itself if it is none of these."""
+
+
+def _has_no_memory(value: Tensor) -> bool:
+    try:
+        return value.numel() > 0 and not value.untyped_storage().data_ptr()
+    except RuntimeError:  # there is no address
+        return True
+
+
+is_only_zeros: Callable[[Tensor], bool] = find("torch:Tensor._is_zerotensor") or _has_no_memory
+"""Whether a tensor stands for zeros that are nowhere in memory."""
+
+
+def part_here(value: Any) -> Tensor | None:
+    """Return what this process holds of a tensor that is spread over several; None if it is not spread."""
+    part = getattr(value, "_local_tensor", None)
+    if part is None and callable(local := getattr(value, "to_local", None)):
+        with torch.no_grad():
+            part = local()
+    return part if isinstance(part, Tensor) else None
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether the memory of a parameter comes and goes, as that of one that is spread over several processes."""
+    return hasattr(parameter, "to_local") or bool(getattr(parameter, "_is_flat_param", False))

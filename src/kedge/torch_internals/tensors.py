@@ -35,7 +35,7 @@ def _never(_: Tensor) -> int:
 
 
 version_of: Callable[[Tensor], int] = _never if lacks("versions") else _counted
-"""The same; -1 where PyTorch does not count."""
+"""How often a tensor's memory was changed in place; -1 where PyTorch does not count."""
 
 
 def _base(value: Tensor) -> Tensor | None:

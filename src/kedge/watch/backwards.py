@@ -33,7 +33,6 @@ from kedge.torch_internals.source_lines import is_between
 from kedge.watch.roots import Root
 
 _KEPT = 16
-_NO = (-1, 0, 0)
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -52,47 +51,66 @@ class Began:
     frame: FrameType | None
 
 
+@dataclass
+class Arrivals:
+    """The gradients of one parameter.
+
+    Attributes:
+        param: The parameter.
+        handle: The hook by which they are seen.
+        order: How many parameters had a gradient before this one; None as long as it had none.
+        first: Whether a pass reached it before all others.
+        task: The last pass that reached it.
+        thread: The thread in which it arrived then.
+        times: How often one arrived, as long as the hook was there.
+    """
+
+    param: weakref.ref[Tensor]
+    handle: RemovableHandle | None = None
+    order: int | None = None
+    first: bool = False
+    task: int = -1
+    thread: int = 0
+    times: int = 0
+
+
 class BackwardPasses:
     """Reports each backward pass that reaches a watched parameter; see Note [What backward began at].
 
-    Args:
-        began: Is given what a pass began at, when the first gradient has arrived.
-        ended: Is called at the end of a pass, with its number.
-        alarmed: Is called when the loss of a pass is not finite that is only asked for that.
-
     Attributes:
+        on_begin: Set to what is given what a pass began at, when the first gradient has arrived.
+        on_end: Set to what is called at the end of a pass, with its number.
+        on_bad_loss: Set to what is called when the loss of a pass is not finite that is only asked for that.
         quick: Of a pass it is only asked whether its loss is finite, and on a device not even that.
-        passed: Is called at the end of such a pass; None where nobody counts them.
+        on_quick_end: Set to what is called at the end of such a pass; None where nobody counts them.
     """
 
-    def __init__(
-        self, began: Callable[[Began], None], ended: Callable[[int], None], alarmed: Callable[[], None]
-    ) -> None:
-        self._began, self._ended, self._alarmed = began, ended, alarmed
-        self._handles: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
-        self._arrived: dict[int, int] = {}
-        self._first: set[int] = set()
-        self._arrived_in: dict[int, tuple[int, int, int]] = {}
+    def __init__(self) -> None:
+        self.on_begin: Callable[[Began], None] = lambda began: None
+        self.on_end: Callable[[int], None] = lambda task: None
+        self.on_bad_loss: Callable[[], None] = lambda: None
+        self.on_quick_end: Callable[[], None] | None = None
+        self.quick = False
+        self._params: dict[int, Arrivals] = {}
+        self._arrived = 0
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
-        self.quick = False
-        self.passed: Callable[[], None] | None = None
         self._depth = 0
         self._settled = False
 
     def listen(self, params: Iterable[Tensor], *, again: bool = False) -> None:
         """Hook parameters that have no hook yet, and no gradient so far; or again those whose hook was removed."""
         for param in params:
-            known = self._handles.get(id(param))
-            if known is not None and known[0]() is param:
-                if not (again and _is_removed(known[1])):
-                    continue
-            else:
-                self._forget(id(param))
+            known = self._params.get(id(param))
+            if known is None or known.param() is not param:
+                self._params.pop(id(param), None)
+                known = Arrivals(weakref.ref(param))
+            elif not (again and _is_removed(known.handle)):
+                continue
             if is_lazy(param) or not param.requires_grad or not param.is_leaf:
                 continue
-            handle = param.register_post_accumulate_grad_hook(self.arrived)
-            self._handles[id(param)] = weakref.ref(param), handle
+            known.handle = param.register_post_accumulate_grad_hook(self.arrived)
+            self._params[id(param)] = known
             self._settled = False
 
     def keep_first(self, groups: Callable[[], Iterable[Iterable[Tensor]]]) -> None:
@@ -106,66 +124,67 @@ class BackwardPasses:
         if self._settled:
             return
         self._settled = True
-        kept, seen = set(self._first), dict[int, Tensor]()
+        kept, seen = set[int](), dict[int, Arrivals]()
         for group in groups():
-            here = {id(p): p for p in group if id(p) in self._arrived}
-            kept.update(sorted(here, key=self._arrived.__getitem__)[:1])
+            here = {id(p): known for p in group if (known := self._seen(id(p))) is not None}
+            kept.update(sorted(here, key=lambda key: here[key].order or 0)[:1])
             seen |= here
-        for key in seen.keys() - kept:
-            if key in self._handles:
-                self._handles[key][1].remove()
+        for key, known in seen.items():
+            if key not in kept and not known.first and known.handle is not None:
+                known.handle.remove()
+
+    def _seen(self, key: int) -> Arrivals | None:
+        known = self._params.get(key)
+        return known if known is not None and known.order is not None else None
 
     def has_arrived(self, param: Tensor) -> bool:
         """Whether a gradient of a parameter has been seen."""
-        known = self._handles.get(id(param))
-        return id(param) in self._arrived and known is not None and known[0]() is param
+        known = self._seen(id(param))
+        return known is not None and known.param() is param
 
     def has_seen(self, key: int) -> bool:
         """Whether a gradient was seen of the parameter that has, or had, an id."""
-        return key in self._arrived
+        return self._seen(key) is not None
 
     def reached_here(self, params: Iterable[Tensor]) -> bool:
         """Whether gradients of some parameters arrive in this thread, so that no other one changes them meanwhile."""
         here = threading.get_ident()
-        return len(self._threads) < 2 or any(self._arrived_in.get(id(p), _NO)[1] == here for p in params)
+        return len(self._threads) < 2 or any(
+            known.thread == here for p in params if (known := self._seen(id(p))) is not None
+        )
 
     def reached_by(self, task: int, params: Iterable[Tensor]) -> bool:
         """Whether a backward pass reached some parameters, of which one at least has a hook."""
-        return any(self._arrived_in.get(id(p), _NO)[0] == task for p in params)
+        return any(known.task == task for p in params if (known := self._seen(id(p))) is not None)
 
     def times(self, param: Tensor) -> int:
         """How often a gradient of a parameter was seen to arrive, as long as it has a hook."""
-        return self._arrived_in.get(id(param), _NO)[2]
+        known = self._seen(id(param))
+        return 0 if known is None else known.times
 
     def close(self) -> None:
         """Remove every hook."""
-        for _, handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
-        self._arrived.clear()
+        for known in self._params.values():
+            if known.handle is not None:
+                known.handle.remove()
+        self._params.clear()
 
     def forget_gone(self) -> None:
-        """Forget parameters that are gone."""
-        gone = [key for key, (ref, _) in self._handles.items() if ref() is None]
-        for key in gone:
-            del self._handles[key]
-            self._forget(key)
-
-    def _forget(self, key: int) -> None:
-        self._arrived.pop(key, None)
-        self._arrived_in.pop(key, None)
-        self._first.discard(key)
+        """Forget parameters that do not exist any more."""
+        self._params = {key: known for key, known in self._params.items() if known.param() is not None}
 
     def arrived(self, param: Tensor) -> None:
         """Called by autograd when a parameter's gradient has been accumulated."""
-        if id(param) not in self._arrived:
-            self._arrived[id(param)] = len(self._arrived)
-            self._settled = False
-        task, thread = graph_task(), threading.get_ident()
-        self._arrived_in[id(param)] = task, thread, self.times(param) + 1
-        self._threads.add(thread)
-        if self.reached(task):
-            self._first.add(id(param))
+        known = self._params.get(id(param))
+        if known is None:  # the program has swapped it with another
+            known = self._params[id(param)] = Arrivals(weakref.ref(param))
+        if known.order is None:
+            known.order, self._arrived, self._settled = self._arrived, self._arrived + 1, False
+        known.task, known.thread = graph_task(), threading.get_ident()
+        known.times += 1
+        self._threads.add(known.thread)
+        if self.reached(known.task):
+            known.first = True
 
     def reached(self, task: int) -> bool:
         """Called when a backward pass has come to something that is watched; tells whether that is the first in it."""
@@ -176,12 +195,12 @@ class BackwardPasses:
         self._tasks[task] = None
         if self.quick:
             if self._is_sound():
-                if self.passed is not None:
-                    at_end_of_backward(self.passed)
+                if self.on_quick_end is not None:
+                    at_end_of_backward(self.on_quick_end)
                 return True
-            self._alarmed()
-        at_end_of_backward(partial(self._ended, task))
-        self._began(began())
+            self.on_bad_loss()
+        at_end_of_backward(partial(self.on_end, task))
+        self.on_begin(began())
         return True
 
     def _is_sound(self) -> bool:
@@ -207,8 +226,8 @@ class BackwardPasses:
         return frame
 
 
-def _is_removed(handle: RemovableHandle) -> bool:
-    return handle.id not in (handle.hooks_dict_ref() or {})
+def _is_removed(handle: RemovableHandle | None) -> bool:
+    return handle is None or handle.id not in (handle.hooks_dict_ref() or {})
 
 
 def began() -> Began:

@@ -27,7 +27,6 @@ the steps of the others.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from enum import IntEnum
 from statistics import median
@@ -211,21 +210,3 @@ def _learn(means: dict[StepKind, float], kind: StepKind, value: float) -> None:
     known = means.setdefault(kind, value)
     far = (_MOST - 1) * abs(known)
     means[kind] = known + _LEARNING * min(max(value - known, -far), far)
-
-
-def unit() -> float:
-    """Estimate the seconds that PyTorch takes to call a hook of a module: some 20 calls of a Python function.
-
-    No module is called for it, as the program may have hooks on all of them.
-    """
-    rounds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(50):
-            _nothing()
-        rounds.append((time.perf_counter() - start) / 50)
-    return 20 * min(rounds)
-
-
-def _nothing() -> None:
-    """Do nothing."""

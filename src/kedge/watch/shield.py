@@ -1,0 +1,75 @@
+"""What surrounds each piece of Kedge's work inside the program: it cannot end the program, and its time is counted."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kedge.stderr import say
+from kedge.torch_internals import modes
+from kedge.watch.roots import Meter
+
+OFF = 0
+"""The level at which a meter measures nothing."""
+
+
+class Shield:
+    """Surrounds Kedge's work. As a ``with`` block it counts the block's time; blocks may be nested.
+
+    Args:
+        meter: What measures; it times itself.
+
+    Attributes:
+        failure: The error that Kedge failed with, and has watched nothing since; None where all goes well.
+        pid: The process that is watched.
+        in_child: This is a forked child process, which only counts that it trains.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter, self.pid, self.in_child = meter, os.getpid(), False
+        self.failure: Exception | None = None
+        self._spent, self._began, self._depth = 0.0, 0.0, 0
+
+    def around(self, work: Callable[..., None]) -> Callable[..., None]:
+        """Make a hook that never ends the program: if Kedge fails, it says so once and steps aside."""
+
+        def hook(*args: Any) -> None:
+            idle = torch.compiler.is_compiling() or self.failure is not None
+            if idle or os.getpid() != self.pid or modes.is_under_jit():
+                return
+            try:
+                with self.meter.lock, self:  # the program may train in several threads
+                    work(*args)
+            except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
+                error.add_note(traceback.format_exc())  # the traceback itself would keep what it went through
+                self.failure, self.meter.level = error.with_traceback(None), OFF
+                say(f"internal error, watching stops here: {type(error).__name__}: {error}")
+
+        return hook
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the recording belongs to the parent."""
+        self.meter.level, self.in_child = OFF, True
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the work took so far, that under way included, without those that the meter counts itself."""
+        return self._spent + (self._now() - self._began if self._depth else 0.0)
+
+    def _now(self) -> float:
+        return time.perf_counter() - self.meter.seconds
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            self._began = self._now()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._spent += self._now() - self._began

@@ -13,7 +13,6 @@ import math
 import re
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,15 +20,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.hooks import RemovableHandle
 
 from kedge.flow import Act, Event
 from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.source_lines import is_between
+from kedge.watch.parameters import Place, Places
 from kedge.watch.roots import Root
 
 _KEPT = 16
@@ -51,31 +50,11 @@ class Began:
     frame: FrameType | None
 
 
-@dataclass
-class Arrivals:
-    """The gradients of one parameter.
-
-    Attributes:
-        param: The parameter.
-        handle: The hook by which they are seen.
-        order: How many parameters had a gradient before this one; None as long as it had none.
-        first: Whether a pass reached it before all others.
-        task: The last pass that reached it.
-        thread: The thread in which it arrived then.
-        times: How often one arrived, as long as the hook was there.
-    """
-
-    param: weakref.ref[Tensor]
-    handle: RemovableHandle | None = None
-    order: int | None = None
-    first: bool = False
-    task: int = -1
-    thread: int = 0
-    times: int = 0
-
-
 class BackwardPasses:
     """Reports each backward pass that reaches a watched parameter; see Note [What backward began at].
+
+    Args:
+        places: Knows the parameters.
 
     Attributes:
         on_begin: Set to what is given what a pass began at, when the first gradient has arrived.
@@ -85,35 +64,28 @@ class BackwardPasses:
         on_quick_end: Set to what is called at the end of such a pass; None where nobody counts them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, places: Places) -> None:
+        self.places = places
         self.on_begin: Callable[[Began], None] = lambda began: None
         self.on_end: Callable[[int], None] = lambda task: None
         self.on_bad_loss: Callable[[], None] = lambda: None
         self.on_quick_end: Callable[[], None] | None = None
         self.quick = False
-        self._params: dict[int, Arrivals] = {}
-        self._arrived = 0
+        self._arrived, self._depth, self._settled = 0, 0, False
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
-        self._depth = 0
-        self._settled = False
 
-    def listen(self, params: Iterable[Tensor], *, again: bool = False) -> None:
-        """Hook parameters that have no hook yet, and no gradient so far; or again those whose hook was removed."""
-        for param in params:
-            known = self._params.get(id(param))
-            if known is None or known.param() is not param:
-                self._params.pop(id(param), None)
-                known = Arrivals(weakref.ref(param))
-            elif not (again and _is_removed(known.handle)):
+    def listen(self, params: Iterable[nn.Parameter], *, again: bool = False) -> None:
+        """Hook watched parameters that had no hook yet; or again those whose hook was removed."""
+        for place in self.places.among(params):
+            param = place.param()
+            if param is None or (place.hook is not None and (place.is_hooked or not again)):
                 continue
-            if is_lazy(param) or not param.requires_grad or not param.is_leaf:
-                continue
-            known.handle = param.register_post_accumulate_grad_hook(self.arrived)
-            self._params[id(param)] = known
-            self._settled = False
+            if not is_lazy(param) and param.requires_grad and param.is_leaf:
+                place.hook = param.register_post_accumulate_grad_hook(self.arrived)
+                self._settled = False
 
-    def keep_first(self, groups: Callable[[], Iterable[Iterable[Tensor]]]) -> None:
+    def keep_first(self, groups: Callable[[], Iterable[Iterable[Place]]]) -> None:
         """Keep the hooks of the parameters whose gradients arrive first: in a pass, and of each group.
 
         Those that had no gradient yet keep theirs too.
@@ -124,67 +96,38 @@ class BackwardPasses:
         if self._settled:
             return
         self._settled = True
-        kept, seen = set[int](), dict[int, Arrivals]()
-        for group in groups():
-            here = {id(p): known for p in group if (known := self._seen(id(p))) is not None}
-            kept.update(sorted(here, key=lambda key: here[key].order or 0)[:1])
-            seen |= here
-        for key, known in seen.items():
-            if key not in kept and not known.first and known.handle is not None:
-                known.handle.remove()
-
-    def _seen(self, key: int) -> Arrivals | None:
-        known = self._params.get(key)
-        return known if known is not None and known.order is not None else None
-
-    def has_arrived(self, param: Tensor) -> bool:
-        """Whether a gradient of a parameter has been seen."""
-        known = self._seen(id(param))
-        return known is not None and known.param() is param
-
-    def has_seen(self, key: int) -> bool:
-        """Whether a gradient was seen of the parameter that has, or had, an id."""
-        return self._seen(key) is not None
+        seen = [[place for place in group if place.order is not None] for group in groups()]
+        kept = {id(min(places, key=lambda place: place.order or 0)) for places in seen if places}
+        for place in (place for places in seen for place in places):
+            if not place.first and id(place) not in kept and place.hook is not None:
+                place.hook.remove()
 
     def reached_here(self, params: Iterable[Tensor]) -> bool:
         """Whether gradients of some parameters arrive in this thread, so that no other one changes them meanwhile."""
         here = threading.get_ident()
-        return len(self._threads) < 2 or any(
-            known.thread == here for p in params if (known := self._seen(id(p))) is not None
-        )
+        return len(self._threads) < 2 or any(place.thread == here for place in self.places.among(params))
 
-    def reached_by(self, task: int, params: Iterable[Tensor]) -> bool:
+    def reached_by(self, task: int, params: Iterable[nn.Parameter]) -> bool:
         """Whether a backward pass reached some parameters, of which one at least has a hook."""
-        return any(known.task == task for p in params if (known := self._seen(id(p))) is not None)
-
-    def times(self, param: Tensor) -> int:
-        """How often a gradient of a parameter was seen to arrive, as long as it has a hook."""
-        known = self._seen(id(param))
-        return 0 if known is None else known.times
+        return any(place.task == task for place in self.places.among(params))
 
     def close(self) -> None:
         """Remove every hook."""
-        for known in self._params.values():
-            if known.handle is not None:
-                known.handle.remove()
-        self._params.clear()
+        for place in self.places:
+            if place.hook is not None:
+                place.hook.remove()
 
-    def forget_gone(self) -> None:
-        """Forget parameters that do not exist any more."""
-        self._params = {key: known for key, known in self._params.items() if known.param() is not None}
-
-    def arrived(self, param: Tensor) -> None:
+    def arrived(self, param: nn.Parameter) -> None:
         """Called by autograd when a parameter's gradient has been accumulated."""
-        known = self._params.get(id(param))
-        if known is None:  # the program has swapped it with another
-            known = self._params[id(param)] = Arrivals(weakref.ref(param))
-        if known.order is None:
-            known.order, self._arrived, self._settled = self._arrived, self._arrived + 1, False
-        known.task, known.thread = graph_task(), threading.get_ident()
-        known.times += 1
-        self._threads.add(known.thread)
-        if self.reached(known.task):
-            known.first = True
+        task, place = graph_task(), self.places.of(param)
+        is_first = self.reached(task)
+        if place is None:  # the program has swapped it with another
+            return
+        if place.order is None:
+            place.order, self._arrived, self._settled = self._arrived, self._arrived + 1, False
+        place.task, place.thread, place.first = task, threading.get_ident(), place.first or is_first
+        place.times += 1
+        self._threads.add(place.thread)
 
     def reached(self, task: int) -> bool:
         """Called when a backward pass has come to something that is watched; tells whether that is the first in it."""
@@ -224,10 +167,6 @@ class BackwardPasses:
             frame, depth = frame.f_back, depth + 1
         self._depth = depth if frame is not None else 0
         return frame
-
-
-def _is_removed(handle: RemovableHandle | None) -> bool:
-    return handle is None or handle.id not in (handle.hooks_dict_ref() or {})
 
 
 def began() -> Began:

@@ -21,24 +21,30 @@ class Costs:
 
     def __init__(self, meter: Meter, timed: Callable[[], float]) -> None:
         self.meter, self.timed = meter, timed
-        self._unit, self._charged, self._charged_on_device = 0.0, 0.0, 0.0
+        self._began, self._unit = time.perf_counter(), 0.0
+        self._charged = self._charged_on_device = 0.0
 
     def begin(self) -> None:
         """Calibrate."""
         self._unit = _unit()
 
-    def total(self, steps: int) -> float:
+    @property
+    def passed(self) -> float:
+        """Seconds since the watch was made."""
+        return time.perf_counter() - self._began
+
+    def _total(self, steps: int) -> float:
         """Return the seconds that watching so many steps took."""
         called = _PER_EVENT * self.meter.events + _PER_STEP * steps
         return self.timed() + self.meter.seconds + called * self._unit
 
     def uncharged(self, steps: int) -> float:
         """Return the seconds that were not charged yet."""
-        return self.total(steps) - self._charged
+        return self._total(steps) - self._charged
 
     def charge(self, steps: int) -> float:
         """Return the seconds since this was last called."""
-        before, self._charged = self._charged, self.total(steps)
+        before, self._charged = self._charged, self._total(steps)
         return self._charged - before
 
     def charge_device(self) -> float:

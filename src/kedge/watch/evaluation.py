@@ -19,12 +19,7 @@ _MOST = 256
 
 
 class Evaluation:
-    """Mutes the meter in passes that are not measured; see Note [Passes without gradients].
-
-    Args:
-        meter: What measures.
-        roots: The models.
-    """
+    """Mutes the meter in passes that are not measured; see Note [Passes without gradients]."""
 
     def __init__(self, meter: Meter, roots: Sequence[Root]) -> None:
         self.meter, self.roots = meter, roots
@@ -35,21 +30,16 @@ class Evaluation:
         """Begin a step."""
         self._measured = 0
 
-    def began(self, passes: Passes, graded: bool, steps_by: Source) -> None:
+    def began(self, passes: Passes, steps_by: Source, *, graded: bool) -> None:
         """Decide whether the pass of a root that has begun is measured, where something makes the steps."""
-        if steps_by is Source.FORWARD:
-            measured = True
-        else:
-            before_training = steps_by is not Source.OPTIMIZER and not self._trains
-            if before_training and graded and any(r.parameters and r.passes is passes for r in self.roots):
-                self._begin_training()
-            measured = graded or (before_training and id(passes) not in self._ungraded)
-            if before_training and not graded:
+        measured = graded or steps_by is Source.FORWARD
+        if steps_by not in (Source.FORWARD, Source.OPTIMIZER) and not self._trains:
+            if not graded:
+                measured = id(passes) not in self._ungraded
                 self._ungraded.add(id(passes))
+            elif any(root.parameters and root.passes is passes for root in self.roots):
+                self._trains = True
+                if self._ungraded:
+                    self.meter.drop()
         self._measured += measured
         self.meter.muted = not measured or self._measured > _MOST
-
-    def _begin_training(self) -> None:
-        self._trains = True
-        if self._ungraded:
-            self.meter.drop()

@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 from kedge.sites.leaves import own_part
 from kedge.watch.backwards import BackwardPasses
 from kedge.watch.optimizers import Optimizers, params_of
+from kedge.watch.parameters import Places
 from kedge.watch.roots import Root
-from kedge.watch.seen import Places
 
 Note = Mapping[str, Any]
 Kept = tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]
@@ -155,17 +155,15 @@ class Facts:
             known = self._modals[module] = [(name, weakref.ref(m)) for name, m in found]
         return [(name, m) for name, ref in known if (m := ref()) is not None]
 
-    def step_ended(self, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses) -> None:
+    def step_ended(self, optimizers: Optimizers, roots: Iterable[Root], places: Places) -> None:
         """Look, after ever more steps and when an optimizer is new, at which parameters no optimizer holds."""
         if len(optimizers.entries) != self._optimizers:
             self._looks, self._optimizers = 0, len(optimizers.entries)
         self._looks += 1
         if self._looks < 4 or self._looks & (self._looks - 1) == 0:
-            self._look_at_optimizers(optimizers, roots, places, passes)
+            self._look_at_optimizers(optimizers, roots, places)
 
-    def _look_at_optimizers(
-        self, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses
-    ) -> None:
+    def _look_at_optimizers(self, optimizers: Optimizers, roots: Iterable[Root], places: Places) -> None:
         living = optimizers.known()
         if not living:
             return
@@ -173,18 +171,16 @@ class Facts:
         for root in roots:
             module = root.module()
             if module is not None and (not root.optimizers or root.optimizers & living.keys()):
-                self._unheld[root.index] = self._not_held(root, module, held, places, passes)
+                self._unheld[root.index] = self._not_held(root, module, held, places)
         foreign = sum(places.of(p) is None and p.grad is None for p in held.values())
         self._unheld[-1] = {"kind": "not-optimized", "root": None, "foreign": foreign}
 
-    def _not_held(
-        self, root: Root, module: nn.Module, held: Mapping[int, Tensor], places: Places, passes: BackwardPasses
-    ) -> Note:
+    def _not_held(self, root: Root, module: nn.Module, held: Mapping[int, Tensor], places: Places) -> Note:
         """Return what of a model no optimizer holds; of a model that none trains, what got gradients."""
         own = dict(module.named_parameters())
         here = {id(p) for p in own.values()}
         unheld = {n: p for n, p in own.items() if p.requires_grad and id(p) not in held}
-        graded = [n for n, p in unheld.items() if p.grad is not None or passes.has_arrived(p)]
+        graded = [n for n, p in unheld.items() if p.grad is not None or any(at.times for at in places.among([p]))]
         if not root.optimizers:
             unheld = {n: unheld[n] for n in graded}
         outside = self._outside(root, held.keys() | here)
@@ -193,11 +189,13 @@ class Facts:
             "unheld": [root.label(n) for n in list(unheld)[:_NAMED]],
             "unheld_elements": sum(p.numel() for p in unheld.values()), "graded": [root.label(n) for n in graded[:_NAMED]],
             "replaced": [
-                at.site.path for p, at in places if at.root is root and id(p) in held and id(p) not in here
+                at.site.path
+                for at in places
+                if at.root is root and (p := at.param()) is not None and id(p) in held and id(p) not in here
             ][:_NAMED],
             "outside": [type(m).__name__ for m in outside], "outside_fixed": not any(m.training for m in outside),
             "tensors": [root.label(name) for name in _plain_tensors(module, held)][:_NAMED],
-            "passes": max(map(passes.times, unheld.values()), default=0),
+            "passes": max((at.times for at in places.among(unheld.values())), default=0),
         }  # fmt: skip
 
     def _outside(self, root: Root, known: Container[int]) -> list[nn.Module]:
@@ -207,12 +205,10 @@ class Facts:
 
     # -- at the end --------------------------------------------------------------------------------
 
-    def at_end(
-        self, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses
-    ) -> list[Note]:
+    def at_end(self, optimizers: Optimizers, roots: Iterable[Root], places: Places) -> list[Note]:
         """Return what is known in the end."""
         notes: list[Note] = []
-        self._look_at_optimizers(optimizers, roots, places, passes)
+        self._look_at_optimizers(optimizers, roots, places)
         if optimizers.entries:
             notes.append({"kind": "optimizers", "optimizers": [entry.describe() for entry in optimizers.entries]})
         elif self._unstepped.in_vain:
@@ -231,13 +227,13 @@ class Facts:
         gone = any(handle.id not in (handle.hooks_dict_ref() or {}) for handle in self._handles)
         return gone or any(id(table) not in now for table in self._tables)
 
-    def unused(self, places: Places, passes: BackwardPasses) -> list[dict[str, Any]]:
+    def unused(self, places: Places) -> list[dict[str, Any]]:
         """Return the parameters of trained models that never had a gradient, as the ledger has them."""
         cause = "no backward pass that was seen has reached it"
         remedy = "use it in the forward, or set requires_grad_(False)"
         return [
             {"site": f"{place.site}.grad", "fired": 0, "cause": cause, "remedy": remedy}
-            for place in places.without_gradient(passes.has_seen)
+            for place in places.without_gradient()
             if place.root.optimizers
         ]
 

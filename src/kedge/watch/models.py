@@ -11,12 +11,14 @@ no root, new roots are looked for in every step; see `kedge.watch.training`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
+from kedge.hooks.calls import is_replica
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
 from kedge.torch_internals import dynamo
@@ -24,6 +26,7 @@ from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.source_lines import module_tree
 from kedge.watch.backwards import BackwardPasses, Reached
 from kedge.watch.naming import names_in_frames, prefix_of
+from kedge.watch.parameters import Places
 from kedge.watch.parked_hooks import WatchSession
 from kedge.watch.roots import (
     Meter,
@@ -36,7 +39,35 @@ from kedge.watch.roots import (
     selected,
     unwrapped,
 )
-from kedge.watch.seen import Known, Places
+
+
+class Known:
+    """Modules that have been called, or are part of a root; held weakly."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, weakref.ref[nn.Module]] = {}
+        self._aside: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def __contains__(self, module: nn.Module) -> bool:
+        known = self._met.get(id(module))
+        return known is not None and known() is module
+
+    def meet(self, modules: Iterable[nn.Module]) -> None:
+        """Take these in."""
+        self._met.update((id(module), weakref.ref(module)) for module in modules)
+
+    def forget_gone(self) -> None:
+        """Forget those that do not exist any more."""
+        self._met = {key: known for key, known in self._met.items() if known() is not None}
+
+    def is_aside(self, module: nn.Module) -> bool:
+        """Whether it is never a root.
+
+        It may be a replica; or compute a parameter, when PyTorch calls it as the module that will have it is made.
+        """
+        if isinstance(module, ParametrizationList):
+            self._aside.update(module.modules())
+        return module in self._aside or is_replica(module)
 
 
 class Models:
@@ -57,7 +88,7 @@ class Models:
     def __init__(self, session: WatchSession, meter: Meter, selector: Selector, places: Places) -> None:
         self.session, self.meter, self.selector, self.places = session, meter, selector, places
         self.roots: list[Root] = []
-        self.known, self.passes = Known(), BackwardPasses()
+        self.known, self.passes = Known(), BackwardPasses(places)
         self.holding: list[nn.Module] | None = None
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._lazy: list[Root] = []
@@ -95,7 +126,7 @@ class Models:
             if not root.follows:
                 self.roots.append(root)
             self._hook(module, root, fresh)
-        if any(is_lazy(p) for p in module.parameters()):
+        if _is_lazy(module):
             self._lazy.append(root)
         target.held = None  # the program's models live as long as the program wants
         if self.holding is not None:
@@ -129,30 +160,28 @@ class Models:
         self.places.put(named, root, lambda path: selected(self.selector, path, nn.Module()))
         self.passes.listen(tensors)
 
-    def find_parameters(self) -> None:
-        """Watch the parameters that roots have by now: what came later, and what `torch.func` had put others in the place of."""
-        self.release_gone()
-        for root in self.roots:
+    def find_parameters(self, *, lazy_only: bool = False) -> None:
+        """Watch the parameters that came later: by a first forward, or where `torch.func` had put others in their place."""
+        for root in self._lazy if lazy_only else self.roots:
             module = root.module()
             if module is not None:
+                if root in self._lazy:  # a first forward has changed the classes of its modules
+                    root.modules = module_tree(module, root.label)
+                    root.types.update((n, type(m).__name__) for n, m in module.named_modules() if n in root.types)
                 self._place_parameters(module, root)
-
-    def finish_lazy(self) -> None:
-        """Describe anew, and watch, what a first forward has given its shape."""
-        waiting, self._lazy = self._lazy, []
-        for root in waiting:
-            module = root.module()
-            if module is not None:
-                root.modules = module_tree(module, root.label)
-                root.types.update((n, type(m).__name__) for n, m in module.named_modules() if n in root.types)
-                self._place_parameters(module, root)
+        self._lazy = [root for root in self._lazy if _is_lazy(root.module())]
 
     def release_gone(self) -> None:
         """Let go of roots that are gone, before others have their place in memory."""
-        gone = [r for r in self.roots if r.release(self.session)]
-        for met in (self.known, self.places, self.passes) if gone else ():
-            met.forget_gone()
+        if [root for root in self.roots if root.release(self.session)]:
+            self.known.forget_gone()
+            self.places.forget_gone()
 
     def in_training(self) -> bool:
         """Whether a root is in training mode."""
         return any(module.training for root in self.roots if (module := root.module()) is not None)
+
+
+def _is_lazy(module: nn.Module | None) -> bool:
+    """Whether some parameters of a module have no shape yet."""
+    return module is not None and any(map(is_lazy, module.parameters()))

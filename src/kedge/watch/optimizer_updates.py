@@ -28,8 +28,8 @@ from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import kernels, modes
 from kedge.watch.curves import Curves
 from kedge.watch.optimizers import params_of
+from kedge.watch.parameters import Place
 from kedge.watch.roots import Meter, Root
-from kedge.watch.seen import Place
 
 _SAMPLE = 1024
 

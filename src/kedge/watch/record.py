@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from kedge.torch_internals import dynamo
@@ -17,6 +16,7 @@ from kedge.watch.losses import Losses
 from kedge.watch.models import Models
 from kedge.watch.optimizer_updates import Updates
 from kedge.watch.optimizers import Entry, Optimizers, params_of
+from kedge.watch.parameters import Place
 from kedge.watch.roots import Meter, RunSink, silences
 from kedge.watch.writer import Writer
 
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 
 class Record:
     """Takes what a program's backward passes and optimizers do.
-
-    Args:
-        log: Where records go.
-        meter: What measures.
-        models: The models.
-        optimizers: The optimizers.
-        step: Returns the step under way.
 
     Attributes:
         measured: Everything is measured in the step under way.
@@ -71,7 +64,7 @@ class Record:
 
     def backward_began(self, at: Began) -> bool:
         """Record a loss; returns whether it is the first of a guarded step that is not finite."""
-        if not self.meter.seats and not any(place.wanted for _, place in self.models.places):
+        if not self.meter.seats and not any(place.wanted for place in self.models.places):
             return False  # none of the sites to be watched is here
         bad = self.losses.bad
         self.writer.notes += self.losses.began(at, self.step(), measured=self.measured)
@@ -113,18 +106,19 @@ class Record:
         self.writer.notes += self.first_step.close(step)
         if self.dump is not None:
             self.dump.step_ended(bad)
-        self.models.finish_lazy()
+        self.models.find_parameters(lazy_only=True)
         if self.measured:
             passes.keep_first(self._groups)
-            self.facts.step_ended(self.optimizers, self.models.roots, self.models.places, passes)
+            self.facts.step_ended(self.optimizers, self.models.roots, self.models.places)
         self.meter.flush(finite=not (self.measured or bad))
         if self.measured or bad or self.curves.is_due():
             self.writer.write_curves(step)
         return bad
 
-    def _groups(self) -> list[Iterable[Tensor]]:
+    def _groups(self) -> list[list[Place]]:
         """The parameters of each root, and of each optimizer."""
-        return [*self.models.places.by_root(), *map(params_of, self.optimizers.known().values())]
+        places = self.models.places
+        return [*places.by_root(), *(places.among(params_of(o)) for o in self.optimizers.known().values())]
 
     def end(self) -> list[dict[str, Any]]:
         """Write what is left; returns what never fired."""
@@ -132,11 +126,11 @@ class Record:
         if partial := self.optimizers.leading is not None and not self.is_bad:
             self.meter.drop()  # what came after the last step is no step: an evaluation, or half a round
         self.writer.notes += self.first_step.close(step)
-        self.writer.notes += self.facts.at_end(self.optimizers, models.roots, models.places, models.passes)
+        self.writer.notes += self.facts.at_end(self.optimizers, models.roots, models.places)
         if partial:
             self.curves.drop(step)
         self.writer.finish(step)
-        return silences(models.roots, models.session.taps) + self.facts.unused(models.places, models.passes)
+        return silences(models.roots, models.session.taps) + self.facts.unused(models.places)
 
     def close(self) -> None:
         """Remove every hook."""

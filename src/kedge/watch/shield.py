@@ -52,10 +52,6 @@ class Shield:
 
         return hook
 
-    def leave_to_parent(self) -> None:
-        """In a forked child: the recording belongs to the parent."""
-        self.meter.level, self.in_child = OFF, True
-
     @property
     def seconds(self) -> float:
         """Seconds that the work took so far, that under way included, without those that the meter counts itself."""
@@ -73,3 +69,9 @@ class Shield:
         self._depth -= 1
         if not self._depth:
             self._spent += self._now() - self._began
+
+
+def leave_to_parent(shield: Shield | None) -> None:
+    """In a forked child, where the recording belongs to the parent, measure nothing; the watch may be gone by then."""
+    if shield is not None:
+        shield.meter.level, shield.in_child = OFF, True

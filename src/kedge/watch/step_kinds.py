@@ -7,10 +7,10 @@ import time
 from torch.utils.hooks import RemovableHandle
 
 from kedge.store.rows import FULL, LIGHT
-from kedge.watch.budget import Budget, StepKind
+from kedge.watch.budget import StepKind
 from kedge.watch.costs import Costs
 from kedge.watch.evaluation import Evaluation
-from kedge.watch.parked_hooks import StepHooks, WatchSession
+from kedge.watch.parked_hooks import StepHooks
 from kedge.watch.record import Record
 from kedge.watch.shield import OFF, Shield
 from kedge.watch.steps import Source, Steps
@@ -28,11 +28,9 @@ class StepKinds:
         evaluation: Decides which forward passes of a step are measured.
     """
 
-    def __init__(
-        self, budget: Budget, session: WatchSession, steps: Steps, record: Record, training: Training, shield: Shield
-    ) -> None:
-        self.budget, self.steps, self.record, self.training = budget, steps, record, training
-        self.hooks = StepHooks(session)
+    def __init__(self, steps: Steps, record: Record, training: Training, shield: Shield) -> None:
+        self.budget, self.steps, self.record, self.training = steps.budget, steps, record, training
+        self.hooks = StepHooks(record.models.session)
         self.costs = Costs(record.meter, lambda: shield.seconds + record.first_step.seconds)
         self.evaluation = Evaluation(record.meter, record.models.roots)
 

@@ -69,9 +69,9 @@ class Steps(Clock):
         others = any(r.parameters and r.target for r in roots if r is not root)
         if self.by >= Source.BACKWARD or root.passes is None or not root.parameters or others:
             return
-        begun = self.by is not Source.NOTHING and self.led
+        goes_on = self.by is not Source.NOTHING and self.led
         self.lead(root.passes, lambda: self.optimizers.expect(root.module()))
-        self.led = self.step + 1 if begun else 0
+        self.led = self.step + 1 if goes_on else 0
         self._any_optimizer = any_optimizer()
         self.by = Source.EXPECTED if self._any_optimizer else Source.FORWARD
         self.looked, self.awaited = not self._any_optimizer, AWAITED
@@ -92,7 +92,7 @@ class Steps(Clock):
             if self.by is Source.EXPECTED:
                 self._wait(graded)
             if self.by is Source.FORWARD and self.led:
-                self.end_step()
+                super().end_step()  # none is left out: its hooks are up, and what they see belongs to one step
             self.led += 1
         if self.by is Source.FORWARD and not self._any_optimizer and any_optimizer():  # made after the first pass
             self._any_optimizer = True

@@ -8,7 +8,6 @@ what makes a step in `kedge.watch.steps`, how much is done in one in `kedge.watc
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from contextlib import ExitStack
 from types import TracebackType
@@ -27,11 +26,11 @@ from kedge.watch.backwards import Began
 from kedge.watch.budget import Budget, StepKind
 from kedge.watch.models import Models
 from kedge.watch.optimizers import Optimizers
+from kedge.watch.parameters import Places
 from kedge.watch.parked_hooks import WatchSession
 from kedge.watch.record import Record
 from kedge.watch.roots import Meter, RunSink, Summary
-from kedge.watch.seen import Places
-from kedge.watch.shield import OFF, Shield
+from kedge.watch.shield import OFF, Shield, leave_to_parent
 from kedge.watch.step_kinds import StepKinds
 from kedge.watch.steps import Steps
 from kedge.watch.training import Training
@@ -59,15 +58,15 @@ class Watcher:
         self.session = WatchSession(self.steps)
         self.models = Models(self.session, meter, Selector(sites), places)
         self.record = Record(log, meter, self.models, optimizers, self.step)
-        self.training = Training(self.models, optimizers, self.record.updates, self.steps, self.budget.wish)
-        self.kinds = StepKinds(self.budget, self.session, self.steps, self.record, self.training, self.shield)
-        self._undo, self._began = ExitStack(), time.perf_counter()
+        self.training = Training(self.models, self.record.updates, self.steps)
+        self.kinds = StepKinds(self.steps, self.record, self.training, self.shield)
+        self._undo = ExitStack()
         around, passes, steps = self.shield.around, self.models.passes, self.steps
         passes.on_begin, passes.on_end = around(self._backward_began), around(self._backward_ended)
         passes.on_quick_end, passes.on_bad_loss = around(self._count_backward), around(self.kinds.interrupt_skipped)
         steps.on_pass, steps.on_step_of_run = around(self._pass_began), self.record.updates.forget_step
         steps.on_step[:] = [around(self.kinds.run_ended)]
-        self._called, self._after_update = around(self._root_called), around(self.record.after_update)
+        self._on_first_call, self._on_update = around(self._first_call), around(self.record.after_update)
 
     def __enter__(self) -> Self:
         """Begin to watch."""
@@ -82,7 +81,7 @@ class Watcher:
         self.steps.optimizers.begin()
         self.record.facts.begin(ahead, behind)
         shield = weakref.ref(self.shield)
-        os.register_at_fork(after_in_child=lambda: _leave_to_parent(shield()))
+        os.register_at_fork(after_in_child=lambda: leave_to_parent(shield()))
         return self
 
     def __exit__(
@@ -117,7 +116,7 @@ class Watcher:
         levels = {kind.name.lower(): budget.counts[kind] for kind in reversed(StepKind)}
         levels[budget.kind.name.lower()] += budget.done + under_way
         sampled = budget.counts[StepKind.MEASURED] + (under_way and budget.kind is StepKind.MEASURED)
-        passed = time.perf_counter() - self._began
+        passed = self.kinds.costs.passed
         took = min(budget.seconds + self.kinds.costs.uncharged(self.step()), passed)  # part of it is estimated
         return Summary(len(self.record.meter.seats), steps, sampled, passed, took, levels, self.failed)
 
@@ -126,9 +125,9 @@ class Watcher:
     def _module_called(self, module: nn.Module, args: Any) -> None:
         """See every module call of the program: few are of modules that have not been met."""
         if not torch.compiler.is_compiling() and module not in self.models.known:
-            self._called(module, args)
+            self._on_first_call(module, args)
 
-    def _root_called(self, module: nn.Module, args: Any) -> None:
+    def _first_call(self, module: nn.Module, args: Any) -> None:
         """See the first call of a module; that of a root makes it watched."""
         inner = self.models.meet(module) if self.kinds.hooks.finding else None
         if inner is None:
@@ -148,7 +147,7 @@ class Watcher:
 
     def _pass_began(self, passes: Passes, graded: bool) -> None:
         self.steps.count_pass(passes, graded)
-        self.kinds.evaluation.began(passes, graded, self.steps.by)
+        self.kinds.evaluation.began(passes, self.steps.by, graded=graded)
 
     # -- backward ----------------------------------------------------------------------------------
 
@@ -187,15 +186,11 @@ class Watcher:
             return
         if torch.compiler.is_compiling():
             dynamo.break_graph()
-        if self.budget.run == 1 or id(optimizer) in self.record.updates.late:
-            self._after_update(optimizer)
+        is_last = self.budget.run == 1 and self.record.meter.level != OFF
+        if is_last or id(optimizer) in self.record.updates.late:
+            self._on_update(optimizer)
         if not self.failed:
             self.steps.count_update(optimizer)
 
 
 dynamo.untraced(Watcher._updated)  # an optimizer's step may be compiled
-
-
-def _leave_to_parent(shield: Shield | None) -> None:
-    if shield is not None:
-        shield.leave_to_parent()

@@ -120,14 +120,16 @@ class BackwardPasses:
     def arrived(self, param: nn.Parameter) -> None:
         """Called by autograd when a parameter's gradient has been accumulated."""
         task, place = graph_task(), self.places.of(param)
-        is_first = self.reached(task)
         if place is None:  # the program has swapped it with another
+            self.reached(task)
             return
         if place.order is None:
             place.order, self._arrived, self._settled = self._arrived, self._arrived + 1, False
-        place.task, place.thread, place.first = task, threading.get_ident(), place.first or is_first
+        place.task, place.thread = task, threading.get_ident()
         place.times += 1
         self._threads.add(place.thread)
+        if self.reached(task):
+            place.first = True
 
     def reached(self, task: int) -> bool:
         """Called when a backward pass has come to something that is watched; tells whether that is the first in it."""

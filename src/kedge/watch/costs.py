@@ -12,17 +12,41 @@ _PER_EVENT, _PER_STEP = 3.0, 12.0
 
 
 class Costs:
-    """Adds up what watching costs.
+    """Adds up what watching costs. As a ``with`` block it takes the block's time; blocks may be nested.
 
     Args:
         meter: What measures; it times itself, on devices too.
-        timed: Returns the seconds that all other work was timed to take.
+
+    Attributes:
+        others: Set to what returns the seconds that are timed elsewhere.
     """
 
-    def __init__(self, meter: Meter, timed: Callable[[], float]) -> None:
-        self.meter, self.timed = meter, timed
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.others: Callable[[], float] = lambda: 0.0
         self._began, self._unit = time.perf_counter(), 0.0
+        self._timed = self._block_began = 0.0
+        self._depth = 0
         self._charged = self._charged_on_device = 0.0
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            self._block_began = self._now()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._timed += self._now() - self._block_began
+
+    def _now(self) -> float:
+        """The time, without that which the meter counts itself."""
+        return time.perf_counter() - self.meter.seconds
+
+    @property
+    def timed(self) -> float:
+        """Seconds that all blocks took so far, the one under way included."""
+        return self._timed + (self._now() - self._block_began if self._depth else 0.0)
 
     def begin(self) -> None:
         """Calibrate."""
@@ -36,7 +60,7 @@ class Costs:
     def _total(self, steps: int) -> float:
         """Return the seconds that watching so many steps took."""
         called = _PER_EVENT * self.meter.events + _PER_STEP * steps
-        return self.timed() + self.meter.seconds + called * self._unit
+        return self.timed + self.others() + self.meter.seconds + called * self._unit
 
     def uncharged(self, steps: int) -> float:
         """Return the seconds that were not charged yet."""

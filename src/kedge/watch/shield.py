@@ -1,9 +1,8 @@
-"""What surrounds each piece of Kedge's work inside the program: it cannot end the program, and its time is counted."""
+"""What surrounds each piece of Kedge's work inside the program, and keeps it from ending the program."""
 
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from kedge.stderr import say
 from kedge.torch_internals import modes
+from kedge.watch.costs import Costs
 from kedge.watch.roots import Meter
 
 OFF = 0
@@ -19,10 +19,11 @@ OFF = 0
 
 
 class Shield:
-    """Surrounds Kedge's work. As a ``with`` block it counts the block's time; blocks may be nested.
+    """Surrounds Kedge's work.
 
     Args:
-        meter: What measures; it times itself.
+        meter: What measures.
+        costs: Take its time.
 
     Attributes:
         failure: The error that Kedge failed with, and has watched nothing since; None where all goes well.
@@ -30,10 +31,9 @@ class Shield:
         in_child: This is a forked child process, which only counts that it trains.
     """
 
-    def __init__(self, meter: Meter) -> None:
-        self.meter, self.pid, self.in_child = meter, os.getpid(), False
+    def __init__(self, meter: Meter, costs: Costs) -> None:
+        self.meter, self.costs, self.pid, self.in_child = meter, costs, os.getpid(), False
         self.failure: Exception | None = None
-        self._spent, self._began, self._depth = 0.0, 0.0, 0
 
     def around(self, work: Callable[..., None]) -> Callable[..., None]:
         """Make a hook that never ends the program: if Kedge fails, it says so once and steps aside."""
@@ -43,7 +43,7 @@ class Shield:
             if idle or os.getpid() != self.pid or modes.is_under_jit():
                 return
             try:
-                with self.meter.lock, self:  # the program may train in several threads
+                with self.meter.lock, self.costs:  # the program may train in several threads
                     work(*args)
             except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
                 error.add_note(traceback.format_exc())  # the traceback itself would keep what it went through
@@ -51,24 +51,6 @@ class Shield:
                 say(f"internal error, watching stops here: {type(error).__name__}: {error}")
 
         return hook
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the work took so far, that under way included, without those that the meter counts itself."""
-        return self._spent + (self._now() - self._began if self._depth else 0.0)
-
-    def _now(self) -> float:
-        return time.perf_counter() - self.meter.seconds
-
-    def __enter__(self) -> None:
-        if not self._depth:
-            self._began = self._now()
-        self._depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._spent += self._now() - self._began
 
 
 def leave_to_parent(shield: Shield | None) -> None:

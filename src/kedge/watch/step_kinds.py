@@ -12,7 +12,7 @@ from kedge.watch.costs import Costs
 from kedge.watch.evaluation import Evaluation
 from kedge.watch.parked_hooks import StepHooks
 from kedge.watch.record import Record
-from kedge.watch.shield import OFF, Shield
+from kedge.watch.shield import OFF
 from kedge.watch.steps import Source, Steps
 from kedge.watch.training import Training
 
@@ -28,10 +28,9 @@ class StepKinds:
         evaluation: Decides which forward passes of a step are measured.
     """
 
-    def __init__(self, steps: Steps, record: Record, training: Training, shield: Shield) -> None:
+    def __init__(self, steps: Steps, record: Record, training: Training, costs: Costs) -> None:
         self.budget, self.steps, self.record, self.training = steps.budget, steps, record, training
-        self.hooks = StepHooks(record.models.session)
-        self.costs = Costs(record.meter, lambda: shield.seconds + record.first_step.seconds)
+        self.hooks, self.costs = StepHooks(record.models.session), costs
         self.evaluation = Evaluation(record.meter, record.models.roots)
 
     def begin(self, finder: RemovableHandle) -> None:

@@ -24,6 +24,7 @@ from kedge.sites.select import Selector
 from kedge.torch_internals import dynamo
 from kedge.watch.backwards import Began
 from kedge.watch.budget import Budget, StepKind
+from kedge.watch.costs import Costs
 from kedge.watch.models import Models
 from kedge.watch.optimizers import Optimizers
 from kedge.watch.parameters import Places
@@ -51,15 +52,17 @@ class Watcher:
         self, meter: Meter, log: RunSink, *, sites: str = "**", n: int = 10, budget: float | None = None
     ) -> None:
         meter.draws = True
-        self.budget, self.shield = Budget(n, budget), Shield(meter)
+        self.budget, self.costs = Budget(n, budget), Costs(meter)
+        self.shield = Shield(meter, self.costs)
         places = Places()
         optimizers = Optimizers(places, self.step)
         self.steps = Steps(optimizers, self.budget)
         self.session = WatchSession(self.steps)
         self.models = Models(self.session, meter, Selector(sites), places)
         self.record = Record(log, meter, self.models, optimizers, self.step)
+        self.costs.others = lambda: self.record.first_step.seconds
         self.training = Training(self.models, self.record.updates, self.steps)
-        self.kinds = StepKinds(self.steps, self.record, self.training, self.shield)
+        self.kinds = StepKinds(self.steps, self.record, self.training, self.costs)
         self._undo = ExitStack()
         around, passes, steps = self.shield.around, self.models.passes, self.steps
         passes.on_begin, passes.on_end = around(self._backward_began), around(self._backward_ended)
@@ -92,7 +95,7 @@ class Watcher:
             return
         try:
             if not self.failed:
-                with self.shield:
+                with self.costs:
                     silent = self.record.end()
                 self.record.writer.log.event({"kind": "ledger", "sampled": self.summary.sampled, "sites": silent})
         finally:
@@ -116,8 +119,8 @@ class Watcher:
         levels = {kind.name.lower(): budget.counts[kind] for kind in reversed(StepKind)}
         levels[budget.kind.name.lower()] += budget.done + under_way
         sampled = budget.counts[StepKind.MEASURED] + (under_way and budget.kind is StepKind.MEASURED)
-        passed = self.kinds.costs.passed
-        took = min(budget.seconds + self.kinds.costs.uncharged(self.step()), passed)  # part of it is estimated
+        passed = self.costs.passed
+        took = min(budget.seconds + self.costs.uncharged(self.step()), passed)  # part of it is estimated
         return Summary(len(self.record.meter.seats), steps, sampled, passed, took, levels, self.failed)
 
     # -- forward -----------------------------------------------------------------------------------

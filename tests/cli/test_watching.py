@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from kedge.watch.options import Order
 class Broken:
     """A watch that cannot be ended."""
 
-    summary, dump = "what came out", None
+    summary, record = "what came out", SimpleNamespace(dump=None)
 
     def __exit__(self, *_: object) -> None:
         raise RuntimeError("no end")

@@ -281,7 +281,7 @@ def test_an_end_that_fails_does_not_end_the_training(watch, monkeypatch, capsys)
     """It is told, and the recording has its end all the same."""
     with watch() as run:
         train(net(), 2)
-        monkeypatch.setattr(run._watch.meter, "finish", lambda: 1 / 0)
+        monkeypatch.setattr(run._watch.record.meter, "finish", lambda: 1 / 0)
 
     assert "[kedge] the watching ended badly: ZeroDivisionError" in capsys.readouterr().err
     assert Recording.open("run.kedge").end["steps"] == 2
@@ -301,7 +301,7 @@ def test_a_program_may_change_its_folder(watch, tmp_path, monkeypatch):
 def test_a_hook_that_fails_does_not_end_the_training(watch, monkeypatch, capsys):
     """It is said once, and Kedge steps aside."""
     with watch() as run:
-        monkeypatch.setattr(run._watch, "_hook", lambda *_: 1 / 0)
+        monkeypatch.setattr(run._watch.models, "_hook", lambda *_: 1 / 0)
         train(net())
 
     assert capsys.readouterr().err.count("internal error, watching stops here: ZeroDivisionError") == 1

@@ -20,8 +20,8 @@ from watched import Memory, descend, net, watch, watched
 
 from kedge.actions.measure import Meter
 from kedge.hooks.veil import Own
+from kedge.watch import models as watched_models
 from kedge.watch import optimizers
-from kedge.watch import watcher as watching
 from kedge.watch.budget import Budget, StepKind
 from kedge.watch.roots import Root
 from kedge.watch.watcher import Watcher
@@ -50,8 +50,7 @@ def silent(log: Memory) -> set[str]:
 def kept(watch: Watcher) -> tuple[int, ...]:
     """Count what the watch keeps by model, by parameter and by step."""
     session = watch.session
-    counters = len(session.clock.counters or ())
-    return (len(watch.roots), len(session.taps), len(session.targets), counters, len(session.fired))
+    return (len(watch.models.roots), len(session.taps), len(session.targets), len(session.fired))
 
 
 # -- coming and going ------------------------------------------------------------------------------
@@ -73,7 +72,7 @@ def test_models_that_come_and_go_leave_nothing_in_memory(
     counts, sizes = [], []
 
     def program(watch: Watcher) -> None:
-        watch.log = Discarding()
+        watch.record.writer.log = Discarding()
         for number in range(models):
             gone = fold()
             assert gone() is None
@@ -97,7 +96,7 @@ def test_the_objects_of_a_long_run_do_not_grow(paced: Paced) -> None:
     model, sizes = net(), []
 
     def program(watch: Watcher) -> None:
-        watch.log = Discarding()
+        watch.record.writer.log = Discarding()
         descend(model, 2000, between=lambda step: sizes.append(objects()) if step in (1000, 1999) else None)
 
     watched(program)
@@ -479,12 +478,12 @@ def test_what_kedge_failed_with_is_there_to_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The error is kept with where it came from, and without what went through there."""
-    monkeypatch.setattr(watching, "module_tree", lambda *_: 1 / 0)
+    monkeypatch.setattr(watched_models, "module_tree", lambda *_: 1 / 0)
     model = net()
     log = watched(lambda watch: descend(model, 4))
     assert log.watch is not None
-    assert isinstance(log.watch.failure, ZeroDivisionError)
-    assert log.watch.failure.__traceback__ is None
-    assert "in _watch" in log.watch.failure.__notes__[0]
+    assert isinstance(log.watch.shield.failure, ZeroDivisionError)
+    assert log.watch.shield.failure.__traceback__ is None
+    assert "in watch" in log.watch.shield.failure.__notes__[0]
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "[kedge] internal error, watching stops here: ZeroDivisionError: division by zero"

@@ -161,7 +161,7 @@ def test_a_model_that_is_compiled_late_is_compiled_twice_at_most(level: StepKind
     log = watched(program)
     assert log.watch is not None
     assert log.watch.summary.steps == 12
-    assert len(log.watch.roots) == 1
+    assert len(log.watch.models.roots) == 1
     assert len(graphs) <= 2
 
 

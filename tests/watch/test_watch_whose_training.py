@@ -282,7 +282,7 @@ def test_two_threads_that_train_at_once_do_not_disturb_each_other() -> None:
     try:
         for _ in range(2):
             log = watch(lambda: in_threads(work, work), every=1)
-            assert log.watch.failure is None
+            assert log.watch.shield.failure is None
             assert sorted(steps for _, _, steps in roots(log).values()) == [20, 20]
     finally:
         sys.setswitchinterval(before)

@@ -179,7 +179,7 @@ class HostTable:
         part = Part(
             self.rows[:used].copy(),
             self.sampled[:used].copy(),
-            native.histograms(self.buckets, used),
+            _encoded(self.buckets, used),
             self.sites[:places].copy(),
             self.at[:places].copy(),
             self.saturated[:places].copy(),
@@ -190,6 +190,13 @@ class HostTable:
         if self.measurer is not None:
             self.measurer.forget()
         return part
+
+
+def _encoded(buckets: NDArray[np.uint16], rows: int) -> list[bytes]:
+    """Return the histograms of the first rows."""
+    if native.histograms is not None:
+        return native.histograms(buckets, rows)
+    return exponents.encode_all(buckets[:rows].astype(np.int64))
 
 
 def _refuse(_value: Tensor, _site: int, _role: int, _what: int, _draws: bool) -> int:

@@ -41,7 +41,7 @@ class Sites:
         watching.begin()
         with redirect_stdout(sys.stderr):
             ending = program.run()
-        if watching.watch is None or not watching.watch.roots:
+        if watching.watch is None or not watching.watch.models.roots:
             messenger()("there is nothing to list: the program called no module")
             return ending if ending.status else 1
         print("\n\n".join(_tables(watching.watch, held)))
@@ -86,7 +86,7 @@ def _tables(watch: Watcher, held: list[Any]) -> Iterator[str]:
     from kedge.report.numbers import counted
     from kedge.sites.table import sites
 
-    for root in watch.roots:
+    for root in watch.models.roots:
         model = root.module()
         if model is not None:
             prefix = f", recorded as {root.prefix}.*" if root.prefix else ""

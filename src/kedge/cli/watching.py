@@ -70,15 +70,15 @@ class Watching:
         except Exception as error:  # noqa: BLE001 - the program has ended well; its exit status is not Kedge's to change
             self._fail(f"the watching ended badly: {error!r}", "the recording may lack its end")
         summary = self.watch.summary  # before that call: what takes place after the program is no part of its time
-        if self.watch.dump is not None:
-            self.watch.dump.run_again()
+        if self.watch.record.dump is not None:
+            self.watch.record.dump.run_again()
         return summary
 
     @property
     def failed(self) -> bool:
         """Whether something failed, here or in a hook."""
         watch = self.watch
-        return self._failed or (watch is not None and (watch.failed or watch.first_step.failed))
+        return self._failed or (watch is not None and (watch.failed or watch.record.first_step.failed))
 
     def _begin(self) -> None:
         if os.getpid() != self._pid:
@@ -87,7 +87,7 @@ class Watching:
             from kedge.watch.begin import make_watch
 
             self.watch = make_watch(self.log, self.order, self.place)
-            self.watch.holding = self.holding
+            self.watch.models.holding = self.holding
             self.watch.__enter__()
         except Exception as error:  # noqa: BLE001 - this runs inside the program's own import of torch
             self._fail(f"cannot watch: {error!r}", "the program goes on unwatched")

@@ -380,7 +380,7 @@ def has_optimizer(model: nn.Module | None) -> bool:
 def count_steps(session: Session, model: nn.Module) -> None:
     """Let a session count the steps of the optimizer that holds this model's parameters."""
     held, whose, clock = {id(p) for p in model.parameters()}, id(model), session.clock
-    if not held:
+    if not held or not clock.by_models:
         return
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -389,8 +389,4 @@ def count_steps(session: Session, model: nn.Module) -> None:
         if clock.optimizer == (id(optimizer), whose):
             clock.optimized()
 
-    if clock.counters is None:
-        session.mount(Mount(register_optimizer_step_post_hook(stepped)))
-    else:
-        clock.counters.append(stepped)
-        session.cleanup.callback(clock.counters.remove, stepped)
+    session.mount(Mount(register_optimizer_step_post_hook(stepped)))

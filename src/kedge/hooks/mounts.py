@@ -47,6 +47,11 @@ class Mount:
         self._beyond: tuple[int, ...] = ()
         self._flags: tuple[MutableMapping[int, bool], ...] | None = None
 
+    @property
+    def hook(self) -> Any:
+        """What is called, wherever the hook is; None once it was removed."""
+        return self._hook if self._hook is not None else (self.handle.hooks_dict_ref() or {}).get(self.handle.id)
+
     def out(self) -> None:
         """Take the hook out of its table; the order of the steps is such that an interrupted one can be repeated."""
         handle = self.handle
@@ -116,6 +121,10 @@ class Mounts:
             what.remove()
 
         return undo
+
+    def hooks(self) -> list[Mount]:
+        """List the hooks of modules and optimizers."""
+        return [standing for standing in list(self._standing.values()) if isinstance(standing, Mount)]
 
     def keep(self, handle: RemovableHandle) -> None:
         """Take over the hook of a tensor or node that lives as long as a graph."""

@@ -68,11 +68,13 @@ class Clock:
 
     Attributes:
         step: The step under way, from 0.
+        by_models: Whether the optimizers of the session's models make the steps, so that each model looks for its own.
         expects_optimizer: Looks whether an optimizer exists that will make the steps.
-        counters: Hooks on all optimizers that count steps, for one hook that calls them; None to register each.
         awaited: For how many forward passes to wait for an optimizer that is known to exist.
         leader: The model whose forward passes are the steps where nothing optimizes.
     """
+
+    by_models = True
 
     def __init__(self, rank: int) -> None:
         self.step = 0
@@ -82,9 +84,7 @@ class Clock:
         self.optimizer: tuple[int, int] | None = None
         self.expects_optimizer: Callable[[], bool] = lambda: False
         self.on_step: list[Callable[[int], None]] = []
-        self.on_pass: list[Callable[[Passes], None]] = []
         self.leader: Passes | None = None
-        self.counters: list[Callable[..., None]] | None = None
         self.awaited = 0
         self.looked = False
         self._backwards: dict[int, int] = {}
@@ -120,7 +120,7 @@ class Clock:
         self.passes += 1
         if self.leader is not passes:
             return
-        if self.led and not self.looked and self.optimizer is None and (graded or self.awaited > 0):
+        if self.led and not self.looked and self.optimizer is None and graded:
             self.look()
         if self.optimizer is None and self.led and self.awaited <= 0:
             self.end_step()
@@ -204,8 +204,6 @@ class Passes(threading.local):
         here.past = None
         here.holders.clear()
         look_for_hooks()
-        for listener in clock.on_pass:
-            listener(self)
 
     def end(self) -> None:
         """End a forward pass; hooks behind the model's own call, which stand behind the one that says so, are of it still."""

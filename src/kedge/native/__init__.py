@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.native import reductions
-from kedge.store import exponents
 
 What = Literal["full", "norm", "finite"]
 
@@ -90,10 +89,6 @@ def _draw_none(_numbers: Any, tensors: Iterable[Tensor], _most: int) -> list[int
     return [0 for _ in tensors]
 
 
-def _histograms(buckets: NDArray[np.uint16], rows: int) -> list[bytes]:
-    return exponents.encode_all(buckets[:rows].astype(np.int64))
-
-
 def _no_channels(_tensor: Tensor, _dim: int) -> bytes | None:
     return None
 
@@ -125,8 +120,8 @@ squared_changes: Callable[[Any, Iterable[Tensor], int], tuple[list[int], list[fl
 )
 
 #: ``histograms(buckets, rows)`` returns the histograms of magnitudes whose counts stand in the first rows of an array of
-#: uint16, as `kedge.store.exponents.encode` writes them.
-histograms: Callable[[Any, int], list[bytes]] = _histograms if _compiled is None else _compiled.histograms
+#: uint16, as `kedge.store.exponents.encode` writes them. None where there is no compiled part.
+histograms: Callable[[Any, int], list[bytes]] | None = None if _compiled is None else _compiled.histograms
 
 #: Measures the values of a step into the arrays of a `kedge.actions.host.HostTable`, each once however many sites it stands at:
 #: ``observe(tensor, site, role, what, draws)`` returns flags. None where there is no compiled part.

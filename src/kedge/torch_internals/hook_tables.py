@@ -118,13 +118,6 @@ before_forward: Callable[[nn.Module], Table] = _behind_pre if _hidden else _befo
 after_forward: Callable[[nn.Module], Table] = _behind_forward if _hidden else _after_forward
 
 
-def around_forward(module: nn.Module) -> Iterator[tuple[Any, list[Any]]]:
-    """Yield both tables of hooks around a module's forward, each with the tables of flags that its hooks may stand in."""
-    flags = [own for name in FLAGS if (own := vars(module).get(name)) is not None]
-    yield after_forward(module), flags
-    yield before_forward(module), flags
-
-
 def hooks_on_module(module: nn.Module) -> Iterator[Hook]:
     """Yield the hooks on a module itself, in the order in which PyTorch runs the kinds."""
     full = getattr(module, "_is_full_backward_hook", None) is not False

@@ -13,7 +13,6 @@ import math
 import re
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,19 +20,18 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.hooks import RemovableHandle
 
 from kedge.flow import Act, Event
 from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.source_lines import is_between
+from kedge.watch.parameters import Place, Places
 from kedge.watch.roots import Root
 
 _KEPT = 16
-_NO = (-1, 0, 0)
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -56,46 +54,38 @@ class BackwardPasses:
     """Reports each backward pass that reaches a watched parameter; see Note [What backward began at].
 
     Args:
-        began: Is given what a pass began at, when the first gradient has arrived.
-        ended: Is called at the end of a pass, with its number.
-        alarmed: Is called when the loss of a pass is not finite that is only asked for that.
+        places: Knows the parameters.
 
     Attributes:
+        on_begin: Set to what is given what a pass began at, when the first gradient has arrived.
+        on_end: Set to what is called at the end of a pass, with its number.
+        on_bad_loss: Set to what is called when the loss of a pass is not finite that is only asked for that.
         quick: Of a pass it is only asked whether its loss is finite, and on a device not even that.
-        passed: Is called at the end of such a pass; None where nobody counts them.
+        on_quick_end: Set to what is called at the end of such a pass; None where nobody counts them.
     """
 
-    def __init__(
-        self, began: Callable[[Began], None], ended: Callable[[int], None], alarmed: Callable[[], None]
-    ) -> None:
-        self._began, self._ended, self._alarmed = began, ended, alarmed
-        self._handles: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
-        self._arrived: dict[int, int] = {}
-        self._first: set[int] = set()
-        self._arrived_in: dict[int, tuple[int, int, int]] = {}
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.on_begin: Callable[[Began], None] = lambda began: None
+        self.on_end: Callable[[int], None] = lambda task: None
+        self.on_bad_loss: Callable[[], None] = lambda: None
+        self.on_quick_end: Callable[[], None] | None = None
+        self.quick = False
+        self._arrived, self._depth, self._settled = 0, 0, False
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
-        self.quick = False
-        self.passed: Callable[[], None] | None = None
-        self._depth = 0
-        self._settled = False
 
-    def listen(self, params: Iterable[Tensor], *, again: bool = False) -> None:
-        """Hook parameters that have no hook yet, and no gradient so far; or again those whose hook was removed."""
-        for param in params:
-            known = self._handles.get(id(param))
-            if known is not None and known[0]() is param:
-                if not (again and _is_removed(known[1])):
-                    continue
-            else:
-                self._forget(id(param))
-            if is_lazy(param) or not param.requires_grad or not param.is_leaf:
+    def listen(self, params: Iterable[nn.Parameter], *, again: bool = False) -> None:
+        """Hook watched parameters that had no hook yet; or again those whose hook was removed."""
+        for place in self.places.among(params):
+            param = place.param()
+            if param is None or (place.hook is not None and (place.is_hooked or not again)):
                 continue
-            handle = param.register_post_accumulate_grad_hook(self.arrived)
-            self._handles[id(param)] = weakref.ref(param), handle
-            self._settled = False
+            if not is_lazy(param) and param.requires_grad and param.is_leaf:
+                place.hook = param.register_post_accumulate_grad_hook(self.arrived)
+                self._settled = False
 
-    def keep_first(self, groups: Callable[[], Iterable[Iterable[Tensor]]]) -> None:
+    def keep_first(self, groups: Callable[[], Iterable[Iterable[Place]]]) -> None:
         """Keep the hooks of the parameters whose gradients arrive first: in a pass, and of each group.
 
         Those that had no gradient yet keep theirs too.
@@ -106,66 +96,40 @@ class BackwardPasses:
         if self._settled:
             return
         self._settled = True
-        kept, seen = set(self._first), dict[int, Tensor]()
-        for group in groups():
-            here = {id(p): p for p in group if id(p) in self._arrived}
-            kept.update(sorted(here, key=self._arrived.__getitem__)[:1])
-            seen |= here
-        for key in seen.keys() - kept:
-            if key in self._handles:
-                self._handles[key][1].remove()
-
-    def has_arrived(self, param: Tensor) -> bool:
-        """Whether a gradient of a parameter has been seen."""
-        known = self._handles.get(id(param))
-        return id(param) in self._arrived and known is not None and known[0]() is param
-
-    def has_seen(self, key: int) -> bool:
-        """Whether a gradient was seen of the parameter that has, or had, an id."""
-        return key in self._arrived
+        seen = [[place for place in group if place.order is not None] for group in groups()]
+        kept = {id(min(places, key=lambda place: place.order or 0)) for places in seen if places}
+        for place in (place for places in seen for place in places):
+            if not place.first and id(place) not in kept and place.hook is not None:
+                place.hook.remove()
 
     def reached_here(self, params: Iterable[Tensor]) -> bool:
         """Whether gradients of some parameters arrive in this thread, so that no other one changes them meanwhile."""
         here = threading.get_ident()
-        return len(self._threads) < 2 or any(self._arrived_in.get(id(p), _NO)[1] == here for p in params)
+        return len(self._threads) < 2 or any(place.thread == here for place in self.places.among(params))
 
-    def reached_by(self, task: int, params: Iterable[Tensor]) -> bool:
+    def reached_by(self, task: int, params: Iterable[nn.Parameter]) -> bool:
         """Whether a backward pass reached some parameters, of which one at least has a hook."""
-        return any(self._arrived_in.get(id(p), _NO)[0] == task for p in params)
-
-    def times(self, param: Tensor) -> int:
-        """How often a gradient of a parameter was seen to arrive, as long as it has a hook."""
-        return self._arrived_in.get(id(param), _NO)[2]
+        return any(place.task == task for place in self.places.among(params))
 
     def close(self) -> None:
         """Remove every hook."""
-        for _, handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
-        self._arrived.clear()
+        for place in self.places:
+            if place.hook is not None:
+                place.hook.remove()
 
-    def forget_gone(self) -> None:
-        """Forget parameters that are gone."""
-        gone = [key for key, (ref, _) in self._handles.items() if ref() is None]
-        for key in gone:
-            del self._handles[key]
-            self._forget(key)
-
-    def _forget(self, key: int) -> None:
-        self._arrived.pop(key, None)
-        self._arrived_in.pop(key, None)
-        self._first.discard(key)
-
-    def arrived(self, param: Tensor) -> None:
+    def arrived(self, param: nn.Parameter) -> None:
         """Called by autograd when a parameter's gradient has been accumulated."""
-        if id(param) not in self._arrived:
-            self._arrived[id(param)] = len(self._arrived)
-            self._settled = False
-        task, thread = graph_task(), threading.get_ident()
-        self._arrived_in[id(param)] = task, thread, self.times(param) + 1
-        self._threads.add(thread)
+        task, place = graph_task(), self.places.of(param)
+        if place is None:  # the program has swapped it with another
+            self.reached(task)
+            return
+        if place.order is None:
+            place.order, self._arrived, self._settled = self._arrived, self._arrived + 1, False
+        place.task, place.thread = task, threading.get_ident()
+        place.times += 1
+        self._threads.add(place.thread)
         if self.reached(task):
-            self._first.add(id(param))
+            place.first = True
 
     def reached(self, task: int) -> bool:
         """Called when a backward pass has come to something that is watched; tells whether that is the first in it."""
@@ -176,12 +140,12 @@ class BackwardPasses:
         self._tasks[task] = None
         if self.quick:
             if self._is_sound():
-                if self.passed is not None:
-                    at_end_of_backward(self.passed)
+                if self.on_quick_end is not None:
+                    at_end_of_backward(self.on_quick_end)
                 return True
-            self._alarmed()
-        at_end_of_backward(partial(self._ended, task))
-        self._began(began())
+            self.on_bad_loss()
+        at_end_of_backward(partial(self.on_end, task))
+        self.on_begin(began())
         return True
 
     def _is_sound(self) -> bool:
@@ -205,10 +169,6 @@ class BackwardPasses:
             frame, depth = frame.f_back, depth + 1
         self._depth = depth if frame is not None else 0
         return frame
-
-
-def _is_removed(handle: RemovableHandle) -> bool:
-    return handle.id not in (handle.hooks_dict_ref() or {})
 
 
 def began() -> Began:

@@ -29,9 +29,9 @@ def make_watch(log: RunSink, order: Order, place: Path | None = None) -> Watcher
     """
     watch = Watcher(Meter(), log, sites=order.sites, n=order.every, budget=order.budget)
     if order.dump and place is not None:
-        watch.dump = Dump(place, log, watch.step, rerun=operations_of)
+        watch.record.dump = Dump(place, log, watch.step, rerun=operations_of)
     if order.saved is not None:
-        watch.first_step.taker = order.saved(watch.first_step.spare)
+        watch.record.first_step.taker = order.saved(watch.record.first_step.spare)
     return watch
 
 

@@ -75,7 +75,7 @@ class Watched:
         """Call modules as this model does, also where they are called one by one and the model itself is not."""
         self._named[:] = [weakref.ref(model)]
         if self._watch is not None:
-            self._watch.names.update((module, name) for name, module in model.named_modules())
+            self._watch.models.names.update((module, name) for name, module in model.named_modules())
         return self
 
     def begin(self) -> Self:
@@ -134,7 +134,7 @@ class Watched:
         atexit.unregister(self._end_with_program)
         unhush()
         self._finish(error)
-        failure = self._watch.failure if self._watch is not None else None
+        failure = self._watch.shield.failure if self._watch is not None else None
         if failure is not None:
             self._failures.append(f"a hook failed: {type(failure).__name__}: {failure}")
         if self.strict and self._failures and error is None:
@@ -149,8 +149,8 @@ class Watched:
                 watch.__exit__(None, None, None)
             finally:
                 summary = watch.summary  # before that call: what takes place after the program is no part of its time
-                if watch.dump is not None:
-                    watch.dump.run_again()
+                if watch.record.dump is not None:
+                    watch.record.dump.run_again()
                 into.event(end_of(summary, int(error is not None), error))
                 into.close()
             self._tell_last_words(summary, into.recorder)

@@ -27,8 +27,8 @@ the steps of the others.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
+from dataclasses import dataclass
 from enum import IntEnum
 from statistics import median
 
@@ -45,7 +45,6 @@ FIRST_STEPS = 40
 """How many steps are measured at first, as far as the free time reaches."""
 ALLOWANCE, FREE = 2.0, 0.5
 """Seconds that any run may take, and those of them that it may take at once."""
-_SHARES = {StepKind.MEASURED: 0.6, StepKind.GUARDED: 0.4}
 _LEARNING = 0.25
 """How much of a step's cost goes into the running mean of its kind."""
 _MOST = 3.0
@@ -56,6 +55,35 @@ _LONGEST_SKIPPED, _LONGEST_GUARDED = 4096, 16
 """How many steps are skipped or guarded at most before the next decision."""
 _GRANTED = 8
 """How many measured steps that were asked for are made, whether the budget pays for them or not."""
+
+
+@dataclass
+class Account:
+    """What the steps of one kind cost.
+
+    Attributes:
+        share: The part of what is allowed that they may take.
+        spent: Seconds that they took.
+        timed: Seconds that one was timed to take; a running mean, as the next.
+        extra: Seconds by which one was longer than a skipped one.
+    """
+
+    share: float
+    spent: float = 0.0
+    timed: float | None = None
+    extra: float | None = None
+
+    @property
+    def cost(self) -> float:
+        """What one step costs, in seconds; 0 as long as there was none."""
+        timed = self.timed or 0.0
+        return min(max(self.extra or 0.0, timed), _MOST * timed)
+
+    def charge(self, steps: int, timed: float, extra: float) -> float:
+        """Charge some steps; returns what they cost."""
+        self.timed, self.extra = _learn(self.timed, timed), _learn(self.extra, extra)
+        self.spent += steps * self.cost
+        return steps * self.cost
 
 
 class Budget:
@@ -79,9 +107,7 @@ class Budget:
         self.seconds = 0.0
         self.run = self._planned = 1
         self._setup = 0.0
-        self._spent = dict.fromkeys(_SHARES, 0.0)
-        self._cost: dict[StepKind, float] = {}
-        self._timed: dict[StepKind, float] = {}
+        self._accounts = {StepKind.MEASURED: Account(0.6), StepKind.GUARDED: Account(0.4)}
         self._bare: deque[float] = deque(maxlen=_REMEMBERED)
         self._between: deque[float] = deque(maxlen=_REMEMBERED)
         self._spacing, self._asked = 1, 0
@@ -109,11 +135,11 @@ class Budget:
             self._bare.append(length)
             self.seconds += timed
         else:
-            spent = steps * self._charge(kind, length, timed / steps)
-            self._spent[kind] += spent
-            self.seconds += spent
+            timed /= steps
+            extra = length - median(self._bare) if self._bare else timed
+            self.seconds += self._accounts[kind].charge(steps, timed, extra)
             if kind is StepKind.GUARDED:
-                self._between.append(length - timed / steps)
+                self._between.append(length - timed)
         self.counts[kind] += steps
         return self._choose(step + 1, now)
 
@@ -135,18 +161,7 @@ class Budget:
     def charge_device(self, seconds: float) -> None:
         """Charge time that measuring took on devices, which is known later."""
         self.seconds += seconds
-        self._spent[StepKind.MEASURED] += seconds
-
-    def cost(self, kind: StepKind) -> float:
-        """Return what a step of a kind costs, in seconds; 0 as long as there was none."""
-        timed = self._timed.get(kind, 0.0)
-        return min(max(self._cost.get(kind, timed), timed), _MOST * timed)
-
-    def _charge(self, kind: StepKind, length: float, timed: float) -> float:
-        extra = length - median(self._bare) if self._bare else timed
-        _learn(self._timed, kind, timed)
-        _learn(self._cost, kind, extra)
-        return self.cost(kind)
+        self._accounts[StepKind.MEASURED].spent += seconds
 
     def _allowed(self, now: float) -> float:
         """Return the seconds that watching may have taken by now, besides the run's first step and its end."""
@@ -170,7 +185,7 @@ class Budget:
 
     def _choose_between(self, step: int, now: float) -> None:
         """Choose what is done in the steps until the next one that may be measured."""
-        cost, left = self.cost(StepKind.GUARDED), self._left(StepKind.GUARDED, now)
+        cost, left = self._cost_and_left(StepKind.GUARDED, now)
         distance = self.every * self._spacing
         due = distance - step % distance if step >= FIRST_STEPS else 1
         if left >= cost:
@@ -179,12 +194,13 @@ class Budget:
             self.kind, steps = StepKind.SKIPPED, self._until_paid(cost - left)
         self.run = max(min(math.floor(steps), due), 1)
 
-    def _left(self, kind: StepKind, now: float) -> float:
-        return _SHARES[kind] * self._allowed(now) - self._spent[kind]
+    def _cost_and_left(self, kind: StepKind, now: float) -> tuple[float, float]:
+        account = self._accounts[kind]
+        return account.cost, account.share * self._allowed(now) - account.spent
 
     def _is_due(self, step: int, now: float) -> bool:
         """Whether a step is to be measured; see Note [Common steps]."""
-        cost, left = self.cost(StepKind.MEASURED), self._left(StepKind.MEASURED, now)
+        cost, left = self._cost_and_left(StepKind.MEASURED, now)
         if step < FIRST_STEPS and left >= cost:
             return True
         distance = self.every * self._spacing
@@ -202,30 +218,13 @@ class Budget:
         lengths = self._bare or self._between
         if not lengths or self.share is None:
             return 1
-        income = _SHARES[StepKind.GUARDED] * self.share * max(median(lengths), 1e-7)
+        income = self._accounts[StepKind.GUARDED].share * self.share * max(median(lengths), 1e-7)
         return min(lack / income + 1, _LONGEST_SKIPPED)
 
 
-def _learn(means: dict[StepKind, float], kind: StepKind, value: float) -> None:
+def _learn(known: float | None, value: float) -> float:
     """Take a value into a running mean, but not one too far from it; a step may be slow for reasons of its own."""
-    known = means.setdefault(kind, value)
+    if known is None:
+        return value
     far = (_MOST - 1) * abs(known)
-    means[kind] = known + _LEARNING * min(max(value - known, -far), far)
-
-
-def unit() -> float:
-    """Estimate the seconds that PyTorch takes to call a hook of a module: some 20 calls of a Python function.
-
-    No module is called for it, as the program may have hooks on all of them.
-    """
-    rounds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(50):
-            _nothing()
-        rounds.append((time.perf_counter() - start) / 50)
-    return 20 * min(rounds)
-
-
-def _nothing() -> None:
-    """Do nothing."""
+    return known + _LEARNING * min(max(value - known, -far), far)

@@ -8,18 +8,20 @@ import weakref
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from kedge import native
+from kedge.sites.leaves import own_part
 from kedge.torch_internals.hook_tables import for_everything
 from kedge.torch_internals.module_tables import own_children
 from kedge.torch_internals.tensors import may_alias, version_of
 from kedge.watch.backwards import BackwardPasses
 from kedge.watch.optimizers import Optimizers, params_of
+from kedge.watch.parameters import Places
 from kedge.watch.roots import Root
-from kedge.watch.seen import Places
 
 Note = Mapping[str, Any]
 Kept = tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]
@@ -27,6 +29,9 @@ Modal = tuple[str, weakref.ref[nn.Module]]
 _CHECKED = 8
 """How many gradients are looked at for whether they were zeroed."""
 _SMALL = 1 << 16
+"""How many elements a tensor has at most that is compared, or looked at."""
+_COMPARED, _COMPARED_EVERY = 4, 10
+"""How many parameters of optimizers that have not stepped are compared, and after how many backward passes."""
 _NAMED = 50
 """How many names a note holds."""
 _BUSY = 1.0
@@ -56,6 +61,7 @@ class Facts:
         self._looks = self._optimizers = 0
         self._tables: list[Any] = []
         self._handles: list[RemovableHandle] = []
+        self._unstepped = Unstepped()
         self._children = mmap.mmap(-1, 8)  # shared with child processes that are forked
         self._begun = 0.0
 
@@ -68,6 +74,11 @@ class Facts:
         """Called in a forked child process when an optimizer steps there."""
         steps = int.from_bytes(self._children[:], "little") + 1
         self._children[:] = steps.to_bytes(8, "little")
+
+    def count_backward(self, passes: int, unstepped: Iterable[Optimizer]) -> None:
+        """Count a backward pass before any optimizer has stepped; some may be waited for from this one on."""
+        self._unstepped.add(unstepped)
+        self._unstepped.compare(passes)
 
     def called_inside(self, module: nn.Module, root: Root) -> None:
         """Remember a module that is called while a root runs, and is no part of it."""
@@ -148,17 +159,15 @@ class Facts:
             self._modals[module] = there, known
         return [(name, m) for name, ref in known if (m := ref()) is not None]
 
-    def step_ended(self, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses) -> None:
+    def step_ended(self, optimizers: Optimizers, roots: Iterable[Root], places: Places) -> None:
         """Look, after ever more steps and when an optimizer is new, at which parameters no optimizer holds."""
         if len(optimizers.entries) != self._optimizers:
             self._looks, self._optimizers = 0, len(optimizers.entries)
         self._looks += 1
         if self._looks < 4 or self._looks & (self._looks - 1) == 0:
-            self._look_at_optimizers(optimizers, roots, places, passes)
+            self._look_at_optimizers(optimizers, roots, places)
 
-    def _look_at_optimizers(
-        self, optimizers: Optimizers, roots: Iterable[Root], places: Places, passes: BackwardPasses
-    ) -> None:
+    def _look_at_optimizers(self, optimizers: Optimizers, roots: Iterable[Root], places: Places) -> None:
         living = optimizers.known()
         if not living:
             return
@@ -166,18 +175,16 @@ class Facts:
         for root in roots:
             module = root.module()
             if module is not None and (not root.optimizers or root.optimizers & living.keys()):
-                self._unheld[root.index] = self._not_held(root, module, held, places, passes)
+                self._unheld[root.index] = self._not_held(root, module, held, places)
         foreign = sum(places.of(p) is None and p.grad is None for p in held.values())
         self._unheld[-1] = {"kind": "not-optimized", "root": None, "foreign": foreign}
 
-    def _not_held(
-        self, root: Root, module: nn.Module, held: Mapping[int, Tensor], places: Places, passes: BackwardPasses
-    ) -> Note:
+    def _not_held(self, root: Root, module: nn.Module, held: Mapping[int, Tensor], places: Places) -> Note:
         """Return what of a model no optimizer holds; of a model that none trains, what got gradients."""
         own = dict(module.named_parameters())
         here = {id(p) for p in own.values()}
         unheld = {n: p for n, p in own.items() if p.requires_grad and id(p) not in held}
-        graded = [n for n, p in unheld.items() if p.grad is not None or passes.has_arrived(p)]
+        graded = [n for n, p in unheld.items() if p.grad is not None or any(at.times for at in places.among([p]))]
         if not root.optimizers:
             unheld = {n: unheld[n] for n in graded}
         outside = self._outside(root, held.keys() | here)
@@ -185,10 +192,14 @@ class Facts:
             "kind": "not-optimized", "root": root.index, "training": module.training,
             "unheld": [root.label(n) for n in list(unheld)[:_NAMED]],
             "unheld_elements": sum(p.numel() for p in unheld.values()), "graded": [root.label(n) for n in graded[:_NAMED]],
-            "replaced": [s.path for p, s, of in places if of is root and id(p) in held and id(p) not in here][:_NAMED],
+            "replaced": [
+                at.site.path
+                for at in places
+                if at.root is root and (p := at.param()) is not None and id(p) in held and id(p) not in here
+            ][:_NAMED],
             "outside": [type(m).__name__ for m in outside], "outside_fixed": not any(m.training for m in outside),
             "tensors": [root.label(name) for name in _plain_tensors(module, held)][:_NAMED],
-            "passes": max(map(passes.times, unheld.values()), default=0),
+            "passes": max((at.times for at in places.among(unheld.values())), default=0),
         }  # fmt: skip
 
     def _outside(self, root: Root, known: Container[int]) -> list[nn.Module]:
@@ -198,22 +209,14 @@ class Facts:
 
     # -- at the end --------------------------------------------------------------------------------
 
-    def at_end(
-        self,
-        optimizers: Optimizers,
-        roots: Iterable[Root],
-        places: Places,
-        passes: BackwardPasses,
-        *,
-        in_vain: int = 0,
-    ) -> list[Note]:
-        """Return what is known in the end, as after so many backward passes with an optimizer that never stepped."""
+    def at_end(self, optimizers: Optimizers, roots: Iterable[Root], places: Places) -> list[Note]:
+        """Return what is known in the end."""
         notes: list[Note] = []
-        self._look_at_optimizers(optimizers, roots, places, passes)
+        self._look_at_optimizers(optimizers, roots, places)
         if optimizers.entries:
             notes.append({"kind": "optimizers", "optimizers": [entry.describe() for entry in optimizers.entries]})
-        elif in_vain:
-            notes.append({"kind": "not-optimized", "root": None, "in_vain": in_vain})
+        elif self._unstepped.in_vain:
+            notes.append({"kind": "not-optimized", "root": None, "in_vain": self._unstepped.in_vain})
         notes += [note for note in self._unheld.values() if any(note.get(name) for name in _TOLD)]
         steps, seconds = int.from_bytes(self._children[:], "little"), _child_seconds() - self._begun
         if steps or (seconds > _BUSY and not optimizers.entries):
@@ -228,15 +231,42 @@ class Facts:
         gone = any(handle.id not in (handle.hooks_dict_ref() or {}) for handle in self._handles)
         return gone or any(id(table) not in now for table in self._tables)
 
-    def unused(self, places: Places, passes: BackwardPasses) -> list[dict[str, Any]]:
+    def unused(self, places: Places) -> list[dict[str, Any]]:
         """Return the parameters of trained models that never had a gradient, as the ledger has them."""
         cause = "no backward pass that was seen has reached it"
         remedy = "use it in the forward, or set requires_grad_(False)"
         return [
-            {"site": f"{site}.grad", "fired": 0, "cause": cause, "remedy": remedy}
-            for site, root in places.without_gradient(passes.has_seen)
-            if root.optimizers
+            {"site": f"{place.site}.grad", "fired": 0, "cause": cause, "remedy": remedy}
+            for place in places.without_gradient()
+            if place.root.optimizers
         ]
+
+
+class Unstepped:
+    """Some parameters of optimizers that have not stepped, as they were: the program may change them itself.
+
+    Attributes:
+        in_vain: After how many backward passes nothing had changed them.
+    """
+
+    def __init__(self) -> None:
+        self.in_vain = 0
+        self._before: list[tuple[weakref.ref[Tensor], Tensor]] = []
+
+    def add(self, optimizers: Iterable[Optimizer]) -> None:
+        """Take in a few small parameters of some optimizers."""
+        small = [p for optimizer in optimizers for p in params_of(optimizer) if p.numel() <= _SMALL][:_COMPARED]
+        self._before += [(weakref.ref(p), own_part(p).detach().clone()) for p in small]
+
+    def compare(self, passes: int) -> None:
+        """Compare them after so many backward passes, every few of them."""
+        if not self._before or passes % _COMPARED_EVERY:
+            return
+        alive = [(param, before) for ref, before in self._before if (param := ref()) is not None]
+        if alive and all(torch.equal(own_part(param).detach(), before) for param, before in alive):
+            self.in_vain = passes
+        else:
+            self._before, self.in_vain = [], 0
 
 
 def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:

@@ -1,12 +1,16 @@
-"""What the paths of a new root begin with; see Note [Roots] in `kedge.watch.watcher`."""
+"""How roots are named, see Note [Roots] in `kedge.watch.models`, and tensors that belong to no module."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Container, Mapping, Sequence
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from kedge.torch_internals.source_lines import is_between
 from kedge.watch.optimizers import any_optimizer, living, params_of
 from kedge.watch.roots import Root, free_prefix
 
@@ -36,3 +40,30 @@ def _others_train(params: Container[int]) -> bool:
     """Whether there are optimizers, and none of them holds one of these parameters."""
     held = [id(p) in params for optimizer in (living() if any_optimizer() else ()) for p in params_of(optimizer)]
     return bool(held) and not any(held)
+
+
+def names_in_frames(tensors: Sequence[Tensor]) -> list[str]:
+    """Return the names of the program's variables that hold some tensors: ``w``, ``weights.0``; else ``param0``."""
+    names: dict[int, str] = {}
+    wanted = {id(t) for t in tensors}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_between(frame.f_code.co_filename):
+            for variables in (frame.f_locals, frame.f_globals):
+                for name, value in list(variables.items()):
+                    for path, each in _parts(name, value):
+                        if id(each) in wanted:
+                            names.setdefault(id(each), path)
+        frame = frame.f_back
+    return [names.get(id(t), f"param{i}") for i, t in enumerate(tensors)]
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a variable is, and what its list, tuple or dict holds, each with the name to give it."""
+    if name.startswith("_"):
+        return
+    yield name, value
+    if type(value) in (list, tuple):
+        yield from ((f"{name}.{i}", each) for i, each in enumerate(value))
+    elif type(value) is dict:
+        yield from ((f"{name}.{key}", each) for key, each in list(value.items()) if isinstance(key, str))

@@ -28,6 +28,7 @@ from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import kernels, modes
 from kedge.watch.curves import Curves
 from kedge.watch.optimizers import params_of
+from kedge.watch.parameters import Place
 from kedge.watch.roots import Meter, Root
 
 _SAMPLE = 1024
@@ -71,7 +72,7 @@ class Updates:
         meter: What measures.
         curves: Takes the norm of all gradients.
         step: Returns the step under way.
-        place: Returns the site and the root of a parameter; None where it is not measured.
+        place: Returns the place of a parameter; None where it is not measured.
 
     Attributes:
         bad: Whether a gradient of this step is known not to be finite.
@@ -83,7 +84,7 @@ class Updates:
         meter: Meter,
         curves: Curves,
         step: Callable[[], int],
-        place: Callable[[nn.Parameter], tuple[Site, Root] | None],
+        place: Callable[[nn.Parameter], Place | None],
     ) -> None:
         self.meter, self.curves, self.step, self.place = meter, curves, step, place
         self.bad = False
@@ -103,12 +104,12 @@ class Updates:
             placed = self.place(param)
             numbers = (param.is_floating_point() or param.is_complex()) and param.itemsize > 1
             if placed is not None and numbers and not modes.is_fake(param):
-                site, root = placed
+                root = placed.root
                 if root.index not in by_root:
                     held = by_root[root.index] = Held(root, Site(root.label(""), "grad.norm"))
                     if root.index in before:
                         held.squares, held.elements = before[root.index].squares, before[root.index].elements
-                by_root[root.index].add(param, site)
+                by_root[root.index].add(param, placed.site)
         found = self._held[optimizer] = list(by_root.values())
         return found
 

@@ -3,7 +3,9 @@
 # Note [Whose steps]
 With several optimizers, as a GAN has, the one that steps last in each round ends the run's steps: so a step holds
 all that belongs to it. A round is over when every optimizer that trains something watched has stepped, or when one
-steps again. When the optimizer that ended the steps is gone, or has long been idle, another takes its place.
+steps again. When the optimizer that ended the steps is gone, or has long been idle, another takes its place. One that
+had not stepped before belongs to another phase of the training if it steps twice in turn - unless the one before steps
+again, which then ends the steps as before.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from kedge.hooks.schedule import AWAITED, Clock, Passes
+from kedge.watch.parameters import Places
 
 _PATIENCE = 30
 """How often another optimizer may step before it is taken to be in charge; critics step some 5 times a generator's."""
@@ -29,20 +31,26 @@ def params_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
 
 def any_optimizer() -> bool:
     """Whether the program has made an optimizer: PyTorch marks the `step` of its class when the first one is made."""
-    return any(getattr(kind.step, "hooked", False) for kind in _kinds())
+    return bool(_used_kinds())
 
 
 def living() -> list[Optimizer]:
     """Return every optimizer that there is; this looks through all objects, so ask seldom."""
-    used = [kind for kind in _kinds() if getattr(kind.step, "hooked", False)]
+    used = _used_kinds()
     return [o for o in gc.get_referrers(*used) if isinstance(o, Optimizer)] if used else []
 
 
-def _kinds() -> list[type[Optimizer]]:
+def _used_kinds() -> list[type[Optimizer]]:
     kinds = [Optimizer]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    return kinds
+    return [kind for kind in kinds if getattr(kind.step, "hooked", False)]
+
+
+def _is_held(module: nn.Module | None) -> bool:
+    """Whether an optimizer holds a parameter of a module, so that it will make the steps."""
+    held = {id(p) for p in module.parameters()} if module is not None else set()
+    return bool(held) and any(id(p) in held for o in living() for p in params_of(o))
 
 
 class Entry:
@@ -85,34 +93,45 @@ class Optimizers:
     """Counts the steps of each optimizer, and knows which one ends the run's; see Note [Whose steps].
 
     Args:
-        clock: Counts the run's steps.
-        trains: Whether an optimizer holds a parameter that is watched.
+        places: Knows which parameters are watched.
+        step: Returns the run's step under way.
 
     Attributes:
         leading: The one that ends the run's steps; None as long as that is not known.
         entries: Every optimizer that has stepped.
     """
 
-    def __init__(self, clock: Clock, trains: Callable[[Optimizer], bool]) -> None:
-        self.clock, self.trains = clock, trains
+    def __init__(self, places: Places, step: Callable[[], int]) -> None:
+        self.places, self.step = places, step
         self.leading: weakref.ref[Optimizer] | None = None
         self.entries: list[Entry] = []
         self._by_id: dict[int, Entry] = {}
         self._round: list[weakref.ref[Optimizer]] = []
-        self._idle = 0
-        self._older: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._any, self._known = False, 0
+        self._idle = self._known = 0
         self._displaced: weakref.ref[Optimizer] | None = None
+        self._older: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def begin(self) -> None:
         """Remember which optimizers there are when watching begins: they may be of a training that is over."""
-        self._older = weakref.WeakSet(living() if any_optimizer() else ())
+        self._older = weakref.WeakSet(living())
+
+    def expect(self, module: nn.Module | None) -> bool:
+        """Whether an optimizer was made since watching began, or holds a parameter of a module."""
+        return any(optimizer not in self._older for optimizer in living()) or _is_held(module)
+
+    def trains(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer holds a parameter that is watched."""
+        return any(self.places.of(param) is not None for param in params_of(optimizer))
+
+    def waiting(self) -> list[Optimizer]:
+        """List the optimizers that train something watched, those that have not stepped yet too."""
+        return [optimizer for optimizer in living() if self.trains(optimizer)]
 
     def entry(self, optimizer: Optimizer) -> Entry:
         """Return what is known of an optimizer that steps; with its first step it becomes known."""
         entry = self._by_id.get(id(optimizer))
         if entry is None or entry.optimizer() is not optimizer:
-            entry = self._by_id[id(optimizer)] = Entry(len(self.entries), optimizer, self.clock.step)
+            entry = self._by_id[id(optimizer)] = Entry(len(self.entries), optimizer, self.step())
             self.entries.append(entry)
         return entry
 
@@ -120,40 +139,15 @@ class Optimizers:
         """Return the optimizers that have stepped and are still there, by their numbers."""
         return {e.index: optimizer for e in self.entries if (optimizer := e.optimizer()) is not None}
 
-    def leads(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer ends the run's steps."""
-        return self.leading is not None and self.leading() is optimizer
-
     def stepped(self, optimizer: Optimizer) -> bool:
         """Count a step of an optimizer; returns whether it ends a step of the run."""
         self.entry(optimizer).steps += 1
-        if self.leads(optimizer):
+        if self.leading is None:
+            return self._closes_round(optimizer)
+        if self.leading() is optimizer:
             self._idle = 0
             return True
-        if self.leading is not None:
-            return self._takes_over(optimizer)
-        return self._closes_round(optimizer)
-
-    def _takes_over(self, optimizer: Optimizer) -> bool:
-        """Whether the one that ended the steps is gone or idle, so that this one does from now on.
-
-        One that has not stepped before belongs to another phase of the training if it steps twice in turn - unless the one
-        before steps again, which then ends the steps as before.
-        """
-        if self._displaced is not None and self._displaced() is optimizer:
-            self._lead(optimizer)
-            return True
-        self._idle += 1
-        gone = self.leading is not None and self.leading() is None
-        others = len(self.known()) - 1
-        is_new = self.entry(optimizer).index >= self._known
-        patience = 1 if is_new else _PATIENCE * max(others, 1)
-        if not gone and (self._idle <= patience or not self.trains(optimizer)):
-            return False
-        displaced = self.leading if is_new else None
-        self._lead(optimizer)
-        self._displaced = displaced
-        return True
+        return self._takes_over(optimizer)
 
     def _closes_round(self, optimizer: Optimizer) -> bool:
         known = [each for ref in self._round if (each := ref()) is not None]
@@ -161,47 +155,27 @@ class Optimizers:
             self._lead(known[-1])
             return True
         self._round.append(weakref.ref(optimizer))
-        waiting = [o for o in living() if o is not optimizer and o not in known and self.trains(o)]
+        waiting = [o for o in self.waiting() if o is not optimizer and o not in known]
         if waiting or not self.trains(optimizer):
             return False
         self._lead(optimizer)
         return True
 
+    def _takes_over(self, optimizer: Optimizer) -> bool:
+        """Whether the one that ended the steps is gone or idle, or came back, so that this one does from now on."""
+        displaced = None
+        if self._displaced is None or self._displaced() is not optimizer:
+            self._idle += 1
+            gone = self.leading is not None and self.leading() is None
+            is_new = self.entry(optimizer).index >= self._known
+            patience = 1 if is_new else _PATIENCE * max(len(self.known()) - 1, 1)
+            if not gone and (self._idle <= patience or not self.trains(optimizer)):
+                return False
+            displaced = self.leading if is_new else None
+        self._lead(optimizer)
+        self._displaced = displaced
+        return True
+
     def _lead(self, optimizer: Optimizer) -> None:
         self.leading, self._idle, self._known = weakref.ref(optimizer), 0, len(self.entries)
         self._displaced = None
-        self.clock.optimizer = id(optimizer), 0
-
-    # -- before an optimizer has stepped --------------------------------------------------------------
-
-    def let_passes_lead(self, passes: Passes, module: Callable[[], nn.Module | None]) -> None:
-        """Count the forward passes of a model as steps until an optimizer steps.
-
-        Args:
-            passes: Its passes.
-            module: Returns the model, if it is still there.
-        """
-        clock = self.clock
-        led = clock.step + 1 if clock.led else 0
-        clock.lead(passes, lambda: self._is_new() or _is_held(module()))
-        clock.looked, clock.awaited = True, 0
-        self._any = any_optimizer()
-        if self._any:  # looked for only if a second pass comes before it has stepped
-            clock.looked, clock.awaited = False, AWAITED
-        clock.led = led
-
-    def look_again(self) -> None:
-        """Wait for an optimizer that was made after the first pass of the model whose passes are the steps."""
-        if not self._any and any_optimizer():
-            self._any = True
-            self.clock.look()
-
-    def _is_new(self) -> bool:
-        """Whether an optimizer was made since watching began."""
-        return any(optimizer not in self._older for optimizer in living())
-
-
-def _is_held(module: nn.Module | None) -> bool:
-    """Whether an optimizer holds a parameter of a module, so that it will make the steps."""
-    held = {id(p) for p in module.parameters()} if module is not None else set()
-    return bool(held) and any(id(p) in held for o in living() for p in params_of(o))

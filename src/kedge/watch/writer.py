@@ -75,3 +75,12 @@ class Writer:
         """Write what waits."""
         while self.notes:
             self.log.event(self.notes.pop(0))
+
+    def finish(self, step: int) -> None:
+        """Write what waits at the end of a run, of which `step` was under way."""
+        self.write_curves(step)
+        self.meter.finish()
+        if self.roots and not self.meter.seats:
+            self.notes.clear()
+        self.write_sites(again=True)  # how many steps each root was trained for is known now
+        self.write_notes()

@@ -1,0 +1,95 @@
+"""What watching costs: measuring and writing are timed, PyTorch's calls of hooks are calibrated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kedge.watch.roots import Meter
+
+_PER_EVENT, _PER_STEP = 3.0, 12.0
+"""What it takes to bring one event to the meter, and to count a step with cold caches, in calls of an empty module hook."""
+
+
+class Costs:
+    """Adds up what watching costs. As a ``with`` block it takes the block's time; blocks may be nested.
+
+    Args:
+        meter: What measures; it times itself, on devices too.
+
+    Attributes:
+        others: Set to what returns the seconds that are timed elsewhere.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.others: Callable[[], float] = lambda: 0.0
+        self._began, self._unit = time.perf_counter(), 0.0
+        self._timed = self._block_began = 0.0
+        self._depth = 0
+        self._charged = self._charged_on_device = 0.0
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            self._block_began = self._now()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._timed += self._now() - self._block_began
+
+    def _now(self) -> float:
+        """The time, without that which the meter counts itself."""
+        return time.perf_counter() - self.meter.seconds
+
+    @property
+    def timed(self) -> float:
+        """Seconds that all blocks took so far, the one under way included."""
+        return self._timed + (self._now() - self._block_began if self._depth else 0.0)
+
+    def begin(self) -> None:
+        """Calibrate."""
+        self._unit = _unit()
+
+    @property
+    def passed(self) -> float:
+        """Seconds since the watch was made."""
+        return time.perf_counter() - self._began
+
+    def _total(self, steps: int) -> float:
+        """Return the seconds that watching so many steps took."""
+        called = _PER_EVENT * self.meter.events + _PER_STEP * steps
+        return self.timed + self.others() + self.meter.seconds + called * self._unit
+
+    def uncharged(self, steps: int) -> float:
+        """Return the seconds that were not charged yet."""
+        return self._total(steps) - self._charged
+
+    def charge(self, steps: int) -> float:
+        """Return the seconds since this was last called."""
+        before, self._charged = self._charged, self._total(steps)
+        return self._charged - before
+
+    def charge_device(self) -> float:
+        """Return the seconds that measuring took on devices since this was last called: they are known later."""
+        before, self._charged_on_device = self._charged_on_device, self.meter.device_seconds
+        return self._charged_on_device - before
+
+
+def _unit() -> float:
+    """Estimate the seconds that PyTorch takes to call a hook of a module: some 20 calls of a Python function.
+
+    No module is called for it, as the program may have hooks on all of them.
+    """
+    rounds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(50):
+            _nothing()
+        rounds.append((time.perf_counter() - start) / 50)
+    return 20 * min(rounds)
+
+
+def _nothing() -> None:
+    """Do nothing."""

@@ -1,0 +1,187 @@
+"""Who is watched: the models that the program calls, and the parameters that its optimizers hold.
+
+# Note [Roots]
+A root is a module that is called while no other watched one runs. It is found at its first call by a global
+forward-pre hook and gets its hooks before its forward runs, so that a model handed to `torch.compile` is hooked before
+it is compiled. The first root that an optimizer trains has the plain names - or, where there is no optimizer, the
+first one that has parameters; those of others begin with their class name. As long as an optimizer holds parameters of
+no root, new roots are looked for in every step; see `kedge.watch.training`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
+
+from kedge.sites.leaves import own_part
+from kedge.sites.select import Selector, runs
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.module_tables import is_replica
+from kedge.torch_internals.source_lines import module_tree
+from kedge.watch.backwards import BackwardPasses, Reached
+from kedge.watch.naming import names_in_frames, prefix_of
+from kedge.watch.parameters import Places
+from kedge.watch.parked_hooks import WatchSession
+from kedge.watch.roots import (
+    Meter,
+    Prefixed,
+    Root,
+    channel_dims,
+    free_prefix,
+    next_of,
+    saturations,
+    selected,
+    unwrapped,
+)
+
+
+class Known:
+    """Modules that have been called, or are part of a root; held weakly."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, weakref.ref[nn.Module]] = {}
+        self._aside: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def __contains__(self, module: nn.Module) -> bool:
+        known = self._met.get(id(module))
+        return known is not None and known() is module
+
+    def meet(self, modules: Iterable[nn.Module]) -> None:
+        """Take these in."""
+        self._met.update((id(module), weakref.ref(module)) for module in modules)
+
+    def forget_gone(self) -> None:
+        """Forget those that do not exist any more."""
+        self._met = {key: known for key, known in self._met.items() if known() is not None}
+
+    def is_aside(self, module: nn.Module) -> bool:
+        """Whether it is never a root.
+
+        It may be a replica; or compute a parameter, when PyTorch calls it as the module that will have it is made.
+        """
+        if isinstance(module, ParametrizationList):
+            self._aside.update(module.modules())
+        return module in self._aside or is_replica(module)
+
+
+class Models:
+    """The roots and their parameters; see Note [Roots].
+
+    Args:
+        session: Has the hooks.
+        meter: What measures.
+        selector: Names what is measured.
+        places: Takes in the parameters.
+
+    Attributes:
+        passes: The backward passes, which hook the parameters.
+        holding: Set to a list to have it keep the roots alive to the end.
+        names: Names of modules that may turn out to be roots, given by the model that holds them and is not called itself.
+    """
+
+    def __init__(self, session: WatchSession, meter: Meter, selector: Selector, places: Places) -> None:
+        self.session, self.meter, self.selector, self.places = session, meter, selector, places
+        self.roots: list[Root] = []
+        self.known, self.passes = Known(), BackwardPasses(places)
+        self.holding: list[nn.Module] | None = None
+        self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._lazy: list[Root] = []
+
+    def meet(self, module: nn.Module) -> nn.Module | None:
+        """Take in a module that is called first; returns what may be a root: itself, the model inside of it, or None."""
+        if module in self.known or self.known.is_aside(module) or in_backward():
+            return None
+        self.known.meet([module])
+        inner = unwrapped(module)
+        wrapped_late = inner is not module and inner in self.known
+        captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
+        unhookable = isinstance(module, torch.jit.ScriptModule)
+        return None if wrapped_late or captured or unhookable else inner
+
+    def running(self) -> Root | None:
+        """Return the root whose forward is under way in this thread."""
+        return next((root for root in self.roots if root.is_running), None)
+
+    def watch(self, module: nn.Module) -> Root:
+        """Make a module a root, and hook it."""
+        named = dict(module.named_modules())
+        fresh = {
+            name: m
+            for name, m in named.items()
+            if (m is module or m not in self.known) and not isinstance(m, torch.jit.ScriptModule)
+        }
+        self.known.meet(named.values())
+        types = {n: type(m).__name__ for n, m in fresh.items()}
+        self.release_gone()
+        root = next_of(self.roots, types) or Root(len(self.roots), prefix_of(module, self.roots, self.names), types)
+        with root.attaching(self.session, module) as target:
+            root.parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
+            root.modules = module_tree(module, root.label)
+            if not root.follows:
+                self.roots.append(root)
+            self._hook(module, root, fresh)
+        if _is_lazy(module):
+            self._lazy.append(root)
+        target.held = None  # the program's models live as long as the program wants
+        if self.holding is not None:
+            self.holding.append(module)
+        return root
+
+    def _hook(self, module: nn.Module, root: Root, fresh: Mapping[str, nn.Module]) -> None:
+        action = Prefixed(self.meter, root)
+        paths = [n for n, m in fresh.items() if runs(m) and selected(self.selector, root.label(n), m)]
+        self.meter.channel_dims.update(channel_dims(module, fresh, root))
+        for path, (how, numbers) in saturations(fresh, root).items():
+            self.meter.saturates(path, how, numbers)
+        for kind in ("out", "in", "out.grad"):
+            self.session.hook_each(module, paths, kind, action)
+        if any(own_part(param) is not param for param in module.parameters()):
+            self.session.hook_each(module, [""], "out.grad", Reached(self.passes, root))
+        self._place_parameters(module, root)
+
+    def _place_parameters(self, module: nn.Module, root: Root) -> None:
+        fresh = self.places.unplaced(module)
+        self.places.put(fresh, root, lambda path: selected(self.selector, path, module))
+        # Hooks on a parameter that is spread over several processes do not fire: its gradient is seen at the optimizer.
+        self.passes.listen(param for _, param in fresh if own_part(param) is param)
+
+    def watch_tensors(self, tensors: Sequence[nn.Parameter]) -> None:
+        """Make a root of tensors that belong to no module."""
+        prefix = "" if all(root.prefix for root in self.roots) else free_prefix("tensors", self.roots)
+        root = Root(len(self.roots), prefix, {"": "tensors"}, sum(p.numel() for p in tensors))
+        self.roots.append(root)
+        named = zip(names_in_frames(tensors), tensors, strict=True)
+        self.places.put(named, root, lambda path: selected(self.selector, path, nn.Module()))
+        self.passes.listen(tensors)
+
+    def find_parameters(self, *, lazy_only: bool = False) -> None:
+        """Watch the parameters that came later: by a first forward, or where `torch.func` had put others in their place."""
+        for root in self._lazy if lazy_only else self.roots:
+            module = root.module()
+            if module is not None:
+                if root in self._lazy:  # a first forward has changed the classes of its modules
+                    root.modules = module_tree(module, root.label)
+                    root.types.update((n, type(m).__name__) for n, m in module.named_modules() if n in root.types)
+                self._place_parameters(module, root)
+        self._lazy = [root for root in self._lazy if _is_lazy(root.module())]
+
+    def release_gone(self) -> None:
+        """Let go of roots that are gone, before others have their place in memory."""
+        if [root for root in self.roots if root.release(self.session)]:
+            self.known.forget_gone()
+            self.places.forget_gone()
+
+    def in_training(self) -> bool:
+        """Whether a root is in training mode."""
+        return any(module.training for root in self.roots if (module := root.module()) is not None)
+
+
+def _is_lazy(module: nn.Module | None) -> bool:
+    """Whether some parameters of a module have no shape yet."""
+    return module is not None and any(map(is_lazy, module.parameters()))

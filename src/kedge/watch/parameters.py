@@ -1,0 +1,111 @@
+"""The watched parameters: where each is recorded, and which of its gradients were seen."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
+
+from kedge.sites.leaves import own_part
+from kedge.sites.site import Site
+from kedge.watch.roots import Root
+
+
+@dataclass
+class Place:
+    """What is known of one parameter, which is held weakly.
+
+    Attributes:
+        site: Where it is recorded.
+        root: What it belongs to.
+        wanted: Whether it is measured.
+        trainable: Whether a gradient of it is expected.
+        hook: By which its gradients are seen.
+        order: How many parameters had a gradient before this one; None as long as it had none.
+        first: Whether a pass reached it before all others.
+        task: The last backward pass that reached it.
+        thread: The thread in which its gradient arrived then.
+        times: How often one arrived, as long as the hook was there.
+    """
+
+    param: weakref.ref[nn.Parameter]
+    site: Site
+    root: Root
+    wanted: bool
+    trainable: bool
+    hook: RemovableHandle | None = None
+    order: int | None = None
+    first: bool = False
+    task: int = -1
+    thread: int = 0
+    times: int = 0
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether the hook is there."""
+        return self.hook is not None and self.hook.id in (self.hook.hooks_dict_ref() or {})
+
+
+class Places:
+    """Knows all watched parameters; the attributes of `Place` say what of each."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, Place] = {}
+
+    def unplaced(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+        """List a module's parameters that are not watched yet, and have a shape by now."""
+        return [(n, p) for n, p in module.named_parameters() if not is_lazy(p) and self.of(p) is None]
+
+    def put(self, named: Iterable[tuple[str, nn.Parameter]], root: Root, wanted: Callable[[str], bool]) -> None:
+        """Take in parameters of a root.
+
+        Args:
+            named: The parameters by their names in the root.
+            root: The root.
+            wanted: Whether a parameter with a path is measured.
+        """
+        for name, param in named:
+            path = root.label(name)
+            trainable = param.requires_grad and own_part(param) is param
+            self._places[id(param)] = Place(weakref.ref(param), Site(path, "param"), root, wanted(path), trainable)
+
+    def of(self, param: Tensor) -> Place | None:
+        """Return the place of a parameter; None where it belongs to no root."""
+        place = self._places.get(id(param))
+        return place if place is not None and place.param() is param else None
+
+    def measured(self, param: nn.Parameter) -> Place | None:
+        """Return the place of a parameter; None where it is not measured."""
+        place = self.of(param)
+        return place if place is not None and place.wanted else None
+
+    def __iter__(self) -> Iterator[Place]:
+        """Every place, those of parameters that are gone too, as long as their root was not seen to be."""
+        return iter(list(self._places.values()))
+
+    def among(self, params: Iterable[Tensor]) -> list[Place]:
+        """List the places that some parameters have."""
+        return [place for param in params if (place := self.of(param)) is not None]
+
+    def by_root(self) -> list[list[Place]]:
+        """The places of each root's parameters."""
+        found: dict[int, list[Place]] = {}
+        for place in self:
+            found.setdefault(place.root.index, []).append(place)
+        return list(found.values())
+
+    def without_gradient(self) -> Iterator[Place]:
+        """Yield the measured parameters without a gradient, those that went with a function that has returned too."""
+        for place in self:
+            param = place.param()
+            needs = place.trainable if param is None else param.requires_grad and param.grad is None
+            if place.wanted and needs and place.order is None:
+                yield place
+
+    def forget_gone(self) -> None:
+        """Forget those that do not exist any more."""
+        self._places = {key: place for key, place in self._places.items() if place.param() is not None}

@@ -1,0 +1,140 @@
+"""What is recorded of a run besides the values at its modules: losses, gradients, updates, saved tensors, and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from kedge.torch_internals import dynamo
+from kedge.watch.backwards import Began, began
+from kedge.watch.curves import Curves
+from kedge.watch.facts import Facts
+from kedge.watch.first_step import FirstStep
+from kedge.watch.losses import Losses
+from kedge.watch.models import Models
+from kedge.watch.optimizer_updates import Updates
+from kedge.watch.optimizers import Entry, Optimizers, params_of
+from kedge.watch.parameters import Place
+from kedge.watch.roots import Meter, RunSink, silences
+from kedge.watch.writer import Writer
+
+if TYPE_CHECKING:
+    from kedge.hooks.dump import Dump
+
+
+class Record:
+    """Takes what a program's backward passes and optimizers do.
+
+    Attributes:
+        measured: Everything is measured in the step under way.
+        dump: Set to what keeps the call that made the first value that is not finite.
+    """
+
+    def __init__(
+        self, log: RunSink, meter: Meter, models: Models, optimizers: Optimizers, step: Callable[[], int]
+    ) -> None:
+        self.models, self.optimizers, self.step = models, optimizers, step
+        self.curves = Curves()
+        self.updates = Updates(meter, self.curves, step, models.places.measured)
+        self.losses, self.facts, self.first_step = Losses(meter, self.curves), Facts(), FirstStep()
+        self.writer = Writer(log, meter, self.curves, models.roots, optimizers, self._sources)
+        self.meter, meter.sink = meter, self.writer
+        self.measured = True
+        self.dump: Dump | None = None
+
+    def _sources(self) -> dict[str, Any]:
+        return {**self.first_step.sources, **self.losses.described}
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether something in the step under way is known not to be finite."""
+        return self.losses.bad or self.updates.bad or self.meter.spoiled()
+
+    def begin_step(self, *, measured: bool) -> None:
+        """Begin a step."""
+        self.measured, self.losses.bad = measured, False
+        self.losses.lines.end()
+        if measured and self.optimizers.entries and not dynamo.has_compiled():
+            self.losses.lines.begin()
+        self.updates.begin(measured=measured)
+        if not measured:
+            self.facts.forget_gradients()
+
+    def backward_began(self, at: Began) -> bool:
+        """Record a loss; returns whether it is the first of a guarded step that is not finite."""
+        if not self.meter.seats and not any(place.wanted for place in self.models.places):
+            return False  # none of the sites to be watched is here
+        bad = self.losses.bad
+        self.writer.notes += self.losses.began(at, self.step(), measured=self.measured)
+        if self.measured:
+            self.writer.notes += self.facts.backward_began(self.step(), self.models.roots, self.models.passes)
+        elif self.losses.bad and not bad:
+            self.updates.bad = True  # all gradients and parameters of this step are measured
+            return True
+        return False
+
+    def backward_ended(self, task: int) -> None:
+        """Measure the gradients that a backward pass made."""
+        bad, known = self.updates.bad, list(self.optimizers.known().values())
+        if self.optimizers.leading is None:  # some may not have stepped yet
+            known = [*{id(o): o for o in (*known, *self.optimizers.waiting())}.values()]
+        self.updates.backward_ended(o for o in known if self.models.passes.reached_by(task, params_of(o)))
+        if self.updates.bad and not bad:
+            self.writer.notes += self.losses.gradients_are_bad(began(), self.step(), measured=self.measured)
+        if self.measured:
+            self.facts.backward_ended(self.models.passes)
+
+    def before_update(self, optimizer: Optimizer, entry: Entry, *, closure: bool) -> bool:
+        """Measure what an optimizer is about to use; returns whether a guarded step is newly not finite."""
+        if self.measured:
+            self.writer.notes += self.facts.before_step(self.step(), optimizer, entry.index)
+        bad = self.updates.bad
+        self.updates.before(optimizer, closure=closure)
+        return self.updates.bad and not bad and not self.measured
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Measure what an optimizer has changed."""
+        self.updates.after(optimizer)
+        if self.measured:
+            self.facts.stepped(optimizer)
+
+    def end_step(self, step: int) -> bool:
+        """Write what was seen; returns whether something was not finite."""
+        bad, passes = self.is_bad, self.models.passes
+        self.writer.notes += self.first_step.close(step)
+        if self.dump is not None:
+            self.dump.step_ended(bad)
+        self.models.find_parameters(lazy_only=True)
+        if self.measured:
+            passes.keep_first(self._groups)
+            self.facts.step_ended(self.optimizers, self.models.roots, self.models.places)
+        self.meter.flush(finite=not (self.measured or bad))
+        if self.measured or bad or self.curves.is_due():
+            self.writer.write_curves(step)
+        return bad
+
+    def _groups(self) -> list[list[Place]]:
+        """The parameters of each root, and of each optimizer."""
+        places = self.models.places
+        return [*places.by_root(), *(places.among(params_of(o)) for o in self.optimizers.known().values())]
+
+    def end(self) -> list[dict[str, Any]]:
+        """Write what is left; returns what never fired."""
+        models, step = self.models, self.step()
+        if partial := self.optimizers.leading is not None and not self.is_bad:
+            self.meter.drop()  # what came after the last step is no step: an evaluation, or half a round
+        self.writer.notes += self.first_step.close(step)
+        self.writer.notes += self.facts.at_end(self.optimizers, models.roots, models.places)
+        if partial:
+            self.curves.drop(step)
+        self.writer.finish(step)
+        return silences(models.roots, models.session.taps) + self.facts.unused(models.places)
+
+    def close(self) -> None:
+        """Remove every hook."""
+        self.losses.lines.end()
+        self.first_step.close(0)
+        if self.dump is not None:
+            self.dump.close()

@@ -1,0 +1,71 @@
+"""What is done in each step: it is measured, guarded or skipped, as the budget pays for it."""
+
+from __future__ import annotations
+
+import time
+
+from torch.utils.hooks import RemovableHandle
+
+from kedge.store.rows import FULL, LIGHT
+from kedge.watch.budget import StepKind
+from kedge.watch.costs import Costs
+from kedge.watch.evaluation import Evaluation
+from kedge.watch.parked_hooks import StepHooks
+from kedge.watch.record import Record
+from kedge.watch.shield import OFF
+from kedge.watch.steps import Source, Steps
+from kedge.watch.training import Training
+
+_LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: OFF}
+
+
+class StepKinds:
+    """Makes each step of the kind that the budget chose for it; see Note [Three kinds of steps] in `kedge.watch.budget`.
+
+    Attributes:
+        hooks: Those that are up in some kinds of steps.
+        costs: What watching costs.
+        evaluation: Decides which forward passes of a step are measured.
+    """
+
+    def __init__(self, steps: Steps, record: Record, training: Training, costs: Costs) -> None:
+        self.budget, self.steps, self.record, self.training = steps.budget, steps, record, training
+        self.hooks, self.costs = StepHooks(record.models.session), costs
+        self.evaluation = Evaluation(record.meter, record.models.roots)
+
+    def begin(self, finder: RemovableHandle) -> None:
+        """Begin with the first step; roots are found by a hook."""
+        self.costs.begin()
+        self.hooks.take_finder(finder)
+        self.budget.begin(time.perf_counter())
+
+    def run_ended(self, step: int) -> None:
+        """Write what was seen in the last steps, and prepare the next ones."""
+        budget, timed = self.budget, 0.0
+        if budget.kind is not StepKind.SKIPPED:
+            measured = budget.kind is StepKind.MEASURED
+            if measured:
+                self.hooks.gather()
+            if self.record.end_step(step) and not measured:
+                budget.wish()
+            budget.charge_device(self.costs.charge_device())
+            timed = self.costs.charge(self.steps.step)
+        self._begin_step(budget.run_ended(step, time.perf_counter(), timed))
+
+    def interrupt(self) -> None:
+        """Guard the step under way by itself, in the midst of a run: something in it is not finite."""
+        self.budget.interrupt(time.perf_counter())
+
+    def interrupt_skipped(self) -> None:
+        """Guard the step under way, which was to be skipped: its loss is not finite."""
+        self.interrupt()
+        self._begin_step(StepKind.GUARDED)
+
+    def _begin_step(self, kind: StepKind) -> None:
+        measured, entries = kind is StepKind.MEASURED, self.steps.optimizers.entries
+        self.evaluation.begin_step()
+        self.record.begin_step(measured=measured)
+        self.record.meter.level = _LEVELS[kind]
+        self.record.models.passes.quick = kind is StepKind.SKIPPED
+        finding = self.budget.share is None or bool(self.training.unmet) or not entries
+        self.hooks.prepare(measured=measured, finding=finding, by_passes=self.steps.by is not Source.OPTIMIZER)

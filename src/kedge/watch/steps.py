@@ -1,0 +1,137 @@
+"""What makes the steps of a run: an optimizer, or else each backward pass, or else each forward pass.
+
+# Note [What makes the steps]
+    NOTHING    no model with parameters was called: the passes of a transform are no steps
+    FORWARD    each forward pass of a model is a step: the first one with parameters, or the next when it is gone
+    EXPECTED   the same model, but there is an optimizer that may be its: its passes are no steps, as far as patience lasts
+    BACKWARD   each backward pass is a step: there was one, and no optimizer holds a watched parameter
+    OPTIMIZER  the steps of one optimizer are the run's; see Note [Whose steps] in `kedge.watch.optimizers`
+
+A run goes down this list, and back only from EXPECTED to FORWARD: at the second pass if no optimizer is new or holds a
+parameter of the model - to look through all objects takes as long as hundreds of small steps, so not before it is
+needed - and after 256 passes with gradients. A policy may be rolled out thousands of times before its first update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+from torch.optim import Optimizer
+
+from kedge.hooks.schedule import AWAITED, Clock, Passes, rank
+from kedge.watch.budget import Budget
+from kedge.watch.optimizers import Optimizers, any_optimizer
+from kedge.watch.roots import Root
+
+
+class Source(IntEnum):
+    """What makes the steps; see Note [What makes the steps]."""
+
+    NOTHING = 0
+    FORWARD = 1
+    EXPECTED = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
+
+
+class Steps(Clock):
+    """The clock of a watched program.
+
+    Args:
+        optimizers: The program's optimizers.
+        budget: Says how many steps of one kind follow each other, of which only the last one is reported.
+
+    Attributes:
+        by: What makes the steps.
+        backward_passes: How many there were as long as no optimizer had stepped.
+        on_pass: Set to what is called when a forward pass of a root begins, with whether it has gradients.
+        on_step_of_run: Set to what is called when a step has ended that others of its kind follow.
+    """
+
+    by_models = False
+
+    def __init__(self, optimizers: Optimizers, budget: Budget) -> None:
+        super().__init__(rank())
+        self.optimizers, self.budget = optimizers, budget
+        self.by, self.backward_passes = Source.NOTHING, 0
+        self.on_pass: Callable[[Passes, bool], None] = self.count_pass
+        self.on_step_of_run: Callable[[], None] = lambda: None
+        self._any_optimizer = False
+
+    @property
+    def begun(self) -> int:
+        """How many steps have begun; where forward passes may be the steps, every pass counts."""
+        return self.led if self.by < Source.BACKWARD else self.step
+
+    def add(self, root: Root, roots: Sequence[Root]) -> None:
+        """Let the forward passes of a new root be the steps, if no other root has parameters and nothing else makes them."""
+        others = any(r.parameters and r.target for r in roots if r is not root)
+        if self.by >= Source.BACKWARD or root.passes is None or not root.parameters or others:
+            return
+        goes_on = self.by is not Source.NOTHING and self.led
+        self.lead(root.passes, lambda: self.optimizers.expect(root.module()))
+        self.led = self.step + 1 if goes_on else 0
+        self._any_optimizer = any_optimizer()
+        self.by = Source.EXPECTED if self._any_optimizer else Source.FORWARD
+        self.looked, self.awaited = not self._any_optimizer, AWAITED
+
+    def look(self) -> None:
+        """Look, once, whether there is an optimizer whose steps are to be waited for."""
+        super().look()
+        self.by = Source.EXPECTED if self.awaited else Source.FORWARD
+
+    def began(self, passes: Passes, *, graded: bool) -> None:
+        """Count a forward pass of any root."""
+        self.passes += 1
+        self.on_pass(passes, graded)
+
+    def count_pass(self, passes: Passes, graded: bool) -> None:
+        """Count a forward pass of a root, which may begin a step."""
+        if passes is self.leader:
+            if self.by is Source.EXPECTED:
+                self._wait(graded)
+            if self.by is Source.FORWARD and self.led:
+                super().end_step()  # none is left out: its hooks are up, and what they see belongs to one step
+            self.led += 1
+        if self.by is Source.FORWARD and not self._any_optimizer and any_optimizer():  # made after the first pass
+            self._any_optimizer = True
+            self.look()
+
+    def _wait(self, graded: bool) -> None:
+        if self.led and not self.looked:
+            self.look()
+        elif self.awaited <= 0:
+            self.by = Source.FORWARD
+        self.awaited -= graded
+
+    def count_backward(self) -> list[Optimizer]:
+        """Count a backward pass before any optimizer has stepped; it may be a step.
+
+        Returns:
+            The optimizers that hold watched parameters, at the pass at which that was looked at.
+        """
+        self.backward_passes += 1
+        waiting: list[Optimizer] = []
+        decides = self.backward_passes == (2 if any_optimizer() else 1)  # an optimizer may be made late
+        if decides and self.by is not Source.BACKWARD:
+            waiting = self.optimizers.waiting()
+            self.by = self.by if waiting else Source.BACKWARD
+        if self.by is Source.BACKWARD:
+            self.end_step()
+        return waiting
+
+    def count_update(self, optimizer: Optimizer) -> None:
+        """Count a step of an optimizer, which may end one of the run."""
+        if self.optimizers.stepped(optimizer):
+            self.by = Source.OPTIMIZER
+            self.optimized()
+
+    def end_step(self) -> None:
+        """Count one step; of a run of steps of one kind only the end of the last one is reported."""
+        if self.budget.run > 1:
+            self.budget.run -= 1
+            self.step += 1
+            self.on_step_of_run()
+        else:
+            super().end_step()

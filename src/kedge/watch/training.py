@@ -1,0 +1,98 @@
+"""Which watched parameters each optimizer trains, and what it holds that belongs to no root so far.
+
+As long as an optimizer holds parameters of no root, new roots are looked for in every step; if none turns up, the
+modules that hold them are found among all objects, and what no module holds is watched as tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from kedge.sites.leaves import own_part
+from kedge.watch.models import Models
+from kedge.watch.optimizer_updates import Updates
+from kedge.watch.optimizers import Entry, params_of
+from kedge.watch.roots import Root
+from kedge.watch.steps import Steps
+from kedge.watch.unmet import holders_of
+
+_SEARCHES = 20
+"""How often all parameters of an optimizer are hooked again."""
+_PATIENCE = 3
+"""How many steps of an optimizer to wait for the modules that its parameters belong to."""
+
+
+class Training:
+    """Keeps models and optimizers together.
+
+    Attributes:
+        unmet: How often the optimizers that hold parameters of no root have stepped.
+    """
+
+    def __init__(self, models: Models, updates: Updates, steps: Steps) -> None:
+        self.models, self.updates, self.steps, self.optimizers = models, updates, steps, steps.optimizers
+        self.unmet: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+
+    def watch(self, module: nn.Module) -> Root:
+        """Watch a new root; optimizers may have stepped, or begun to, before it was met."""
+        root = self.models.watch(module)
+        self.steps.add(root, self.models.roots)
+        own = {id(p) for p in module.parameters()} if self.optimizers.entries else set()
+        for optimizer in self.optimizers.known().values():
+            if any(id(p) in own for p in params_of(optimizer)):
+                self._adopt(optimizer, self.optimizers.entry(optimizer))
+        return root
+
+    def before_update(self, optimizer: Optimizer) -> Entry:
+        """Find out what an optimizer trains, if that is not known or may have changed; returns what is known of it."""
+        entry = self.optimizers.entry(optimizer)
+        if entry.grew(optimizer):
+            self._adopt(optimizer, entry)
+        if self.unmet and optimizer in self.unmet:
+            self.unmet[optimizer] += 1
+            waits = self.unmet[optimizer] < _PATIENCE
+            if not waits or (not self.models.roots and any(p.grad is not None for p in params_of(optimizer))):
+                self._meet_holders(optimizer, entry)
+            if not waits:
+                self.unmet.pop(optimizer, None)
+        if not self.updates.was_reached(optimizer):
+            self._listen_again(optimizer, entry)
+        return entry
+
+    def _adopt(self, optimizer: Optimizer, entry: Entry) -> None:
+        self.models.release_gone()
+        self.models.find_parameters()
+        self.updates.learn(optimizer)
+        for place in self.models.places.among(params_of(optimizer)):
+            place.root.optimizers.add(entry.index)
+            entry.roots.add(place.root.index)
+        self._listen_again(optimizer, entry)
+        if self._strangers(optimizer):
+            self.unmet.setdefault(optimizer, 0)
+        else:
+            self.unmet.pop(optimizer, None)
+        self.steps.budget.wish()
+
+    def _strangers(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        """List the parameters of an optimizer that belong to no root."""
+        return [p for p in params_of(optimizer) if self.models.places.of(p) is None]
+
+    def _listen_again(self, optimizer: Optimizer, entry: Entry) -> None:
+        """Hook all that an optimizer holds: when it is new, or steps though no backward pass was seen to reach it."""
+        if entry.searches < _SEARCHES:
+            entry.searches += 1
+            self.models.passes.listen((p for p in params_of(optimizer) if own_part(p) is p), again=True)
+
+    def _meet_holders(self, optimizer: Optimizer, entry: Entry) -> None:
+        """Watch what an optimizer holds that belongs to no root: modules that are not called, or tensors alone."""
+        for module in holders_of(p for p in self._strangers(optimizer) if p.grad is not None):
+            if module not in self.models.known and not isinstance(module, torch.jit.ScriptModule):
+                self.watch(module)
+        rest = [p for p in self._strangers(optimizer) if p.grad is not None]
+        if rest:
+            self.models.watch_tensors(rest)
+        self._adopt(optimizer, entry)

@@ -1,0 +1,107 @@
+"""What makes the steps of a program, and whose time is counted; the numbers of steps are in the other files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from watched import descend, net, watch
+
+from kedge.actions.measure import Meter
+from kedge.watch.costs import Costs
+from kedge.watch.shield import Shield
+from kedge.watch.steps import Source
+
+
+class Doubled(nn.Module):
+    """A transform."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def transformed() -> None:
+    """Call a module without parameters."""
+    double = Doubled()
+    for _ in range(3):
+        double(torch.randn(4))
+
+
+def evaluated(model: nn.Module) -> None:
+    """Call a model without gradients."""
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.randn(5, 4))
+
+
+def evaluated_with_an_optimizer() -> None:
+    """Make an optimizer for its state alone."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    evaluated(model)
+    assert optimizer.param_groups
+
+
+def trained_by_hand() -> None:
+    """Change the parameters without an optimizer."""
+    model = net()
+    for _ in range(3):
+        model(torch.randn(5, 4)).square().mean().backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(0.1 * p.grad)
+                p.grad = None
+
+
+def evaluated_then_trained() -> None:
+    """Go from one source to the next."""
+    model = net()
+    evaluated(model)
+    descend(model, 3)
+
+
+@pytest.mark.parametrize(
+    ("program", "source"),
+    [
+        (transformed, Source.NOTHING),
+        (lambda: evaluated(net()), Source.FORWARD),
+        (evaluated_with_an_optimizer, Source.EXPECTED),
+        (trained_by_hand, Source.BACKWARD),
+        (evaluated_then_trained, Source.OPTIMIZER),
+    ],
+)
+def test_each_source_of_steps_is_reached(program: Callable[[], None], source: Source) -> None:
+    """One program for each."""
+    assert watch(program).watch.steps.by is source
+
+
+def test_time_within_time_is_counted_once() -> None:
+    """And while it passes."""
+    costs = Costs(Meter())
+    start = time.perf_counter()
+    with costs:
+        with costs:
+            time.sleep(0.02)
+        assert costs.timed >= 0.02
+        time.sleep(0.01)
+    passed = time.perf_counter() - start
+    assert 0.03 <= costs.timed <= passed
+
+
+def test_work_that_fails_is_the_last() -> None:
+    """The program goes on, and nothing more is done."""
+    meter = Meter()
+    shield, calls = Shield(meter, Costs(meter)), []
+
+    def work() -> None:
+        calls.append(1)
+        raise OSError("no")
+
+    hook = shield.around(work)
+    hook()
+    hook()
+    assert isinstance(shield.failure, OSError)
+    assert calls == [1]

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from torch import Tensor
 
 from kedge.sites.site import Site
-from kedge.torch_internals.tensors import version_of as version_of  # noqa: PLC0414 - actions take it from here
 
 
 @dataclass(slots=True)

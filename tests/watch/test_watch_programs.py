@@ -239,10 +239,10 @@ def test_a_measurement_that_fails_costs_its_own_site_alone(capsys: pytest.Captur
     """One site is off from there on, which is told on stderr whatever the program does with warnings."""
 
     class Fails(Meter):
-        def _observe(self, seat: Any, value: Tensor, step: int) -> None:
+        def _observe(self, seat: Any, value: Tensor) -> None:
             if seat.site.path == "act" and seat.site.kind == "out":
                 raise RuntimeError("cannot measure this")
-            super()._observe(seat, value, step)
+            super()._observe(seat, value)
 
     model, log = Conv(), Memory()
     with Watcher(Fails(), log, n=1):

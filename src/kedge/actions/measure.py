@@ -21,13 +21,14 @@ from kedge.actions.saturation import Saturation, saturation
 from kedge.actions.statistics import Seat, Seen, Statistics, course, table_of
 from kedge.actions.table import FIELDS, DeviceTable, Measured, Step, bits
 from kedge.errors import NotRecorded, SeveralRecorded
-from kedge.flow import Act, Sink, version_of
+from kedge.flow import Act, Sink
 from kedge.native import What, reductions
 from kedge.sites.leaves import own_part, untransformed
 from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT, Rows
 from kedge.store.table import tabulate
 from kedge.torch_internals import modes
+from kedge.torch_internals.tensors import version_of
 
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
 Measure = Callable[[Tensor, int], None]

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from kedge.actions.naming import kind_meant, meant, single
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
-from kedge.flow import Act, Event, Record, version_of
+from kedge.flow import Act, Event, Record
 from kedge.sites.leaves import storage_of, untransformed
 from kedge.sites.site import Site
+from kedge.torch_internals.tensors import version_of
 
 _PRUNE = 1_000
 _ADOPTED = frozenset({"param.grad", "param.acc", "grad", "acc"})

@@ -8,7 +8,6 @@ autograd's own. What is held is an alias: the tensor itself leads to the graph t
 
 from __future__ import annotations
 
-import re
 import weakref
 from typing import Any, NoReturn, Protocol
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from kedge.torch_internals.autograd_nodes import SavedTensor, fields, raw, saved
+from kedge.torch_internals.autograd_nodes import SavedTensor, fields, name_in_messages, raw, saved
 from kedge.torch_internals.graph_task import current_node
 from kedge.torch_internals.tensors import changes
 
@@ -95,7 +94,7 @@ def _behind(kept: Kept) -> tuple[str, int] | None:
         tensor = now  # not an output of the node that is run: what changed it last is what it comes from
     if tensor is None or tensor.grad_fn is None:
         return None
-    return re.sub(r"Backward\d*$", "", tensor.grad_fn.name()), tensor.output_nr
+    return name_in_messages(tensor.grad_fn), tensor.output_nr
 
 
 def _saved(kept: Kept) -> Tensor | None:

@@ -8,6 +8,7 @@ packed: under activation checkpointing that would run the block again. ``_raw_sa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
@@ -147,3 +148,8 @@ def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
         new = {before for before, _ in node.next_functions if before is not None} - seen
         seen |= new
         stack += new
+
+
+def name_in_messages(node: Node) -> str:
+    """Return what autograd's messages call a node: ``Relu``, or ``ReluBackward0`` up to PyTorch 2.12."""
+    return node.name() if torch.__version__ < "2.13" else re.sub(r"Backward\d*$", "", node.name())

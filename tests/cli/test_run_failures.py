@@ -249,9 +249,7 @@ FAILING_HOOK = "import kedge.watch.optimizer_updates as kedges\ndef fail(*_, **_
 FAILING_SURVEY = FAILING_HOOK.replace("optimizer_updates", "saved_by_module").replace(
     "Updates.before", "SavedBill.account"
 )
-FAILING_END = FAILING_HOOK.replace("watch.optimizer_updates", "watch.watcher").replace(
-    "Updates.before", "Watcher._write_last"
-)
+FAILING_END = FAILING_HOOK.replace("watch.optimizer_updates", "watch.record").replace("Updates.before", "Record.end")
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -302,3 +302,34 @@ def test_a_new_optimizer_begins_a_new_training(first_step, number):
 def test_a_new_optimizer_of_another_root_leaves_the_norm_its_history():
     """The loss may be of both."""
     assert [finding.site for finding in starting_anew(42, root=1)] == [":grad.norm"]
+
+
+def trained(name: str, *optimizers: int, parameters: int = 64) -> dict[str, Any]:
+    """A root that some optimizers train; none if they are not given."""
+    prefix = {"prefix": name} if optimizers != (0,) else {"prefix": ""}
+    return {"name": name, **prefix, "trained": bool(optimizers), "optimizers": optimizers, "parameters": parameters}
+
+
+@pytest.mark.parametrize(
+    ("roots", "number_of_losses", "severity"),
+    [
+        ([trained("Generator", 0), trained("Discriminator", 1)], 2, "info"),
+        ([trained("Generator", 0), trained("Discriminator", 1)], 1, "warning"),  # one loss trains both
+        ([trained("Encoder", 0), trained("Decoder", 0)], 2, "warning"),
+        ([trained("Net", 0), trained("Net")], 1, "info"),  # a target network
+        ([trained("Net", 0), trained("Net", parameters=32)], 1, "warning"),
+        ([trained("Net", 0), trained("Teacher")], 1, "warning"),
+    ],
+)
+def test_a_loss_whose_goal_moves_may_jump(roots: list[dict[str, Any]], number_of_losses: int, severity: str) -> None:
+    """Where models are trained against each other, or a copy of the model runs untrained."""
+    names = ["loss", "loss_2"][:number_of_losses]
+    sites = [{"site": name, "path": name, "kind": "loss", "shape": []} for name in names]
+    rows = [
+        {"step": i, "site": name, "count": 1, "sum": loss, "level": 1}
+        for i, loss in enumerate(losses(jumps={43: 9.0}))
+        for name in names
+    ]
+    found = list(Spike().check(Recording.build(sites, rows, roots=roots)))
+    assert [finding.severity for finding in found] == [severity] * number_of_losses
+    assert all(("Its goal moves" in finding.message) is (severity == "info") for finding in found)

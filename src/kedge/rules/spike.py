@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -44,6 +44,11 @@ class Spike:
         several passes, at the end of the last one before the optimizer's step. Steps with fewer or more calls than
         usual are left out, as the last step of a GAN, which lacks a part of its losses. With the first step of a new
         optimizer, as where a new head is trained, a new training begins, and with it the history.
+
+    Severity:
+        A warning. An info for a loss that has a moving goal: one of several that as many models are trained by, each with
+        an optimizer of its own, as in a GAN, where the fall of one is the rise of another; or one beside which a copy of the
+        model runs untrained, as the target network of Q-learning, which is replaced from time to time.
 
     Thresholds:
         - rtol (2), recent (10): Lightning's SpikeDetection.
@@ -84,7 +89,9 @@ class Spike:
         for loss in losses(recording):
             course = _Course.of_loss(loss)
             found = _in_each(course, later_starts(recording), self._losses)
-            yield from self._finding(course, found, f"The loss ({loss.site.site})")
+            moves = has_moving_goal(recording)
+            for finding in self._finding(course, found, f"The loss ({loss.site.site})"):
+                yield replace(finding, severity="info", message=finding.message + _MOVING) if moves else finding
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return how many steps with a loss or a norm are missing before there is a past to compare with."""
@@ -140,6 +147,18 @@ class Spike:
             remedy="Look at the batch of that step; clip gradients (torch.nn.utils.clip_grad_norm_), lower the learning rate "
             "or warm it up.",
         )
+
+
+_MOVING = " Its goal moves as other models are trained, so that may be no fault."
+
+
+def has_moving_goal(recording: Recording) -> bool:
+    """Whether the losses of a run measure against what changes: models trained against each other, or an untrained copy."""
+    trained = [root for root in recording.roots if root.trained and root.parameters]
+    copies = {(root.name, root.parameters) for root in recording.roots if root.trained is False and root.parameters}
+    apart = any(not set(one.optimizers) & set(other.optimizers) for one, other in combinations(trained, 2))
+    against = apart and len(losses(recording)) > 1
+    return against or any((root.name, root.parameters) in copies for root in trained)
 
 
 @dataclass(frozen=True)

@@ -279,6 +279,27 @@ def test_the_ledger_says_why_also_where_the_model_is_gone() -> None:
     ]
 
 
+class PassesBy(nn.Module):
+    """Reads settings of a container, and calls what it holds, as an adapter's wrapper does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Sequential(nn.Linear(2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base[0](x) if self.base.training else x
+
+
+def test_a_container_that_is_passed_by_was_not_computed_by_another() -> None:
+    """What it holds was called, whatever else of it is read."""
+    log = watch(lambda: PassesBy()(torch.ones(1, 2)).sum().backward())
+    (event,) = [event for event in log.events if event["kind"] == "ledger"]
+    ((site, cause),) = [(s["site"], s["cause"]) for s in event["sites"]]
+
+    assert site == "base:out"
+    assert cause.startswith("never called itself, though what it holds was")
+
+
 def test_the_ledger_says_what_never_fired_and_why() -> None:
     """A module that was never called is written down with its cause and a remedy."""
     model = Conv()

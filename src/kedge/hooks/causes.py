@@ -180,6 +180,8 @@ def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: se
         return Cause("bypassed by a fused path: attention uses its weights without calling it", remedy)
     if _calls_forward(kind, name):
         return Cause("its .forward() was called directly, which fires no hook", "call the module itself: layer(x)")
+    if any(other.startswith(f"{place}.") for other in called):
+        return None  # it is passed by on the way to what it holds
     used = " and ".join(_reads(kind, child, name)) if path in called or not path else ""
     return Cause(f"bypassed: {kind.__name__} uses its {used} without calling it", remedy) if used else None
 

@@ -143,7 +143,7 @@ def test_many_are_drawn_from_one_after_another(dtype: torch.dtype, numbers: type
     expected = [x[:: exponents.spacing(x.numel(), 64)].double() for x in tensors]
     assert counts == [1, 7, 0, *(len(x) for x in expected[2:])]
     assert array[: sum(counts)].tolist() == torch.cat(expected).numpy().astype(numbers).tolist()
-    with pytest.raises(ValueError, match="room for 256"):
+    with pytest.raises(ValueError, match="room for 4 times 64"):
         native.draw_many(np.zeros(4 * 64 - 1, numbers), tensors, 64)
 
 
@@ -151,15 +151,21 @@ def test_changes_are_those_of_the_numbers_that_were_drawn() -> None:
     """Of each tensor the sum of their squares, exactly."""
     tensors = [torch.randn(n) for n in (3, 5000)]
     before = np.zeros(2 * 64, np.float32)
-    native.draw_many(before, tensors, 64)
+    drawn = native.draw_many(before, tensors, 64)
     was = [x[:: exponents.spacing(x.numel(), 64)].clone() for x in tensors]
     for x in tensors:
         x.add_(0.5)
-    counts, squares = native.squared_changes(before, tensors, 64)
+    counts, squares = native.squared_changes(before, tensors, drawn, 64)
     changes = [
         (x[:: exponents.spacing(x.numel(), 64)].double() - w.double()) for x, w in zip(tensors, was, strict=True)
     ]
     assert counts == [len(change) for change in changes]
     assert squares == pytest.approx([float(change.square().sum()) for change in changes], rel=1e-12)
     with pytest.raises(ValueError, match="fewer numbers"):
-        native.squared_changes(before[:60], tensors, 64)
+        native.squared_changes(before[:60], tensors, drawn, 64)
+    with pytest.raises(ValueError, match="needs the count"):
+        native.squared_changes(before, tensors, drawn[:1], 64)
+    tensors[0].resize_(7)
+    counts, again = native.squared_changes(before, tensors, drawn, 64)
+    assert (counts, again[1]) == ([0, drawn[1]], squares[1])
+    assert math.isnan(again[0])

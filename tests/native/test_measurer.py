@@ -141,10 +141,11 @@ def test_wrong_arguments_are_told() -> None:
         table.observe(torch.ones(2))
     with pytest.raises(ValueError, match="as many sites"):
         table.measurer.observe_all([torch.ones(2)], [1, 2], FULL, False)
-    with pytest.raises(ValueError, match="as many sites"):
+    with pytest.raises(ValueError, match="no room"):
         table.measurer.observe_all([torch.ones(1)] * 300, range(300), FULL, False)
-    with pytest.raises(ValueError, match="below 0"):
-        table.measurer.observe_all([torch.ones(1)], [-2], FULL, False)
+    for number in (-2, 1 << 62):
+        with pytest.raises(ValueError, match="no site has the number"):
+            HostTable().measurer.observe_all([torch.ones(1)], [number], FULL, False)
 
 
 def test_a_measurer_that_is_gone_leaves_nothing() -> None:

@@ -121,44 +121,64 @@ class Meter:
         with reduce.plainly():
             inner = untransformed(value)
             seat = self.seat(site, inner)
-            seat.channels = None  # under `vmap` the samples' dimension may be anywhere
-            self._observe_slowly(seat, inner)
+            self._observe_inner(seat, inner)
         return seat
 
     def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
         """Tell how the activation at a path saturates; see `kedge.actions.saturation.saturation`."""
         self.saturations[path] = saturation(how, numbers)
+        for seat in self.seats.values():
+            if seat.site.path == path:
+                self._learn_specials(seat)
 
-    def _observe(self, seat: Seat, value: Tensor) -> None:
-        """Measure a value, and along with it what its site asks for."""
-        decides = self._decides(seat, value) if self._drawing else None
-        role, draws = _ROLES.get(seat.site.kind, native.AS_VALUE), self._drawing and decides is None
+    def _learn_specials(self, seat: Seat) -> None:
+        """Find out what is taken of a site's values besides their statistics."""
+        known = self.saturations.get(seat.site.path) if seat.site.kind == "out" else None
+        if known is not None:
+            known = known.rounded(getattr(torch, seat.dtype))
+            self._host.saturates(seat.id, known)
+        seat.is_special = seat.channels is not None or (known is not None and known.dim is not None)
+
+    def _observe(self, seat: Seat, value: Tensor, *, inner: bool = False) -> None:
+        """Measure a value, and along with it what its site asks for.
+
+        Args:
+            seat: The site.
+            value: The value.
+            inner: It is what a transform has wrapped, and the transform is suspended.
+        """
+        competing = self._competing(seat)
+        role, draws = _ROLES.get(seat.site.kind, native.AS_VALUE), self._drawing and competing is None
         done = self._host.observe(value, seat.id, role, self._code, draws)
         if done not in _MEASURED:
-            done = self._settle(seat, value, done, draws=draws)
+            done = self._settle(seat, value, done, draws=draws, inner=inner)
         if not done & native.FRESH or self._code:
             return
-        if decides is not None:
-            self._host.draw_for_last(decides)
+        if competing is not None and self._drawing:
+            self._host.draw_for_last(competing.deciding(value))
         dim = self._tracked_dim(seat, value)
         if dim is not None:
             self._host.activate(_active(value, dim))
 
-    def _settle(self, seat: Seat, value: Tensor, done: int, *, draws: bool) -> int:
+    def _observe_inner(self, seat: Seat, inner: Tensor) -> None:
+        """Measure what a transform has wrapped; under `vmap` the samples' dimension may be anywhere, and so the channels'."""
+        seat.channels = None
+        self._observe(seat, inner, inner=True)
+
+    def _settle(self, seat: Seat, value: Tensor, done: int, *, draws: bool, inner: bool = False) -> int:
         """Do what one native call could not; returns what was done, as flags of `kedge.native`."""
         host = self._host
-        if done == native.NO_ROOM:
+        while done == native.NO_ROOM:
             host.make_room(1)
             done = host.observe(value, seat.id, _ROLES.get(seat.site.kind, native.AS_VALUE), self._code, draws)
         if done & native.NEW_SOURCE and host.measurer is not None:
             self._came(seat, host.measurer.source)
         if done == native.REFUSED:
-            if not reduce.transforms(value):
+            if inner or not reduce.transforms(value):
                 self._observe_slowly(seat, value)
                 return done
             with reduce.plainly():
-                seat.channels = None
-                self._observe_slowly(seat, untransformed(value))
+                self._observe_inner(seat, untransformed(value))
         return done
 
     def _observe_slowly(self, seat: Seat, value: Tensor) -> None:
@@ -182,11 +202,12 @@ class Meter:
 
     def _measure_here(self, seat: Seat, value: Tensor) -> int:
         """Measure a value in this process's memory that no single native call could; returns its row."""
-        host = self._host
-        row = host.make_room(1)
-        if not native.measure_into(host.rows, row, value, self._code):
-            host.rows[row] = reductions.row(value, self._what)
+        host, found = self._host, native.table(1)
+        if not native.measure_into(found, 0, value, self._code):
+            found[0] = reductions.row(value, self._what)
         deciding = self._saturation(seat, value)[1] if self._drawing else None
+        row = host.make_room(1)
+        host.rows[row] = found[0]
         host.take(seat.id, deciding)
         dim = None if self._code else self._tracked_dim(seat, value)
         if dim is not None:
@@ -195,10 +216,11 @@ class Meter:
 
     def observe_all(self, seats: Sequence[Seat], values: Sequence[Tensor], step: int) -> None:
         """Measure one value of each of many sites, which are no module's: those that can be are read by one native call."""
-        if step != self.step:
-            self._begin(step)
-        for i in self._host.observe_all([seat.id for seat in seats], values, self._code, draws=self._drawing):
-            self._observe(seats[i], values[i].detach())
+        with self.lock:
+            if step != self.step:
+                self._begin(step)
+            for i in self._host.observe_all([seat.id for seat in seats], values, self._code, draws=self._drawing):
+                self._observe(seats[i], values[i].detach())
 
     def _again(self, seat: Seat, seen: Seen) -> None:
         """Note that a value which was measured in this step stands at a site too."""
@@ -235,10 +257,7 @@ class Meter:
         shape, channels = () if value.is_nested else tuple(value.shape), None if dim is None else value.shape[dim]
         seat = Seat(site, len(self.seats), shape, dtype, channels, (), node)
         self.seats[site] = seat
-        saturation = self.saturations.get(site.path) if site.kind == "out" else None
-        if saturation is not None:
-            self._host.saturates(seat.id, saturation)
-        seat.is_special = dim is not None or (saturation is not None and saturation.dim is not None)
+        self._learn_specials(seat)
         return seat
 
     def _channel_dim(self, site: Site, value: Tensor) -> int | None:
@@ -270,15 +289,15 @@ class Meter:
         dim = self._channel_dim(seat.site, value)
         return dim if dim is not None and seat.channels == value.shape[dim] else None
 
-    def _decides(self, seat: Seat, value: Tensor) -> Tensor | None:
-        """The outputs that decide whether an activation is saturated, where those are not all."""
-        saturation = self._host.saturating.get(seat.id) if seat.is_special else None
-        return None if saturation is None or saturation.dim is None else saturation.deciding(value)
+    def _competing(self, seat: Seat) -> Saturation | None:
+        """How an activation saturates of whose outputs the largest decide; None where all do."""
+        known = self._host.saturating.get(seat.id) if seat.is_special else None
+        return None if known is None or known.dim is None else known
 
     def _saturation(self, seat: Seat, value: Tensor) -> tuple[Saturation | None, Tensor]:
         """How the activation of a site saturates, and the outputs that decide; without one the value itself."""
-        saturation = self.saturations.get(seat.site.path) if seat.site.kind == "out" else None
-        return saturation, value if saturation is None else saturation.deciding(value)
+        known = self._host.saturating.get(seat.id)
+        return known, value if known is None else known.deciding(value)
 
     def _pass_over(self, seat: Seat, value: Tensor) -> int:
         """Note that a value was there; of whole numbers also how many, and that all are finite."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 FLAT = 1e-3
 """The slope below which an output counts as saturated: a thousandth of what the identity passes back."""
+
+_ROUNDING = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,13 @@ class Saturation:
         if self.dim is None or not -value.dim() <= self.dim < value.dim():
             return value
         return value.detach().amax(self.dim)
+
+    def rounded(self, dtype: torch.dtype) -> Saturation:
+        """Return the same for outputs of a dtype: what cuts values off does so at numbers that the dtype has."""
+        if dtype not in _ROUNDING:
+            return self
+        low, high = (float(torch.tensor(border, dtype=dtype, device="cpu")) for border in (self.low, self.high))
+        return replace(self, low=low, high=high)
 
     def count(self, outputs: NDArray[np.floating]) -> int:
         """Count the outputs that are saturated."""

@@ -38,7 +38,7 @@ class Standing(Protocol):
 class Mount:
     """One hook in its table."""
 
-    __slots__ = ("_ahead", "_beyond", "_flags", "_hook", "handle")
+    __slots__ = ("_ahead", "_beyond", "_flags", "_hook", "_removed", "handle")
 
     def __init__(self, handle: RemovableHandle) -> None:
         self.handle = handle
@@ -46,6 +46,7 @@ class Mount:
         self._ahead: tuple[int, ...] = ()
         self._beyond: tuple[int, ...] = ()
         self._flags: tuple[MutableMapping[int, bool], ...] | None = None
+        self._removed = False
 
     @property
     def hook(self) -> Any:
@@ -67,17 +68,27 @@ class Mount:
         for flag in self._flags:
             flag.pop(key, None)
 
-    def back(self) -> None:
-        """Put the hook back; see Note [Back in its place]."""
-        hook, table, key = self._hook, self.handle.hooks_dict_ref(), self.handle.id
-        if hook is None or table is None:
+    def back(self, cleared: Any = None) -> None:
+        """Put the hook back; see Note [Back in its place].
+
+        Args:
+            cleared: What to put there if nothing was taken out, as the program had cleared the table.
+        """
+        table: Any = self.handle.hooks_dict_ref()
+        hook, key = self._hook, self.handle.id
+        hook = cleared if hook is None else hook
+        if hook is None or table is None or self._removed:
             return
         for flag in self._flags or ():
             flag[key] = True
         behind = self._behind(table) if table else ()
         table[key] = hook
+        by_module = bool(self.handle.extra_dict_ref) and hasattr(table, "move_to_end")
         for other in behind:
-            table[other] = table.pop(other)
+            if by_module:  # it stays in the table meanwhile, as another thread may be calling the module
+                table.move_to_end(other)
+            else:  # autograd reads the table as a plain dictionary, where only what is new comes last
+                table[other] = table.pop(other)
         self._hook = None
 
     def _behind(self, table: MutableMapping[int, Any]) -> list[int]:
@@ -87,7 +98,7 @@ class Mount:
 
     def remove(self) -> None:
         """Take the hook away for good."""
-        self._hook = None
+        self._hook, self._removed = None, True
         self.handle.remove()
 
 

@@ -113,9 +113,10 @@ channels_above_zero: Callable[[Tensor, int], bytes | None] = (
 #: float32 or float64, one tensor after another. Returns how many of each; 0 of those that it refuses.
 draw_many: Callable[[Any, Iterable[Tensor], int], list[int]] = _draw_none if _compiled is None else _compiled.draw_many
 
-#: ``squared_changes(numbers, tensors, most)`` draws again from tensors of which `draw_many` refused none. Returns how many
-#: numbers of each, and of each the sum of the squares of what has changed. None where there is no compiled part.
-squared_changes: Callable[[Any, Iterable[Tensor], int], tuple[list[int], list[float]]] | None = (
+#: ``squared_changes(numbers, tensors, counts, most)`` draws again from tensors of which `draw_many` drew so many numbers each.
+#: Returns how many it compared of each, and the sum of the squares of what has changed: 0 and NaN of a tensor whose size has
+#: changed. None where there is no compiled part.
+squared_changes: Callable[[Any, Iterable[Tensor], Sequence[int], int], tuple[list[int], list[float]]] | None = (
     None if _compiled is None else _compiled.squared_changes
 )
 

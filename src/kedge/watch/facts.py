@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -183,7 +184,7 @@ class Facts:
         """Return what of a model no optimizer holds; of a model that none trains, what got gradients."""
         own = dict(module.named_parameters())
         here = {id(p) for p in own.values()}
-        unheld = {n: p for n, p in own.items() if p.requires_grad and id(p) not in held}
+        unheld = {n: p for n, p in own.items() if p.requires_grad and id(p) not in held and not is_lazy(p)}
         graded = [n for n, p in unheld.items() if p.grad is not None or any(at.times for at in places.among([p]))]
         if not root.optimizers:
             unheld = {n: unheld[n] for n in graded}

@@ -169,7 +169,7 @@ class Models:
                     root.modules = module_tree(module, root.label)
                     root.types.update((n, type(m).__name__) for n, m in module.named_modules() if n in root.types)
                 self._place_parameters(module, root)
-        self._lazy = [root for root in self._lazy if _is_lazy(root.module())]
+        self._lazy = []  # what has no shape by now is looked for again when an optimizer holds it
 
     def release_gone(self) -> None:
         """Let go of roots that are gone, before others have their place in memory."""

@@ -51,19 +51,18 @@ def names_in_frames(tensors: Sequence[Tensor]) -> list[str]:
         if not is_between(frame.f_code.co_filename):
             for variables in (frame.f_locals, frame.f_globals):
                 for name, value in list(variables.items()):
-                    for path, each in _parts(name, value):
-                        if id(each) in wanted:
-                            names.setdefault(id(each), path)
+                    if not name.startswith("_"):
+                        for key, each in _parts(value):
+                            if id(each) in wanted:
+                                names.setdefault(id(each), name if key is None else f"{name}.{key}")
         frame = frame.f_back
     return [names.get(id(t), f"param{i}") for i, t in enumerate(tensors)]
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a variable is, and what its list, tuple or dict holds, each with the name to give it."""
-    if name.startswith("_"):
-        return
-    yield name, value
+def _parts(value: Any) -> Iterator[tuple[object, Any]]:
+    """Yield a variable's value, and what it holds as a list, tuple or dict, each with its index or key; there may be millions."""
+    yield None, value
     if type(value) in (list, tuple):
-        yield from ((f"{name}.{i}", each) for i, each in enumerate(value))
+        yield from enumerate(value)
     elif type(value) is dict:
-        yield from ((f"{name}.{key}", each) for key, each in list(value.items()) if isinstance(key, str))
+        yield from ((key, each) for key, each in list(value.items()) if isinstance(key, str))

@@ -229,14 +229,15 @@ class Samples:
         self.params = params
         wide = any(param.itemsize > 4 for param in params)
         self.numbers = np.empty(_SAMPLE * len(params), dtype=np.float64 if wide else np.float32)
+        self.counts = native.draw_many(self.numbers, params, _SAMPLE)
         self.tensors: list[Tensor] = []
-        if not all(native.draw_many(self.numbers, params, _SAMPLE)):
+        if not all(self.counts):
             self.tensors = [sample(param).clone() for param in params]
 
     def changes(self) -> tuple[list[int], list[float]]:
         """Of how many elements of each parameter the change is known, and the sum of its squares."""
         if native.squared_changes is not None and not self.tensors:
-            return native.squared_changes(self.numbers, self.params, _SAMPLE)
+            return native.squared_changes(self.numbers, self.params, self.counts, _SAMPLE)
         changes = [(sample(p) - was).abs().double() for p, was in zip(self.params, self.tensors, strict=True)]
         return [c.numel() for c in changes], [float(c.square().sum()) for c in changes]
 

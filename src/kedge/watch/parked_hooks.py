@@ -66,15 +66,18 @@ class Parked:
     """Hooks that are put into PyTorch's tables and taken out together."""
 
     def __init__(self) -> None:
-        self.mounts: Sequence[Mount] = ()
+        self.hooks: Sequence[tuple[Mount, Any]] = ()
         self.up = True
 
     def put(self, *, up: bool) -> None:
         """Put all of them up, or take them down."""
         if up != self.up:
             self.up = up
-            for mount in self.mounts:
-                (mount.back if up else mount.out)()
+            for mount, hook in self.hooks:
+                if up:
+                    mount.back(hook)
+                else:
+                    mount.out()
 
 
 class StepHooks:
@@ -93,7 +96,8 @@ class StepHooks:
 
     def take_finder(self, handle: RemovableHandle) -> None:
         """Take over the hook that finds roots."""
-        self._finder.mounts = [Mount(handle)]
+        mount = Mount(handle)
+        self._finder.hooks = [(mount, mount.hook)]
 
     def gather(self) -> None:
         """Take over the hooks of modules that were called in a measured step; call it at its end."""
@@ -107,9 +111,9 @@ class StepHooks:
         called = [(m, gate) for m, gate in gates if gate.called or gate.path in fused.get(gate.whose, ())]
         with self._changing:
             self._seen = size
-            self._inner.mounts = [mount for mount, gate in called if gate.path]
-            self._heads.mounts = [mount for mount, gate in called if not gate.path]
-            self._calls.mounts = [mount for mount, hook in hooks if isinstance(hook, (Begin, End))]
+            self._inner.hooks = [(mount, gate) for mount, gate in called if gate.path]
+            self._heads.hooks = [(mount, gate) for mount, gate in called if not gate.path]
+            self._calls.hooks = [(mount, hook) for mount, hook in hooks if isinstance(hook, (Begin, End))]
             self._waiting = [tap for tap in session.taps if not tap.fired and tap.site.kind == "out"]
 
     def prepare(self, *, measured: bool, finding: bool, by_passes: bool) -> None:

@@ -113,8 +113,8 @@ class Steps(Clock):
         """
         self.backward_passes += 1
         waiting: list[Optimizer] = []
-        decides = self.backward_passes == (2 if any_optimizer() else 1)  # an optimizer may be made late
-        if decides and self.by is not Source.BACKWARD:
+        early = self.by is not Source.BACKWARD and self.backward_passes <= 2
+        if early and self.backward_passes == (2 if any_optimizer() else 1):  # an optimizer may be made late
             waiting = self.optimizers.waiting()
             self.by = self.by if waiting else Source.BACKWARD
         if self.by is Source.BACKWARD:

@@ -69,12 +69,13 @@ class Watcher:
         passes.on_quick_end, passes.on_bad_loss = around(self._count_backward), around(self.kinds.interrupt_skipped)
         steps.on_pass, steps.on_step_of_run = around(self._pass_began), self.record.updates.forget_step
         steps.on_step[:] = [around(self.kinds.run_ended)]
-        self._on_first_call, self._on_update = around(self._first_call), around(self.record.after_update)
+        self._on_first_call, self._on_before_update = around(self._first_call), around(self._before_update)
+        self._on_update = around(self.record.after_update)
 
     def __enter__(self) -> Self:
         """Begin to watch."""
         finder = register_module_forward_pre_hook(self._module_called)
-        ahead = register_optimizer_step_pre_hook(self.shield.around(self._before_update))
+        ahead = register_optimizer_step_pre_hook(self._about_to_update)
         behind = register_optimizer_step_post_hook(self._updated)
         for handle in (finder, ahead, behind):
             self._undo.callback(handle.remove)
@@ -95,7 +96,7 @@ class Watcher:
             return
         try:
             if not self.failed:
-                with self.costs:
+                with self.record.meter.lock, self.costs:  # another thread may train still
                     silent = self.record.end()
                 self.record.writer.log.event({"kind": "ledger", "sampled": self.summary.sampled, "sites": silent})
         finally:
@@ -175,12 +176,16 @@ class Watcher:
 
     # -- optimizers --------------------------------------------------------------------------------
 
+    def _about_to_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """See an optimizer that is about to step; in a skipped step nothing is done."""
+        if not torch.compiler.is_compiling() and self.record.meter.level != OFF:
+            self._on_before_update(optimizer, args, kwargs)
+
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.record.meter.level != OFF:
-            entry = self.training.before_update(optimizer)
-            closure = any(map(callable, (*args, *kwargs.values())))
-            if self.record.before_update(optimizer, entry, closure=closure):
-                self.kinds.interrupt()
+        entry = self.training.before_update(optimizer)
+        closure = any(map(callable, (*args, *kwargs.values())))
+        if self.record.before_update(optimizer, entry, closure=closure):
+            self.kinds.interrupt()
 
     def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count an optimizer's step: the one hook that runs in skipped steps, and finds caches cold."""

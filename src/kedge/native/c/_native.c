@@ -150,63 +150,96 @@ static void compare(void *state, double number) {
     numbers->squares += change * change;
 }
 
-static int open_numbers(PyObject *array, Py_ssize_t room, Numbers *numbers) {
+static int open_numbers(PyObject *array, Numbers *numbers) {
     numbers->used = 0;
-    if (open_array(array, 'd', 1, &numbers->array)) {
-        PyErr_Clear();
-        if (open_array(array, 'f', 1, &numbers->array)) return -1;
-    }
-    if (numbers->array.shape[0] >= room) return 0;
-    PyErr_Format(PyExc_ValueError, "drawn numbers need room for %zd", room);
-    PyBuffer_Release(&numbers->array);
+    if (open_array(array, 'd', 1, &numbers->array) == 0) return 0;
+    PyErr_Clear();
+    return open_array(array, 'f', 1, &numbers->array);
+}
+
+/* How many numbers of each tensor are drawn at most: 0, or -1 with an exception set. */
+static int most_of(PyObject *const *args, Py_ssize_t given, Py_ssize_t at, long *most) {
+    if (number_of(args, given, at, 0, most)) return -1;
+    if (*most >= 1 && *most <= INT32_MAX) return 0;
+    PyErr_Format(PyExc_ValueError, "%ld numbers cannot be drawn", *most);
     return -1;
 }
 
-/* Draws from each tensor; of those refused nothing is drawn. With `sums`, what is there is compared and stays. */
-static PyObject *draw_each(PyObject *array, PyObject *sequence, long most, PyObject *sums) {
+static PyObject *draw_many(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    long most;
     Numbers numbers;
-    PyObject *tensors = PySequence_Tuple(sequence), *counts = NULL;
-    Py_ssize_t n = tensors ? PyTuple_Size(tensors) : 0;
-    if (tensors && most < 1) PyErr_Format(PyExc_ValueError, "%ld numbers cannot be drawn", most);
-    if (!tensors || most < 1 || open_numbers(array, sums ? 0 : n * most, &numbers)) {
+    if (takes(given, 3, 3, "draw_many(numbers, tensors, most)") || most_of(args, given, 2, &most)) return NULL;
+    PyObject *tensors = PySequence_Tuple(args[1]), *counts = NULL;
+    if (!tensors || open_numbers(args[0], &numbers)) {
         Py_XDECREF(tensors);
         return NULL;
     }
-    counts = PyList_New(0);
+    Py_ssize_t n = PyTuple_Size(tensors);
+    if (numbers.array.shape[0] / most < n)
+        PyErr_Format(PyExc_ValueError, "drawn numbers need room for %zd times %ld", n, most);
+    else
+        counts = PyList_New(0);
     for (Py_ssize_t i = 0; counts && i < n; i++) {
         View view;
         int readable = open_view(PyTuple_GetItem(tensors, i), &view);
-        int64_t before = numbers.used;
-        numbers.squares = 0;
-        if (readable == 1 && sums && before + (view.numbers < most ? view.numbers : most) > numbers.array.shape[0]) {
-            PyErr_SetString(PyExc_ValueError, "there are fewer numbers to compare with");
-            readable = -1;
-        }
-        if (readable == 1 && sums) draw(&view, most, compare, &numbers);
-        if (readable == 1 && !sums) draw(&view, most, put, &numbers);
-        PyObject *sum = sums && readable >= 0 ? PyFloat_FromDouble(numbers.squares) : NULL;
-        if (readable < 0 || append_number(counts, (Py_ssize_t)(numbers.used - before)) || (sums && (!sum || PyList_Append(sums, sum))))
-            Py_CLEAR(counts);
-        Py_XDECREF(sum);
+        int64_t drawn = readable == 1 ? draw(&view, most, put, &numbers) : 0;
+        if (readable < 0 || append_number(counts, (Py_ssize_t)drawn)) Py_CLEAR(counts);
     }
     PyBuffer_Release(&numbers.array);
     Py_DECREF(tensors);
     return counts;
 }
 
-static PyObject *draw_many(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    (void)module;
-    long most;
-    if (takes(given, 3, 3, "draw_many(numbers, tensors, most)") || number_of(args, given, 2, 0, &most)) return NULL;
-    return draw_each(args[0], args[1], most, NULL);
+/* Compares a tensor with so many numbers that were drawn from it: 1, or 0 if it is another by now, or -1 with an exception set. */
+static int compare_one(PyObject *tensor, long most, Py_ssize_t drawn, Numbers *numbers) {
+    View view;
+    int readable = open_view(tensor, &view);
+    numbers->squares = NAN;
+    if (readable != 1 || drawn_of(&view, most) != drawn) {
+        numbers->used += drawn;
+        return readable < 0 ? -1 : 0;
+    }
+    numbers->squares = 0;
+    draw(&view, most, compare, numbers);
+    return 1;
+}
+
+/* Adds what has changed of a tensor to two lists: 0, or -1 with an exception set. */
+static int add_change(PyObject *tensor, PyObject *count, long most, Numbers *numbers, PyObject *counts, PyObject *sums) {
+    Py_ssize_t drawn = PyLong_AsSsize_t(count);
+    if (drawn == -1 && PyErr_Occurred()) return -1;
+    if (drawn < 0 || drawn > numbers->array.shape[0] - numbers->used) {
+        PyErr_SetString(PyExc_ValueError, "there are fewer numbers to compare with");
+        return -1;
+    }
+    int same = compare_one(tensor, most, drawn, numbers);
+    PyObject *sum = same < 0 ? NULL : PyFloat_FromDouble(numbers->squares);
+    int failed = !sum || append_number(counts, same ? drawn : 0) || PyList_Append(sums, sum);
+    Py_XDECREF(sum);
+    return failed ? -1 : 0;
 }
 
 static PyObject *squared_changes(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     (void)module;
     long most;
-    if (takes(given, 3, 3, "squared_changes(numbers, tensors, most)") || number_of(args, given, 2, 0, &most)) return NULL;
-    PyObject *sums = PyList_New(0), *counts = sums ? draw_each(args[0], args[1], most, sums) : NULL;
-    PyObject *result = counts ? PyTuple_Pack(2, counts, sums) : NULL;
+    Numbers numbers;
+    if (takes(given, 4, 4, "squared_changes(numbers, tensors, counts, most)") || most_of(args, given, 3, &most)) return NULL;
+    PyObject *tensors = PySequence_Tuple(args[1]), *before = tensors ? PySequence_Tuple(args[2]) : NULL;
+    PyObject *counts = PyList_New(0), *sums = PyList_New(0), *result = NULL;
+    bool failed = !before || !counts || !sums;
+    if (!failed && PyTuple_Size(tensors) != PyTuple_Size(before)) {
+        PyErr_SetString(PyExc_ValueError, "each tensor needs the count of the numbers that were drawn from it");
+        failed = true;
+    }
+    if (!failed && !(failed = open_numbers(args[0], &numbers) != 0)) {
+        for (Py_ssize_t i = 0; !failed && i < PyTuple_Size(tensors); i++)
+            failed = add_change(PyTuple_GetItem(tensors, i), PyTuple_GetItem(before, i), most, &numbers, counts, sums) != 0;
+        PyBuffer_Release(&numbers.array);
+    }
+    if (!failed) result = PyTuple_Pack(2, counts, sums);
+    Py_XDECREF(tensors);
+    Py_XDECREF(before);
     Py_XDECREF(counts);
     Py_XDECREF(sums);
     return result;
@@ -271,7 +304,7 @@ static PyMethodDef methods[] = {
      "squares_and_nonfinite(tensors): the sum of squares, the number not finite, the indices of those refused"},
     FAST(channels_above_zero, "channels_above_zero(tensor, dim): a bit a channel, or None: refused"),
     FAST(draw_many, "draw_many(numbers, tensors, most): how many numbers of each were drawn; 0: refused"),
-    FAST(squared_changes, "squared_changes(numbers, tensors, most): how many were drawn again, and the squares of what has changed"),
+    FAST(squared_changes, "squared_changes(numbers, tensors, counts, most): how many were drawn again, and the squares of what changed"),
     FAST(histograms, "histograms(buckets, rows): the histogram of each row, as bytes"),
     {"instruction_sets", instruction_sets_of, METH_NOARGS, "instruction_sets(): those of this processor, the best last"},
     {"use", use, METH_O, "use(instruction_set): returns the one in use before"},

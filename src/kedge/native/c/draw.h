@@ -14,6 +14,12 @@
  * `kedge.store.exponents.spacing` has it. */
 int64_t spacing(int64_t n, int64_t most);
 
+/* How many numbers are drawn from a view, if at most so many are. */
+static inline int64_t drawn_of(const View *view, int64_t most) {
+    int64_t distance = spacing(view->numbers, most);
+    return (view->numbers + distance - 1) / distance;
+}
+
 /* The number of a view at an index, in the order of memory. */
 double number_at(const View *view, int64_t index);
 

@@ -32,7 +32,7 @@ typedef struct {
 enum { ROWS, PLACES, COUNTERS };
 enum { REFUSED = 0, DONE = 1, FRESH = 2, NEW_SOURCE = 4, NO_ROOM = 8 };
 enum { AS_VALUE, AS_OUTPUT, AS_INPUT };
-enum { FIRST_ROOM = 256 };
+enum { FIRST_ROOM = 256, MOST_SITES = 1 << 28 };
 
 static PyObject *version_name;
 
@@ -70,12 +70,9 @@ static int grow(Measurer *self) {
     return 0;
 }
 
-static int remember(Measurer *self, PyObject *tensor, long long version, int64_t row, long source) {
-    PyObject *ref = PyWeakref_NewRef(tensor, NULL);
-    if (!ref || (2 * self->met >= self->room && grow(self))) {
-        Py_XDECREF(ref);
-        return -1;
-    }
+/* Takes over a weak reference to a tensor, if it returns 0. */
+static int remember(Measurer *self, PyObject *tensor, PyObject *ref, long long version, int64_t row, long source) {
+    if (2 * self->met >= self->room && grow(self)) return -1;
     Seen *seen = place_of(self->seen, self->room, tensor);
     PyObject *before = seen->ref;
     self->met += !seen->tensor;
@@ -103,8 +100,9 @@ static PyObject *forget(PyObject *object, PyObject *nothing) {
     Py_RETURN_NONE;
 }
 
-/* What is known of a site; NULL with an exception set. */
+/* What is known of a site; NULL with an exception set. No Python runs meanwhile. */
 static Known *site_of(Measurer *self, long site) {
+    if (site < 0 || site > MOST_SITES) return PyErr_Format(PyExc_ValueError, "no site has the number %ld", site), NULL;
     if (site >= self->sites_known) {
         long sites = 2 * site + FIRST_ROOM;
         Known *more = PyMem_Realloc(self->known, (size_t)sites * sizeof *more);
@@ -121,14 +119,35 @@ static PyObject *saturates(PyObject *object, PyObject *const *args, Py_ssize_t g
     if (takes(given, 3, 3, "saturates(site, low, high)") || number_of(args, given, 0, 0, &site)) return NULL;
     double low = PyFloat_AsDouble(args[1]), high = PyFloat_AsDouble(args[2]);
     if (PyErr_Occurred()) return NULL;
-    Known *known = site < 0 ? NULL : site_of((Measurer *)object, site);
-    if (!known) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "no site has the number %ld", site);
+    Known *known = site_of((Measurer *)object, site);
+    if (!known) return NULL;
     known->low = low;
     known->high = high;
     Py_RETURN_NONE;
 }
 
 /* -- measuring ----------------------------------------------------------------------------------------------- */
+
+/* # Note [When Python may run]
+ *
+ * To describe a tensor, to have its version or a reference to it may run code of the program's: a mode that sees every call of
+ * PyTorch's, a signal's handler, what the garbage collector frees; and other threads run while a large value is read. Any
+ * of them may measure values, end the step or bring larger arrays. So a value is measured into memory of our own first. Then the
+ * arrays and counters are looked at, and written to without another call of Python's.
+ */
+
+/* A value that was measured, and has no row yet. */
+typedef struct {
+    View view;
+    double row[COLUMNS];
+} Measured;
+
+/* Measures a tensor: 1, or 0 if it is refused, or -1 with an exception set. */
+static int read_tensor(PyObject *tensor, int what, Measured *value) {
+    int readable = open_view(tensor, &value->view);
+    if (readable != 1) return readable;
+    return measure_view(&value->view, what, value->row) ? -1 : 1;
+}
 
 /* Counts among some numbers of a value, for its row and for the place at which its site is noted. */
 static void count_into(Measurer *self, const View *view, const Known *known, int64_t row, int64_t place) {
@@ -138,17 +157,13 @@ static void count_into(Measurer *self, const View *view, const Known *known, int
     if (!isnan(known->low)) ((int32_t *)self->saturated.buf)[place] = drawn.outside;
 }
 
-/* Measures a tensor into the next row: 1, or 0 if it is refused, or -1 with an exception set. */
-static int take_row(Measurer *self, PyObject *tensor, const Known *known, int what, bool draws) {
-    View view;
-    int64_t *used = self->used.buf, row = used[ROWS];
-    int readable = open_view(tensor, &view);
-    if (readable != 1) return readable;
-    if (measure_view(&view, what, (double *)self->rows.buf + row * (int64_t)COLUMNS)) return -1;
+/* Takes the next row for a value; returns its number. */
+static int64_t take_row(Measurer *self, const Measured *value, const Known *known, bool draws) {
+    int64_t *used = self->used.buf, row = used[ROWS]++;
+    memcpy((double *)self->rows.buf + row * (int64_t)COLUMNS, value->row, sizeof value->row);
     ((int32_t *)self->sampled.buf)[row] = -1;
-    if (draws) count_into(self, &view, known, row, used[PLACES]);
-    used[ROWS]++;
-    return 1;
+    if (draws) count_into(self, &value->view, known, row, used[PLACES]);
+    return row;
 }
 
 static void take_place(Measurer *self, long site, int64_t row) {
@@ -157,36 +172,32 @@ static void take_place(Measurer *self, long site, int64_t row) {
     ((int64_t *)self->at.buf)[place] = row;
 }
 
-static bool has_room(const Measurer *self, int64_t count) {
-    const int64_t *used = self->used.buf;
-    return used[ROWS] + count <= self->rows.shape[0] && used[PLACES] + count <= self->sites.shape[0];
-}
-
 /* Whether there are arrays to write to; else an exception is set. */
 static bool is_open(const Measurer *self) {
     if (!self->used.obj) PyErr_SetString(PyExc_ValueError, "a measurer needs arrays; call use_arrays first");
     return self->used.obj != NULL;
 }
 
-static PyObject *observe(PyObject *object, PyObject *const *args, Py_ssize_t given) {
-    Measurer *self = (Measurer *)object;
-    long site, role, what, draws;
-    if (takes(given, 5, 5, "observe(tensor, site, role, what, draws)")) return NULL;
-    if (number_of(args, given, 1, 0, &site) || number_of(args, given, 2, 0, &role)) return NULL;
-    if (number_of(args, given, 3, 0, &what) || number_of(args, given, 4, 0, &draws) || !is_open(self)) return NULL;
-    if (site < 0) return PyErr_Format(PyExc_ValueError, "no site has the number %ld", site);
-    if (!has_room(self, 1)) return PyLong_FromLong(NO_ROOM);
+static bool has_room(const Measurer *self) {
+    const int64_t *used = self->used.buf;
+    return used[ROWS] >= 0 && used[PLACES] >= 0 && used[ROWS] < self->rows.shape[0] && used[PLACES] < self->sites.shape[0];
+}
+
+/* Notes a value at a site, which was measured for that unless it was seen: flags, or -1 with an exception set.
+ *
+ * It takes over the reference if it remembers the value; no Python runs in it.
+ */
+static long note(Measurer *self, PyObject *tensor, long long version, const Measured *value, PyObject **ref, long site, long role, bool draws) {
     Known *known = site_of(self, site);
-    long long version = known ? version_of(args[0]) : -2;
-    if (version == -2) return NULL;
-    const Seen *seen = find(self, args[0], version);
+    if (!known || !is_open(self)) return -1;
+    if (!has_room(self)) return NO_ROOM;
+    const Seen *seen = find(self, tensor, version);
+    if (!seen && !value) return REFUSED;
     long result = DONE, source = seen ? seen->source : -1;
-    int64_t row = seen ? seen->row : ((int64_t *)self->used.buf)[ROWS];
+    int64_t row = seen ? seen->row : take_row(self, value, known, draws);
     if (!seen) {
-        int measured = take_row(self, args[0], known, (int)what, draws);
-        if (measured < 0) return NULL;
-        if (!measured) return PyLong_FromLong(REFUSED);
-        if (remember(self, args[0], version, row, role == AS_OUTPUT ? site : -1)) return NULL;
+        if (remember(self, tensor, *ref, version, row, role == AS_OUTPUT ? site : -1)) return -1;
+        *ref = NULL;
         result |= FRESH;
     }
     take_place(self, site, row);
@@ -195,32 +206,63 @@ static PyObject *observe(PyObject *object, PyObject *const *args, Py_ssize_t giv
         self->source = source;
         result |= NEW_SOURCE;
     }
-    return PyLong_FromLong(result);
+    return result;
+}
+
+static PyObject *observe(PyObject *object, PyObject *const *args, Py_ssize_t given) {
+    Measurer *self = (Measurer *)object;
+    long site, role, what, draws;
+    if (takes(given, 5, 5, "observe(tensor, site, role, what, draws)")) return NULL;
+    if (number_of(args, given, 1, 0, &site) || number_of(args, given, 2, 0, &role)) return NULL;
+    if (number_of(args, given, 3, 0, &what) || number_of(args, given, 4, 0, &draws)) return NULL;
+    long long version = version_of(args[0]);
+    if (version == -2) return NULL;
+    PyObject *ref = NULL;
+    long result;
+    if (find(self, args[0], version)) {
+        result = note(self, args[0], version, NULL, &ref, site, role, draws);
+        if (result != REFUSED) return result < 0 ? NULL : PyLong_FromLong(result);
+    }
+    Measured value; /* see Note [When Python may run] */
+    int readable = read_tensor(args[0], (int)what, &value);
+    if (readable != 1) return readable < 0 ? NULL : PyLong_FromLong(REFUSED);
+    ref = PyWeakref_NewRef(args[0], NULL);
+    result = ref ? note(self, args[0], version, &value, &ref, site, role, draws) : -1;
+    Py_XDECREF(ref);
+    return result < 0 ? NULL : PyLong_FromLong(result);
+}
+
+/* Measures one of many values at a site: 1, or 0 if it is refused, or -1 with an exception set. */
+static int observe_one(Measurer *self, PyObject *tensor, PyObject *number, int what, bool draws) {
+    Measured value;
+    long site = PyLong_AsLong(number);
+    int readable = site == -1 && PyErr_Occurred() ? -1 : read_tensor(tensor, what, &value);
+    if (readable != 1) return readable;
+    const Known *known = site_of(self, site);
+    if (!known || !is_open(self)) return -1;
+    if (!has_room(self)) return PyErr_SetString(PyExc_ValueError, "the table has no room for so many rows"), -1;
+    take_place(self, site, take_row(self, &value, known, draws));
+    return 1;
 }
 
 static PyObject *observe_all(PyObject *object, PyObject *const *args, Py_ssize_t given) {
     Measurer *self = (Measurer *)object;
     long what, draws;
     if (takes(given, 4, 4, "observe_all(tensors, sites, what, draws)")) return NULL;
-    if (number_of(args, given, 2, 0, &what) || number_of(args, given, 3, 0, &draws) || !is_open(self)) return NULL;
+    if (number_of(args, given, 2, 0, &what) || number_of(args, given, 3, 0, &draws)) return NULL;
     PyObject *tensors = PySequence_Tuple(args[0]), *sites = tensors ? PySequence_Tuple(args[1]) : NULL;
     PyObject *refused = sites ? PyList_New(0) : NULL;
     Py_ssize_t n = refused ? PyTuple_Size(tensors) : 0;
-    if (refused && (n != PyTuple_Size(sites) || !has_room(self, n))) {
-        PyErr_Format(PyExc_ValueError, "%zd tensors need as many sites, and room for so many rows", n);
+    if (refused && n != PyTuple_Size(sites)) {
+        PyErr_Format(PyExc_ValueError, "%zd tensors need as many sites", n);
         Py_CLEAR(refused);
     }
     for (Py_ssize_t i = 0; refused && i < n; i++) {
-        long site = PyLong_AsLong(PyTuple_GetItem(sites, i));
-        const Known *known = site < 0 || PyErr_Occurred() ? NULL : site_of(self, site);
-        int64_t row = ((int64_t *)self->used.buf)[ROWS];
-        int measured = known ? take_row(self, PyTuple_GetItem(tensors, i), known, (int)what, draws) : -1;
-        if (measured == 1) take_place(self, site, row);
+        int measured = observe_one(self, PyTuple_GetItem(tensors, i), PyTuple_GetItem(sites, i), (int)what, draws);
         PyObject *index = measured == 0 ? PyLong_FromSsize_t(i) : NULL;
         if (measured < 0 || (measured == 0 && (!index || PyList_Append(refused, index)))) Py_CLEAR(refused);
         Py_XDECREF(index);
     }
-    if (!refused && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a site's number is below 0");
     Py_XDECREF(tensors);
     Py_XDECREF(sites);
     return refused;
@@ -228,14 +270,14 @@ static PyObject *observe_all(PyObject *object, PyObject *const *args, Py_ssize_t
 
 static PyObject *draw_for_last(PyObject *object, PyObject *tensor) {
     Measurer *self = (Measurer *)object;
-    const int64_t *used = self->used.buf;
     View view;
-    if (!is_open(self)) return NULL;
-    if (!used[ROWS] || !used[PLACES]) return PyErr_Format(PyExc_ValueError, "nothing was measured in this step");
+    int readable = open_view(tensor, &view);
+    if (readable < 0 || !is_open(self)) return NULL;
+    const int64_t *used = self->used.buf;
+    if (used[ROWS] < 1 || used[PLACES] < 1) return PyErr_Format(PyExc_ValueError, "nothing was measured in this step");
     int64_t place = used[PLACES] - 1;
     Known *known = site_of(self, ((int32_t *)self->sites.buf)[place]);
-    int readable = known ? open_view(tensor, &view) : -1;
-    if (readable < 0) return NULL;
+    if (!known) return NULL;
     if (readable) count_into(self, &view, known, used[ROWS] - 1, place);
     return PyBool_FromLong(readable);
 }

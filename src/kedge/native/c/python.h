@@ -35,7 +35,7 @@ static inline int open_array(PyObject *array, char format, int dims, Py_buffer *
     if (PyObject_GetBuffer(array, out, PyBUF_WRITABLE | PyBUF_ND | PyBUF_FORMAT)) return -1;
     const char *is = out->format ? out->format : "B";
     bool whole = format == 'i' || format == 'q';
-    bool same = whole ? strchr("ilq", is[0]) && out->itemsize == (format == 'i' ? 4 : 8) : is[0] == format;
+    bool same = whole ? is[0] && strchr("ilq", is[0]) && out->itemsize == (format == 'i' ? 4 : 8) : is[0] == format;
     if (same && !is[1] && out->ndim == dims) return 0;
     PyErr_Format(PyExc_ValueError, "the array has to be C-contiguous, of the format %c and of %d dimension(s); it is of %s and %d",
                  format, dims, is, out->ndim);

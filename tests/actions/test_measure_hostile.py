@@ -87,9 +87,10 @@ def test_how_an_activation_saturates_may_be_told_late() -> None:
         torch.ones(4, 0),
         torch.ones(3, 3).to_sparse(),
         torch.ones(2, 3, dtype=torch.int64),
+        torch.ones(2, 3, dtype=torch.complex64),
         torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged),
     ],
-    ids=["empty", "sparse", "whole", "nested"],
+    ids=["empty", "sparse", "whole", "complex", "nested"],
 )
 def test_a_softmax_of_what_has_no_largest_is_passed_over(value: Tensor) -> None:
     """And what comes next is measured."""

@@ -33,7 +33,7 @@ class Saturation:
 
     def deciding(self, value: Tensor) -> Tensor:
         """Return the outputs that decide whether their unit is saturated."""
-        if self.dim is None or not -value.dim() <= self.dim < value.dim():
+        if self.dim is None or value.is_complex() or not -value.dim() <= self.dim < value.dim():
             return value
         return value.detach().amax(self.dim)
 

@@ -12,6 +12,7 @@ import torch
 from kedge import native
 from kedge.actions.host import HostTable
 
+_native = pytest.importorskip("kedge.native._native", reason=f"the compiled part is missing: {native.why_not()}")
 FULL, NEW = native.CODES["full"], native.DONE | native.FRESH
 V, OUT, IN = native.AS_VALUE, native.AS_OUTPUT, native.AS_INPUT
 
@@ -146,6 +147,12 @@ def test_wrong_arguments_are_told() -> None:
     for number in (-2, 1 << 62):
         with pytest.raises(ValueError, match="no site has the number"):
             HostTable().measurer.observe_all([torch.ones(1)], [number], FULL, False)
+
+
+def test_its_flags_are_those_that_are_known_without_it() -> None:
+    """They are written in C and in Python, where there may be no compiled part."""
+    for name in ("REFUSED", "DONE", "FRESH", "NEW_SOURCE", "NO_ROOM", "AS_VALUE", "AS_OUTPUT", "AS_INPUT"):
+        assert getattr(_native, name) == getattr(native, name)
 
 
 def test_a_measurer_that_is_gone_leaves_nothing() -> None:

@@ -46,13 +46,15 @@ class Part(NamedTuple):
     def columns(self) -> dict[str, Any]:
         """The columns of the recording, without the places that were dropped."""
         chosen = np.flatnonzero(self.sites >= 0) if (self.sites < 0).any() else slice(None)
-        at, places = self.at[chosen], range(len(self.sites))[chosen] if isinstance(chosen, slice) else chosen.tolist()
+        at = self.at[chosen]
         table = self.rows.T.take(at, axis=1)  # each column in one piece
         columns: dict[str, Any] = dict(zip(STATISTICS, table, strict=False))
         for i in _WHOLE:
             columns[STATISTICS[i]] = np.where(np.isnan(table[i]), -1, table[i]).astype(np.int64)
         columns["site"], columns["count"] = self.sites[chosen], table[len(STATISTICS)].astype(np.int64)
-        columns["active"] = [self.active.get(place, b"") for place in places] if self.active else [b""] * len(at)
+        columns["active"] = [b""] * len(at)
+        if self.active:
+            columns["active"] = [self.active.get(place, b"") for place in np.arange(len(self.at))[chosen].tolist()]
         columns["sampled"], columns["saturated"] = self.sampled[at], self.saturated[chosen]
         columns["exponents"] = [self.histograms[row] for row in at.tolist()]
         return columns

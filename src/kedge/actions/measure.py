@@ -148,8 +148,8 @@ class Meter:
             inner: It is what a transform has wrapped, and the transform is suspended.
         """
         competing = self._competing(seat)
-        role, draws = _ROLES.get(seat.site.kind, native.AS_VALUE), self._drawing and competing is None
-        done = self._host.observe(value, seat.id, role, self._code, draws)
+        draws = self._drawing and competing is None
+        done = self._read(seat, value, draws=draws)
         if done not in _MEASURED:
             done = self._settle(seat, value, done, draws=draws, inner=inner)
         if not done & native.FRESH or self._code:
@@ -159,6 +159,11 @@ class Meter:
         dim = self._tracked_dim(seat, value)
         if dim is not None:
             self._host.activate(_active(value, dim))
+
+    def _read(self, seat: Seat, value: Tensor, *, draws: bool) -> int:
+        """Measure a value by one native call; returns what was done, as flags of `kedge.native`."""
+        role = _ROLES.get(seat.site.kind, native.AS_VALUE)
+        return self._host.observe(value, seat.id, role, self._code, draws)
 
     def _observe_inner(self, seat: Seat, inner: Tensor) -> None:
         """Measure what a transform has wrapped; under `vmap` the samples' dimension may be anywhere, and so the channels'."""
@@ -170,7 +175,7 @@ class Meter:
         host = self._host
         while done == native.NO_ROOM:
             host.make_room(1)
-            done = host.observe(value, seat.id, _ROLES.get(seat.site.kind, native.AS_VALUE), self._code, draws)
+            done = self._read(seat, value, draws=draws)
         if done & native.NEW_SOURCE and host.measurer is not None:
             self._came(seat, host.measurer.source)
         if done == native.REFUSED:
@@ -202,12 +207,10 @@ class Meter:
 
     def _measure_here(self, seat: Seat, value: Tensor) -> int:
         """Measure a value in this process's memory that no single native call could; returns its row."""
-        host, found = self._host, native.table(1)
-        if not native.measure_into(found, 0, value, self._code):
-            found[0] = reductions.row(value, self._what)
+        host, found = self._host, native.row(value, self._what)
         deciding = self._saturation(seat, value)[1] if self._drawing else None
         row = host.make_room(1)
-        host.rows[row] = found[0]
+        host.rows[row] = found
         host.take(seat.id, deciding)
         dim = None if self._code else self._tracked_dim(seat, value)
         if dim is not None:

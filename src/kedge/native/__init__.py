@@ -135,12 +135,17 @@ AS_VALUE, AS_OUTPUT, AS_INPUT = 0, 1, 2
 """Whether a value is the output of its site, an input, whose source is told, or neither."""
 
 
-def measure(tensor: Tensor, what: What = "full") -> dict[str, float]:
-    """Return the statistics of one tensor by name, from whichever part can read it."""
+def row(tensor: Tensor, what: What = "full") -> NDArray[np.float64]:
+    """Return the statistics of one tensor as a row of a table, from whichever part can read it."""
     one = table(1)
     if not measure_into(one, 0, tensor, CODES[what]):
         one[0] = reductions.row(tensor, what)
-    return dict(zip(FIELDS, one[0].tolist(), strict=True))
+    return one.reshape(-1)
+
+
+def measure(tensor: Tensor, what: What = "full") -> dict[str, float]:
+    """Return the statistics of one tensor by name, from whichever part can read it."""
+    return dict(zip(FIELDS, row(tensor, what).tolist(), strict=True))
 
 
 def all_finite_and_norm(tensors: Sequence[Tensor | None]) -> tuple[float, int]:

@@ -86,10 +86,11 @@ class Spike:
             starts = later_starts(recording, norms.site.root)
             found = _in_each(norms, starts, self._jumps)
             yield from self._finding(norms, found, f"The norm of the gradients ({norms.site.site})")
-        for loss in losses(recording):
+        known = losses(recording)
+        moves = has_moving_goal(recording, len(known))
+        for loss in known:
             course = _Course.of_loss(loss)
             found = _in_each(course, later_starts(recording), self._losses)
-            moves = has_moving_goal(recording)
             for finding in self._finding(course, found, f"The loss ({loss.site.site})"):
                 yield replace(finding, severity="info", message=finding.message + _MOVING) if moves else finding
 
@@ -152,12 +153,12 @@ class Spike:
 _MOVING = " Its goal moves as other models are trained, so that may be no fault."
 
 
-def has_moving_goal(recording: Recording) -> bool:
-    """Whether the losses of a run measure against what changes: models trained against each other, or an untrained copy."""
+def has_moving_goal(recording: Recording, number: int) -> bool:
+    """Whether a run's losses, so many, measure against what changes: models trained against each other, or an untrained copy."""
     trained = [root for root in recording.roots if root.trained and root.parameters]
     copies = {(root.name, root.parameters) for root in recording.roots if root.trained is False and root.parameters}
     apart = any(not set(one.optimizers) & set(other.optimizers) for one, other in combinations(trained, 2))
-    against = apart and len(losses(recording)) > 1
+    against = apart and number > 1
     return against or any((root.name, root.parameters) in copies for root in trained)
 
 

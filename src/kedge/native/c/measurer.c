@@ -192,7 +192,6 @@ static long note(Measurer *self, PyObject *tensor, long long version, const Meas
     if (!known || !is_open(self)) return -1;
     if (!has_room(self)) return NO_ROOM;
     const Seen *seen = find(self, tensor, version);
-    if (!seen && !value) return REFUSED;
     long result = DONE, source = seen ? seen->source : -1;
     int64_t row = seen ? seen->row : take_row(self, value, known, draws);
     if (!seen) {
@@ -217,17 +216,15 @@ static PyObject *observe(PyObject *object, PyObject *const *args, Py_ssize_t giv
     if (number_of(args, given, 3, 0, &what) || number_of(args, given, 4, 0, &draws)) return NULL;
     long long version = version_of(args[0]);
     if (version == -2) return NULL;
-    PyObject *ref = NULL;
-    long result;
-    if (find(self, args[0], version)) {
-        result = note(self, args[0], version, NULL, &ref, site, role, draws);
-        if (result != REFUSED) return result < 0 ? NULL : PyLong_FromLong(result);
-    }
     Measured value; /* see Note [When Python may run] */
-    int readable = read_tensor(args[0], (int)what, &value);
-    if (readable != 1) return readable < 0 ? NULL : PyLong_FromLong(REFUSED);
-    ref = PyWeakref_NewRef(args[0], NULL);
-    result = ref ? note(self, args[0], version, &value, &ref, site, role, draws) : -1;
+    PyObject *ref = NULL;
+    if (!find(self, args[0], version)) {
+        int readable = read_tensor(args[0], (int)what, &value);
+        if (readable != 1) return readable < 0 ? NULL : PyLong_FromLong(REFUSED);
+        ref = PyWeakref_NewRef(args[0], NULL);
+        if (!ref) return NULL;
+    }
+    long result = note(self, args[0], version, &value, &ref, site, role, draws);
     Py_XDECREF(ref);
     return result < 0 ? NULL : PyLong_FromLong(result);
 }

@@ -10,18 +10,19 @@ from kedge.watch.budget import ALLOWANCE, FIRST_STEPS, Budget, StepKind
 class Run:
     """A run whose steps take known times."""
 
-    def __init__(self, budget: Budget, step: float, costs: dict[StepKind, float]) -> None:
+    def __init__(self, budget: Budget, step: float, costs: dict[StepKind, float], per_step: float = 0.0) -> None:
         self.budget, self.step, self.costs = budget, step, {StepKind.SKIPPED: 0.0, **costs}
         self.now, self.spent, self.number = 0.0, 0.0, 0
         self.kinds: list[StepKind] = []
-        budget.begin(0.0)
+        self.per_step = per_step
+        budget.begin(0.0, per_step)
 
     def go(self, steps: int) -> Run:
         """Run some steps."""
         while self.number < steps:
             kind, many = self.budget.kind, self.budget.run
             cost = many * self.costs[kind]
-            self.now += many * self.step + cost
+            self.now += many * (self.step + self.per_step) + cost
             self.spent += cost
             self.kinds += [kind] * many
             self.number += many
@@ -51,6 +52,23 @@ def test_watching_takes_its_share_or_two_seconds(share: float, step: float) -> N
         run = Run(Budget(10, share), step, costs).go(20_000)
         assert run.spent <= max(share * run.now, ALLOWANCE) + 2 * costs[StepKind.MEASURED]
         assert run.spent >= 0.1 * min(max(share * run.now, 0.5), 20_000 * costs[StepKind.GUARDED])
+
+
+@pytest.mark.parametrize("per_step", [0.0, 1e-5, 1e-4])
+def test_counting_steps_comes_first_and_leaves_a_third_for_measuring(per_step: float) -> None:
+    """It takes its time in every step; if that is more than is allowed, measuring goes on all the same."""
+    run = Run(Budget(10, 0.03), 1e-3, CHEAP, per_step).go(200_000)
+    counting = per_step * run.number
+    assert run.spent <= 0.03 * run.now - min(counting, 0.02 * run.now)
+    assert run.spent >= 0.7 * (0.03 * run.now - min(counting, 0.02 * run.now))
+    assert run.budget.seconds >= counting + run.spent
+
+
+def test_the_steps_after_are_charged_too() -> None:
+    """A measured step is charged with a quarter more than it took."""
+    budget = Budget(10, 0.03)
+    run = Run(budget, 1e-2, CHEAP).go(30)
+    assert budget.seconds == pytest.approx(run.spent + 0.25 * (run.spent - CHEAP[StepKind.MEASURED]))
 
 
 def test_what_is_too_dear_is_guarded_or_skipped() -> None:

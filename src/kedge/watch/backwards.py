@@ -31,7 +31,7 @@ from kedge.torch_internals.source_lines import is_between
 from kedge.watch.parameters import Place, Places
 from kedge.watch.roots import Root
 
-_KEPT = 16
+_REMEMBERED = 16
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -71,9 +71,11 @@ class BackwardPasses:
         self.on_bad_loss: Callable[[], None] = lambda: None
         self.on_quick_end: Callable[[], None] | None = None
         self.quick = False
-        self._arrived, self._depth, self._settled = 0, 0, False
+        self._arrived, self._settled = 0, False
+        self._kept: set[int] = set()
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
+        self._depth, self._code = 0, backward_code()
 
     def listen(self, params: Iterable[nn.Parameter], *, again: bool = False) -> None:
         """Hook watched parameters that had no hook yet; or again those whose hook was removed."""
@@ -84,6 +86,7 @@ class BackwardPasses:
             if not is_lazy(param) and param.requires_grad and param.is_leaf:
                 place.hook = param.register_post_accumulate_grad_hook(self.arrived)
                 self._settled = False
+                self._kept.discard(id(param))
 
     def keep_first(self, groups: Callable[[], Iterable[Iterable[Place]]]) -> None:
         """Keep the hooks of the parameters whose gradients arrive first: in a pass, and of each group.
@@ -98,8 +101,11 @@ class BackwardPasses:
         self._settled = True
         seen = [[place for place in group if place.order is not None] for group in groups()]
         kept = {id(min(places, key=lambda place: place.order or 0)) for places in seen if places}
+        self._kept.clear()
         for place in (place for places in seen for place in places):
-            if not place.first and id(place) not in kept and place.hook is not None:
+            if place.first or id(place) in kept:
+                self._kept.add(id(place.param()))
+            elif place.hook is not None:
                 place.hook.remove()
 
     def reached_here(self, params: Iterable[Tensor]) -> bool:
@@ -119,25 +125,29 @@ class BackwardPasses:
 
     def arrived(self, param: nn.Parameter) -> None:
         """Called by autograd when a parameter's gradient has been accumulated."""
-        task, place = graph_task(), self.places.of(param)
-        if place is None:  # the program has swapped it with another
-            self.reached(task)
-            return
+        task = graph_task()
+        place = None if self.quick and id(param) in self._kept else self.places.of(param)
+        if place is not None:
+            self._note(place, task)
+        if self.reached(task) and place is not None:
+            place.first = True
+
+    def _note(self, place: Place, task: int) -> None:
+        """Note that a gradient has arrived; where a pass is only asked for its loss, those that are known are not."""
         if place.order is None:
             place.order, self._arrived, self._settled = self._arrived, self._arrived + 1, False
         place.task, place.thread = task, threading.get_ident()
         place.times += 1
         self._threads.add(place.thread)
-        if self.reached(task):
-            place.first = True
 
     def reached(self, task: int) -> bool:
         """Called when a backward pass has come to something that is watched; tells whether that is the first in it."""
-        if task == -1 or task in self._tasks:
+        tasks = self._tasks
+        if task in tasks or task == -1:
             return False
-        if len(self._tasks) >= _KEPT:
-            del self._tasks[next(iter(self._tasks))]
-        self._tasks[task] = None
+        if len(tasks) >= _REMEMBERED:
+            del tasks[next(iter(tasks))]
+        tasks[task] = None
         if self.quick:
             if self._is_sound():
                 if self.on_quick_end is not None:
@@ -150,10 +160,11 @@ class BackwardPasses:
 
     def _is_sound(self) -> bool:
         """Whether the loss of the pass under way is known to be finite, or nothing is known of it."""
-        frame: FrameType | None = sys._getframe()
-        for _ in range(self._depth):  # where it was the last time
-            frame = frame.f_back if frame is not None else None
-        if frame is None or frame.f_code is not _backward_code():
+        try:
+            frame: FrameType | None = sys._getframe(self._depth)  # where it was the last time
+        except ValueError:  # the stack is not as deep
+            frame = None
+        if frame is None or frame.f_code is not self._code:
             frame = self._find()
         value = frame.f_locals.get("tensors") if frame is not None else None
         if type(value) is tuple and len(value) == 1:
@@ -163,9 +174,10 @@ class BackwardPasses:
         return math.isfinite(value.item())
 
     def _find(self) -> FrameType | None:
+        self._code = backward_code()
         frame: FrameType | None = sys._getframe(1)
         depth = 0
-        while frame is not None and frame.f_code is not _backward_code():
+        while frame is not None and frame.f_code is not self._code:
             frame, depth = frame.f_back, depth + 1
         self._depth = depth if frame is not None else 0
         return frame
@@ -188,7 +200,7 @@ def began() -> Began:
     return Began((), None, None)
 
 
-def _backward_code() -> CodeType | None:
+def backward_code() -> CodeType | None:
     return getattr(torch.autograd.backward, "__code__", None)
 
 

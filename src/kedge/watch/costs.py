@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kedge.watch.roots import Meter
 
-_PER_EVENT, _PER_STEP = 3.0, 12.0
+_PER_EVENT, _PER_STEP = 3.0, 24.0
 """What it takes to bring one event to the meter, and to count a step with cold caches, in calls of an empty module hook."""
 
 
@@ -57,19 +57,22 @@ class Costs:
         """Seconds since the watch was made."""
         return time.perf_counter() - self._began
 
-    def _total(self, steps: int) -> float:
-        """Return the seconds that watching so many steps took."""
-        called = _PER_EVENT * self.meter.events + _PER_STEP * steps
-        return self.timed + self.others() + self.meter.seconds + called * self._unit
+    @property
+    def per_step(self) -> float:
+        """Seconds that it takes to count a step."""
+        return _PER_STEP * self._unit
 
-    def uncharged(self, steps: int) -> float:
-        """Return the seconds that were not charged yet."""
-        return self._total(steps) - self._charged
+    @property
+    def uncharged(self) -> float:
+        """The seconds that were not charged yet, besides those of counting steps."""
+        called = _PER_EVENT * self.meter.events * self._unit
+        return self.timed + self.others() + self.meter.seconds + called - self._charged
 
-    def charge(self, steps: int) -> float:
+    def charge(self) -> float:
         """Return the seconds since this was last called."""
-        before, self._charged = self._charged, self._total(steps)
-        return self._charged - before
+        seconds = self.uncharged
+        self._charged += seconds
+        return seconds
 
     def charge_device(self) -> float:
         """Return the seconds that measuring took on devices since this was last called: they are known later."""

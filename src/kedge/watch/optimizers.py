@@ -141,13 +141,12 @@ class Optimizers:
 
     def stepped(self, optimizer: Optimizer) -> bool:
         """Count a step of an optimizer; returns whether it ends a step of the run."""
-        self.entry(optimizer).steps += 1
-        if self.leading is None:
-            return self._closes_round(optimizer)
-        if self.leading() is optimizer:
+        entry = self.entry(optimizer)
+        entry.steps += 1
+        if self.leading is entry.optimizer:
             self._idle = 0
             return True
-        return self._takes_over(optimizer)
+        return self._closes_round(optimizer) if self.leading is None else self._takes_over(optimizer)
 
     def _closes_round(self, optimizer: Optimizer) -> bool:
         known = [each for ref in self._round if (each := ref()) is not None]
@@ -177,5 +176,5 @@ class Optimizers:
         return True
 
     def _lead(self, optimizer: Optimizer) -> None:
-        self.leading, self._idle, self._known = weakref.ref(optimizer), 0, len(self.entries)
+        self.leading, self._idle, self._known = self.entry(optimizer).optimizer, 0, len(self.entries)
         self._displaced = None

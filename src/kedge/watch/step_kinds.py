@@ -37,7 +37,7 @@ class StepKinds:
         """Begin with the first step; roots are found by a hook."""
         self.costs.begin()
         self.hooks.take_finder(finder)
-        self.budget.begin(time.perf_counter())
+        self.budget.begin(time.perf_counter(), self.costs.per_step)
 
     def run_ended(self, step: int) -> None:
         """Write what was seen in the last steps, and prepare the next ones."""
@@ -49,7 +49,7 @@ class StepKinds:
             if self.record.end_step(step) and not measured:
                 budget.wish()
             budget.charge_device(self.costs.charge_device())
-            timed = self.costs.charge(self.steps.step)
+            timed = self.costs.charge()
         self._begin_step(budget.run_ended(step, time.perf_counter(), timed))
 
     def interrupt(self) -> None:

@@ -121,7 +121,7 @@ class Watcher:
         levels[budget.kind.name.lower()] += budget.done + under_way
         sampled = budget.counts[StepKind.MEASURED] + (under_way and budget.kind is StepKind.MEASURED)
         passed = self.costs.passed
-        took = min(budget.seconds + self.costs.uncharged(self.step()), passed)  # part of it is estimated
+        took = min(budget.seconds + self.costs.uncharged, passed)  # part of it is estimated
         return Summary(len(self.record.meter.seats), steps, sampled, passed, took, levels, self.failed)
 
     # -- forward -----------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Watcher:
 
     def _about_to_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """See an optimizer that is about to step; in a skipped step nothing is done."""
-        if not torch.compiler.is_compiling() and self.record.meter.level != OFF:
+        if self.record.meter.level != OFF and not torch.compiler.is_compiling():
             self._on_before_update(optimizer, args, kwargs)
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -197,7 +197,7 @@ class Watcher:
         is_last = self.budget.run == 1 and self.record.meter.level != OFF
         if is_last or id(optimizer) in self.record.updates.late:
             self._on_update(optimizer)
-        if not self.failed:
+        if self.shield.failure is None:
             self.steps.count_update(optimizer)
 
 

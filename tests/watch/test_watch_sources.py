@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from watched import descend, net, watch
 
 from kedge.actions.measure import Meter
 from kedge.watch.costs import Costs
+from kedge.watch.hush import hush, unhush
 from kedge.watch.shield import Shield
 from kedge.watch.steps import Source
 
@@ -105,3 +107,22 @@ def test_work_that_fails_is_the_last() -> None:
     hook()
     assert isinstance(shield.failure, OSError)
     assert calls == [1]
+
+
+def test_warnings_that_were_printed_once_are_not_printed_again() -> None:
+    """What Kedge ignores for a while is ignored, and Python still knows which of the program's warnings it has printed."""
+    registry: dict[str, int] = {}
+
+    def warn(message: str) -> None:
+        warnings.warn_explicit(message, UserWarning, "prog.py", 1, registry=registry)
+
+    with warnings.catch_warnings(record=True) as printed:
+        warnings.simplefilter("default")
+        warn("once")
+        hush(["Error detected in "])
+        warn("once")
+        warn("Error detected in MulBackward0")
+        unhush(["Error detected in "])
+        warn("once")
+        warn("Error detected in DivBackward0")
+    assert [str(each.message) for each in printed] == ["once", "Error detected in DivBackward0"]

@@ -75,7 +75,7 @@ class BackwardPasses:
         self._kept: set[int] = set()
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
-        self._depth, self._code = 0, backward_code()
+        self._depth, self._code = 0, _backward_code()
 
     def listen(self, params: Iterable[nn.Parameter], *, again: bool = False) -> None:
         """Hook watched parameters that had no hook yet; or again those whose hook was removed."""
@@ -174,7 +174,7 @@ class BackwardPasses:
         return math.isfinite(value.item())
 
     def _find(self) -> FrameType | None:
-        self._code = backward_code()
+        self._code = _backward_code()
         frame: FrameType | None = sys._getframe(1)
         depth = 0
         while frame is not None and frame.f_code is not self._code:
@@ -200,7 +200,7 @@ def began() -> Began:
     return Began((), None, None)
 
 
-def backward_code() -> CodeType | None:
+def _backward_code() -> CodeType | None:
     return getattr(torch.autograd.backward, "__code__", None)
 
 

@@ -15,15 +15,23 @@ NOTED = (r"Error detected in ", r"\s*Previous calculation was induced by ")
 """What a backward pass that raises says where autograd notes the stack of each operation."""
 
 
+_Filter = tuple[str, re.Pattern[str], type[Warning], None, int]
+
+
 def hush(messages: Sequence[str] = _MESSAGES) -> None:
-    """Ignore warnings that the program can do nothing about."""
-    for message in messages:
-        warnings.filterwarnings("ignore", message=message)
+    """Ignore warnings that the program can do nothing about.
+
+    `warnings.filterwarnings` would have Python forget which of the program's own warnings it has printed already.
+    """
+    warnings.filters[:0] = _filters(messages)  # type: ignore[index]  # a list, whatever its stub says
 
 
 def unhush(messages: Sequence[str] = _MESSAGES) -> None:
     """Ignore them no longer."""
-    ours = [("ignore", re.compile(message, re.IGNORECASE), Warning, None, 0) for message in messages]
-    for entry in ours:
+    for entry in _filters(messages):
         if entry in warnings.filters:
-            warnings.filters.remove(entry)  # type: ignore[attr-defined]  # a list, whatever its stub says
+            warnings.filters.remove(entry)  # type: ignore[attr-defined]
+
+
+def _filters(messages: Sequence[str]) -> list[_Filter]:
+    return [("ignore", re.compile(message, re.IGNORECASE), Warning, None, 0) for message in messages]

@@ -47,9 +47,9 @@ test: setup  ## run the tests; TORCH=2.14.1 runs them with that PyTorch, in buil
 # What touches every corner of PyTorch that Kedge uses and PyTorch does not promise; CONTRIBUTING.md says how it is chosen.
 CORNERS := tests/architecture/test_corners.py tests/architecture/test_privates.py tests/architecture/test_upstream.py \
 	tests/architecture/test_private_attributes.py tests/architecture/test_without_names.py \
-	tests/hooks/test_checkpoint.py tests/hooks/test_compiled.py tests/hooks/test_ops_checkpoint.py \
-	tests/hooks/test_ops_functions.py tests/hooks/test_saving_stacked.py tests/hooks/test_scripted.py \
-	tests/hooks/test_source.py tests/offload/test_checkpoint_inputs.py tests/offload/test_checkpoint_oneness.py
+	tests/hooks/test_checkpoint.py tests/hooks/gates/test_compiled.py tests/hooks/operations/test_ops_checkpoint.py \
+	tests/hooks/operations/test_ops_functions.py tests/hooks/saved/test_saving_stacked.py tests/hooks/gates/test_scripted.py \
+	tests/torch_internals/test_source.py tests/offload/test_checkpoint_inputs.py tests/offload/test_checkpoint_oneness.py
 
 corners: setup  ## run the tests of PyTorch's private corners alone; TORCH= as for test
 	@echo "tests of PyTorch's private corners$(if $(TORCH), on PyTorch $(TORCH)), in $(WORKERS) processes"

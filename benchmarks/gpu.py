@@ -44,8 +44,8 @@ from torch.nn import functional as F  # noqa: N812 - the field's name for it
 from torch.utils.checkpoint import checkpoint
 
 import kedge
-from kedge.offload.cpu import CpuStore
 from kedge.offload.plan.link import measured
+from kedge.offload.stores.cpu import CpuStore
 
 sys.path.insert(0, str(Path(__file__).parent))
 import models

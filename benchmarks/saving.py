@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import kedge
-from kedge.hooks.saving import Place, keep
+from kedge.hooks.saved.keeper import Place, keep
 
 NUMBER, ROUNDS = 300, 60
 _ONES = torch.ones(4)

@@ -19,8 +19,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
-from kedge.recipes.dataset import FeatureSet
-from kedge.recipes.figures import scatter
+from kedge.features.dataset import FeatureSet
+from kedge.figures import scatter
 
 TEST_IMAGES = 360
 

@@ -16,8 +16,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kedge.figures import attributions
 from kedge.recipes import grad_cam, gradient, guided_backprop, smoothgrad
-from kedge.recipes.figures import attributions
 
 BATCH = 64
 STEPS = 400

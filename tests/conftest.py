@@ -16,6 +16,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils import _python_dispatch as dispatch
 
+from hook_tables import hook_tables
 from kedge.torch_internals import dynamo
 
 torch.set_num_threads(1)
@@ -53,6 +54,12 @@ def nothing_stays() -> Iterator[None]:
 
     assert installed() == before
     assert [t for t in threading.enumerate() if t not in threads and t.name != TQDM] == []
+
+
+@pytest.fixture
+def tables() -> Callable[..., dict[str, Any]]:
+    """The function that lists what is hooked on models and tensors."""
+    return hook_tables
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kedge.recipes.dataset import open_features
+from kedge.features.dataset import open_features
 
 pytest.importorskip("matplotlib", reason="needs the extra plot")
 STORED = Path(__file__).parents[1] / "docs" / "pictures" / "features.png"

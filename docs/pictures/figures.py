@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import kedge
-from kedge.recipes import figures
+from kedge import figures
 from kedge.recipes.attribution.attribution import gradient
 from kedge.recipes.attribution.rectifiers import guided_backprop
 from kedge.recipes.interventions.patching import patch

@@ -11,7 +11,7 @@ import torch
 from transformers import ResNetConfig, ResNetForImageClassification
 
 import kedge
-from kedge.recipes.graph import graph
+from kedge.figures.graph import graph
 
 
 def main() -> None:

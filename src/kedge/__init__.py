@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from kedge.actions.measure import measure
     from kedge.actions.packed import packed
     from kedge.actions.record import record
-    from kedge.hooks.audit import audit
+    from kedge.features.extract import extract
+    from kedge.hooks.firing.schedule import at, every
     from kedge.hooks.opening import hook, session
-    from kedge.hooks.operations import operations
-    from kedge.hooks.schedule import at, every
+    from kedge.inspect.audit import audit
+    from kedge.inspect.operations import operations
     from kedge.offload.destination import Cpu, Disk, Rebuild
     from kedge.offload.malloc import tuned_malloc
-    from kedge.offload.opening import offload
-    from kedge.offload.saved import saved
-    from kedge.recipes.features import extract
+    from kedge.offload.offload import offload
+    from kedge.offload.saved_tensors import saved
     from kedge.sites.select import select
     from kedge.sites.table import sites
     from kedge.watch.block import watch
@@ -61,15 +61,15 @@ _HOME = {
     "actions.measure": ("measure",),
     "actions.packed": ("packed",),
     "actions.record": ("record",),
-    "hooks.audit": ("audit",),
+    "inspect.audit": ("audit",),
     "hooks.opening": ("hook", "session"),
-    "hooks.operations": ("operations",),
-    "hooks.schedule": ("at", "every"),
+    "inspect.operations": ("operations",),
+    "hooks.firing.schedule": ("at", "every"),
     "offload.destination": ("Cpu", "Disk", "Rebuild"),
     "offload.malloc": ("tuned_malloc",),
-    "offload.opening": ("offload",),  # until the package of this name is there, which can be called as well
-    "offload.saved": ("saved",),
-    "recipes.features": ("extract",),
+    "offload.offload": ("offload",),  # until the package of this name is there, which can be called as well
+    "offload.saved_tensors": ("saved",),
+    "features.extract": ("extract",),
     "sites.select": ("select",),
     "sites.table": ("sites",),  # as above
     "watch.block": ("watch",),

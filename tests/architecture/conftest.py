@@ -18,7 +18,7 @@ class Source:
     """One file of ``src/kedge``.
 
     Attributes:
-        name: Its path below ``src/kedge``, such as ``hooks/firing.py``.
+        name: Its path below ``src/kedge``, such as ``hooks/firing/fire.py``.
         lines: Its text.
         tree: Its syntax tree.
     """
@@ -37,7 +37,7 @@ class Source:
         return (node for node in ast.walk(self.tree) if isinstance(node, Function))
 
     def at(self, node: ast.AST) -> str:
-        """Say where a node is, as ``hooks/firing.py:12``."""
+        """Say where a node is, as ``hooks/firing/fire.py:12``."""
         return f"{self.name}:{getattr(node, 'lineno', 1)}"
 
 

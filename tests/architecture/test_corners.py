@@ -13,7 +13,7 @@ from kedge.cli.main import main
 from kedge.torch_internals import corners
 
 ALLOWED = {
-    "hooks/replay.py": {"TorchDispatchMode"},  # public in all but the name of its module
+    "repro/script.py": {"TorchDispatchMode"},  # public in all but the name of its module
 }
 
 

@@ -116,7 +116,7 @@ def test_operators_can_have_an_effect():
     """The operators of compiled code are registered as having an ordered effect."""
     from torch._higher_order_ops.effects import _get_effect
 
-    import kedge.hooks.compiled  # noqa: F401 - defines them
+    import kedge.hooks.gates.compiled  # noqa: F401 - defines them
 
     assert all(_get_effect(getattr(torch.ops.kedge, n).default) is not None for n in ("value", "gradient", "begin"))
 

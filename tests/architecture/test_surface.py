@@ -101,11 +101,12 @@ def test_every_error_has_a_paragraph(root):
     assert sorted(headings) == sorted(c.slug for c in _errors())
 
 
-@pytest.mark.parametrize("folder", ["report", "rules", "store"])
+@pytest.mark.parametrize("folder", ["compare", "report", "rules", "store"])
 def test_a_recording_is_read_without_torch(folder, root):
     """What reads recordings, judges and draws them needs no torch in the process."""
-    files = sorted((root / "src/kedge" / folder).glob("*.py"))
-    modules = [f"kedge.{folder}.{path.stem}" for path in files if path.stem != "__init__"]
+    source = root / "src"
+    files = [path for path in sorted((source / "kedge" / folder).rglob("*.py")) if path.stem != "__init__"]
+    modules = [".".join(path.relative_to(source).with_suffix("").parts) for path in files]
     assert modules
     command = [sys.executable, "-c", IMPORT, str(root / "src/kedge"), *modules]
 

@@ -81,7 +81,7 @@ def hook_tables():
     return kinds, given.grad.tolist()
 
 def wrapped_hooks():
-    from kedge.hooks.effects import function_in
+    from kedge.inspect.effects import function_in
     def loading(module, *args): pass
     model._register_load_state_dict_pre_hook(loading, with_module=True)
     (hook,) = model._load_state_dict_pre_hooks.values()
@@ -110,14 +110,14 @@ def module_calls():
         return kept["/tanh"].tolist()
 
 def autograd_nodes():
-    from kedge.hooks.graphs import read_graph
+    from kedge.inspect.autograd_graph import read_graph
     nodes = read_graph(model(x).sum())
     assert all(before < node.number for node in nodes for before in node.takes if node.kind == "operation")
     return [node.name for node in nodes]
 
 def saved_fields():
-    from kedge.hooks.kept import Kept
-    from kedge.offload.handle import Referred
+    from kedge.hooks.saved.reference import Kept
+    from kedge.offload.held.handle import Referred
     from kedge.offload.rebuild import find
     given = x.clone().requires_grad_()
     return find(nn.functional.gelu(given), lambda saved: Referred(Kept(given))) is not None

@@ -13,9 +13,9 @@ from training import plain, train, unlike
 from zoo import ZOO, Architecture
 
 import kedge
-from kedge.offload import disk, writer
 from kedge.offload.account import Account
-from kedge.offload.policy import Choice
+from kedge.offload.engine.policy import Choice
+from kedge.offload.stores import disk, writer
 
 MODES = {
     "rebuild": kedge.Rebuild(),

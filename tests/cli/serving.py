@@ -16,7 +16,7 @@ SERVER = """
 import json, os, resource, sys, threading
 import torch, torch._dynamo, kedge.cli.run, kedge.watch.summary, kedge.watch.begin
 from kedge.cli.main import main
-from kedge.cli.program import Program
+from kedge.program.program import Program
 
 torch.set_num_threads(1)
 for line in sys.stdin:

@@ -9,7 +9,7 @@ import pytest
 
 from kedge.cli.main import main
 from kedge.errors import ConfigError, NoSuchRule
-from kedge.rules.project import configured_rules
+from kedge.rules.project_config import configured_rules
 from kedge.rules.registry import ALL
 from kedge.rules.rule import Rule
 

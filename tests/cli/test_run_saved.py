@@ -12,7 +12,7 @@ import pytest
 from serving import Server
 
 from kedge.cli.main import main
-from kedge.store.account import account_of
+from kedge.store.saved_account import account_of
 
 Kedge = Callable[..., subprocess.CompletedProcess[str]]
 Script = Callable[..., str]

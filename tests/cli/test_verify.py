@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kedge.cli.verify import Difference, Entry, entries, first_difference
 from kedge.errors import ScriptError
+from kedge.verify.compare import Difference, Entry, entries, first_difference
 
 Kedge = Callable[..., subprocess.CompletedProcess[str]]
 Script = Callable[..., str]

@@ -13,10 +13,10 @@ import pytest
 
 from kedge.errors import QueryError
 from kedge.rules.registry import check
-from kedge.store.derived import WIDE
 from kedge.store.folder import create
 from kedge.store.recording import Recording
 from kedge.store.sql import ask
+from kedge.store.wide_table import WIDE
 
 PAGE = Path(__file__).parents[2] / "docs" / "query.md"
 

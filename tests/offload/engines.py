@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.hooks.inputs import hear
-from kedge.hooks.saving import keep
-from kedge.offload.engine import Engine
-from kedge.offload.policy import Policy
+from kedge.hooks.placing.model_inputs import hear
+from kedge.hooks.saved.keeper import keep
+from kedge.offload.engine.engine import Engine
+from kedge.offload.engine.policy import Policy
 
 
 class Shelved:

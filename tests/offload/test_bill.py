@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from kedge.errors import NoSuchKind
-from kedge.offload.bill import Bill
-from kedge.offload.saved import saved
+from kedge.offload.bill.bill import Bill
+from kedge.offload.saved_tensors import saved
 
 
 class Block(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import kedge
-from kedge.hooks.lane import drain, lane
+from kedge.hooks.saved.pairs import drain, lane
 
 SHARDED = """
     import sys, torch, kedge

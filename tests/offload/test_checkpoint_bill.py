@@ -9,7 +9,7 @@ from test_checkpoint_inputs import BYTES, KINDS, Model, X
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kedge.offload.saved import saved
+from kedge.offload.saved_tensors import saved
 
 
 @pytest.mark.parametrize("keeps", [False, True])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import kedge
-from kedge.offload.saved import saved
+from kedge.offload.saved_tensors import saved
 
 
 class Attention(nn.Module):

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import kedge
 from kedge.offload import codecs
 from kedge.offload.codecs.layout import flatten, restore
-from kedge.offload.mapped import memory_of
 from kedge.offload.rebuild import find
+from kedge.offload.stores.mapped import memory_of
 
 SHAPE = (2, 4, 3, 4)
 WEIGHT = torch.linspace(-1, 1, 16).view(4, 4)
@@ -170,7 +170,7 @@ PUBLIC = {
 def test_gradients_of_random_graphs_are_equal_with_each_destination(mode, program, twice):
     """The same through `kedge.offload`: with a file, in memory and past it, with a codec without a loss, and without any."""
     plain = granted(program, twice)
-    with mock.patch.dict(codecs.CODECS, squeezed=Squeezed()), mock.patch("kedge.offload.disk.WINDOW", 8 << 10):
+    with mock.patch.dict(codecs.CODECS, squeezed=Squeezed()), mock.patch("kedge.offload.stores.disk.WINDOW", 8 << 10):
         block = kedge.offload(nn.Identity(), min_bytes=0, **PUBLIC[mode])
         with block as account:
             offloaded = granted(program, twice)

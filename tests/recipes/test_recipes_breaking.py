@@ -14,13 +14,16 @@ from torch import nn
 from torch.nn import functional as F
 
 import kedge
+from kedge import figures
 from kedge.errors import AttributionError, CannotDraw, InterventionError, NothingCut, ReducerError, TableError
+from kedge.features.reduce import Covariance, Mean, Quantiles, frechet_distance
+from kedge.features.tables import feature_table
+from kedge.figures.graph import graph
 from kedge.recipes import (
     Steering,
     ablate,
     contrast,
     deconvnet,
-    figures,
     gradient,
     guided_backprop,
     means,
@@ -29,9 +32,6 @@ from kedge.recipes import (
     saliency,
     smoothgrad,
 )
-from kedge.recipes.graph import graph
-from kedge.recipes.reduce import Covariance, Mean, Quantiles, frechet_distance
-from kedge.recipes.tables import feature_table
 from kedge.testing import assert_same_bits, assert_unhooked
 
 FLOORS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kedge.report.course import Course, course, picture
+from kedge.report.sparkline import Course, course, picture
 from kedge.store.recording import Recording
 
 FINITENESS = 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kedge.errors import NoSuchSite
-from kedge.report.lines import lines, matching
+from kedge.report.module_lines import lines, matching
 from kedge.store.recording import Recording
 
 PATHS = ["embed", "h.0.attn.q", "h.0.attn", "h.0.mlp", "h.0", "h.10.mlp", "h.10", ""]

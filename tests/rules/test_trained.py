@@ -9,9 +9,9 @@ import pytest
 from scenes import Course, steady
 
 from kedge.rules.judgement import judge
-from kedge.rules.ledger import NeverCalled
 from kedge.rules.trained import root_of, trained_roots
-from kedge.rules.unused import UnusedParam
+from kedge.rules.training.never_called import NeverCalled
+from kedge.rules.training.unused_param import UnusedParam
 from kedge.store.recording import Recording
 
 UNREACHED = "the backward that ran did not reach it"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kedge.errors import NotARecording
 from kedge.store import exponents
+from kedge.store.binary_column import Held
 from kedge.store.formats import FORMATS
-from kedge.store.held import Held
 
 
 def test_each_power_of_two_has_its_bucket() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from kedge.errors import BeingWritten, RecordingError, RecordingExists
-from kedge.store import lock, place
+from kedge.store import destination, lock
+from kedge.store.destination import check_place
 from kedge.store.folder import create, join
-from kedge.store.place import check_place
 from kedge.store.recording import Recording
 
 Alone = Callable[..., list[str]]
@@ -195,7 +195,7 @@ def test_what_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(fresh: Path, folder: Path) -> None:
         raise RecordingError(f"cannot move {fresh} to {folder}")
 
-    monkeypatch.setattr(place, "_move", refuse)
+    monkeypatch.setattr(destination, "_move", refuse)
     with pytest.raises(RecordingError, match="cannot move"):
         create(path, {"who": 2}, force=True)
 

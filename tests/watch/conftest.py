@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from hook_tables import hook_tables
 from kedge.watch.budget import Budget, StepKind
 from kedge.watch.optimizers import living
 
@@ -21,12 +19,6 @@ def no_optimizer_of_another_test() -> None:
         gc.collect()
         for optimizer in living():  # hooks of tensors hold it, through which no cycle is found
             optimizer.param_groups.clear()
-
-
-@pytest.fixture
-def tables() -> Callable[..., dict[str, Any]]:
-    """The function that lists what is hooked on models and tensors."""
-    return hook_tables
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from watched import watch
 
-from kedge.rules.nonfinite import NanBorn
+from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
 
 

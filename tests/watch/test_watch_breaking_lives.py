@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations
 from watched import Memory, descend, net, watch, watched
 
 from kedge.actions.measure import Meter
-from kedge.hooks.veil import Own
+from kedge.hooks.placing.concealed import Own
 from kedge.watch import models as watched_models
 from kedge.watch import optimizers
 from kedge.watch.budget import Budget, StepKind

@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from torch import Tensor
 
+from kedge import notebook
 from kedge.actions.table import Measured
-from kedge.sites import html
 from kedge.sites.site import Site
 from kedge.store.rows import STATISTICS, Rows
 
@@ -88,7 +88,7 @@ def table_of(found: Sequence[Statistics]) -> str:
         for s in found
     ]
     columns = ("site", "step", "count", *_COLUMNS, "not finite")
-    return html.table(
+    return notebook.table(
         columns, rows, align="m" + "r" * (len(columns) - 1), note="" if rows else "nothing is measured yet"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from kedge.cli.ending import Ending
+from kedge.program.ending import Ending
 
 
 class Command(Protocol):

@@ -21,12 +21,12 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 def configured_rules(
     select: str | None = None, ignore: str | None = None, config: str | None = None
 ) -> tuple[Rule, ...]:
-    """Give the rules that apply; see `kedge.rules.project.configured_rules`.
+    """Give the rules that apply; see `kedge.rules.project_config.configured_rules`.
 
     Raises:
         ConfigError: The file cannot be read, or asks for what there is not.
         NoSuchRule: A code that was typed is no rule's.
     """
-    from kedge.rules.project import configured_rules
+    from kedge.rules.project_config import configured_rules
 
     return configured_rules(select, ignore, config)

@@ -8,9 +8,9 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kedge.report.difference.comparison import Comparison
-    from kedge.report.difference.head import Names
-    from kedge.report.difference.verdict import Verdict
+    from kedge.compare.comparison import Comparison
+    from kedge.compare.verdict import Verdict
+    from kedge.report.compare.head import Names
     from kedge.store.recording import Recording
 
 
@@ -46,8 +46,8 @@ class Diff:
 
     def run(self, args: argparse.Namespace) -> int:
         """Compare, and draw what was found."""
-        from kedge.report.difference.comparison import compare
-        from kedge.report.difference.verdict import judge, judge_ranks
+        from kedge.compare.comparison import compare
+        from kedge.compare.verdict import judge, judge_ranks
 
         a, b, names = _sides(args)
         comparison = compare(a, b, args.tolerance)
@@ -67,7 +67,7 @@ def _share(text: str) -> float:
 
 
 def _sides(args: argparse.Namespace) -> tuple[Recording, Recording, Names]:
-    from kedge.report.difference.head import Names
+    from kedge.report.compare.head import Names
     from kedge.store.recording import Recording
 
     if args.output and not args.html:
@@ -87,11 +87,11 @@ def _print(comparison: Comparison, verdict: Verdict, names: Names, args: argpars
     elif args.json:
         import json
 
-        from kedge.report.difference.document import document
+        from kedge.report.compare.document import document
 
         print(json.dumps(document(comparison, verdict, names), indent=2, allow_nan=False))
     else:
-        from kedge.report.difference.terminal import MOST_MODULES, render
+        from kedge.report.compare.terminal import MOST_MODULES, render
         from kedge.report.terminal import console_for
 
         render(comparison, verdict, names, console_for(), None if args.all else MOST_MODULES)
@@ -100,8 +100,8 @@ def _print(comparison: Comparison, verdict: Verdict, names: Names, args: argpars
 def _write(comparison: Comparison, verdict: Verdict, names: Names, args: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from kedge.report.difference.page import render_difference
-    from kedge.store.disk import told
+    from kedge.report.compare.page import render_difference
+    from kedge.store.atomic_write import told
 
     file = Path(args.output or _beside(args.a, args.b or f"ranks-{args.ranks[0]}-{args.ranks[1]}"))
     page = render_difference(comparison, verdict, names)

@@ -14,9 +14,9 @@ from kedge.cli.reducers import failed, function, pair, reducers
 from kedge.errors import ScriptError
 
 if TYPE_CHECKING:
-    from kedge.recipes.dataset.options import Options
-    from kedge.recipes.dataset.ranks import Rank
-    from kedge.recipes.dataset.reading import FeatureSet
+    from kedge.features.dataset.options import Options
+    from kedge.features.dataset.ranks import Rank
+    from kedge.features.dataset.reading import FeatureSet
 
 #: How many samples the model is given at once.
 BATCH_SIZE = 64
@@ -105,9 +105,9 @@ class Extract:
 
     def run(self, args: argparse.Namespace) -> int:
         """Write the folder, and say what is in it."""
-        from kedge.recipes.dataset import extract_dataset
-        from kedge.recipes.dataset.ranks import Rank
-        from kedge.recipes.features import extract
+        from kedge.features.dataset import extract_dataset
+        from kedge.features.dataset.ranks import Rank
+        from kedge.features.extract import extract
 
         _must_be_at_least(args, {"batch_size": 1, "workers": 0, "shard_bytes": 1, "shard_seconds": 0})
         options = _options(args)
@@ -127,7 +127,7 @@ def _must_be_at_least(args: argparse.Namespace, least: dict[str, int]) -> None:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    from kedge.recipes.dataset.options import Options
+    from kedge.features.dataset.options import Options
 
     reduce = reducers(args.reduce)
     strange = [name for name in args.keep if name not in reduce]
@@ -175,7 +175,7 @@ def _keys(text: str) -> Any:
 def _model(args: argparse.Namespace) -> Any:
     from torch import nn
 
-    from kedge.recipes.dataset.devices import usable
+    from kedge.features.dataset.devices import usable
 
     device = None if args.device is None else usable(args.device)
     model = _made(args.model, nn.Module)
@@ -228,7 +228,7 @@ def _a(value: object) -> str:
 
 def _transforms(sites: Sequence[str], texts: Sequence[str]) -> dict[str, Callable[[Any], Any] | None]:
     """Give each site what its values go through; a transform without a site is all sites'."""
-    from kedge.recipes.dataset.pooling import POOLINGS
+    from kedge.features.dataset.pooling import POOLINGS
 
     found: dict[str, Callable[[Any], Any] | None] = dict.fromkeys(sites)
     for text in texts:
@@ -257,8 +257,8 @@ def _dtype(name: str | None) -> Any:
 
 def _tell(found: FeatureSet, rank: Rank) -> None:
     """Say what is in the folder; where other processes may still be writing, what this one has written."""
-    from kedge.recipes.dataset import open_features
-    from kedge.recipes.dataset.ranks import wait_for_others
+    from kedge.features.dataset import open_features
+    from kedge.features.dataset.ranks import wait_for_others
 
     if not wait_for_others(rank):
         mine = found.written_by(rank.rank)

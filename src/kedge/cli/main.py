@@ -13,7 +13,6 @@ from typing import Any
 from kedge.cli.check import Check
 from kedge.cli.command import Command
 from kedge.cli.diff import Diff
-from kedge.cli.ending import SIGINT_STATUS, Ending
 from kedge.cli.explain import Explain
 from kedge.cli.export import Export
 from kedge.cli.extract import Extract
@@ -24,6 +23,7 @@ from kedge.cli.run import Run
 from kedge.cli.serve import Serve
 from kedge.cli.sites import Sites
 from kedge.errors import KedgeError
+from kedge.program.ending import SIGINT_STATUS, Ending
 
 COMMANDS: tuple[Command, ...] = (
     Run(),

@@ -74,7 +74,7 @@ def _plain(value: Any) -> Any:
 
 
 def _draw(names: Sequence[str], rows: Sequence[Sequence[Any]], most: int | None) -> None:
-    from kedge.report.numbers import counted
+    from kedge.numbers import counted
     from kedge.report.terminal import console_for
 
     console = console_for()

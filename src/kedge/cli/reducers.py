@@ -63,7 +63,7 @@ def reducers(texts: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def _reducer(name: str, how: str) -> Any:
-    from kedge.recipes import reduce
+    from kedge.features import reduce
 
     shown = f"--reduce {name}={how}"
     found = _CALL.fullmatch(how)
@@ -106,8 +106,8 @@ def _value(node: ast.expr) -> Any:
 
 
 def _second_pass(name: str, folder: str) -> Any:
-    from kedge.recipes.dataset import open_features
-    from kedge.recipes.reduce import Quantiles, Reducer
+    from kedge.features.dataset import open_features
+    from kedge.features.reduce import Quantiles, Reducer
 
     reduced: Mapping[str, list[Reducer]] = open_features(folder).reduced
     first = [one for one in reduced.get(name, []) if isinstance(one, Quantiles)]

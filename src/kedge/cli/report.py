@@ -102,7 +102,7 @@ def _draw_headroom(recording: Recording, sites: str | None) -> None:
 def _draw_saved(recording: Recording, *, everything: bool) -> None:
     from kedge.report.saved import render_saved
     from kedge.report.terminal import console_for
-    from kedge.store.account import MOST_ROWS
+    from kedge.store.saved_account import MOST_ROWS
 
     render_saved(recording, console_for(), None if everything else MOST_ROWS)
 
@@ -116,7 +116,7 @@ def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Name
 
 def _write(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
     from kedge.report.page.render import render_page
-    from kedge.store.disk import told
+    from kedge.store.atomic_write import told
 
     file = Path(args.output) if args.output else _beside(Path(args.recording))
     page = render_page(recording, findings, rules)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kedge.cli.ending import Ending
-from kedge.cli.program import Program
 from kedge.cli.watching import Watching
+from kedge.program.ending import Ending
+from kedge.program.program import Program
 from kedge.stderr import STATUS, messenger
 from kedge.watch.options import Order, manifest_of
 from kedge.watch.ranks import Launch
@@ -78,7 +78,7 @@ class Run:
         if args.sites is not None:
             _check_selector(args.sites)
         if args.verify:
-            from kedge.cli.verify import verify
+            from kedge.verify.compare import verify
 
             return verify(program, args)
         order = Order(args.sites or "**", args.every, args.budget, args.dump, _bill if args.saved else None)
@@ -87,7 +87,7 @@ class Run:
 
 def _bill(spare: Any) -> Any:
     """Make what takes the bill of a step; its rules of rebuilding are not loaded for other runs."""
-    from kedge.offload.step import StepBill
+    from kedge.offload.bill.step_bill import StepBill
 
     return StepBill(spare)
 

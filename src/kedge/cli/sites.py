@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from kedge.cli.ending import Ending
 from kedge.cli.run import add_program, program_of
 from kedge.cli.watching import Watching
+from kedge.program.ending import Ending
 from kedge.stderr import messenger
 from kedge.watch.options import Order
 
 if TYPE_CHECKING:
-    from kedge.hooks.operations import Listing
+    from kedge.inspect.operations import Listing
     from kedge.watch.watcher import Watcher
 
 
@@ -75,7 +75,7 @@ class Held(list[Any]):
 
     def append(self, model: Any) -> None:
         """Take a model whose first call has begun."""
-        from kedge.hooks.operations import Listing
+        from kedge.inspect.operations import Listing
 
         super().append(model)
         listing = self.operations[id(model)] = Listing()
@@ -83,7 +83,7 @@ class Held(list[Any]):
 
 
 def _tables(watch: Watcher, held: list[Any]) -> Iterator[str]:
-    from kedge.report.numbers import counted
+    from kedge.numbers import counted
     from kedge.sites.table import sites
 
     for root in watch.models.roots:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kedge.cli.imports import AfterImport
+from kedge.program.after_import import AfterImport
 from kedge.stderr import give_up
 from kedge.torch_internals.corners import COMPILER
 from kedge.watch.hush import hush

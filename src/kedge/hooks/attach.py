@@ -18,14 +18,14 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
 from kedge.flow import Action, Preserving, Schedule
-from kedge.hooks import compiled, modules
-from kedge.hooks.autograd import Station, attach_accumulated, attach_node, attach_tensor
-from kedge.hooks.modules import After, Before, Begin, End
-from kedge.hooks.mounts import Mount
-from kedge.hooks.opdoors import Doors
-from kedge.hooks.saves import Saves
-from kedge.hooks.schedule import Passes
-from kedge.hooks.tap import Tap
+from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.tap import Tap
+from kedge.hooks.gates import compiled, modules
+from kedge.hooks.gates.gradients import Station, attach_accumulated, attach_node, attach_tensor
+from kedge.hooks.gates.modules import After, Before, Begin, End
+from kedge.hooks.gates.saved import Saves
+from kedge.hooks.operations.switch import Doors
+from kedge.hooks.placing.installed import Mount
 from kedge.sites.select import Layout, Place, Selector
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals import dynamo

@@ -12,8 +12,8 @@ from kedge.sites.language import parse
 from kedge.sites.site import Site
 
 if TYPE_CHECKING:
+    from kedge.hooks.firing.tap import Tap
     from kedge.hooks.session import Session
-    from kedge.hooks.tap import Tap
 
 _SHOWN = 3
 

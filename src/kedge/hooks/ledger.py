@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kedge import notebook
 from kedge.flow import Event
-from kedge.hooks.causes import explain
-from kedge.hooks.why import Cause, Natural
-from kedge.sites import html
+from kedge.hooks.firing.cause import Cause, Natural
+from kedge.hooks.unfired import explain
 from kedge.sites.language import parse
 from kedge.sites.site import Site
 
 if TYPE_CHECKING:
-    from kedge.hooks.tap import Tap
+    from kedge.hooks.firing.tap import Tap
 
 _SHOWN = 12
 
@@ -94,7 +94,7 @@ class Ledger:
         """The table for a notebook; sites that never fired have their cause and what to do."""
         causes = [f"never: {e.cause.why}; {e.cause.remedy}" if e.cause else "" for e in self.entries]
         rows = [(e.site, f"{e.fired:,}", why) for e, why in zip(self.entries, causes, strict=True)]
-        return html.table(("site", "fired", "cause"), rows, align="mrl") if rows else html.paragraph(str(self))
+        return notebook.table(("site", "fired", "cause"), rows, align="mrl") if rows else notebook.paragraph(str(self))
 
     def silent(self) -> str:
         """The sites that never fired, grouped by cause, as a message; empty if all did.
@@ -158,7 +158,7 @@ class Timeline:
             (e.step, _when(e) + (", recompute" if e.recompute else ""), e.call, e.site, label)
             for e, label in self.entries
         ]
-        return html.table(("step", "when", "call", "site", "action"), rows, align="rlrmm")
+        return notebook.table(("step", "when", "call", "site", "action"), rows, align="rlrmm")
 
 
 def _when(event: Event) -> str:

@@ -10,12 +10,13 @@ from typing import Any, Literal, Self
 
 from kedge.errors import ActionDisabled, NeverFired, NeverFiredWarning, SessionEnded
 from kedge.flow import Event, Schedule
-from kedge.hooks import attach, compiled
+from kedge.hooks import attach
+from kedge.hooks.firing.schedule import Clock, Passes, rank
+from kedge.hooks.firing.tap import Tap
+from kedge.hooks.gates import compiled
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
-from kedge.hooks.mounts import Mounts, Standing
-from kedge.hooks.schedule import Clock, Passes, rank
-from kedge.hooks.tap import Tap
+from kedge.hooks.placing.installed import Mounts, Standing
 from kedge.hooks.telling import warn
 
 

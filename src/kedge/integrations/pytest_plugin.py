@@ -71,7 +71,7 @@ def _watched(folder: Path) -> Watched:
 
 def _verdict(watched: Watched) -> str:
     """Say where what is not finite was made."""
-    from kedge.rules.nonfinite import NanBorn
+    from kedge.rules.nonfinite.nan_born import NanBorn
 
     found = watched.findings([NanBorn()])
     return "\n".join(f"{finding.code}: {finding.message}\n{finding.remedy}".rstrip() for finding in found)

@@ -12,7 +12,7 @@ from typing import Any
 
 class _Callable(ModuleType):
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return import_module("kedge.offload.opening").offload(*args, **options)
+        return import_module("kedge.offload.offload").offload(*args, **options)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kedge.offload.mapped import LIBC
+from kedge.offload.stores.mapped import LIBC
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # <malloc.h>
 _PINNED = (4 << 20, 8 << 20)  # mmap and trim threshold

@@ -11,30 +11,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kedge.features.extract import Features, extract
+    from kedge.features.reduce import Covariance, Histogram, Mean, Quantiles, Reducer, TopK, frechet_distance
+    from kedge.features.tables import FeatureTable, feature_table, stored_table
+    from kedge.figures.graph.drawn import Graph
     from kedge.recipes.attribution.attribution import Attribution, gradient, saliency
     from kedge.recipes.attribution.gradcam import Tokens, grad_cam
     from kedge.recipes.attribution.rectifiers import deconvnet, guided_backprop
     from kedge.recipes.attribution.smoothing import smoothgrad
-    from kedge.recipes.features import Features, extract
-    from kedge.recipes.graph.drawn import Graph
     from kedge.recipes.interventions.ablation import Ablation, Means, ablate, means, resample
     from kedge.recipes.interventions.patching import Patching, patch
     from kedge.recipes.interventions.steering import Steering, contrast, steer
-    from kedge.recipes.reduce import Covariance, Histogram, Mean, Quantiles, Reducer, TopK, frechet_distance
-    from kedge.recipes.tables import FeatureTable, feature_table, stored_table
 
 _HOME = {
-    "attribution.attribution": ("Attribution", "gradient", "saliency"),
-    "attribution.gradcam": ("Tokens", "grad_cam"),
-    "attribution.rectifiers": ("deconvnet", "guided_backprop"),
-    "attribution.smoothing": ("smoothgrad",),
-    "features": ("Features", "extract"),
-    "graph.drawn": ("Graph",),
-    "interventions.ablation": ("Ablation", "Means", "ablate", "means", "resample"),
-    "interventions.patching": ("Patching", "patch"),
-    "interventions.steering": ("Steering", "contrast", "steer"),
-    "reduce": ("Covariance", "Histogram", "Mean", "Quantiles", "Reducer", "TopK", "frechet_distance"),
-    "tables": ("FeatureTable", "feature_table", "stored_table"),
+    "recipes.attribution.attribution": ("Attribution", "gradient", "saliency"),
+    "recipes.attribution.gradcam": ("Tokens", "grad_cam"),
+    "recipes.attribution.rectifiers": ("deconvnet", "guided_backprop"),
+    "recipes.attribution.smoothing": ("smoothgrad",),
+    "features.extract": ("Features", "extract"),
+    "figures.graph.drawn": ("Graph",),
+    "recipes.interventions.ablation": ("Ablation", "Means", "ablate", "means", "resample"),
+    "recipes.interventions.patching": ("Patching", "patch"),
+    "recipes.interventions.steering": ("Steering", "contrast", "steer"),
+    "features.reduce": ("Covariance", "Histogram", "Mean", "Quantiles", "Reducer", "TopK", "frechet_distance"),
+    "features.tables": ("FeatureTable", "feature_table", "stored_table"),
 }
 __all__ = [
     "Ablation",
@@ -74,5 +74,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for home, names in _HOME.items():
         if name in names:
-            return getattr(import_module(f"kedge.recipes.{home}"), name)
+            return getattr(import_module(f"kedge.{home}"), name)
     raise AttributeError(f"module 'kedge.recipes' has no attribute {name!r}")

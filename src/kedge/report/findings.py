@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kedge.report.leadup import lead_up
-from kedge.report.paragraph import print_paragraph
+from kedge.report.wrap import print_paragraph
 from kedge.rules.rule import Finding
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from kedge.report.numbers import counted, percent, seconds
+from kedge.numbers import counted, percent, seconds
 from kedge.store.recording import Recording
 
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kedge.report.lines import lines, matching
-from kedge.report.numbers import compact
-from kedge.report.paragraph import print_paragraph
+from kedge.numbers import compact
+from kedge.report.module_lines import lines, matching
+from kedge.report.wrap import print_paragraph
 from kedge.store.exponents import SMALLEST_NORMAL, below, quantile
 from kedge.store.formats import FORMATS, Format
 from kedge.store.recording import Recording, SiteInfo

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from kedge.report.course import GAP, Course, picture
-from kedge.report.numbers import compact
+from kedge.numbers import compact
+from kedge.report.sparkline import GAP, Course, picture
 
 #: Names longer than this are cut in front, where paths differ least.
 NAME = 32

@@ -11,14 +11,14 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from kedge.numbers import counted
+from kedge.report.counts import tally
 from kedge.report.findings import MARKS, STYLES, render_findings
 from kedge.report.head import head
-from kedge.report.lines import Line, lines, matching
-from kedge.report.numbers import counted
-from kedge.report.paragraph import print_paragraph
-from kedge.report.table import columns, drawn, header
-from kedge.report.tally import tally
+from kedge.report.module_lines import Line, lines, matching
+from kedge.report.module_table import columns, drawn, header
 from kedge.report.verdict import advice, left_open, verdict
+from kedge.report.wrap import print_paragraph
 from kedge.rules.judgement import Judgement, judgement_of
 from kedge.rules.rule import SEVERITIES, Finding, Rule
 from kedge.store.recording import Recording

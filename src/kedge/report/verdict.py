@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kedge.report.numbers import counted
-from kedge.report.tally import tally
+from kedge.numbers import counted
+from kedge.report.counts import tally
 from kedge.rules.judgement import Judgement
 from kedge.rules.rule import Lack
 

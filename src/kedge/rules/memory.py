@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kedge.rules.nonfinite.wording import NAMED, plain
 from kedge.rules.rule import Finding, Lack, Severity
-from kedge.rules.telling import NAMED, plain
 from kedge.store.recording import Recording
 
 MIB = 2**20

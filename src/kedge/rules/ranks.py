@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.nonfinite import NanBorn
+from kedge.rules.nonfinite.nan_born import NanBorn
+from kedge.rules.nonfinite.wording import NAMED, plain
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import too_few
-from kedge.rules.telling import NAMED, plain
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints
 

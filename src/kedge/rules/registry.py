@@ -8,33 +8,33 @@ from difflib import get_close_matches
 from textwrap import indent
 
 from kedge.errors import NoSuchRule
-from kedge.rules.batch_of_one import BatchOfOne
-from kedge.rules.channels import DeadChannel
+from kedge.rules.activations.dead_channel import DeadChannel
+from kedge.rules.activations.input_scale import InputScale
+from kedge.rules.activations.precision import NearOverflow, Underflow
+from kedge.rules.activations.saturated import Saturated
+from kedge.rules.activations.scale import InitScale, ScaleDrift
 from kedge.rules.consequences import follow
-from kedge.rules.double_softmax import DoubleSoftmax
-from kedge.rules.eval_mode import EvalMode
-from kedge.rules.explode import GradExplode
-from kedge.rules.grads_kept import GradsKept
-from kedge.rules.input_scale import InputScale
-from kedge.rules.ledger import NeverCalled
-from kedge.rules.loss_below_zero import LossBelowZero
 from kedge.rules.memory import SavedMemory
-from kedge.rules.never_initialised import NeverInitialised
-from kedge.rules.no_learning import NoLearning
-from kedge.rules.nonfinite import NanBorn
-from kedge.rules.not_optimized import NotOptimized
-from kedge.rules.precision import NearOverflow, Underflow
+from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.ranks import RankDeparts
-from kedge.rules.rate_too_large import RateTooLarge
 from kedge.rules.rule import SEVERITIES, Finding, Rule
-from kedge.rules.saturation import Saturated
-from kedge.rules.scale import InitScale, ScaleDrift
 from kedge.rules.settings import toml
-from kedge.rules.spike import Spike
-from kedge.rules.unused import UnusedParam
-from kedge.rules.updates import UpdateRatio
-from kedge.rules.vanish import GradVanish
-from kedge.rules.zero import GradZero
+from kedge.rules.training.batch_of_one import BatchOfOne
+from kedge.rules.training.double_softmax import DoubleSoftmax
+from kedge.rules.training.eval_mode import EvalMode
+from kedge.rules.training.grad_explode import GradExplode
+from kedge.rules.training.grad_vanish import GradVanish
+from kedge.rules.training.grad_zero import GradZero
+from kedge.rules.training.grads_kept import GradsKept
+from kedge.rules.training.loss_below_zero import LossBelowZero
+from kedge.rules.training.never_called import NeverCalled
+from kedge.rules.training.never_initialised import NeverInitialised
+from kedge.rules.training.no_learning import NoLearning
+from kedge.rules.training.not_optimized import NotOptimized
+from kedge.rules.training.rate_too_large import RateTooLarge
+from kedge.rules.training.spike import Spike
+from kedge.rules.training.unused_param import UnusedParam
+from kedge.rules.training.update_ratio import UpdateRatio
 from kedge.store.recording import Recording
 
 #: Every rule with its default thresholds, in the order in which they are listed.

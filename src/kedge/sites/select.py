@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from kedge import notebook
 from kedge.errors import NoSiteMatched, NoSuchKind
-from kedge.sites import html
 from kedge.sites.language import Term, means_op, parse
 from kedge.sites.site import (
     MODULE_KINDS,
@@ -153,7 +153,9 @@ class Selection:
     def _repr_html_(self) -> str:
         """The sites for a notebook."""
         rows = [(place.site, type(place.module).__name__) for place in self.places]
-        return html.table(("site", "type"), rows, title=f'"{self.selector}" stands for {len(self)} sites', align="mm")
+        return notebook.table(
+            ("site", "type"), rows, title=f'"{self.selector}" stands for {len(self)} sites', align="mm"
+        )
 
 
 _T = TypeVar("_T")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from kedge.sites import html
+from kedge import notebook
 from kedge.sites.select import Layout, runs
 from kedge.sites.site import MODULE_KINDS, PARAM_KINDS
 
@@ -65,7 +65,7 @@ class Sites:
     def _repr_html_(self) -> str:
         """The table for a notebook."""
         rows = [(row.path or '""', _type(row), _kinds(row)) for row in self.rows]
-        return html.table(("path", "type", "sites"), rows, align="mmm")
+        return notebook.table(("path", "type", "sites"), rows, align="mmm")
 
 
 def _type(row: Row) -> str:

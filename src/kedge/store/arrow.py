@@ -25,11 +25,11 @@ import numpy as np
 from nanoarrow.ipc import StreamWriter
 from numpy.typing import NDArray
 
+from kedge.store.atomic_write import told, write_all
 from kedge.store.batches import Finder, Shape, shape_of
+from kedge.store.by_site import Stretch
 from kedge.store.columns import BINARY, COLUMNS
-from kedge.store.disk import told, write_all
 from kedge.store.rows import LIGHT
-from kedge.store.stretch import Stretch
 from kedge.store.table import Table
 
 _TYPES = {name: getattr(na, np.dtype(dtype).name)() for name, (dtype, _) in COLUMNS.items()}

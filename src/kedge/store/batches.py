@@ -29,8 +29,8 @@ from nanoarrow.ipc import InputStream
 from numpy.typing import NDArray
 
 from kedge.errors import NotARecording
+from kedge.store.atomic_write import told
 from kedge.store.columns import BINARY, COLUMNS
-from kedge.store.disk import told
 
 _MARK = b"\xff\xff\xff\xff"
 _HEAD = 8

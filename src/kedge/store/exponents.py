@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.errors import NotARecording
-from kedge.store.held import Held
+from kedge.store.binary_column import Held
 
 LOWEST, HIGHEST = -48, 31
 SMALLEST_NORMAL = -126

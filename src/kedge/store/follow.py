@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from kedge.errors import RecordingError
-from kedge.store.documents import MANIFEST, Document, read_manifest, read_ranks
+from kedge.store.json_files import MANIFEST, Document, read_manifest, read_ranks
+from kedge.store.rank_reader import ShareReader, signature
 from kedge.store.recording import Recording
-from kedge.store.share import ShareReader, signature
 
 
 class Follower:

@@ -23,8 +23,8 @@ from socket import gethostname
 from typing import Literal
 
 from kedge.errors import BeingWritten
-from kedge.store.disk import told, write_all
-from kedge.store.documents import read_events
+from kedge.store.atomic_write import told, write_all
+from kedge.store.json_files import read_events
 
 if sys.platform != "win32":
     import fcntl

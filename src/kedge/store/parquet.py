@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kedge.store.derived import WIDE, rows_by_site
-from kedge.store.disk import told
+from kedge.store.atomic_write import told
 from kedge.store.recording import Recording
+from kedge.store.wide_table import WIDE, rows_by_site
 
 #: Batches are gathered until a group of rows has as many as this.
 GROUP = 1 << 20

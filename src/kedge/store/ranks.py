@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from kedge.store.held import joined
+from kedge.store.binary_column import joined
 from kedge.store.rows import Ints, Rows, merge
 from kedge.store.sites import Root, SiteInfo
 from kedge.store.table import BINARY, COLUMNS, OFFSETS, Columns, Table

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from kedge.errors import NoSuchRank, NoSuchSite
-from kedge.store.documents import FORMAT, read_manifest, read_ranks
 from kedge.store.exponents import decode_all, encode
+from kedge.store.json_files import FORMAT, read_manifest, read_ranks
+from kedge.store.rank_reader import ShareReader
 from kedge.store.ranks import RankedTable, Share, assemble, of_rank
 from kedge.store.rows import FULL, STATISTICS, Bools, Floats, Ints, Rows
-from kedge.store.share import ShareReader
 from kedge.store.sites import Root, SiteInfo, root_from, site_from
 from kedge.store.table import Table, tabulate
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.store.binary_column import Held
 from kedge.store.exponents import decode, decode_all, encode, quantiles
-from kedge.store.held import Held
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from kedge.errors import QueryError
-from kedge.store.derived import WIDE
 from kedge.store.parquet import SCHEMA, batches
 from kedge.store.recording import Recording
 from kedge.store.sites import SiteInfo
+from kedge.store.wide_table import WIDE
 
 TABLES = ("stats", "sites", "findings", "events")
 READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}

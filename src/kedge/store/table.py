@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.store.binary_column import joined
+from kedge.store.by_site import Group, Sorted, Stretch
 from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
-from kedge.store.held import joined
 from kedge.store.rows import Ints, Rows, merge
-from kedge.store.stretch import Group, Sorted, Stretch
 
 __all__ = ["BINARY", "COLUMNS", "OFFSETS", "Columns", "Table", "tabulate"]
 

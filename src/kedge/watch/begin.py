@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from kedge.actions.measure import Meter
-from kedge.hooks.dump import Dump
-from kedge.hooks.rerun import operations_of
+from kedge.repro.first_bad_call import Dump
+from kedge.repro.rerun import operations_of
 from kedge.store.folder import RecordingWriter, create, join
 from kedge.watch.options import Order
 from kedge.watch.ranks import places

@@ -15,9 +15,9 @@ from typing import Self
 from torch import distributed, nn
 
 from kedge.errors import WatchingFailed
-from kedge.hooks import compiled
-from kedge.hooks.schedule import every as schedule_of
-from kedge.rules.project import configured_rules
+from kedge.hooks.firing.schedule import every as schedule_of
+from kedge.hooks.gates import compiled
+from kedge.rules.project_config import configured_rules
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
 from kedge.sites.select import Selector

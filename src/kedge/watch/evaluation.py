@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kedge.hooks.schedule import Passes
+from kedge.hooks.firing.schedule import Passes
 from kedge.watch.roots import Meter, Root
 from kedge.watch.steps import Source
 

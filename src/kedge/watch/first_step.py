@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from kedge.hooks.veil import Own
+from kedge.hooks.placing.concealed import Own
 from kedge.stderr import say
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.source_lines import call_site

@@ -21,9 +21,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from kedge.errors import ActionDisabled
-from kedge.hooks.modules import Begin, End, Gate
-from kedge.hooks.mounts import Mount
-from kedge.hooks.schedule import Clock
+from kedge.hooks.firing.schedule import Clock
+from kedge.hooks.gates.modules import Begin, End, Gate
+from kedge.hooks.placing.installed import Mount
 from kedge.hooks.session import Session
 from kedge.sites.site import escape
 from kedge.stderr import say

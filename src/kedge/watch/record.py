@@ -21,7 +21,7 @@ from kedge.watch.roots import Meter, RunSink, silences
 from kedge.watch.writer import Writer
 
 if TYPE_CHECKING:
-    from kedge.hooks.dump import Dump
+    from kedge.repro.first_bad_call import Dump
 
 
 class Record:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kedge.rules.project import configured_rules
+from kedge.rules.project_config import configured_rules
 from kedge.rules.registry import check
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.recording import Recording, SiteInfo

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from kedge.flow import Act, Sink
 from kedge.hooks.attach import Target
-from kedge.hooks.causes import explain
-from kedge.hooks.contract import Measure
-from kedge.hooks.schedule import Passes
+from kedge.hooks.firing.contract import Measure
+from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.tap import Tap
 from kedge.hooks.session import Session
-from kedge.hooks.tap import Tap
+from kedge.hooks.unfired import explain
 from kedge.sites.select import Selector
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
@@ -193,7 +193,7 @@ class Prefixed:
         return self.meter.bind(replace(site, path=self.root.label(site.path)))
 
     def bind_value(self, site: Site) -> Measure | None:
-        """Return what measures values of one site of this root; see `kedge.hooks.contract.Measuring`."""
+        """Return what measures values of one site of this root; see `kedge.hooks.firing.contract.Measuring`."""
         return self.meter.bind_value(replace(site, path=self.root.label(site.path)))
 
 

@@ -19,7 +19,7 @@ from enum import IntEnum
 
 from torch.optim import Optimizer
 
-from kedge.hooks.schedule import AWAITED, Clock, Passes, rank
+from kedge.hooks.firing.schedule import AWAITED, Clock, Passes, rank
 from kedge.watch.budget import Budget
 from kedge.watch.optimizers import Optimizers, any_optimizer
 from kedge.watch.roots import Root

@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from kedge.hooks.schedule import Passes
+from kedge.hooks.firing.schedule import Passes
 from kedge.sites.select import Selector
 from kedge.torch_internals import dynamo
 from kedge.watch.backwards import Began

@@ -21,14 +21,14 @@ from typing import Any
 from kedge.errors import LimitOutOfReach
 from kedge.hooks.telling import warn
 from kedge.offload.account import Account
+from kedge.offload.engine.policy import Choice, Policy
 from kedge.offload.plan.clock import Clock, HostClock, clock_of
 from kedge.offload.plan.link import measured
-from kedge.offload.plan.notes import Desk, Note, TimedCodec, TimedStore, timed_find
 from kedge.offload.plan.plan import Plan, size
 from kedge.offload.plan.solve import solve
 from kedge.offload.plan.tables import Candidate, Key, Limit, Link, Table
-from kedge.offload.policy import Choice, Policy
-from kedge.offload.store import Store
+from kedge.offload.plan.timing import Desk, Note, TimedCodec, TimedStore, timed_find
+from kedge.offload.stores.store import Store
 
 
 class Learner:

@@ -6,9 +6,9 @@ import math
 import re
 
 from kedge.errors import OffloadError
+from kedge.offload.engine.policy import All, Planner
 from kedge.offload.plan.learn import Learner
 from kedge.offload.plan.tables import Limit
-from kedge.offload.policy import All, Planner
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")

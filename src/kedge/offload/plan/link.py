@@ -7,9 +7,9 @@ import time
 
 import torch
 
-from kedge.offload.cpu import CpuStore
 from kedge.offload.plan.tables import Link
-from kedge.offload.store import FULL, Store
+from kedge.offload.stores.cpu import CpuStore
+from kedge.offload.stores.store import FULL, Store
 
 _NBYTES = 64 << 20
 _LEAST = 1 << 20

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from kedge.offload.engine.policy import Choice
 from kedge.offload.plan.predict import Outcome
 from kedge.offload.plan.tables import Key, Limit, Link, Table, Way
-from kedge.offload.policy import Choice
 
 _ORDER = (Choice.KEEP, Choice.REBUILD, Choice.MOVE, Choice.COMPRESS)
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kedge.offload.engine.policy import Choice
 from kedge.offload.plan.plan import Plan
 from kedge.offload.plan.predict import Forecast, Outcome
 from kedge.offload.plan.tables import Candidate, Limit, Table, Way
-from kedge.offload.policy import Choice
 
 _NOTHING = 1e-9
 """Seconds that do not count, so that rounding decides nothing."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kedge.offload.policy import Choice
+from kedge.offload.engine.policy import Choice
 
 
 class Key(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.growth import Apply, Growth, OfOneNode
 from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.offload.rebuild.recipe_builder import Apply, Growth, OfOneNode
 from kedge.torch_internals.autograd_nodes import raw, saved
 
 

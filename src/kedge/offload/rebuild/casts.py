@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.growth import Apply, Growth
 from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.offload.rebuild.recipe_builder import Apply, Growth
 
 
 @dataclass(frozen=True, slots=True)

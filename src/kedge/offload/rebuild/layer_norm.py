@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.growth import Apply, Growth
 from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.offload.rebuild.recipe_builder import Apply, Growth
 from kedge.torch_internals.autograd_nodes import raw, saved
 
 _USUAL = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)

@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kedge.offload.handle import Handle
-from kedge.offload.rebuild.growth import Apply, Growth
+from kedge.offload.held.handle import Handle
 from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.offload.rebuild.recipe_builder import Apply, Growth
 from kedge.torch_internals.autograd_nodes import number_in, raw, saved
 
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.growth import Apply, Growth, OfOneNode, signed
 from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.offload.rebuild.recipe_builder import Apply, Growth, OfOneNode, signed
 from kedge.torch_internals.autograd_nodes import saved
 
 _aten: Any = torch.ops.aten

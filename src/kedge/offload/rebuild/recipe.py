@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from kedge.offload.handle import Handle
+from kedge.offload.held.handle import Handle
 
 Term = Callable[[Sequence[Tensor]], Tensor]
 """An expression over the tensors that a recipe's inputs give."""

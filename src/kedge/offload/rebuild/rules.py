@@ -7,15 +7,15 @@ from typing import Any
 from torch import Tensor
 
 from kedge.offload.rebuild.arithmetic import ARITHMETIC
+from kedge.offload.rebuild.by_content import by_content
 from kedge.offload.rebuild.casts import Cast
-from kedge.offload.rebuild.content import by_content
 from kedge.offload.rebuild.failure import RuleFailed, is_the_programs
-from kedge.offload.rebuild.growth import Growth, HandleOf, Rule
 from kedge.offload.rebuild.layer_norm import LayerNorm
 from kedge.offload.rebuild.layouts import Copy
 from kedge.offload.rebuild.norms import NORMS
 from kedge.offload.rebuild.pointwise import ACTIVATIONS, RESULTS
 from kedge.offload.rebuild.recipe import Layout, Recipe, Replay
+from kedge.offload.rebuild.recipe_builder import Growth, HandleOf, Rule
 from kedge.torch_internals.autograd_nodes import raw
 from kedge.torch_internals.corners import lacks
 from kedge.torch_internals.tensors import changes, root_of

@@ -17,8 +17,8 @@ from kedge.hooks.opening import session
 from kedge.hooks.session import Session
 from kedge.recipes.attribution.graph import REENTRANT, nodes_between, operation_of
 from kedge.recipes.attribution.named import name_of, shortened
+from kedge.recipes.attribution.preserve_state import undisturbed
 from kedge.recipes.attribution.scores import Target, Targets, score
-from kedge.recipes.attribution.undisturbed import undisturbed
 from kedge.sites import leaves
 
 INPUT = ":in"

@@ -13,8 +13,8 @@ from kedge.flow import Event
 from kedge.hooks.opening import session
 from kedge.recipes.attribution.attribution import Attribution
 from kedge.recipes.attribution.named import name_of
+from kedge.recipes.attribution.preserve_state import undisturbed
 from kedge.recipes.attribution.scores import Target, score, settled
-from kedge.recipes.attribution.undisturbed import undisturbed
 from kedge.sites import leaves
 
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from kedge.errors import InterventionError
 from kedge.flow import Event
-from kedge.hooks.contract import as_act
+from kedge.hooks.firing.contract import as_act
 from kedge.hooks.handle import Hooked
 from kedge.hooks.opening import hook, session
 from kedge.recipes.attribution.named import name_of, without_call
-from kedge.recipes.attribution.undisturbed import undisturbed
+from kedge.recipes.attribution.preserve_state import undisturbed
 from kedge.recipes.interventions.inputs import run
-from kedge.recipes.interventions.places import Positions, mask
+from kedge.recipes.interventions.positions import Positions, mask
 from kedge.sites import leaves
 
 _PASSES = 16

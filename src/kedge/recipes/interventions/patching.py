@@ -9,14 +9,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from kedge import notebook
 from kedge.errors import InterventionError
 from kedge.flow import Event
 from kedge.hooks.opening import session
 from kedge.recipes.attribution.named import name_of, shortened
-from kedge.recipes.attribution.undisturbed import undisturbed
+from kedge.recipes.attribution.preserve_state import undisturbed
 from kedge.recipes.interventions.inputs import run
-from kedge.recipes.interventions.places import mask
-from kedge.sites import html, leaves
+from kedge.recipes.interventions.positions import mask
+from kedge.sites import leaves
 
 Metric: TypeAlias = Callable[[Any], Any]
 
@@ -92,7 +93,7 @@ class Patching:
         """The table for a notebook."""
         rows = [(n, f"{r.metric:.6g}", f"{r.effect:.1%}") for n, r in zip(self._names(), self.rows, strict=True)]
         title = f"metric: clean {self.clean:.6g}, corrupted {self.corrupted:.6g}"
-        return html.table(("site", "metric", "effect"), rows, title=title, align="mrr")
+        return notebook.table(("site", "metric", "effect"), rows, title=title, align="mrr")
 
 
 class _Values:

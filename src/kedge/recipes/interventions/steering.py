@@ -12,7 +12,7 @@ from kedge.errors import InterventionError
 from kedge.hooks.handle import Hooked
 from kedge.hooks.opening import hook
 from kedge.recipes.interventions.ablation import means
-from kedge.recipes.interventions.places import Positions, mask
+from kedge.recipes.interventions.positions import Positions, mask
 from kedge.sites import leaves
 
 

@@ -15,13 +15,13 @@ from textual.containers import VerticalScroll
 from textual.widgets import Footer, Input, Static
 
 from kedge.errors import KedgeError
+from kedge.report.counts import tally
 from kedge.report.findings import MARKS, STYLES
-from kedge.report.lines import Line
 from kedge.report.live.board import Board
 from kedge.report.live.detail import detail
 from kedge.report.live.heading import heading
 from kedge.report.live.reading import Reader, State
-from kedge.report.tally import tally
+from kedge.report.module_lines import Line
 from kedge.report.terminal import marks_of
 from kedge.rules.rule import Finding, Rule
 

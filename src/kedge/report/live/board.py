@@ -15,8 +15,8 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from kedge.report.lines import Line
 from kedge.report.live.columns import Column, in_order, layout
+from kedge.report.module_lines import Line
 
 CHOSEN, CHOSEN_ELSEWHERE = Style(bgcolor="#1f4e79", bold=True), Style(bgcolor="#333333")
 FALLING, RISING = "▼", "▲"

@@ -8,10 +8,10 @@ from math import isnan
 
 from rich.text import Text
 
-from kedge.report.course import NOT_FINITE, Course, picture
-from kedge.report.lines import Line
-from kedge.report.numbers import compact
-from kedge.report.table import BAD, FAINT, fit, tail
+from kedge.numbers import compact
+from kedge.report.module_lines import Line
+from kedge.report.module_table import BAD, FAINT, fit, tail
+from kedge.report.sparkline import NOT_FINITE, Course, picture
 
 LEAST_NAME, MOST_NAME = 16, 48
 LEAST_COURSE, MOST_COURSE = 8, 40

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from rich.text import Text
 
+from kedge.numbers import compact, counted
 from kedge.report.findings import MARKS, STYLES
-from kedge.report.lines import Line
 from kedge.report.live.plot import plot
-from kedge.report.numbers import compact, counted
-from kedge.report.table import BAD
+from kedge.report.module_lines import Line
+from kedge.report.module_table import BAD
 from kedge.rules.rule import Finding
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
 

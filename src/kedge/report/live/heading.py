@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from kedge.numbers import compact, counted, percent, seconds
 from kedge.report.live.reading import Glance, Reader, State
-from kedge.report.numbers import compact, counted, percent, seconds
 
 STYLES = {
     State.WAITING: "dim",

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from kedge.errors import RecordingError
-from kedge.report.lines import Line, lines
+from kedge.report.module_lines import Line, lines
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
 from kedge.store.follow import Follower

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kedge.report.page.bins import Bins, Floats, Grouping, Ints
 from kedge.report.page.columns import form_of, packed
-from kedge.report.page.sheets import is_number
+from kedge.report.page.heatmap_sheets import is_number
+from kedge.report.page.step_bins import Bins, Floats, Grouping, Ints
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import Bools
 

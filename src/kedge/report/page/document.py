@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from kedge.report.page.about import about
-from kedge.report.page.account import account_section
-from kedge.report.page.bins import Bins
 from kedge.report.page.columns import packed
 from kedge.report.page.curves import curves
 from kedge.report.page.figures import figure, plain
+from kedge.report.page.header import about
+from kedge.report.page.heatmap_sheets import sheets_of, shown_steps
 from kedge.report.page.modules import modules_of
 from kedge.report.page.ranks import ranks_of
-from kedge.report.page.sheets import sheets_of, shown_steps
+from kedge.report.page.saved_section import account_section
+from kedge.report.page.step_bins import Bins
 from kedge.report.verdict import advice, lack_of
 from kedge.rules.judgement import judgement_of
 from kedge.rules.registry import explain

@@ -8,9 +8,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from kedge.report.page.bins import Floats, Ints
 from kedge.report.page.curves import number
-from kedge.report.page.sheets import is_number, statistic
+from kedge.report.page.heatmap_sheets import is_number, statistic
+from kedge.report.page.step_bins import Floats, Ints
 from kedge.rules.rule import Finding
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kedge.store.account import newest
 from kedge.store.recording import Recording, SiteInfo
+from kedge.store.saved_account import newest
 
 
 def modules_of(recording: Recording) -> list[dict[str, Any]]:

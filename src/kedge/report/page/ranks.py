@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kedge.report.page.bins import Bins
 from kedge.report.page.curves import curves
-from kedge.report.page.sheets import sheets_of
+from kedge.report.page.heatmap_sheets import sheets_of
+from kedge.report.page.step_bins import Bins
 from kedge.store.recording import Recording
 
 #: How many numbers of single ranks a page takes: some ten megabytes of it.

@@ -1,0 +1,66 @@
+"""The process that `kedge run --verify` starts: a program with a witness, watched or not.
+
+``python -m kedge.cli.verify_process FILE (plain | watched) ...`` runs what comes after ``plain`` as python would, and
+what comes after ``watched`` as `kedge run` would; the witness writes to FILE.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kedge.cli.main import main as command_line
+from kedge.program.after_import import AfterImport
+from kedge.program.program import Program
+from kedge.torch_internals.corners import COMPILER
+from kedge.watch.hush import hush
+
+if TYPE_CHECKING:
+    from kedge.verify.digests import Witness
+
+
+def main() -> int:
+    """Run the program; this process ends as it ends."""
+    file, side, *words = sys.argv[1:]
+    end = _begin(Path(file))
+    try:
+        return _plain(words) if side == "plain" else command_line(["run", *words])
+    finally:
+        end()
+
+
+def _plain(words: list[str]) -> int:
+    is_module = words[0] == "-m"
+    target, *args = words[1:]
+    program = Program(target, is_module, args)
+    program.check()
+    program.run().leave()
+
+
+def _begin(place: Path) -> Callable[[], None]:
+    """Have the witness look on as soon as the program has imported torch; return what ends that."""
+    waiting: list[AfterImport] = []
+    begun: list[Witness] = []
+
+    def begin() -> None:
+        from kedge.verify.digests import Witness
+
+        begun.append(Witness(place))
+        begun[0].begin()
+
+    def end() -> None:
+        for each in waiting:
+            each.remove()
+        for witness in begun:
+            witness.end()
+
+    waiting += [AfterImport("torch", begin), AfterImport(COMPILER, hush)]
+    for each in waiting:
+        each.install()
+    return end
+
+
+if __name__ == "__main__":
+    sys.exit(main())

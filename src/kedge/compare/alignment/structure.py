@@ -1,0 +1,106 @@
+"""Modules of two recordings that are the same by their place in the data's flow, their types and their shapes.
+
+# Note [Structure]
+Between two modules that are aligned, the others are two short lists in the order of the data. They are aligned as two
+texts are: pairs that do not cross, of the largest total weight. A pair weighs most where types and parameters are the
+same; names and output shapes decide between such pairs. Of equal solutions the one with the earliest pairs is taken,
+so that the same two recordings always give the same alignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kedge.compare.alignment.modules import Module
+from kedge.compare.alignment.names import Pair
+
+#: Longer lists are not aligned by structure: time and memory grow with the product of their lengths.
+MOST = 3_000
+
+Weights = NDArray[np.int32]
+Weigh = Callable[[Sequence[Module], Sequence[Module]], Weights]
+Gap = tuple[list[Module], list[Module]]
+
+
+def gaps(a: Sequence[Module], b: Sequence[Module], pairs: Sequence[Pair]) -> Iterator[Gap]:
+    """Give the modules of both sides that are not in a pair and follow the same pair."""
+    anchors = {id(module): i for i, pair in enumerate(pairs) for module in pair}
+    ones, others = _after(a, anchors), _after(b, anchors)
+    for anchor, left in ones.items():
+        if anchor in others:
+            yield left, others[anchor]
+
+
+def _after(modules: Sequence[Module], anchors: dict[int, int]) -> dict[tuple[int, bool], list[Module]]:
+    """Group modules by the pair that they follow; those that never fire are apart."""
+    found: dict[tuple[int, bool], list[Module]] = {}
+    anchor = -1
+    for module in modules:
+        if id(module) in anchors:
+            anchor = anchors[id(module)]
+        else:
+            found.setdefault((anchor, module.fires), []).append(module)
+    return found
+
+
+def aligned(gap: Gap, weigh: Weigh) -> Iterator[Pair]:
+    """Pair the modules of a gap; see Note [Structure]."""
+    a, b = gap
+    if max(len(a), len(b)) > MOST:
+        return
+    weights = weigh(a, b)
+    best = _best(weights)
+    i = j = 0
+    while i < len(a) and j < len(b):
+        if weights[i, j] and best[i, j] == weights[i, j] + best[i + 1, j + 1]:
+            yield a[i], b[j]
+            i, j = i + 1, j + 1
+        elif best[i, j] == best[i, j + 1]:
+            j += 1
+        else:
+            i += 1
+
+
+def _best(weights: Weights) -> Weights:
+    """Give the largest total weight of what begins at each place."""
+    rows, columns = weights.shape
+    best = np.zeros((rows + 1, columns + 1), dtype=np.int32)
+    for i in range(rows - 1, -1, -1):
+        either = np.maximum(best[i + 1, :-1], best[i + 1, 1:] + weights[i])
+        best[i, :-1] = np.maximum.accumulate(either[::-1])[::-1]
+    return best
+
+
+def alike(a: Sequence[Module], b: Sequence[Module]) -> Weights:
+    """Weigh pairs of the same type with the same parameters."""
+    same = _equal(a, b, lambda m: (m.type, m.parameters, m.leaf))
+    named = _equal(a, b, _name)
+    sized = _equal(a, b, lambda m: m.size)
+    return np.asarray(same * (8 + 4 * named + 2 * sized))
+
+
+def changed(a: Sequence[Module], b: Sequence[Module]) -> Weights:
+    """Weigh pairs of the same name, or of the same type with other parameters."""
+    level = _equal(a, b, lambda m: m.leaf)
+    named = _equal(a, b, lambda m: m.segments[-1:])
+    typed = _equal(a, b, lambda m: m.type)
+    sized = _equal(a, b, lambda m: m.size)
+    alone = np.int32(len(a) == len(b) == 1 and len(a[0].size) > 0) * sized
+    return np.asarray(level * (named | typed | alone) * (4 + 4 * named + 2 * typed + sized))
+
+
+def _name(module: Module) -> object:
+    """Give the last part of a path if it says something: a number or nothing is only equal to itself."""
+    last = module.segments[-1:]
+    return last if last and not last[0].isdecimal() else id(module)
+
+
+def _equal(a: Sequence[Module], b: Sequence[Module], key: Callable[[Module], object]) -> Weights:
+    """Tell which pairs have the same key."""
+    numbers: dict[object, int] = {}
+    ones = [numbers.setdefault(key(m), len(numbers)) for m in a]
+    others = [numbers.setdefault(key(m), len(numbers)) for m in b]
+    return np.asarray(np.equal.outer(np.array(ones), np.array(others)), dtype=np.int32)

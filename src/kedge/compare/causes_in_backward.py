@@ -1,0 +1,117 @@
+"""Causes after the forward pass: gradients, and what the optimizer makes of them."""
+
+from __future__ import annotations
+
+from kedge.compare.alignment.sites import BACKWARD
+from kedge.compare.first_parting import Cause, Facts, steady
+from kedge.numbers import counted
+from kedge.rules.optimizers import optimizers
+from kedge.store.recording import Recording
+
+#: How near the factors of all gradients are if the loss was scaled, and those of all updates if the rate was.
+SCALED, RATED = 1e-3, 0.02
+
+
+def dtype(facts: Facts) -> Cause | None:
+    """A gradient has another dtype."""
+    same = facts.first.same
+    if same.a.dtype == same.b.dtype:
+        return None
+    return Cause(
+        "dtype",
+        f"another dtype: {same.text} is {same.a.dtype} in A and {same.b.dtype} in B",
+        f"at step {facts.step} everything before it is {facts.equal_before()}",
+    )
+
+
+def scaled(facts: Facts) -> Cause | None:
+    """All gradients are multiplied by one number."""
+    gradients = facts.compared("out.grad", "param.grad")
+    factor = steady(facts.ratios(gradients), SCALED)
+    if facts.first.same.phase != BACKWARD or factor is None:
+        return None
+    return Cause(
+        "scaled",
+        f"the loss is scaled otherwise: the gradients are {factor:.4g} times as large in B",
+        f"at step {facts.step} the forward pass is {facts.equal_before()}, "
+        f"and {counted(len(gradients), 'gradient')} differ by the same factor",
+    )
+
+
+def loss(facts: Facts) -> Cause | None:
+    """The loss is another one, or the gradient that comes from it."""
+    same = facts.first.same
+    if same.kind == "loss":
+        before = f"at step {facts.step} the forward pass is {facts.equal_before()}"
+        return Cause("loss", f"another loss, or other targets: {same.text} is the first to differ", before)
+    gradients = facts.compared("out.grad", "param.grad")
+    if same.phase != BACKWARD or facts.sites[gradients[0]] is not same:
+        return None
+    return Cause(
+        "loss",
+        "another loss, or other targets: the first gradient differs",
+        f"at step {facts.step} the forward pass is {facts.equal_before()}, {same.text} is not",
+    )
+
+
+def backward(facts: Facts) -> Cause | None:
+    """A gradient differs though the one before is equal."""
+    same = facts.first.same
+    if same.phase != BACKWARD:
+        return None
+    return Cause(
+        "backward",
+        f"the backward pass differs from {same.text} on",
+        f"at step {facts.step} the forward pass and the gradients before it are {facts.equal_before()}",
+    )
+
+
+def norm(facts: Facts) -> Cause | None:
+    """The norm at the end of backward differs, and no gradient does."""
+    if facts.first.same.kind != "grad.norm":
+        return None
+    return Cause(
+        "clipping",
+        "gradients are added up or scaled otherwise: their norm at the end of backward differs",
+        f"at step {facts.step} the forward pass and all gradients of backward are {facts.equal_before()}, "
+        "their norm at its end is not",
+    )
+
+
+def rate(facts: Facts) -> Cause | None:
+    """All updates are multiplied by one number."""
+    updates = facts.compared("update")
+    factor = steady(facts.ratios(updates), RATED)
+    if facts.first.same.kind != "update" or factor is None:
+        return None
+    same = "the update is" if len(updates) == 1 else f"the updates of all {len(updates)} parameters are"
+    rates = [_rates(recording) for recording in (facts.comparison.a, facts.comparison.b)]
+    if facts.at_start and rates[0] and rates[0] == rates[1]:  # they are those of an optimizer's first step
+        return Cause(
+            "clipping",
+            f"gradients are changed otherwise after backward, as by clipping: {same} {factor:.4g} times as large in B",
+            f"at step {facts.step} parameters, forward and gradients are {facts.equal_before()}, "
+            "and the optimizers of both runs begin with the same learning rates",
+        )
+    return Cause(
+        "rate",
+        f"another learning rate: {same} {factor:.4g} times as large in B",
+        f"at step {facts.step} parameters, forward and gradients are {facts.equal_before()}",
+    )
+
+
+def _rates(recording: Recording) -> list[list[float]]:
+    return [entry.get("rates", []) for entry in optimizers(recording) or ()]
+
+
+def optimizer(facts: Facts) -> Cause | None:
+    """Updates differ, each otherwise."""
+    if facts.first.same.kind != "update":
+        return None
+    parted, all_of = facts.parted("update"), facts.compared("update")
+    return Cause(
+        "optimizer",
+        "another optimizer, or other settings of it",
+        f"at step {facts.step} parameters, forward and gradients are {facts.equal_before()}, and "
+        f"{len(parted)} of {counted(len(all_of), 'update')} differ, not by one factor",
+    )

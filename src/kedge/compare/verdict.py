@@ -1,0 +1,119 @@
+"""Whether two recordings part, where first, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kedge.compare import causes_before_forward, causes_in_backward, causes_in_forward
+from kedge.compare.comparison import Comparison, Parting
+from kedge.compare.first_parting import Cause, Facts, is_from_outside
+from kedge.numbers import counted
+
+Finder = Callable[[Facts], Cause | None]
+
+#: Who tells a cause, in the order of a step: the first that knows one is believed.
+FINDERS: tuple[Finder, ...] = (
+    causes_before_forward.unseen,
+    causes_before_forward.late,
+    causes_before_forward.dtype_of_parameters,
+    causes_before_forward.layers,
+    causes_before_forward.seed,
+    causes_before_forward.parameters,
+    causes_before_forward.batch_size,
+    causes_before_forward.dtype_of_inputs,
+    causes_before_forward.data,
+    causes_in_forward.dtype,
+    causes_in_forward.randomness,
+    causes_in_forward.layer,
+    causes_in_forward.rounding,
+    causes_in_forward.products,
+    causes_in_forward.code,
+    causes_in_backward.dtype,
+    causes_in_backward.scaled,
+    causes_in_backward.loss,
+    causes_in_backward.backward,
+    causes_in_backward.norm,
+    causes_in_backward.rate,
+    causes_in_backward.optimizer,
+)
+
+#: What the ranks of one run share; the rest of what they see is their own.
+SHARED = ("param", "grad.norm", "update")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of two recordings.
+
+    Attributes:
+        parted: Whether they differ by more than the tolerance, where they should not.
+        first: Where they first differ; None if they do not.
+        cause: Why, or that they do not.
+    """
+
+    parted: bool
+    first: Parting | None
+    cause: Cause
+
+
+def judge(comparison: Comparison) -> Verdict:
+    """Say whether two runs part, and why."""
+    first = comparison.first
+    if first is None:
+        return Verdict(parted=False, first=None, cause=_same(comparison))
+    facts = Facts(comparison, first)
+    found = next(cause for find in (*FINDERS, _unknown) if (cause := find(facts)) is not None)
+    return Verdict(parted=True, first=first, cause=found)
+
+
+def judge_ranks(comparison: Comparison) -> Verdict:
+    """Say whether two ranks of one run drift apart: their data may differ, what they share may not."""
+    sites = comparison.alignment.sites
+    shared = [i for i, same in enumerate(sites) if same.kind in SHARED]
+    parted = comparison.parted[shared]
+    columns = np.flatnonzero(parted.any(axis=0))
+    if len(columns):
+        column = int(columns[0])
+        first = comparison.parting(shared[int(np.argmax(parted[:, column]))], column)
+        return Verdict(parted=True, first=first, cause=_drift(first))
+    return Verdict(parted=False, first=comparison.first, cause=_agreement(comparison, shared))
+
+
+def _same(comparison: Comparison) -> Cause:
+    values = f"{counted(comparison.values, 'value')} of {counted(len(comparison.alignment.sites), 'site')}"
+    steps = counted(len(comparison.steps), "step")
+    if comparison.tolerance:
+        furthest = float(np.nanmax(comparison.apart))
+        found = f"{values} in {steps} are at most {furthest:.2g} apart, and {comparison.tolerance:g} is tolerated"
+        return Cause("same", "no difference beyond the tolerance", found)
+    rounded = f", those of {counted(comparison.unlike, 'step')} that one alone measured in full up to rounding"
+    rounded *= comparison.unlike > 0
+    return Cause("same", "no difference", f"{values} in {steps} are equal to the last bit{rounded}")
+
+
+def _unknown(facts: Facts) -> Cause:
+    return Cause("unknown", f"they part in {facts.first.same.text}", f"everything before is {facts.equal_before()}")
+
+
+def _drift(first: Parting) -> Cause:
+    what = {"param": "parameters", "grad.norm": "gradients at the end of backward", "update": "updates"}
+    return Cause(
+        "drift",
+        f"the ranks drift apart: their {what[first.same.kind]} differ from step {first.step} on",
+        f"{first.same.text} is the first; ranks that hold parts of a sharded model differ without fault",
+    )
+
+
+def _agreement(comparison: Comparison, shared: list[int]) -> Cause:
+    if np.isnan(comparison.apart[shared]).all():
+        return Cause("ranks", "nothing that ranks share was measured in both", "no parameter, gradient norm or update")
+    sites = comparison.alignment.sites
+    inputs = [i for i, same in enumerate(sites) if is_from_outside(comparison.a, same)]
+    known = comparison.apart[inputs]
+    equal = f"parameters, gradient norms and updates are equal in {counted(len(comparison.steps), 'step')}"
+    if inputs and not np.isnan(known).all() and not comparison.parted[inputs].any():
+        return Cause("same-data", "the ranks agree, and they get the same data: is it meant to be shared out?", equal)
+    return Cause("ranks", "the ranks agree in all that they share", equal + "; each has data of its own")

@@ -1,0 +1,1 @@
+"""Values out of the middle of a model: of one call, of a whole data set, and summed up."""

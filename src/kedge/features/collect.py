@@ -1,0 +1,81 @@
+"""Every pass of a block: what `Features.collect` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from kedge.errors import ExtractError, NotRecorded
+from kedge.features.capture import Call, Key, Plan, Wanted
+from kedge.features.value_names import named_apart
+from kedge.flow import Event
+
+
+class Collected(Mapping[str, list[Any]]):
+    """The values of every pass by name, in the order of the passes; it grows as they come."""
+
+    def __init__(self, wanted: Wanted, why: Callable[[int], str]) -> None:
+        self._wanted, self._why = wanted, why
+        self._passes: dict[int, dict[Key, Any]] = {}
+
+    def add(self, pass_: int, key: Key, value: Any) -> None:
+        """Add a value of a pass."""
+        self._passes.setdefault(pass_, {})[key] = value
+
+    def __getitem__(self, name: str) -> list[Any]:
+        """Return the values of a name, one a pass.
+
+        Raises:
+            NotRecorded: If there is none; the message says why.
+        """
+        names = self._names()
+        found = [values[key] for key, values in self._each() if names[key] == name]
+        if found:
+            return found
+        texts = self._wanted.texts
+        number = next((i for i, text in enumerate(texts) if name in (text, self._wanted.rename.get(text))), None)
+        there = f"what there is goes by {', '.join(self) or 'no name yet'}"
+        why = there if number is None or any(key.number == number for key in names) else self._why(number)
+        raise NotRecorded(f'nothing was collected under "{name}": {why}')
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(dict.fromkeys(self._names().values()))
+
+    def __len__(self) -> int:
+        """How many names."""
+        return len(set(self._names().values()))
+
+    def __repr__(self) -> str:
+        """The names with how many values each has."""
+        return f"Collected({', '.join(f'{name}: {len(self[name])}' for name in self)})"
+
+    def _each(self) -> Iterator[tuple[Key, dict[Key, Any]]]:
+        return ((key, values) for values in list(self._passes.values()) for key in list(values))
+
+    def _names(self) -> dict[Key, str]:
+        names: dict[Key, str] = {}
+        for number, text in enumerate(self._wanted.texts):
+            keys = list(dict.fromkeys(key for key, _ in self._each() if key.number == number))
+            names |= {keys[0]: text} if len(keys) == 1 else named_apart(keys)
+        rename = self._wanted.rename
+        return {key: rename.get(name, name) for key, name in names.items()}
+
+
+class Collector(Call):
+    """Takes the values of every pass, each as a copy: the next pass may work on the same memory."""
+
+    def __init__(self, wanted: Wanted, collected: Collected) -> None:
+        super().__init__(wanted, Plan({}, frozenset(), stops=False))
+        self.collected = collected
+
+    def take(self, key: Key, value: Tensor, event: Event) -> None:
+        """Take a value of the pass under way."""
+        took = self.keep(key, value)
+        self.collected.add(event.pass_, key, took.value.clone() if took.version >= 0 else took.value)
+
+    def replica(self, thread: Any) -> Any:
+        """Refuse replicas: their passes are not those of the model."""
+        raise ExtractError("collect() does not join what a model's replicas make; take the features call by call")

@@ -1,0 +1,155 @@
+"""The values of one site over all samples, read from shards when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kedge.errors import NotFeatures, ReadError
+from kedge.features.dataset.folder import Entry
+from kedge.features.dataset.formats.format import format_name, format_of
+from kedge.store.atomic_write import told
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where each sample's values are, in the order of samples.
+
+    Attributes:
+        folder: The folder.
+        entries: The shards.
+        shard: Of each sample the number of its shard among `entries`.
+        row: Of each sample its row there.
+    """
+
+    folder: Path
+    entries: Sequence[Entry]
+    shard: Numbers
+    row: Numbers
+
+    def read(self, site: str, samples: Numbers) -> Iterator[tuple[Numbers, Tensor]]:
+        """Read a site's values of some samples, shard by shard.
+
+        Yields:
+            Which of the samples they are, and their values.
+        """
+        order = np.argsort(self.shard[samples], kind="stable")
+        shards, starts = np.unique(self.shard[samples][order], return_index=True)
+        for shard, which in zip(shards, np.split(order, starts[1:]), strict=True):
+            rows = self.row[samples[which]]
+            first = int(rows.min())
+            values = read_rows(self.folder / self.entries[shard].name, site, slice(first, int(rows.max()) + 1))
+            # Rows that follow each other, as they mostly do, need not be picked.
+            follow = len(rows) == len(values) and bool((np.diff(rows) == 1).all())
+            yield which, values if follow else values[torch.from_numpy(rows - first)]
+
+
+def read_rows(path: Path, site: str, rows: slice) -> Tensor:
+    """Read consecutive rows of a shard.
+
+    Raises:
+        NotFeatures: It is damaged.
+    """
+    try:
+        with told(f"read {path}"):
+            return format_of(format_name(path) or "").read(path, site, rows)
+    except (ValueError, KeyError) as error:
+        raise NotFeatures(f"{path} is damaged ({error}); remove it and run the extraction again") from error
+
+
+class Column:
+    """The values of one site: a sequence of tensors, one for each sample, that is on the disk.
+
+    `column[3]` is one sample's, `column[10:20]` and `column[[1, 5]]` are several's, `column.tensor()` all of them.
+
+    Attributes:
+        name: The site.
+        dtype: The type of the numbers.
+    """
+
+    def __init__(self, name: str, dtype: torch.dtype, where: Where) -> None:
+        self.name, self.dtype, self._where = name, dtype, where
+
+    def __len__(self) -> int:
+        return len(self._where.shard)
+
+    @property
+    def shapes(self) -> set[tuple[int, ...]]:
+        """The shapes that samples have; one, unless they are of different sizes."""
+        entries = self._where.entries
+        used = (entries[shard] for shard in np.unique(self._where.shard))
+        return {tuple(entry.shapes[self.name]) for entry in used if self.name in entry.shapes}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all samples' values together.
+
+        Raises:
+            ReadError: They have different shapes.
+        """
+        (shape,) = self._one_shape(self.shapes)
+        return (len(self), *shape)
+
+    def _one_shape(self, shapes: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+        if len(shapes) != 1:
+            some = ", ".join(map(str, sorted(shapes)[:4]))
+            raise ReadError(
+                f"the samples' values of {self.name!r} have {len(shapes)} shapes and cannot be one tensor ({some}); "
+                "read them one by one, or pool them when they are extracted"
+            )
+        return shapes
+
+    def __getitem__(self, which: int | slice | Sequence[int]) -> Tensor:
+        """Read the values of one sample, or of several."""
+        if isinstance(which, (int, np.integer)):
+            if not -len(self) <= which < len(self):
+                raise IndexError(f"{self.name!r} has the values of {len(self)} samples; there is no {which}")
+            ((_, values),) = self._where.read(self.name, np.array([which % len(self)]))
+            return values[0]
+        numbers = np.arange(len(self))[which if isinstance(which, slice) else np.asarray(which)]
+        return self._several(numbers)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        step = 1024
+        for start in range(0, len(self), step):
+            found: dict[int, Tensor] = {}
+            for which, values in self._where.read(self.name, np.arange(start, min(start + step, len(self)))):
+                found |= zip(which.tolist(), values, strict=True)
+            yield from (found[number] for number in sorted(found))
+
+    def tensor(self) -> Tensor:
+        """Read all of it."""
+        return self._several(np.arange(len(self)))
+
+    def numpy(self) -> NDArray[Any]:
+        """Read all of it as an array; bfloat16, which NumPy has not, as float32."""
+        values = self.tensor()
+        array: NDArray[Any] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+        return array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=bool(copy))
+
+    def _several(self, numbers: Numbers) -> Tensor:
+        if not len(numbers):
+            return torch.empty(0, *self.shape[1:], dtype=self.dtype)
+        values: Tensor | None = None
+        for which, found in self._where.read(self.name, numbers):
+            if values is None:
+                values = torch.empty(len(numbers), *found.shape[1:], dtype=self.dtype)
+            self._one_shape({tuple(values.shape[1:]), tuple(found.shape[1:])})
+            values[torch.from_numpy(which)] = found
+        assert values is not None  # noqa: S101 - there are numbers, so something was read
+        return values
+
+    def __repr__(self) -> str:
+        return f"Column({self.name!r}, {len(self):,} samples, {str(self.dtype).removeprefix('torch.')})"

@@ -1,0 +1,232 @@
+"""The files of a folder of features: which shards there are, and which of them count.
+
+# Note [What counts]
+A shard is written under another name and renamed when all of it is on the disk, so a file with a shard's name is
+whole. Its keys are in it. A rank's index, with a line for each shard, saves opening them all, and is made again from
+the shards where it lacks one. Where there are reducers, their state is written after each shard and says through which
+one it counts: a shard beyond that was cut off from its state by a kill. It counts as not there, and is taken again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from socket import gethostname
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from kedge.errors import BeingWritten, NotFeatures
+from kedge.features.dataset.formats.format import format_name, format_of
+from kedge.features.dataset.manifest import read_manifest
+from kedge.store.atomic_write import told
+from kedge.store.lock import claim, leave_to_parent
+
+INDEX = "index-{rank}.jsonl"
+STATE = "state-{rank}.safetensors"
+LOCK = "writer-{rank}.lock"
+SHARD = "shard-{rank}-{number:05}{suffix}"
+_SHARD = re.compile(r"shard-(\d+)-(\d+)\.\w+")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One shard, as a line of the index has it.
+
+    Attributes:
+        name: The file.
+        rank: Which rank wrote it.
+        number: The how manieth of that rank it is.
+        samples: How many samples it holds.
+        left_out: How many samples are noted in it as bad.
+        shapes: For each site the shape of one sample.
+    """
+
+    name: str
+    rank: int
+    number: int
+    samples: int
+    left_out: int
+    shapes: Mapping[str, list[int]]
+
+    def line(self) -> str:
+        """Give the line of the index."""
+        return json.dumps(vars(self)) + "\n"
+
+
+def entries(folder: Path, *, missing_ok: bool = False) -> list[Entry]:
+    """List the shards that count, rank by rank, each rank's in the order of writing; see Note [What counts].
+
+    Args:
+        folder: The folder.
+        missing_ok: Whether a shard may be missing, because its samples will be taken again.
+
+    Raises:
+        NotFeatures: A shard is missing or damaged.
+    """
+    with told(f"read {folder}"):
+        files = {path.name: _parts(path.name) for path in folder.iterdir() if _SHARD.fullmatch(path.name)}
+    ranks = {rank for rank, _ in files.values()} | set(ranks_of(folder, INDEX))
+    reduces = _reduces(folder)
+    through = {rank: counted_through(folder, rank, reduces) for rank in ranks}
+    known = {entry.name: entry for rank in ranks for entry in _index(folder, rank) if entry.number <= through[rank]}
+    missing = sorted(known.keys() - files.keys())
+    if missing and not missing_ok:
+        raise NotFeatures(_missing(folder, missing, reduces))
+    counted = [name for name, (rank, number) in files.items() if number <= through[rank]]
+    found = [known.get(name) or entry_of(folder / name) for name in counted]
+    return sorted(found, key=lambda entry: (entry.rank, entry.number))
+
+
+def _missing(folder: Path, missing: list[str], reduces: bool) -> str:
+    more = f" and {len(missing) - 1} more of its shards" if len(missing) > 1 else ""
+    again = "run the extraction again to take those samples again, or bring the file back"
+    counted = "reducers have counted those samples already, so bring the file back, or begin anew in another folder"
+    return f"{folder} lacks {missing[0]}{more}; {counted if reduces else again}"
+
+
+def entry_of(path: Path) -> Entry:
+    """Make a line of the index from the shard itself."""
+    about = about_shard(path)
+    rank, number = _parts(path.name)
+    return Entry(path.name, rank, number, len(about["keys"]), len(about["bad"]), about["shapes"])
+
+
+def about_shard(path: Path) -> dict[str, Any]:
+    """Read what is known of a shard.
+
+    Raises:
+        NotFeatures: It is damaged.
+    """
+    try:
+        with told(f"read {path}"):
+            return format_of(format_name(path) or "").about(path)
+    except (ValueError, KeyError) as error:
+        raise NotFeatures(f"{path} is damaged ({error}); remove it and run the extraction again") from error
+
+
+def counted_through(folder: Path, rank: int, reduces: bool) -> float:
+    """Give the number of a rank's last shard that its reducers have counted; without reducers all count."""
+    path = folder / STATE.format(rank=rank)
+    if not reduces:
+        return float("inf")
+    if not path.exists():
+        return float("-inf")
+    try:
+        with told(f"read {path}"), safe_open(path, "pt") as file:
+            return int((file.metadata() or {})["through"])
+    except (SafetensorError, KeyError) as error:
+        raise NotFeatures(f"{path} is damaged ({error}); what it summed up is lost, so name another folder") from error
+
+
+def _reduces(folder: Path) -> bool:
+    return bool((read_manifest(folder) or {}).get("reduce"))
+
+
+def repair(folder: Path, rank: int) -> int:
+    """Remove what a killed writer of a rank left behind, and make its index whole.
+
+    Returns:
+        The number of the next shard.
+
+    Raises:
+        NotFeatures: A shard is missing whose samples reducers have counted.
+    """
+    reduces = _reduces(folder)
+    through = counted_through(folder, rank, reduces)
+    part = re.compile(rf"\.(shard-{rank}-\d+|state-{rank}|index-{rank})\.\w+\.part")
+    with told(f"repair {folder}"):
+        for path in sorted(folder.iterdir()):
+            if part.fullmatch(path.name) or _is_of(path, rank, beyond=through):
+                remove(path)
+    files = sorted((path for path in folder.iterdir() if _is_of(path, rank)), key=lambda path: _parts(path.name))
+    known = {entry.name: entry for entry in _index(folder, rank) if entry.number <= through}
+    missing = sorted(known.keys() - {path.name for path in files})
+    if missing and reduces:
+        raise NotFeatures(_missing(folder, missing, reduces))
+    if files or known:
+        _write_index(folder / INDEX.format(rank=rank), [known.get(path.name) or entry_of(path) for path in files])
+    return 1 + max((_parts(path.name)[1] for path in files), default=-1)
+
+
+def _is_of(path: Path, rank: int, beyond: float = -1) -> bool:
+    """Tell whether a file is a rank's shard with a number greater than another."""
+    found = _SHARD.fullmatch(path.name)
+    return found is not None and int(found[1]) == rank and int(found[2]) > beyond
+
+
+def _write_index(path: Path, lines: Iterable[Entry]) -> None:
+    temporary = path.with_name(f".{path.name}.part")
+    with told(f"write {path}"):
+        temporary.write_text("".join(entry.line() for entry in lines), encoding="utf-8")
+        temporary.replace(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a shard, whatever its format."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _parts(name: str) -> tuple[int, int]:
+    found = _SHARD.fullmatch(name)
+    assert found is not None  # noqa: S101 - only names that match come here
+    return int(found[1]), int(found[2])
+
+
+def ranks_of(folder: Path, pattern: str) -> Iterator[int]:
+    """Tell which ranks have a file, such as a state."""
+    for path in folder.glob(pattern.format(rank="*")):
+        yield int(path.stem.partition("-")[2])
+
+
+def _index(folder: Path, rank: int) -> Iterator[Entry]:
+    """Read the lines of a rank's index, up to the last whole one."""
+    path = folder / INDEX.format(rank=rank)
+    if not path.exists():
+        return
+    with told(f"read {path}"):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for line in lines:
+        if not line.endswith("\n"):
+            return
+        try:
+            yield Entry(**json.loads(line))
+        except (ValueError, TypeError):
+            return  # what follows is made again from the shards
+
+
+@contextmanager
+def only_writer(folder: Path, rank: int) -> Iterator[None]:
+    """Let no other process write this rank's files; the lock ends with the process, however it ends.
+
+    Raises:
+        BeingWritten: Another one does.
+    """
+    path = folder / LOCK.format(rank=rank)
+    with told(f"write to {folder}"):
+        file = FileIO(path, "a+")
+    with file:
+        _claim(file, folder)
+        yield
+
+
+def _claim(file: FileIO, folder: Path) -> None:
+    with told(f"write to {folder}"):
+        if claim(file, alone=True) == "refused":
+            who = Path(str(file.name)).read_text(encoding="utf-8").strip() or "another process"
+            raise BeingWritten(
+                f"cannot write to {folder}: {who} is writing there; wait for its end, or name another folder"
+            )
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {gethostname()}\n".encode())
+    leave_to_parent(file)  # a forked worker of a loader must not keep the lock when this process is killed

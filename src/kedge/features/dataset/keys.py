@@ -1,0 +1,90 @@
+"""What samples are called: their place, or what the user says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kedge.errors import ExtractionFailed
+from kedge.features.dataset.batch import Batch
+from kedge.features.dataset.fingerprint import name_of
+from kedge.features.dataset.samples import Loaded, why
+
+
+class Keys:
+    """Gives each sample its key, and sees that no two samples have the same.
+
+    Args:
+        keys: A sequence with one for each sample, a function that gives those of a batch, or None: the place.
+        length: How many samples the data set has, if that is known.
+        taken: The place and the key of each sample that is done.
+
+    Raises:
+        ExtractionFailed: A key stands for two samples, or there are too few.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[Any] | Callable[[Any], Sequence[Any]] | None,
+        length: int | None = None,
+        taken: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        self._of_batch = keys if callable(keys) else None
+        self._all = None if keys is None or callable(keys) else texts(keys)
+        self._met: dict[str, str] = {}
+        if self._all is not None:
+            if length is not None and len(self._all) != length:
+                raise ExtractionFailed(f"keys= has {len(self._all)} entries and the data set {length} samples")
+            self._meet(map(str, range(len(self._all))), self._all)
+            self._met.clear()
+        if self._of_batch is not None:
+            self._met = {key: place for place, key in taken}
+
+    def __call__(self, loaded: Loaded) -> Batch:
+        """Give the samples of a batch their keys."""
+        if self._of_batch is None and self._all is None:
+            return Batch(loaded.places, loaded.places, loaded.data, loaded.bad)
+        failed = [one._replace(key=self._of_place(one.place)) for one in loaded.bad]
+        keys = [self._of_place(place) for place in loaded.places]
+        if self._of_batch is not None and keys:
+            keys = _given(self._of_batch, loaded)
+            if len(keys) != len(loaded.places):
+                raise ExtractionFailed(f"keys= gave {len(keys)} keys for a batch of {len(loaded.places)} samples")
+            self._meet(loaded.places, keys)
+        return Batch(loaded.places, keys, loaded.data, failed)
+
+    def _of_place(self, place: str) -> str:
+        if self._all is None:
+            return place
+        if not place.isdecimal() or int(place) >= len(self._all):
+            raise ExtractionFailed(
+                f"keys= has {len(self._all)} entries and none for the sample at {place}; "
+                "for a stream, give a function that takes the keys from a batch"
+            )
+        return self._all[int(place)]
+
+    def _meet(self, places: Iterable[str], keys: Iterable[str]) -> None:
+        for place, key in zip(places, keys, strict=True):
+            other = self._met.setdefault(key, place)
+            if other != place:
+                raise ExtractionFailed(
+                    f"the key {key!r} stands for two samples, at {other} and at {place} of the data set; "
+                    "each sample needs a key of its own"
+                )
+
+
+def _given(give: Callable[[Any], Any], loaded: Loaded) -> list[str]:
+    """Call the user's own function."""
+    failed = f"keys= failed for the batch from sample {loaded.places[0]} of the data set on: {name_of(give)}"
+    try:
+        found = give(loaded.data)
+    except Exception as error:
+        raise ExtractionFailed(f"{failed} raised {why(error)}; mend it, and name another folder") from error
+    if isinstance(found, (str, bytes)) or not (hasattr(found, "tolist") or isinstance(found, Iterable)):
+        raise ExtractionFailed(f"{failed} gave a {type(found).__name__}; let it give a key for each sample")
+    return texts(found)
+
+
+def texts(keys: Any) -> list[str]:
+    """Give keys as text."""
+    return [str(key) for key in (keys.tolist() if hasattr(keys, "tolist") else keys)]

@@ -1,0 +1,179 @@
+"""The features of a data set, as they lie in a folder: by site and by key."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kedge.errors import NoSuchKey, NoSuchSite, NotFeatures
+from kedge.features.dataset.column import Column, Where, read_rows
+from kedge.features.dataset.folder import STATE, about_shard, entries, ranks_of
+from kedge.features.dataset.manifest import read_manifest
+from kedge.features.dataset.shards import read_state
+from kedge.features.reduce.load_state import restore
+from kedge.features.reduce.reducer import Reducer
+
+_NUMBERED = re.compile(r"(?:(\d+)/)?(?:(\d+):)?(\d+)")
+
+
+def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
+    """Open what `extract_dataset` or `kedge extract` wrote; it may still be being written.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        NotFeatures: It holds no features, or is damaged.
+        NewerFormat: A later Kedge wrote it.
+    """
+    path = Path(folder)
+    manifest = read_manifest(path)
+    if manifest is None:
+        what = "no such folder" if not path.is_dir() else "nothing in it says so"
+        raise NotFeatures(f"{path} holds no features of a data set: {what}; name the folder that out= or --out named")
+    return FeatureSet(path, manifest)
+
+
+class FeatureSet(Mapping[str, Column]):
+    """The features of a data set: for each site a column with a row for each sample.
+
+    Samples are in the data set's order, in whatever order and by however many processes they were taken.
+
+    Attributes:
+        path: The folder.
+        manifest: What run it is of.
+    """
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.path, self.manifest = path, manifest
+        self._entries = entries(path)
+
+    def __getitem__(self, site: str) -> Column:
+        columns = self.manifest.get("columns", {})
+        if site not in self._sites:
+            raise NoSuchSite(f"{self.path} has no site {site!r}; it has {', '.join(map(repr, self._sites)) or 'none'}")
+        return Column(site, getattr(torch, columns[site][0]), self._where)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    @cached_property
+    def _sites(self) -> list[str]:
+        kept = {name for entry in self._entries for name in entry.shapes}
+        return [name for name in self.manifest.get("columns", {}) if name in kept]
+
+    @cached_property
+    def _abouts(self) -> list[dict[str, Any]]:
+        return [about_shard(self.path / entry.name) for entry in self._entries]
+
+    @cached_property
+    def _found(self) -> tuple[tuple[str, ...], Where]:
+        """The keys in the order of samples, and where their values are."""
+        places = [place for about in self._abouts for place in about.get("places", about["keys"])]
+        keys = [key for about in self._abouts for key in about["keys"]]
+        counts = [len(about["keys"]) for about in self._abouts]
+        order = _order(places)
+        shard = np.repeat(np.arange(len(counts)), counts)[order]
+        row = np.concatenate([np.arange(count) for count in counts] or [np.arange(0)])[order]
+        return tuple(keys[number] for number in order), Where(self.path, self._entries, shard, row)
+
+    @property
+    def _where(self) -> Where:
+        return self._found[1]
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """The samples' keys, in the order of the columns' rows."""
+        return self._found[0]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {key: number for number, key in enumerate(self.samples)}
+
+    def sample(self, key: object) -> dict[str, Tensor]:
+        """Read what is known of one sample, by site.
+
+        Raises:
+            NoSuchKey: There are no features of it.
+        """
+        number = self.number(key)
+        return {name: column[number] for name, column in self.items()}
+
+    def number(self, key: object) -> int:
+        """Give the row in which a sample's values are.
+
+        Raises:
+            NoSuchKey: There are no features of it.
+        """
+        if str(key) not in self._numbers:
+            found = self.bad.get(str(key))
+            reason = f"it was left out: {found}" if found else f"there are {len(self.samples):,} others"
+            raise NoSuchKey(f"{self.path} has no features of a sample {str(key)!r}; {reason}")
+        return self._numbers[str(key)]
+
+    @cached_property
+    def bad(self) -> dict[str, str]:
+        """The samples that were left out, by key, and why."""
+        return {key: why for about in self._abouts for _, key, why in about["bad"]}
+
+    def shards(self) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
+        """Read shard by shard, in the order of writing: keys, and the values of each site."""
+        for entry, about in zip(self._entries, self._abouts, strict=True):
+            path = self.path / entry.name
+            yield about["keys"], {name: read_rows(path, name, slice(0, entry.samples)) for name in entry.shapes}
+
+    def written_by(self, rank: int) -> int:
+        """Count the samples that a process of this rank has written, in this run or an earlier one."""
+        return sum(entry.samples for entry in self._entries if entry.rank == rank)
+
+    @cached_property
+    def reduced(self) -> dict[str, list[Reducer]]:
+        """For each site that was summed up its reducers, over the samples of all ranks."""
+        merged: dict[str, list[Reducer]] = {}
+        for rank in sorted(ranks_of(self.path, STATE)):
+            for name, states in read_state(self.path / STATE.format(rank=rank)).items():
+                found = [restore(state) for state in states]
+                for mine, other in zip(merged.setdefault(name, found), found, strict=True):
+                    if mine is not other:
+                        mine.merge(other)
+        return merged
+
+    def __repr__(self) -> str:
+        lines = [f"{self.path}: {len(self.samples):,} samples"]
+        for name, column in self.items():
+            shapes = " or ".join(str(list(shape)) for shape in sorted(column.shapes)[:3])
+            lines.append(f"  {name}  {str(column.dtype).removeprefix('torch.')} {shapes}")
+        lines += [f"  {name}  {', '.join(map(repr, some))}" for name, some in self.reduced.items()]
+        return "\n".join(lines + ([f"  {len(self.bad):,} samples were left out"] if self.bad else []))
+
+
+def places_of(folder: Path) -> Iterator[tuple[str, str]]:
+    """Give the place and the key of every sample that is done, those left out included."""
+    for entry in entries(folder, missing_ok=True):
+        about = about_shard(folder / entry.name)
+        yield from zip(about.get("places", about["keys"]), about["keys"], strict=True)
+        yield from ((place, key) for place, key, _ in about["bad"])
+
+
+def _order(places: list[str]) -> Any:
+    """Sort places as the data set has them; of two that are equal the first written counts."""
+    numbered = [_NUMBERED.fullmatch(place) for place in places]
+    if all(numbered):
+        numbers = np.array([[int(part or 0) for part in found.groups()] for found in numbered if found], dtype=np.int64)
+        _, first = np.unique(numbers.reshape(-1, 3), axis=0, return_index=True)
+        return first
+    met: dict[str, int] = {}
+    for number, place in enumerate(places):
+        met.setdefault(place, number)
+    return np.array(sorted(met.values(), key=lambda number: places[number]), dtype=np.int64)

@@ -1,0 +1,181 @@
+"""A user's data set with each sample's place, and without an end at a sample that fails; it runs in loaders' workers."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from kedge.features.dataset.batch import Bad, Places
+from kedge.features.dataset.ranks import Rank
+
+
+class Sample(NamedTuple):
+    """One sample, or the reason why there is none."""
+
+    place: str
+    content: Any
+    bad: Bad | None = None
+
+
+class Fetched(NamedTuple):
+    """The samples of a batch before they are put together.
+
+    Attributes:
+        places: Where each is in the data.
+        contents: What each is.
+        bad: Those that could not be loaded.
+    """
+
+    places: list[str]
+    contents: list[Any]
+    bad: list[Bad]
+
+
+class Loaded(NamedTuple):
+    """A batch as it comes from a loader: samples put together, and what could not be."""
+
+    places: list[str]
+    data: Any
+    bad: list[Bad]
+
+
+def bad(place: str, error: Exception) -> Bad:
+    """Describe a failure in text, which comes out of every worker."""
+    return Bad(place, place, why(error), "".join(traceback.format_exception(error)))
+
+
+def why(error: BaseException) -> str:
+    """Say in one line what went wrong."""
+    first = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+class Named(Dataset[Fetched]):
+    """A map-style data set that gives the samples of a batch with their places."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, indices: Sequence[Any]) -> Fetched:
+        """Load several samples; one by one where the data set cannot do better, or fails at one of them."""
+        together = getattr(self.dataset, "__getitems__", None)
+        if together is not None:
+            try:
+                found = together(list(indices))
+            except Exception:  # noqa: BLE001 - loading one by one tells which it is
+                return self._one_by_one(indices)
+            if isinstance(found, (list, tuple)) and len(found) == len(indices):
+                return Fetched(list(map(str, indices)), list(found), [])
+        return self._one_by_one(indices)
+
+    def _one_by_one(self, indices: Sequence[Any]) -> Fetched:
+        dataset, failed = self.dataset, dict[int, Bad]()
+        contents: list[Any] = []
+        for index in indices:
+            try:
+                contents.append(dataset[index])
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told with the sample's key
+                failed[len(contents) + len(failed)] = bad(str(index), error)
+        places = (
+            [str(index) for row, index in enumerate(indices) if row not in failed]
+            if failed
+            else list(map(str, indices))
+        )
+        return Fetched(places, contents, list(failed.values()))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer a `worker_init_fn` that asks the data set for something."""
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class Numbered(IterableDataset[Sample]):
+    """An iterable data set whose samples are numbered, without those that are done or another rank's.
+
+    Each worker of a loader has a stream of its own, so its number stands before the sample's, as in "1:17".
+    """
+
+    def __init__(self, dataset: Any, done: Places, rank: Rank | None, prefix: str = "") -> None:
+        self.dataset, self.done, self.rank, self.prefix = dataset, done, rank, prefix
+
+    def __iter__(self) -> Iterator[Sample]:
+        worker = get_worker_info()
+        several = worker is not None and worker.num_workers > 1
+        prefix = self.prefix + (f"{worker.id}:" if worker is not None and several else "")
+        number, samples = 0, iter(self.dataset)
+        while True:
+            place = f"{prefix}{number}"
+            try:
+                content = next(samples)
+            except StopIteration:
+                return
+            except Exception as error:  # noqa: BLE001 - as in Named; a stream that failed has no next sample
+                yield Sample(place, None, bad(place, error)._replace(ends=True))
+                return
+            if (self.rank is None or self.rank.takes(number)) and place not in self.done:
+                yield Sample(place, content)
+            number += 1
+
+    def __getattr__(self, name: str) -> Any:
+        """As in Named."""
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class Together:
+    """Puts samples together as the loader's own function does; a sample that does not fit in is a bad one."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Fetched | Sequence[Sample]) -> Loaded:
+        """Put the samples of a batch together."""
+        places, contents, failed = samples if isinstance(samples, Fetched) else _sorted_out(samples)
+        while contents:
+            try:
+                return Loaded(places, self.collate(list(contents)), failed)  # it may change its list
+            except Exception as error:
+                odd = unlike(contents)
+                if not odd:
+                    raise
+                failed += [bad(places[row], error) for row in odd]
+                rest = [row for row in range(len(places)) if row not in odd]
+                places, contents = [places[row] for row in rest], [contents[row] for row in rest]
+        return Loaded([], None, failed)
+
+
+def _sorted_out(samples: Sequence[Sample]) -> Fetched:
+    good = [sample for sample in samples if sample.bad is None]
+    failed = [sample.bad for sample in samples if sample.bad is not None]
+    return Fetched([sample.place for sample in good], [sample.content for sample in good], failed)
+
+
+def unlike(contents: Sequence[Any]) -> list[int]:
+    """Give the rows of the samples that are not made as most are."""
+    made = [_make(content) for content in contents]
+    (usual, _), *_ = Counter(made).most_common()
+    return [row for row, make in enumerate(made) if make != usual]
+
+
+def _make(content: Any) -> Any:
+    """Say what a sample is made of: types, shapes and names."""
+    if isinstance(content, Tensor):
+        return tuple(content.shape), content.dtype
+    if isinstance(content, np.ndarray):
+        return content.shape, content.dtype
+    if isinstance(content, Mapping):
+        return tuple((key, _make(value)) for key, value in content.items())
+    if isinstance(content, (tuple, list)):
+        return tuple(map(_make, content))
+    return type(content)

@@ -1,0 +1,110 @@
+"""Writing beside computing: one thread takes features from a queue that holds no more than so many bytes.
+
+An error of the thread is raised where the next features are handed over, or at the end.
+
+# Note [Bunches]
+To wake a thread costs the one that computes more than a small batch is worth, so batches are handed over a megabyte at a
+time, or what has come together in a quarter of a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from kedge.features.dataset.batch import Columns
+from kedge.features.dataset.shards import Shards
+
+_BUNCH, _SECONDS = 1 << 20, 0.25
+
+
+class Writer:
+    """Hands features to shards in a thread; used as a context manager.
+
+    However the block ends, what was handed over is written, unless writing itself failed.
+
+    Args:
+        shards: What takes them.
+        limit: How many bytes may wait; one bunch always may.
+    """
+
+    def __init__(self, shards: Shards, limit: int) -> None:
+        self._shards, self._limit, self._bunch = shards, limit, min(_BUNCH, limit // 8)
+        self._gathered: list[Columns] = []
+        self._size, self._since = 0, 0.0
+        self._waiting: deque[list[Columns] | None] = deque()
+        self._held = 0
+        self._changed = threading.Condition()
+        self._failed: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="kedge-writes-features", daemon=True)
+
+    def put(self, columns: Columns) -> None:
+        """Hand features over; wait while too many are on their way.
+
+        Raises:
+            KedgeError: Writing failed; or whatever a reducer raised.
+        """
+        now = time.monotonic()
+        self._since = self._since if self._gathered else now
+        self._gathered.append(columns)
+        self._size += columns.size
+        if self._failed is not None or self._size >= self._bunch or now - self._since >= _SECONDS:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the thread what was gathered; see Note [Bunches]."""
+        bunch, size = self._gathered, self._size
+        self._gathered, self._size = [], 0
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or not self._waiting or self._held + size <= self._limit)
+            self._raise()
+            self._waiting.append(bunch)
+            self._held += size
+            self._changed.notify_all()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._waiting += [self._gathered, None]
+            self._changed.notify_all()
+        self._thread.join()
+        if error is None:
+            self._raise()
+        elif self._failed is not None and self._failed is not error:
+            error.add_note(f"and what was computed before could not be written: {self._failed}")
+
+    def _raise(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    @torch.no_grad()
+    def _work(self) -> None:
+        try:
+            while (bunch := self._next()) is not None:
+                size = sum(columns.size for columns in bunch)
+                while bunch:  # nothing may be kept here when a shard is written
+                    self._shards.add(bunch.pop(0))
+                with self._changed:
+                    self._held -= size
+                    self._changed.notify_all()
+            self._shards.write()
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that computes
+            with self._changed:
+                self._failed = error
+                self._waiting.clear()
+                self._changed.notify_all()
+
+    def _next(self) -> list[Columns] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting)
+            return self._waiting.popleft()

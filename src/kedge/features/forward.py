@@ -1,0 +1,205 @@
+"""How features work: hooks that stand only while they are needed, and what each kind of forward has taught."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge.actions.naming import single
+from kedge.errors import ActionError, ExtractError, NeverFiredWarning, SelectorError
+from kedge.features.capture import NOWHERE, Call, Here, Key, Keys, Plan, Taker, Wanted, memory_of, settled
+from kedge.features.collect import Collected, Collector
+from kedge.features.value_names import check, name_all, renamed
+from kedge.hooks.opening import session
+from kedge.hooks.telling import warn
+from kedge.sites import leaves
+from kedge.torch_internals.dynamo import compiles, untraced
+
+_PLANS = 256
+_SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
+
+
+class Work:
+    """Takes values out of the forwards of one model.
+
+    Its hooks stand in PyTorch's tables while a forward is under way, and at no other time.
+    """
+
+    def __init__(self, model: nn.Module, wanted: Wanted) -> None:
+        self.root, self.wanted, self.here = model, wanted, Here()
+        self.modules = list(model.modules())
+        self.compiled = any(map(compiles, self.modules))
+        if self.compiled and not wanted.no_grad:
+            raise ExtractError(
+                "the model is compiled, and compiled code hands values out without their graph; "
+                "extract from the uncompiled model, or with no_grad=True"
+            )
+        self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self.under_way: list[Call] = []
+        self._lock = threading.RLock()
+        self._told = False
+        self._holders = 0
+        self.session = session()
+        try:
+            keys = Keys()
+            takers = (Taker(number, keys, self.here, self._adopt) for number in range(len(wanted.texts)))
+            self.hooks = [self.session.hook(model, text, take) for text, take in zip(wanted.texts, takers, strict=True)]
+            check(wanted.texts, wanted.rename, [[tap.site for tap in hooked.taps] for hooked in self.hooks])
+        except BaseException:
+            self.session.end(quiet=True)
+            raise
+        self.session.pause()
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Call the model; see Note [The end of a forward]."""
+        __tracebackhide__ = True
+        kind = self._kind(args, kwargs)
+        call = Call(self.wanted, self.plans.get(kind))
+        with self._standing(call), torch.no_grad() if self.wanted.no_grad else nullcontext():
+            try:
+                model(*args, **kwargs)
+            except Exception:  # ours, or what a program that caught ours made of it: all that was asked for is there
+                if not call.over:
+                    raise
+        values = call.joined() if call.replicas else call.values
+        if call.plan is not None and values.keys() == call.plan.names.keys():
+            return settled(call, values, call.plan.names)
+        names = renamed(name_all(self.wanted.texts, values, self.why), self.wanted.rename)
+        self._tell()
+        self._learn(kind, call, names, (args, kwargs))
+        return settled(call, values, names)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Leave the hooks where they are between the calls in the block: to put them up takes as long as a small batch."""
+        with self._lock:
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                self._rest()
+
+    def _rest(self) -> None:
+        if not self.under_way and not self._holders:
+            self.session.pause()
+
+    @contextmanager
+    def collecting(self, collected: Collected) -> Iterator[None]:
+        """Take the values of every pass in the block."""
+        with self._standing(Collector(self.wanted, collected)):
+            yield
+
+    def why(self, number: int) -> str:
+        """Say why there is nothing under a selector."""
+        silent = [
+            str(entry.cause.why) + "; " + entry.cause.remedy for entry in self.hooks[number].ledger() if entry.cause
+        ]
+        return (
+            silent[0]
+            if silent
+            else "it fired in other forwards; this one took another way, or ran it in an older thread"
+        )
+
+    @contextmanager
+    def _standing(self, call: Call) -> Iterator[None]:
+        """Have the hooks in their tables as long as any forward is under way."""
+        outer = self.here.call
+        try:
+            with self._lock:
+                self.under_way.append(call)
+                self.session.resume(eager=not self.compiled)
+            self.here.call = call
+            yield
+        finally:
+            self.here.call = outer
+            call.over = True
+            with self._lock:
+                self.under_way = [other for other in self.under_way if other is not call]
+                self._rest()
+
+    def _adopt(self) -> Any:
+        """Find the forward that a thread without one works for: one that was there when the thread was not."""
+        if self.here.call is NOWHERE:
+            return NOWHERE
+        thread = threading.current_thread()
+        mine = [call for call in self.under_way if thread not in call.others]
+        if len(mine) > 1:
+            raise ActionError(
+                "several calls of these features are under way at once, and this thread, which one of them has started, could "
+                "belong to any; call the features one after the other"
+            )
+        if mine:
+            self.here.call = mine[0].replica(thread)
+        return self.here.call
+
+    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """What must be the same for two forwards to be taken for alike."""
+        modes = bytes([module.training for module in self.modules])
+        named = tuple((name, _shape(value)) for name, value in kwargs.items())
+        return tuple(map(_shape, args)), named, modes, torch.is_grad_enabled()
+
+    def _tell(self) -> None:
+        """Say once which sites of a pattern had nothing, after the first whole forward."""
+        if not self._told:
+            self._told = True
+            for hooked in self.hooks:
+                if silent := hooked.ledger().silent():
+                    warn(NeverFiredWarning(silent))
+
+    def _learn(self, kind: Hashable, call: Call, names: Mapping[Key, str], given: Any) -> None:
+        """Note what this forward has taught about its kind."""
+        owned = {memory_of(tensor) for module in self.modules for tensor in _own(module)}
+        owned = (owned | {memory_of(tensor) for _, tensor in leaves.find(given)}) - {None}
+        late = any(took.joined_graph for took in call.values.values())
+        copied = {key for key, took in call.values.items() if took.changed or took.lies_in(owned)}
+        for key in copied:
+            call.values[key].settle()
+        stops = self.wanted.early_stop and not (self.compiled or late or call.replicas or self._unending(names))
+        known = call.plan.copied if call.plan is not None else frozenset()
+        self.plans[kind] = Plan(names, known | copied, stops)
+        while len(self.plans) > _PLANS:
+            self.plans.popitem(last=False)
+
+    def _unending(self, names: Mapping[Key, str]) -> bool:
+        """Whether a module might run once more, or has gathers its parameters until its end."""
+        numbered = {number for number, text in enumerate(self.wanted.texts) if _has_call(text)}
+        again = any(key.call and key.number not in numbered for key in names)
+        return again or any(map(_is_sharded, self.modules))
+
+
+def _has_call(text: str) -> bool:
+    try:
+        return single(text).call is not None
+    except SelectorError:
+        return False
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return not _SHARDED.isdisjoint(kind.__name__ for kind in type(module).__mro__)
+
+
+def _own(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters(recurse=False)
+    yield from module.buffers(recurse=False)
+
+
+def _shape(value: Any) -> Hashable:
+    """What a forward may depend on of an argument, without looking at its numbers."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_shape, value))
+    if isinstance(value, Mapping):
+        return tuple((str(name), _shape(inner)) for name, inner in value.items())
+    return value if isinstance(value, (bool, int, str)) or value is None else type(value).__qualname__
+
+
+untraced(Work.run, Work.collecting)

@@ -1,0 +1,36 @@
+"""Reducers made again from their states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from kedge.errors import ReducerError
+from kedge.features.reduce.exact_quantiles import ExactQuantiles
+from kedge.features.reduce.histogram import Histogram
+from kedge.features.reduce.moments import Covariance, Mean
+from kedge.features.reduce.quantiles import Quantiles
+from kedge.features.reduce.reducer import Reducer, settings_of
+from kedge.features.reduce.topk import TopK
+
+_KINDS: dict[str, type[Reducer]] = {
+    kind.__name__: kind for kind in (Mean, Covariance, Histogram, Quantiles, ExactQuantiles, TopK)
+}
+
+
+def restore(state: Mapping[str, Tensor]) -> Reducer:
+    """Make the reducer that gave a state, with its settings and all that it has seen.
+
+    Raises:
+        ReducerError: If it is not a reducer's state, or one of a class of your own: make that one and call `load`.
+    """
+    settings = settings_of(state)
+    name = settings.pop("reducer")
+    if name not in _KINDS:
+        raise ReducerError(
+            f"the state is of a reducer {name!r}, which is none of {', '.join(_KINDS)}; make one yourself and call load()"
+        )
+    reducer = _KINDS[name](**settings)
+    reducer.load(state)
+    return reducer

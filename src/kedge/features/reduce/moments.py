@@ -1,0 +1,157 @@
+"""Mean, variance and covariance in one pass, merged in float64.
+
+# Note [Merging moments]
+Of `n` samples the mean `m` and the scatter ``M = sum((x - m) (x - m)^T)`` are kept. Two parts are joined by
+
+    d = m_b - m_a,   n = n_a + n_b,   m = m_a + d n_b / n,   M = M_a + M_b + d d^T n_a n_b / n
+
+which loses no digits to a large mean, as sums of squares do: T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating
+formulae and a pairwise algorithm for computing sample variances", Stanford STAN-CS-79-773, 1979; for covariances
+P. Pebay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical moments",
+Sandia SAND2008-6212, 2008. With one sample as the second part it is B. P. Welford's, Technometrics 4(3), 1962. A
+batch's own scatter is computed in two passes over it, its mean first.
+
+A mean that is infinite or NaN has no use for `d`; there the means are added up with their weights, so that the result
+is infinite, or NaN, whatever the order.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from kedge.errors import ReducerError
+from kedge.features.reduce.layout import Positions
+from kedge.features.reduce.reducer import Reducer, State
+
+
+class Moments(Reducer):
+    """What `Mean` and `Covariance` share; see Note [Merging moments].
+
+    Args:
+        ddof: What is taken off the number of samples to divide by: 1 for an estimate without bias, 0 for the samples' own.
+        nonfinite: "keep": a NaN or an infinity makes its channel's moments so; "skip": samples with one are left out
+            whole. They are counted either way.
+        positions: What becomes of values with more than two dimensions: "samples", "mean", "max" or "elements".
+        channel: The dimension of the channels.
+    """
+
+    def __init__(
+        self,
+        *,
+        ddof: int = 1,
+        nonfinite: Literal["keep", "skip"] = "keep",
+        positions: Positions | None = None,
+        channel: int = 1,
+    ) -> None:
+        super().__init__(ddof=ddof, nonfinite=nonfinite, positions=positions, channel=channel)
+        if nonfinite not in ("keep", "skip") or ddof < 0:
+            raise ReducerError(f"{self!r}: nonfinite is 'keep' or 'skip', and ddof at least 0")
+        self.n = 0
+        self.nonfinite = 0
+        self.mean = torch.zeros(0, dtype=torch.float64)
+        self.scatter = torch.zeros(0, dtype=torch.float64)
+
+    @abstractmethod
+    def _add(self, rows: Tensor) -> None:
+        """Add the products of rows to the scatter."""
+
+    @abstractmethod
+    def _nothing(self, channels: int, device: torch.device) -> Tensor:
+        """Return the scatter of no rows."""
+
+    def _take(self, values: Tensor, _keys: Sequence[str] | None, /) -> None:
+        for rows in self._pieces(values):
+            self._take_rows(rows.double())
+
+    def _take_rows(self, rows: Tensor) -> None:
+        mean = rows.mean(0)
+        if not mean.isfinite().all():  # or their sum was too large, which costs this look and no more
+            finite = rows.isfinite().all(1)
+            self.nonfinite += len(rows) - int(finite.sum())
+            if self.settings["nonfinite"] == "skip":
+                rows = rows[finite]
+                mean = rows.mean(0)
+        if len(rows):
+            self._join(len(rows), mean, rows - mean)
+
+    def _join(self, n: int, mean: Tensor, centred: Tensor) -> None:
+        """Join a part of so many samples; the products of the centred rows are added to the scatter."""
+        if not self.n:
+            self.mean = torch.zeros_like(mean)
+            self.scatter = self._nothing(len(mean), mean.device)
+        mean, centred = mean.to(self.mean.device), centred.to(self.mean.device)
+        total = self.n + n
+        delta = mean - self.mean
+        # The term of the means is one more row, so that the scatter is gone through once.
+        apart = delta * math.sqrt(self.n * n / total) if self.n else delta[:0]
+        self._add(torch.cat([centred, apart.reshape(-1, len(mean))]))
+        weighted = self.mean * (self.n / total) + mean * (n / total)
+        moved = torch.where(delta.isfinite(), self.mean + delta * (n / total), weighted)
+        self.n, self.mean = total, moved if self.n else mean
+
+    def _merge(self, other: Self) -> None:
+        self.nonfinite += other.nonfinite
+        if other.n:
+            self._join(other.n, other.mean.clone(), other.mean.new_zeros(0, len(other.mean)))
+            self.scatter.add_(other.scatter.to(self.scatter.device))
+
+    def _state(self) -> State:
+        counts = torch.tensor([self.n, self.nonfinite])
+        return {"counts": counts, "mean": self.mean, "scatter": self.scatter}
+
+    def _load(self, state: State) -> None:
+        self.n, self.nonfinite = state["counts"].tolist()
+        self.mean, self.scatter = state["mean"], state["scatter"]
+
+    def _moments(self) -> tuple[dict[str, Any], Tensor]:
+        """Return what both results begin with, and the scatter divided."""
+        divisor = self.n - self.settings["ddof"]
+        second = self.scatter.cpu()
+        second = second / divisor if divisor > 0 else torch.full_like(second, torch.nan)
+        counts = {"n": self.n, "nonfinite": self.nonfinite, "ddof": self.settings["ddof"]}
+        return counts | {"mean": self.mean.cpu().clone()}, second
+
+
+class Mean(Moments):
+    """Mean and variance of each channel, in float64.
+
+    The result holds `n`, `nonfinite` (samples with a NaN or an infinity), `ddof`, `mean` and `variance`, each ``[channels]``:
+    ``variance = sum((x - mean)^2) / (n - ddof)``, NaN where `n` is not above `ddof`. Integers beyond 2^53 are rounded.
+    """
+
+    def result(self) -> dict[str, Any]:
+        """Return `n`, `nonfinite`, `ddof`, `mean` and `variance`."""
+        moments, variance = self._moments()
+        return moments | {"variance": variance}
+
+    def _add(self, rows: Tensor) -> None:
+        self.scatter.add_(rows.square().sum(0))
+
+    def _nothing(self, channels: int, device: torch.device) -> Tensor:
+        return torch.zeros(channels, dtype=torch.float64, device=device)
+
+
+class Covariance(Moments):
+    """Mean and covariance matrix of the channels, in float64: what a Fréchet distance needs.
+
+    The result holds `n`, `nonfinite` (samples with a NaN or an infinity), `ddof`, `mean` ``[channels]`` and `covariance`
+    ``[channels, channels]``: ``sum((x - mean) (x - mean)^T) / (n - ddof)``, NaN where `n` is not above `ddof`. It takes
+    8 bytes for each pair of channels.
+    """
+
+    def result(self) -> dict[str, Any]:
+        """Return `n`, `nonfinite`, `ddof`, `mean` and `covariance`."""
+        moments, covariance = self._moments()
+        return moments | {"covariance": (covariance + covariance.T) / 2 if covariance.dim() == 2 else covariance}
+
+    def _add(self, rows: Tensor) -> None:
+        self.scatter.addmm_(rows.T, rows)
+
+    def _nothing(self, channels: int, device: torch.device) -> Tensor:
+        return torch.zeros(channels, channels, dtype=torch.float64, device=device)

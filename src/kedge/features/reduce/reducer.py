@@ -1,0 +1,168 @@
+"""The protocol of reducers: what keeps a summary of any number of samples in constant memory.
+
+# Note [What exact means]
+A summary depends on which samples were seen, and not on how they were cut into batches, in which order they came, or
+which part was merged into which. Counts and selections (`Histogram`, `Quantiles`, `TopK`) are equal to the last bit.
+Sums (`Mean`, `Covariance`) are equal up to the rounding of float64.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from kedge.errors import ReducerError, SettingsDiffer
+from kedge.features.reduce.layout import Layout, Positions
+
+State = dict[str, Tensor]
+
+_SETTINGS = "settings"
+
+
+class Reducer(ABC):
+    """Keeps a summary of samples; made with its settings, copied for each site, merged over processes.
+
+    A reducer can be copied deeply and pickled at any time. See Note [What exact means].
+
+    Attributes:
+        settings: What two reducers must have in common to be merged: the name of the class, and its arguments.
+        layout: What becomes of values with more than two dimensions.
+        channels: The number of channels, None before the first sample.
+    """
+
+    def __init__(self, *, positions: Positions | None, channel: int, **settings: Any) -> None:
+        self.settings = {"reducer": type(self).__name__, **settings, "positions": positions, "channel": channel}
+        self.layout = Layout(positions, channel)
+        self.channels: int | None = None
+
+    def update(self, values: Tensor, keys: Sequence[str] | None = None) -> None:
+        """Take a batch in.
+
+        Args:
+            values: ``[n, ...]``, on any device, of any real type. It is only read.
+            keys: The samples' keys. Only selections need them.
+
+        Raises:
+            ReducerError: If the values cannot be summed up, or are of another width than those before.
+        """
+        if not isinstance(values, Tensor):
+            raise ReducerError(f"a reducer needs a tensor [n, ...] and was given a {type(values).__name__}")
+        if values.dim() == 0:
+            raise ReducerError("a reducer needs a batch of samples [n, ...] and was given a single number")
+        if keys is not None and len(keys) != len(values):
+            raise ReducerError(f"{len(values)} samples came with {len(keys)} keys; each sample needs one")
+        if len(values):
+            with _plainly():
+                self._take(values, keys)
+
+    def merge(self, other: Self) -> None:
+        """Take in what another reducer has seen, as if its samples had come here; the other one stays as it is.
+
+        Raises:
+            SettingsDiffer: If the other one is of another class, or has other settings.
+        """
+        self._must_match(other.settings, "merge two reducers")
+        if other.channels is not None:
+            self._fix_channels(other.channels)
+            with _plainly():
+                self._merge(other)
+
+    def state(self) -> State:
+        """Return all that was seen as tensors on the CPU that share no memory, settings included."""
+        text = json.dumps(self.settings, sort_keys=True).encode()
+        channels = -1 if self.channels is None else self.channels
+        own = {name: value.detach().cpu().contiguous().clone() for name, value in self._state().items()}
+        return {_SETTINGS: _bytes(text), "channels": torch.tensor(channels), **own}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Become what another reducer was when it gave this state.
+
+        Raises:
+            SettingsDiffer: If the state is of another class, or of other settings.
+        """
+        self._must_match(settings_of(state), "load a state")
+        channels = int(state["channels"])
+        self.channels = None if channels < 0 else channels
+        with _plainly():
+            self._load({name: value.clone() for name, value in state.items()})
+
+    @abstractmethod
+    def result(self) -> dict[str, Any]:
+        """Return the summary; `n` is how many samples it is of."""
+
+    @abstractmethod
+    def _take(self, values: Tensor, keys: Sequence[str] | None, /) -> None:
+        """Take in a batch of at least one sample."""
+
+    @abstractmethod
+    def _merge(self, other: Self) -> None:
+        """Take in a reducer of the same settings and channels that has seen something."""
+
+    @abstractmethod
+    def _state(self) -> State:
+        """Return what was seen as tensors."""
+
+    @abstractmethod
+    def _load(self, state: State) -> None:
+        """Set what was seen; the tensors are this reducer's own."""
+
+    def _pieces(self, values: Tensor) -> Iterator[Tensor]:
+        """Yield rows ``[rows, channels]`` of a batch, checked to be as wide as those before."""
+        for rows in self.layout.pieces(values):
+            self._fix_channels(rows.shape[1])
+            yield rows
+
+    def _fix_channels(self, channels: int) -> None:
+        if self.channels is None:
+            self.channels = channels
+        elif self.channels != channels:
+            raise ReducerError(
+                f"{self.settings['reducer']} has seen values of {self.channels} channels and was given {channels}; "
+                "use one reducer for each kind of value"
+            )
+
+    def _must_match(self, settings: Mapping[str, Any], what: str) -> None:
+        if settings == self.settings:
+            return
+        names = dict.fromkeys([*self.settings, *settings])
+        differing = [n for n in names if self.settings.get(n) != settings.get(n)]
+        shown = "; ".join(f"{n} is {self.settings.get(n)!r} here and {settings.get(n)!r} there" for n in differing)
+        raise SettingsDiffer(f"cannot {what} of different settings: {shown}; make both with the same arguments")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the device, so that a pickle opens where there is none."""
+        return {name: v.cpu() if isinstance(v, Tensor) else v for name, v in vars(self).items()}
+
+    def __repr__(self) -> str:
+        """As it was made."""
+        settings = dict(self.settings)
+        return f"{settings.pop('reducer')}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
+
+
+def settings_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the settings in a state.
+
+    Raises:
+        ReducerError: If it is not a reducer's state.
+    """
+    if _SETTINGS not in state:
+        raise ReducerError(f"this is not the state of a reducer: it holds {sorted(state)} and no {_SETTINGS!r}")
+    settings: dict[str, Any] = json.loads(bytes(state[_SETTINGS].tolist()))
+    return settings
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """Make tensors that can be changed later, whatever mode the program is in now."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield
+
+
+def _bytes(text: bytes) -> Tensor:
+    return torch.tensor(list(text), dtype=torch.uint8)

@@ -1,0 +1,143 @@
+"""The samples on which each channel answers most, or least.
+
+# Note [Order of the best]
+Samples are ordered by value, and those of one value by key, as text. That is an order of all samples, so which `k` come
+first does not depend on batches or on what was merged first. -0.0 is 0.0. NaN has no place in an order: it is left out
+and counted. A sample given twice counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kedge.errors import ReducerError
+from kedge.features.reduce.layout import Positions
+from kedge.features.reduce.reducer import Reducer, State
+
+Best = list[tuple[float, str]]
+
+
+class TopK(Reducer):
+    """Keeps the k samples with the largest, or the smallest, value of each channel; see Note [Order of the best].
+
+    The result holds `n` (samples), `nan` ``[channels]``, `values` ``[channels, k]`` in float64, the best first and NaN where
+    there are fewer samples, and `keys`, a list of at most k keys for each channel.
+
+    Args:
+        k: How many samples to keep for each channel.
+        largest: Whether to keep the largest, not the smallest.
+        positions: What becomes of values with more than two dimensions: "max" or "mean", as a sample has one value of
+            each channel here; or "elements".
+        channel: The dimension of the channels.
+    """
+
+    def __init__(
+        self, k: int = 10, *, largest: bool = True, positions: Positions | None = None, channel: int = 1
+    ) -> None:
+        super().__init__(k=k, largest=largest, positions=positions, channel=channel)
+        if k < 1:
+            raise ReducerError(f"k={k}: keep at least one sample of each channel")
+        if positions == "samples":
+            raise ReducerError(
+                "positions='samples': a key stands for a sample, not for a position; take 'max' or 'mean'"
+            )
+        self.k = k
+        self.n = 0
+        self.nan = torch.zeros(0, dtype=torch.int64)
+        self.best: list[Best] = []
+
+    def result(self) -> dict[str, Any]:
+        """Return the best samples' keys and values."""
+        keys = [[key for _, key in best] for best in self.best]
+        return {"n": self.n, "nan": self.nan.clone(), "values": self._table(), "keys": keys}
+
+    def _take(self, values: Tensor, keys: Sequence[str] | None, /) -> None:
+        if keys is None:
+            raise ReducerError("TopK keeps the keys of samples, and the batch came without; call update(values, keys)")
+        if not all(isinstance(key, str) for key in keys):
+            raise ReducerError("keys are texts, which order samples of one value; give str(key) for each")
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        at = 0
+        ordered = values[torch.tensor(order, device=values.device)]
+        for piece in self._pieces(ordered):
+            rows = piece.double() + 0.0
+            self._select(rows, [keys[i] for i in order[at : at + len(rows)]])
+            at += len(rows)
+
+    def _select(self, rows: Tensor, keys: list[str]) -> None:
+        """Take in rows in the order of their keys, so that a stable sort leaves equal values in that order."""
+        self._prepare(rows.shape[1])
+        self.n += len(rows)
+        missing = rows.isnan()
+        self.nan += missing.sum(0).cpu()
+        largest = self.settings["largest"]
+        ordered = rows.masked_fill(missing, -torch.inf if largest else torch.inf)
+        values, places = ordered.sort(dim=0, descending=largest, stable=True)
+        held = (~missing).sum(0)
+        aside = missing.gather(0, places).to(torch.uint8)
+        # What is missing comes last, even where the others are as far out as infinity.
+        last = aside.sort(dim=0, stable=True).indices
+        values, places = values.gather(0, last)[: self.k], places.gather(0, last)[: self.k]
+        self._challenge(values.T.cpu().numpy(), places.T.cpu().numpy(), held.tolist(), keys)
+
+    def _challenge(self, values: Any, places: Any, held: list[int], keys: list[str]) -> None:
+        """Let each channel's best of a batch take their places, where the first of them would get one."""
+        names = np.array(keys, dtype=object)
+        for channel, count in enumerate(held):
+            if not count:
+                continue
+            best = self.best[channel]
+            if len(best) < self.k or self._order((values[channel, 0], names[places[channel, 0]])) < self._order(
+                best[-1]
+            ):
+                some = slice(0, min(count, self.k))
+                new = zip(values[channel, some].tolist(), names[places[channel, some]], strict=True)
+                self._enter(channel, list(new))
+
+    def _enter(self, channel: int, new: Best) -> None:
+        self.best[channel] = sorted(self.best[channel] + new, key=self._order)[: self.k]
+
+    def _order(self, entry: tuple[float, str]) -> tuple[float, str]:
+        value, key = entry
+        return (-value if self.settings["largest"] else value), key
+
+    def _prepare(self, channels: int) -> None:
+        if not self.best:
+            self.best = [[] for _ in range(channels)]
+            self.nan = torch.zeros(channels, dtype=torch.int64)
+
+    def _merge(self, other: Self) -> None:
+        self._prepare(len(other.best))
+        self.n += other.n
+        self.nan += other.nan
+        for channel, best in enumerate(other.best):
+            self._enter(channel, best)
+
+    def _table(self) -> Tensor:
+        table = torch.full((len(self.best), self.k), torch.nan, dtype=torch.float64)
+        for row, best in zip(table, self.best, strict=True):
+            row[: len(best)] = torch.tensor([value for value, _ in best], dtype=torch.float64)
+        return table
+
+    def _state(self) -> State:
+        """Return the values, and the keys as the bytes of their texts, one after the other."""
+        texts = [key.encode("utf-8", "surrogatepass") for best in self.best for _, key in best]
+        held = torch.tensor([len(best) for best in self.best], dtype=torch.int64)
+        lengths = torch.tensor([len(text) for text in texts], dtype=torch.int64)
+        joined = torch.from_numpy(np.frombuffer(b"".join(texts), dtype=np.uint8).copy())
+        counts = {"n": torch.tensor(self.n), "nan": self.nan}
+        return counts | {"held": held, "values": self._table(), "keys": joined, "lengths": lengths}
+
+    def _load(self, state: State) -> None:
+        self.n, self.nan = int(state["n"]), state["nan"]
+        joined, ends = state["keys"].numpy().tobytes(), state["lengths"].cumsum(0).tolist()
+        starts = [0, *ends]
+        texts = [joined[a:b].decode("utf-8", "surrogatepass") for a, b in zip(starts, ends, strict=False)]
+        keys = iter(texts)
+        rows = zip(state["values"].tolist(), state["held"].tolist(), strict=True)
+        self.best = [[(value, next(keys)) for value in row[:held]] for row, held in rows]

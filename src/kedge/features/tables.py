@@ -1,0 +1,206 @@
+"""Features as a table of one row a sample, ready for a linear probe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kedge.errors import TableError
+from kedge.features.dataset.batch import Batch
+from kedge.features.dataset.column import Column
+from kedge.features.dataset.compute import TakesFeatures, Work, bad_sample
+from kedge.features.dataset.loading import Source
+from kedge.features.dataset.reading import FeatureSet, open_features
+from kedge.features.reduce.layout import Layout, Positions, numbers
+
+Array = NDArray[Any]
+
+_ROWS = 4096  # read from a folder at once
+
+
+class FeatureTable(NamedTuple):
+    """A table with one row for each sample.
+
+    Attributes:
+        X: The features, ``[samples, columns]``.
+        y: The labels, one for each row; None if there are none.
+        keys: What each sample is called.
+        columns: What each column is: the site with the channel, as "layer4[17]", or with each index of an element.
+    """
+
+    X: Array
+    y: Array | None
+    keys: list[str]
+    columns: list[str]
+
+
+def second_entry(batch: Any) -> Any:
+    """Return the labels of a batch ``(x, y)``; None of any other."""
+    return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
+
+
+def feature_table(
+    features: TakesFeatures,
+    loader: Any,
+    *,
+    labels: Callable[[Any], Any] = second_entry,
+    batch: Callable[[Any], Any] | None = None,
+    positions: Positions | None = None,
+    channel: int = 1,
+    dtype: torch.dtype = torch.float32,
+) -> FeatureTable:
+    """Compute the features of every sample that a loader gives, as a table in memory.
+
+    Args:
+        features: What is called like a model and gives features by name, such as `kedge.extract` makes.
+        loader: A `DataLoader`, whose own order is kept, or any iterable of batches.
+        labels: Gives the labels of a batch of the loader, one for each sample, or None.
+        batch: Makes the model's arguments from a batch; by default the first entry of ``(x, y)`` is its argument, and a
+            dict holds keyword arguments.
+        positions: What becomes of features with several positions: "mean", "max", or "elements", where each is a column.
+        channel: The dimension of the channels: 1 for images, -1 for tokens.
+        dtype: The type of the table, a floating-point one.
+
+    Raises:
+        TableError: If features or labels do not have one row for each sample.
+        BadSample: If a sample cannot be loaded, or the model cannot take it.
+    """
+    columns = _Columns(_layout(positions, channel), dtype)
+    marks: list[Array] = []
+    keys: list[str] = []
+    work = Work(features, batch=batch)
+    for loaded in Source(loader):
+        found = work(Batch(loaded.places, loaded.places, loaded.data, loaded.bad))
+        if found.bad:
+            raise bad_sample(found.bad)
+        found.wait()
+        columns.add(found.values)
+        keys += found.keys
+        marks += _marks(labels(loaded.data), len(found.keys))
+    return columns.table(_joined(marks), keys)
+
+
+def stored_table(
+    stored: FeatureSet | str | os.PathLike[str],
+    *,
+    labels: Mapping[str, Any] | Callable[[str], Any] | None = None,
+    positions: Positions | None = None,
+    channel: int = 1,
+    dtype: torch.dtype = torch.float32,
+) -> FeatureTable:
+    """Read the features of a data set from a folder, as a table in memory; samples are in the data set's order.
+
+    Args:
+        stored: What `open_features` gives, or the folder.
+        labels: The label of each key, as a dict or a function; None for a table without labels.
+        positions: As for `feature_table`.
+        channel: As for `feature_table`.
+        dtype: As for `feature_table`.
+
+    Raises:
+        TableError: If features or labels do not have one row for each sample.
+        NotFeatures: If the folder holds no features.
+    """
+    stored = stored if isinstance(stored, FeatureSet) else open_features(stored)
+    columns = _Columns(_layout(positions, channel), dtype)
+    for site, column in stored.items():
+        for values in _parts(column):
+            columns.add({site: values})
+    keys = list(stored.samples)
+    return columns.table(None if labels is None else _labels(labels, keys), keys)
+
+
+def _parts(column: Column) -> Iterator[Tensor]:
+    """Read a column some rows at a time; one by one where their shapes differ."""
+    if len(column.shapes) > 1:
+        yield from (value[None] for value in column)
+    else:
+        yield from (column[start : start + _ROWS] for start in range(0, len(column), _ROWS))
+
+
+def _labels(labels: Mapping[str, Any] | Callable[[str], Any], keys: Sequence[str]) -> Array:
+    if callable(labels):
+        return np.asarray([labels(key) for key in keys])
+    missing = [key for key in keys if key not in labels]
+    if missing:
+        raise TableError(
+            f"{len(missing)} of {len(keys)} samples have no label, the first is {missing[0]!r}; give each key one"
+        )
+    return np.asarray([labels[key] for key in keys])
+
+
+class _Columns:
+    """Gathers features site by site, as rows of a table."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype) -> None:
+        self.layout, self.dtype = layout, dtype
+        self.blocks: dict[str, list[Array]] = {}
+        self.names: dict[str, list[str]] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """Add the features of a batch."""
+        for site, value in values.items():
+            rows = self.layout.rows(numbers(value)).to(self.dtype)
+            names = list(_names(site, value.shape[1:], rows.shape[1:].numel()))
+            if self.names.setdefault(site, names) != names:
+                raise TableError(
+                    f"{site!r} gave {len(self.names[site])} columns for some samples and {len(names)} for others; "
+                    "pool what differs in size with positions='mean' or 'max'"
+                )
+            self.blocks.setdefault(site, []).append(rows.cpu().numpy())
+
+    def table(self, y: Array | None, keys: list[str]) -> FeatureTable:
+        """Put the sites side by side."""
+        if not self.blocks:
+            raise TableError("a table needs one sample at least, and there is none")
+        sides = [np.concatenate(self.blocks.pop(site)) for site in list(self.blocks)]
+        if len({len(side) for side in sides}) > 1:
+            rows = ", ".join(f"{site!r} {len(side)}" for site, side in zip(self.names, sides, strict=True))
+            raise TableError(
+                f"the sites have rows for different numbers of samples: {rows}; leave out what not every one has"
+            )
+        x = sides[0] if len(sides) == 1 else np.concatenate(sides, axis=1)
+        if len(x) != len(keys) or (y is not None and len(y) != len(keys)):
+            count = "none" if y is None else len(y)
+            raise TableError(f"{len(keys)} samples have {len(x)} rows of features and {count} labels; each needs one")
+        return FeatureTable(x, y, keys, [name for names in self.names.values() for name in names])
+
+
+def _layout(positions: Positions | None, channel: int) -> Layout:
+    if positions == "samples":
+        raise TableError("positions='samples': a table has one row for each sample; take 'mean', 'max' or 'elements'")
+    return Layout(positions, channel)
+
+
+def _names(site: str, shape: Sequence[int], width: int) -> Iterator[str]:
+    """Yield the names of a site's columns."""
+    if not shape:
+        yield site
+    else:
+        several = [size for size in shape if size > 1]
+        pooled = int(np.prod(shape)) != width
+        for index in np.ndindex(*([width] if pooled else several or [1])):
+            yield f"{site}[{','.join(map(str, index))}]"
+
+
+def _marks(given: Any, size: int) -> list[Array]:
+    """Return the labels of a batch as a list of one array, or of none."""
+    if given is None:
+        return []
+    marks = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
+    if not marks.ndim or len(marks) != size:
+        raise TableError(
+            f"{size} samples came with labels of shape {list(marks.shape)}; each needs one. With labels=, say "
+            "where a batch has them, or labels=lambda batch: None"
+        )
+    return [marks]
+
+
+def _joined(marks: list[Array]) -> Array | None:
+    return np.concatenate(marks) if marks else None

@@ -1,0 +1,94 @@
+"""Under which names values are given back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from kedge.actions.naming import single
+from kedge.errors import ExtractError, NotRecorded, SelectorError
+from kedge.features.capture import Key
+from kedge.sites.site import Site
+
+_SHOWN = 8
+
+
+def short(site: Site) -> str:
+    """A site's name as it is read: the plain output of a module goes by its path."""
+    return str(site).removesuffix(":out") or str(site)
+
+
+def name_all(texts: tuple[str, ...], keys: Iterable[Key], why: Callable[[int], str]) -> dict[Key, str]:
+    """Name values: by the selector where it stands for one, else by site and call.
+
+    Args:
+        texts: The selectors.
+        keys: The values, in the order in which they came.
+        why: Says of a selector, by its number, why there is nothing.
+
+    Raises:
+        NotRecorded: If there is nothing under one of the selectors.
+    """
+    by_text: dict[int, list[Key]] = {number: [] for number in range(len(texts))}
+    for key in keys:
+        by_text[key.number].append(key)
+    named: dict[Key, str] = {}
+    for number, found in by_text.items():
+        if not found:
+            raise NotRecorded(f'nothing was taken at "{texts[number]}": {why(number)}')
+        named |= {found[0]: texts[number]} if len(found) == 1 else named_apart(found)
+    return named
+
+
+def named_apart(keys: list[Key]) -> dict[Key, str]:
+    """Name several values of one selector, each call by its number where a module ran several times."""
+    calls = Counter(key.site for key in keys)
+    return {key: short(key.site.at(call=key.call) if calls[key.site] > 1 else key.site) for key in keys}
+
+
+def renamed(named: Mapping[Key, str], rename: Mapping[str, str]) -> dict[Key, str]:
+    """Give new names.
+
+    Raises:
+        ExtractError: If a name to change is none, or two values end up under one name.
+    """
+    unknown = [name for name in rename if name not in named.values()]
+    if unknown:
+        there = ", ".join(f'"{name}"' for name in list(named.values())[:_SHOWN])
+        raise ExtractError(f'rename: nothing goes by the name "{unknown[0]}"; the names are {there}')
+    names = {key: rename.get(name, name) for key, name in named.items()}
+    _refuse_doubles(names.values())
+    return names
+
+
+def check(texts: tuple[str, ...], rename: Mapping[str, str], sites: list[list[Site]]) -> None:
+    """Refuse, before there is any value, names that cannot come out right.
+
+    Raises:
+        ExtractError: If a selector is given twice, a name to change cannot be, or two values get one name.
+    """
+    _refuse_doubles(texts, "a selector is given twice")
+    _refuse_doubles(rename.values())
+    names = [
+        name for text, of in zip(texts, sites, strict=True) for name in ([text] if len(of) == 1 else map(short, of))
+    ]
+    _refuse_doubles([rename.get(name, name) for name in names])
+    paths = {site.path for of in sites for site in of}
+    for name in rename:
+        if name not in texts and not may_be(name, paths):
+            shown = ", ".join(f'"{text}"' for text in texts[:_SHOWN])
+            raise ExtractError(f'rename: nothing can go by the name "{name}"; what was asked for is {shown}')
+
+
+def may_be(name: str, paths: Collection[str]) -> bool:
+    """Tell whether a value of a module at one of these paths can go by a name."""
+    try:
+        return single(name).literal in paths
+    except SelectorError:
+        return False
+
+
+def _refuse_doubles(names: Iterable[str], what: str = "two values would have one name") -> None:
+    double = [name for name, count in Counter(names).items() if count > 1]
+    if double:
+        raise ExtractError(f'{what}: "{double[0]}"; rename={{...}} gives another, by selector or by site')

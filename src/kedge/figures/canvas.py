@@ -1,0 +1,122 @@
+"""What all pictures share: the figure, its type, and colours that everybody can tell apart."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.errors import CannotDraw, MissingExtra
+
+try:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "matplotlib":
+        raise
+    raise MissingExtra(
+        "kedge.figures needs the package matplotlib, which is not installed: pip install 'kedge[plot]'"
+    ) from error
+
+__all__ = [
+    "ACCENT",
+    "CLASSES",
+    "MARKERS",
+    "NOTHING",
+    "ONE_SIGN",
+    "QUIET",
+    "TWO_SIGNS",
+    "Axes",
+    "Drawing",
+    "colours",
+    "dress",
+    "host",
+    "plain",
+]
+
+WIDTH = 7.2
+"""Inches; at 110 dots each as wide as a page of text."""
+TEXT, TITLE = 9, 10
+TWO_SIGNS, ONE_SIGN = "RdBu_r", "viridis"
+"""Colour maps that also those read who tell few colours apart: the first for both signs, white is 0."""
+CLASSES = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#5b5b5b", "#332288", "#999933"
+)  # fmt: skip
+"""Colours of classes, after Okabe and Ito and after Tol; see also `MARKERS`."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+"""One more than there are colours, so that no two of 110 classes have both in common."""
+ACCENT, QUIET = "#0072b2", "#57606a"
+NOTHING = "#d0d7de"
+"""Behind images: shows where a value is not finite, and is no colour of the maps."""
+
+
+class Drawing(Figure):
+    """A figure that belongs to nobody else: not to pyplot, which would keep it."""
+
+    def __init__(self, height: float, width: float = WIDTH) -> None:
+        super().__init__(figsize=(width, height), dpi=110, layout="constrained", facecolor="white")
+
+    def _repr_png_(self) -> bytes:
+        """The picture for a notebook."""
+        picture = BytesIO()
+        self.savefig(picture, format="png")
+        return picture.getvalue()
+
+
+def dress(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
+    """Give axes their words, in a size that is read beside text, and no frame on the right and above."""
+    axes.set_title(plain(title), fontsize=TITLE, loc="left")
+    axes.set_xlabel(plain(x), fontsize=TEXT)
+    axes.set_ylabel(plain(y), fontsize=TEXT)
+    axes.tick_params(labelsize=TEXT - 1, color=QUIET)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(QUIET)
+
+
+def plain(text: object) -> str:
+    """Return a text as matplotlib shows it unchanged: nothing between two dollars is a formula."""
+    return str(text).replace("$", r"\$")
+
+
+def bare(axes: Axes, title: str = "") -> None:
+    """Leave axes without marks, as an image needs none; what has no colour, as NaN, is grey."""
+    axes.set_facecolor(NOTHING)
+    axes.set_title(plain(title), fontsize=TEXT - 1, loc="left", pad=3)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def colours(figure: Figure, image: Any, beside: Any, label: str) -> None:
+    """Draw the scale of an image's colours."""
+    bar = figure.colorbar(image, ax=beside, shrink=0.8, pad=0.02)
+    bar.set_label(plain(label), fontsize=TEXT)
+    bar.ax.tick_params(labelsize=TEXT - 1)
+    bar.outline.set_visible(False)
+
+
+def host(value: Any) -> Tensor:
+    """Return what is given as a plain tensor of floats on the CPU."""
+    try:
+        tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise CannotDraw(
+            f"a picture takes a tensor, or what makes one; this is a {type(value).__name__}: {error}"
+        ) from error
+    if tensor.is_nested or tensor.is_complex():
+        what = "nested" if tensor.is_nested else "complex"
+        raise CannotDraw(
+            f"a picture takes real numbers in one block, and this tensor is {what}; give a part of it, or .abs()"
+        )
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return tensor.to(device="cpu", dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+
+
+def shown(tensor: Tensor) -> Any:
+    """Return a tensor as matplotlib takes it."""
+    return tensor.numpy()

@@ -1,0 +1,208 @@
+"""How values are spread, layer by layer: `distributions`.
+
+# Note [Magnitudes on a log axis]
+Activations and gradients differ by powers of ten between layers, so magnitudes are drawn, and on a log axis. That has no
+place for zero: quantiles are those of what is not zero, and the share of exact zeros is drawn below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kedge.errors import CannotDraw
+from kedge.figures.canvas import ACCENT, QUIET, TEXT, TITLE, Axes, Drawing, dress, host, plain, shown
+from kedge.sites.leaves import describe
+
+_QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+_BANDS = ((0, 6, "#dbe9f4", "1 to 99 %"), (1, 5, "#b3d1e8", "5 to 95 %"), (2, 4, "#7fb2d9", "25 to 75 %"))
+_MOST = 2**20
+_BINS = 120
+_TICKS = 50
+_WARM = "#d55e00"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What is drawn of one site.
+
+    Attributes:
+        site: Its name.
+        magnitudes: Magnitudes of the finite elements that are not zero, sorted.
+        zero: The share of exact zeros among the finite ones.
+        nonfinite: How many are not finite.
+    """
+
+    site: str
+    magnitudes: Tensor
+    zero: float
+    nonfinite: int
+
+
+def distributions(
+    values: Mapping[str, Any],
+    gradients: Mapping[str, Any] | None = None,
+    *,
+    kind: Literal["bands", "ridges"] = "bands",
+    units: tuple[str, str] = ("activation", "gradient"),
+    title: str = "",
+) -> Drawing:
+    """Draw how large the values of each site are, in the order in which they are given: that of the data.
+
+    Args:
+        values: Tensors by site, such as what `kedge.extract` gives.
+        gradients: Gradients by site, drawn in a panel of their own; their sites may be others.
+        kind: Bands between quantiles, or a curve a site. More than 2**20 elements of a site are thinned out evenly.
+        units: What the values and the gradients are, with the unit if they have one.
+        title: What stands above.
+
+    Returns:
+        The figure; see Note [Magnitudes on a log axis].
+
+    Raises:
+        CannotDraw: If there is no site, or no element.
+    """
+    for given in (values, gradients):
+        if given is not None and not isinstance(given, Mapping):
+            raise CannotDraw(f"distributions(...) was given {describe(given)}; it takes tensors by site, in a dict")
+    panels = [(units[0], values)] + ([] if gradients is None else [(units[1], gradients)])
+    spreads = [(unit, [_spread(site, value) for site, value in some.items()]) for unit, some in panels]
+    if not all(found for _, found in spreads):
+        raise CannotDraw("distributions(...) was given no site; it takes tensors by site, such as kedge.extract gives")
+    if kind not in ("bands", "ridges"):
+        raise CannotDraw(f'kind={kind!r}: take "bands" or "ridges"')
+    draw = _bands if kind == "bands" else _ridges
+    figure = draw(spreads)
+    if title:
+        figure.suptitle(plain(title), fontsize=TITLE, x=0.01, ha="left")
+    return figure
+
+
+def _spread(site: str, value: Any) -> Spread:
+    elements = host(value).flatten()
+    if not elements.numel():
+        raise CannotDraw(f'distributions(...) was given nothing for "{site}": {describe(value)}')
+    elements = elements[:: max(-(-elements.numel() // _MOST), 1)].abs()
+    finite = elements[elements.isfinite()]
+    there = finite[finite > 0].sort().values
+    zero = 1 - there.numel() / finite.numel() if finite.numel() else 0.0
+    return Spread(site, there, zero, elements.numel() - finite.numel())
+
+
+def _bands(panels: Sequence[tuple[str, list[Spread]]]) -> Drawing:
+    longest = max(len(spread.site) for _, found in panels for spread in found)
+    figure = Drawing(2.6 * len(panels) + 0.8 + min(longest, 40) * 0.06 * len(panels))
+    heights = [part for _ in panels for part in (4, 1)]
+    grid = figure.subplots(2 * len(panels), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for number, (unit, found) in enumerate(panels):
+        _band(grid[2 * number], unit, found)
+        if not number:
+            _legend(grid[0])
+        _zeros(grid[2 * number + 1], found)
+        grid[2 * number].sharex(grid[2 * number + 1])
+        grid[2 * number].tick_params(labelbottom=False)
+    return figure
+
+
+def _band(axes: Axes, unit: str, found: Sequence[Spread]) -> None:
+    places = list(range(len(found)))
+    quantiles = torch.tensor([[_quantile(spread, q) for q in _QUANTILES] for spread in found], dtype=torch.float64)
+    ends = [-0.25, 0.25] if len(found) == 1 else places  # the bands of one site alone would have no width
+    wide = quantiles.expand(len(ends), -1)
+    for low, high, tint, label in _BANDS:
+        axes.fill_between(
+            ends,
+            wide[:, low].tolist(),
+            wide[:, high].tolist(),
+            color=tint,
+            lw=0,
+            label=label,
+        )
+    axes.plot(places, quantiles[:, 3].tolist(), color=ACCENT, marker="o", ms=3.5, lw=1.4, label="median")
+    _bad(axes, found)
+    if bool((quantiles > 0).any()):
+        axes.set_yscale("log")
+    axes.grid(axis="y", color=QUIET, alpha=0.15)
+    dress(axes, y=f"|{unit}|, not zero")
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(fontsize=TEXT - 1, frameon=False, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+
+
+def _bad(axes: Axes, found: Sequence[Spread]) -> None:
+    """Mark sites with elements that are not finite, at the upper edge."""
+    bad = [place for place, spread in enumerate(found) if spread.nonfinite]
+    if bad:
+        above = axes.get_xaxis_transform()
+        axes.scatter(bad, [0.97] * len(bad), marker="x", color=_WARM, transform=above, label="has NaN or Inf", zorder=3)
+
+
+def _zeros(axes: Axes, found: Sequence[Spread]) -> None:
+    axes.bar(range(len(found)), [100 * spread.zero for spread in found], color=QUIET, width=0.6)
+    axes.set_ylim(0, 100)
+    axes.set_yticks([0, 100])
+    dress(axes, y="zero, %")
+    step = -(-len(found) // _TICKS)
+    names = [_named(spread.site) for spread in found][::step]
+    axes.set_xticks(range(0, len(found), step), names, rotation=90, fontsize=TEXT - 1)
+    if step > 1:
+        axes.set_xlabel(f"one site in {step} is named", fontsize=TEXT)
+    axes.set_xlim(-0.5, len(found) - 0.5)
+
+
+def _ridges(panels: Sequence[tuple[str, list[Spread]]]) -> Drawing:
+    most = max(len(found) for _, found in panels)
+    figure = Drawing(min(0.34 * most + 1.2, 24))
+    for axes, (unit, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _ridge(axes, unit, found)
+    return figure
+
+
+def _ridge(axes: Axes, unit: str, found: Sequence[Spread]) -> None:
+    there = [spread.magnitudes.log10() for spread in found if spread.magnitudes.numel()]
+    low, high = _ends(there)
+    for place, spread in enumerate(found):
+        line = len(found) - 1 - place
+        counts = torch.histc(spread.magnitudes.log10().float(), _BINS, low, high)
+        curve = line + 1.5 * counts / max(float(counts.max()), 1.0)
+        bins = torch.logspace(low, high, _BINS)
+        axes.fill_between(shown(bins), line, shown(curve), color=_BANDS[1][2], lw=0, zorder=place + 1)
+        axes.plot(shown(bins), shown(curve), color="white", lw=1.6, zorder=place + 1)
+        axes.plot(shown(bins), shown(curve), color=ACCENT, lw=0.9, zorder=place + 1)
+    axes.set_xscale("log")
+    labels = [_named(spread.site) + _besides(spread) for spread in reversed(found)]
+    axes.set_yticks(range(len(found)), labels, fontsize=TEXT - 1)
+    dress(axes, title="each curve to its own height", x=f"|{unit}|, not zero")
+    axes.grid(axis="x", color=QUIET, alpha=0.15)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def _ends(there: Sequence[Tensor]) -> tuple[float, float]:
+    """Return the range of exponents that holds all but the outermost of each site."""
+    if not there:
+        return -1.0, 1.0
+    low = min(float(some[int(0.002 * (len(some) - 1))]) for some in there)
+    high = max(float(some[-1]) for some in there)
+    return low - 0.1, high + 0.1
+
+
+def _besides(spread: Spread) -> str:
+    parts = [f"{spread.zero:.0%} zero"] if spread.zero else []
+    parts += [f"{spread.nonfinite:,} not finite"] if spread.nonfinite else []
+    return f"  ({', '.join(parts)})" if parts else ""
+
+
+def _quantile(spread: Spread, share: float) -> float:
+    some = spread.magnitudes
+    return float(some[round(share * (len(some) - 1))]) if len(some) else float("nan")
+
+
+def _named(site: str) -> str:
+    """Shorten a name in the middle, where paths differ least."""
+    return plain(site if len(site) <= 40 else f"{site[:15]}…{site[-24:]}")

@@ -1,0 +1,186 @@
+"""The graph that autograd has made: `graph` reads it, `Graph` writes and draws it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from kedge import notebook
+from kedge.errors import CannotDraw, NoSiteMatched
+from kedge.figures.graph.dot import Words, written
+from kedge.figures.graph.folding import fold
+from kedge.figures.graph.placing import by_parameters, by_use
+from kedge.inspect.autograd_graph import GraphNode, following, read_graph
+from kedge.sites import leaves
+from kedge.sites.select import Selector, runs, type_names
+from kedge.store.saved_account import sized
+from kedge.torch_internals import dynamo
+
+MOST = 60
+
+
+class Graph:
+    """A graph of autograd as it was at one moment: plain numbers and names, nothing of it is kept alive.
+
+    ``print(graph)`` gives a table by module; `dot` and `svg` draw it, and a notebook shows the drawing.
+
+    Attributes:
+        nodes: The nodes in the order of execution, leaves first.
+        followed: Whether the calls of modules were followed while it was made.
+    """
+
+    def __init__(self, nodes: Iterable[GraphNode], types: dict[str, tuple[str, ...]], *, followed: bool) -> None:
+        self.nodes, self.followed, self._types = tuple(nodes), followed, types
+
+    def __len__(self) -> int:
+        """How many nodes, leaves among them."""
+        return len(self.nodes)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that autograd holds for backward, each storage once, without parameters and buffers."""
+        return sum(node.bytes for node in self.nodes)
+
+    def dot(self, *, depth: int | None = None, expand: str | None = None, most: int = MOST) -> str:
+        """Write the graph in the language of graphviz.
+
+        Args:
+            depth: How many levels of modules are opened; None for as many as keep the drawing within `most` boxes.
+            expand: A selector of modules that are opened besides, such as ``"layer1.0, **{Attention}"``.
+            most: At most how many boxes, where no depth is given.
+
+        Raises:
+            NoSiteMatched: If the selector stands for no module of the graph.
+            CannotDraw: If there shall be no box.
+        """
+        if most < 1 or (depth is not None and depth < 0):
+            raise CannotDraw(
+                f"a drawing of depth={depth} and most={most}: there is at least one box, and depth 0 or more"
+            )
+        folded = fold(self.nodes, depth, most, self._paths(expand) if expand is not None else ())
+        return written(
+            folded, Words({path: names[0] for path, names in self._types.items() if names}, str(self._head()))
+        )
+
+    def svg(self, *, depth: int | None = None, expand: str | None = None, most: int = MOST) -> str:
+        """Draw the graph; arguments as those of `dot`.
+
+        Raises:
+            CannotDraw: If graphviz is not installed, or fails.
+        """
+        program = shutil.which("dot")
+        if program is None:
+            raise CannotDraw(
+                "an SVG of a graph was asked for, and graphviz's program dot is not found on this machine: install graphviz "
+                "(apt-get install graphviz), or take the text, Graph.dot(), to where it is"
+            )
+        text = self.dot(depth=depth, expand=expand, most=most)
+        ended = subprocess.run([program, "-Tsvg"], input=text, capture_output=True, text=True, check=False)  # noqa: S603
+        if ended.returncode:
+            raise CannotDraw(f"graphviz's dot could not draw the graph: {ended.stderr.strip()}")
+        return ended.stdout[ended.stdout.index("<svg") :]
+
+    def __str__(self) -> str:
+        """A table: by the outermost modules and what is outside of all, operations, bytes and hooks."""
+        rows = [("module", "operations", "saved", "hooks"), *self._rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [f"{row[0]:{widths[0]}}  " + "  ".join(f"{row[i]:>{widths[i]}}" for i in (1, 2, 3)) for row in rows]
+        return "\n".join([self._head(), "", *(line.rstrip() for line in lines)])
+
+    def _repr_svg_(self) -> str | None:
+        """The drawing for a notebook; None where graphviz is not installed."""
+        return self.svg() if shutil.which("dot") else None
+
+    def _repr_html_(self) -> str | None:
+        """The table for a notebook, where graphviz is not installed."""
+        if shutil.which("dot"):
+            return None
+        return notebook.table(
+            ("module", "operations", "saved", "hooks"), self._rows(), title=self._head(), align="mrrr"
+        )
+
+    def _head(self) -> str:
+        operations = sum(node.kind == "operation" for node in self.nodes)
+        hooks = sum(len(node.hooks) for node in self.nodes)
+        return f"{operations:,} operations, {sized(self.bytes)} saved for backward, {hooks:,} {'hook' if hooks == 1 else 'hooks'}"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        closed = [box for box in fold(self.nodes, 1, MOST).boxes if box.of is not None]
+        rows = [
+            (str((b.of or ("",))[0]), f"{len(b.operations):,}", sized(b.bytes), f"{len(b.hooks):,}") for b in closed
+        ]
+        rest = [node for node in self.nodes if len(node.calls) < 2 and node.kind == "operation"]
+        saved, hooks = sum(node.bytes for node in rest), sum(len(node.hooks) for node in rest)
+        return [*rows, ("outside of these", f"{len(rest):,}", sized(saved), f"{hooks:,}")]
+
+    def _paths(self, text: str) -> set[str]:
+        """Return the modules of the graph that a selector stands for."""
+        there = {path for node in self.nodes for path, _ in node.calls if path is not None}
+        found: set[str] = set()
+        for term in Selector(text).terms:
+            matched = {path for path in there if term.matches(path, self._types.get(path, ()))}
+            found = found - matched if term.excluded else found | matched
+        if not found:
+            raise NoSiteMatched(
+                f'expand="{text}" stands for no module that made a node of this graph; '
+                f"those that did begin with {', '.join(sorted(there)[1:6]) or 'none: no module was followed'}"
+            )
+        return found
+
+
+def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> Graph:
+    """Read the graph that autograd has made: ``graph(lambda: loss_of(model(x), y), model)``.
+
+    The graph is read before its backward runs, which frees what is saved. Nothing of it is run, unpacked or changed.
+
+    Args:
+        results: A function that runs the forward and returns its result: then the calls of the model's modules are
+            followed, and each operation is known to be of one. Or the result itself, a tensor or any structure of
+            tensors, of a forward that is over: then operations are placed by the parameters that they take.
+        model: Whose modules the operations are grouped by, and whose parameters have names and are not counted.
+
+    Returns:
+        The graph.
+
+    Raises:
+        CannotDraw: If nothing among the results requires grad.
+    """
+    if isinstance(results, nn.Module):
+        raise CannotDraw(
+            f"graph({type(results).__name__}) was asked for, and a model has no graph until it is called: "
+            "graph(lambda: model(x), model)"
+        )
+    if callable(results) and not isinstance(results, Tensor):
+        nodes, followed = _made_by(results, model)
+    else:
+        _check(results)
+        nodes, followed = read_graph(results, model), False
+    named = () if model is None else dynamo.unwrap(model).named_modules()
+    types = {path: type_names(module) for path, module in named if runs(module)}
+    placed = nodes if followed else by_parameters(nodes, types)
+    return Graph(by_use(placed), types, followed=followed)
+
+
+def _made_by(results: Callable[[], Any], model: nn.Module | None) -> tuple[tuple[GraphNode, ...], bool]:
+    """Run a forward and read its graph."""
+    if model is None:
+        made = results()
+        _check(made)
+        return read_graph(made), True
+    with following(model) as calls:
+        made = results()
+    _check(made)
+    return read_graph(made, model, calls), True
+
+
+def _check(results: Any) -> None:
+    found = [tensor for _, tensor in leaves.find(results)]
+    if not any(tensor.requires_grad for tensor in found):
+        raise CannotDraw(
+            f"graph(...) was given {leaves.describe(results)}, and nothing in it requires grad, so autograd has no graph of it; "
+            "run the forward with gradients on, and not under torch.no_grad()"
+        )

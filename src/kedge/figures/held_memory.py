@@ -1,0 +1,78 @@
+"""What autograd holds over a step: `memory`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedge.errors import CannotDraw
+from kedge.figures.canvas import ACCENT, QUIET, TEXT, Axes, Drawing, dress, plain
+from kedge.store.saved_account import Course, sized
+
+_HOLDERS = 10
+_WARM = "#d55e00"
+_SCALES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+
+
+def memory(held: Any, *, title: str = "") -> Drawing:
+    """Draw the bytes that autograd holds for backward over a step, and who holds them at the peak.
+
+    Args:
+        held: A bill, ``kedge.saved(model, backward=True)(x)``, or the `Course` of an account of a recording.
+        title: What stands above.
+
+    Returns:
+        The figure. The axis across counts saves and releases: autograd's own time.
+
+    Raises:
+        CannotDraw: If nothing was saved.
+    """
+    course = getattr(held, "timeline", held)
+    if not isinstance(course, Course) or not course.bytes or not course.peak:
+        raise CannotDraw(
+            f"memory(...) was given {type(held).__name__} in which nothing is held; it takes the bill "
+            "kedge.saved(model, backward=True)(x) of a model that saves something"
+        )
+    divisor, unit = next((scale, name) for scale, name in _SCALES if course.peak >= scale)
+    holders = course.holders[:_HOLDERS]
+    figure = Drawing(max(2.9, 0.22 * len(holders) + 1.1))
+    over, who = figure.subplots(1, 2, width_ratios=(3, 2))
+    _over_time(over, course, divisor, unit)
+    _at_peak(who, course, divisor, unit)
+    if title:
+        figure.suptitle(plain(title), fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def _over_time(axes: Axes, course: Course, divisor: float, unit: str) -> None:
+    at, heights = [0, *course.at], [0.0, *(size / divisor for size in course.bytes)]
+    axes.fill_between(at, heights, step="post", color=ACCENT, alpha=0.25, lw=0)
+    axes.step(at, heights, where="post", color=ACCENT, lw=1.3)
+    peak = course.peak / divisor
+    axes.plot([course.peak_at], [peak], "o", color=_WARM, ms=5)
+    right = course.peak_at > max(at) / 4
+    axes.annotate(
+        f"peak {sized(course.peak)}", (course.peak_at, peak), (-7 if right else 7, 3), textcoords="offset points",
+        ha="right" if right else "left", fontsize=TEXT, color=_WARM,
+    )  # fmt: skip
+    if course.backward is not None:
+        axes.axvline(course.backward - 0.5, color=QUIET, lw=0.9, ls=(0, (4, 3)))
+        axes.text(course.backward, peak * 0.04, " backward", fontsize=TEXT - 1, color=QUIET)
+    axes.set_ylim(0, peak * 1.15)
+    axes.set_xlim(0, max(at))
+    dress(axes, "over the step", x="saves and releases", y=f"held for backward, {unit}")
+
+
+def _at_peak(axes: Axes, course: Course, divisor: float, unit: str) -> None:
+    holders = course.holders[:_HOLDERS]
+    places = range(len(holders))
+    axes.barh(places, [size / divisor for _, size in holders], color=ACCENT, alpha=0.75, height=0.65)
+    axes.set_yticks(places, [_named(path) for path, _ in holders], fontsize=TEXT - 1)
+    axes.invert_yaxis()
+    rest = course.peak - sum(size for _, size in holders)
+    dress(axes, "at the peak, by module", x=f"{unit}" + (f"; {sized(rest)} in others" if rest > 0 else ""))
+    axes.tick_params(axis="y", length=0)
+
+
+def _named(path: str | None) -> str:
+    name = "outside of all" if path is None else path or "the model itself"
+    return plain(name if len(name) <= 30 else f"…{name[-29:]}")

@@ -1,0 +1,105 @@
+"""What an intervention does, site by site: `effects`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kedge.errors import CannotDraw
+from kedge.figures.canvas import (
+    NOTHING,
+    ONE_SIGN,
+    TEXT,
+    TWO_SIGNS,
+    WIDTH,
+    Drawing,
+    colours,
+    dress,
+    host,
+    plain,
+    shown,
+)
+from kedge.recipes.interventions.patching import Patching
+from kedge.sites.leaves import describe
+
+_WRITTEN = (24, 12)
+"""Up to how many rows and columns the numbers are written into the cells."""
+
+
+def effects(
+    values: Any,
+    rows: Sequence[object] = (),
+    columns: Sequence[object] = (),
+    *,
+    unit: str = "effect",
+    about: float = 0.0,
+    title: str = "",
+) -> Drawing:
+    """Draw a table of effects as colours: sites down, in the order of the data, and positions or tokens across.
+
+    Args:
+        values: The effects, ``[sites]`` or ``[sites, positions]``; NaN where there is none. Or what `patch` has given.
+        rows: The names of the sites; `patch` has given them.
+        columns: The names of the positions.
+        unit: What an effect is, with its unit.
+        about: What no effect is: there the colours are white, if there are values on both sides of it.
+        title: What stands above.
+
+    Returns:
+        The figure.
+
+    Raises:
+        CannotDraw: If there are more or fewer names than values.
+    """
+    if isinstance(values, Patching):
+        rows, values = list(dict.fromkeys(row.site for row in values)), values.effects
+    table = host(values)
+    table = table[:, None] if table.dim() == 1 else table
+    if table.dim() != 2 or len(rows) != len(table) or (columns and len(columns) != table.shape[1]) or not table.numel():
+        raise CannotDraw(
+            f"effects(...) was given {describe(values)} with {len(rows)} rows' and {len(columns)} columns' names; it takes "
+            "[sites] or [sites, positions] and a name for each"
+        )
+    finite = table[table.isfinite()] - about
+    most = float(finite.abs().max()) if finite.numel() else 1.0
+    signed = bool((finite < 0).any())
+    low, high = (about - most if signed else about), about + (most or 1.0)
+    height, width = len(table), table.shape[1]
+    figure = Drawing(min(0.27 * height + 1.1, 24), min(3.0 + 0.55 * width, WIDTH))
+    axes = figure.subplots()
+    colour_map = TWO_SIGNS if signed else ONE_SIGN
+    image = axes.imshow(shown(table), cmap=colour_map, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+    axes.set_facecolor(NOTHING)
+    dress(axes, title)
+    axes.set_yticks(range(height), [plain(row) for row in rows], fontsize=TEXT - 1)
+    axes.set_xticks(range(width) if columns else [], [plain(column) for column in columns], fontsize=TEXT - 1)
+    if columns and max(len(str(column)) for column in columns) * width > 80:
+        axes.tick_params(axis="x", labelrotation=90)
+    axes.tick_params(length=0)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    if height <= _WRITTEN[0] and width <= _WRITTEN[1]:
+        _write(axes, table, image)
+    colours(figure, image, axes, unit)
+    return figure
+
+
+def _write(axes: Any, table: Any, image: Any) -> None:
+    """Write each number into its cell, in black or white, whichever stands out."""
+    most = float(table[table.isfinite()].abs().max()) if bool(table.isfinite().any()) else 1.0
+    places = max(2 - math.floor(math.log10(most or 1.0)), 0)
+    form = f".{places}f" if places < 6 and most < 1e6 else ".2e"
+    for y, row in enumerate(table.tolist()):
+        for x, number in enumerate(row):
+            red, green, blue, _ = image.cmap(image.norm(number))
+            ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else "white"
+            axes.text(
+                x,
+                y,
+                f"{round(number, places) + 0.0:{form}}",
+                ha="center",
+                va="center",
+                fontsize=TEXT - 1,
+                color=ink,
+            )

@@ -1,0 +1,91 @@
+"""What the channels of a layer answer to one sample: `feature_maps`."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any, Literal
+
+from torch import Tensor
+
+from kedge.errors import CannotDraw
+from kedge.figures.canvas import ONE_SIGN, TWO_SIGNS, WIDTH, Drawing, bare, colours, host, plain, shown
+from kedge.sites.leaves import describe
+
+_COLUMNS = 8
+
+
+def feature_maps(
+    values: Any,
+    *,
+    sample: int = 0,
+    most: int = 24,
+    order: Literal["strength", "index"] = "strength",
+    scale: Literal["shared", "own"] = "shared",
+    title: str = "",
+) -> Drawing:
+    """Draw the channels that a layer makes of one sample.
+
+    Args:
+        values: A layer's output, ``[n, channels, height, width]``, or of one sample without the first.
+        sample: Which sample.
+        most: At most how many channels.
+        order: The channels of the largest mean magnitude first, or those of the lowest index.
+        scale: One range of colours for all channels, or one for each, which is said above it.
+        title: What stands above.
+
+    Returns:
+        The figure: white is 0 where there are values of both signs.
+
+    Raises:
+        CannotDraw: If the values are no images of channels.
+    """
+    maps = _of_sample(values, sample)
+    if most < 1 or order not in ("strength", "index") or scale not in ("shared", "own"):
+        raise CannotDraw(
+            f'feature_maps(most={most}, order={order!r}, scale={scale!r}): draw at least one, by "strength" or "index", with the '
+            'scale "shared" or "own"'
+        )
+    strength = maps.abs().flatten(1).mean(1)
+    chosen = strength.argsort(descending=True, stable=True)[:most] if order == "strength" else range(len(maps))[:most]
+    drawn = [int(channel) for channel in chosen]
+    signed = bool((maps < 0).any())
+    figure = Drawing(_height(maps, len(drawn)))
+    grid = figure.subplots(ceil(len(drawn) / _COLUMNS), _COLUMNS, squeeze=False)
+    image: Any = None
+    for axes, channel in zip(grid.flat, drawn, strict=False):
+        low, high = _range(maps[channel] if scale == "own" else maps[drawn], signed=signed)
+        image = axes.imshow(shown(maps[channel]), cmap=TWO_SIGNS if signed else ONE_SIGN, vmin=low, vmax=high)
+        bare(axes, f"{channel}" if scale == "shared" else f"{channel}: to {high:.2g}")
+    for axes in grid.flat[len(drawn) :]:
+        axes.set_visible(False)
+    if scale == "shared":
+        colours(figure, image, list(grid.flat), "activation")
+    chosen_by = "strongest first, by mean magnitude" if order == "strength" else "by index"
+    ranges = "one range of colours for all" if scale == "shared" else "each with its own range of colours"
+    said = f"{len(drawn)} of {len(maps)} channels, {chosen_by}; {ranges}"
+    figure.suptitle(f"{plain(title)}\n{said}" if title else said, fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def _of_sample(values: Any, sample: int) -> Tensor:
+    maps = host(values)
+    if maps.dim() == 4 and -len(maps) <= sample < len(maps):
+        maps = maps[sample]
+    if maps.dim() != 3 or not maps.numel():
+        raise CannotDraw(
+            f"feature_maps(...) draws [n, channels, height, width] and one of its samples, and was given {describe(values)} and "
+            f"sample={sample}; tokens [n, tokens, channels] become images by .transpose(1, 2).unflatten(2, (height, width))"
+        )
+    return maps
+
+
+def _range(maps: Tensor, *, signed: bool) -> tuple[float, float]:
+    finite = maps[maps.isfinite()]
+    most = float(finite.abs().max()) if finite.numel() else 0.0
+    return (-most if signed else 0.0), most or 1.0
+
+
+def _height(maps: Tensor, count: int) -> float:
+    _, height, width = maps.shape
+    each = (WIDTH - 0.7) / _COLUMNS * height / width
+    return min(ceil(count / _COLUMNS) * (each + 0.19) + 0.55, 24)

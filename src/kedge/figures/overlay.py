@@ -1,0 +1,114 @@
+"""What in an image matters: `attributions`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf, nan
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.nn import functional
+
+from kedge.errors import CannotDraw
+from kedge.figures.canvas import ONE_SIGN, TWO_SIGNS, WIDTH, Drawing, bare, colours, host, plain, shown
+from kedge.sites.leaves import describe
+
+_COVER = 0.85
+
+
+def attributions(
+    maps: Any | dict[str, Any],
+    images: Any,
+    *,
+    how: Literal["beside", "over"] = "beside",
+    labels: Sequence[str] = (),
+    title: str = "",
+) -> Drawing:
+    """Draw attributions beside the images that they are of, or over them.
+
+    Args:
+        maps: Attributions ``[n, channels, height, width]`` or ``[n, height, width]``, those of channels are added up;
+            several by name are drawn in columns. Smaller ones, as of Grad-CAM, are stretched over the image.
+        images: The images, ``[n, channels, height, width]``, of 1 or 3 channels, in any range.
+        how: Beside the image, or over it in grey: the larger, the less is seen of the image.
+        labels: What stands at each image.
+        title: What stands above.
+
+    Returns:
+        The figure. White is 0 if a map has values of both signs, for all maps of the figure; what is not finite is grey. Each
+        picture has the range of its own largest magnitude, as attributions have no unit that images share.
+
+    Raises:
+        CannotDraw: If the maps and images do not belong together.
+    """
+    if how not in ("beside", "over") or (isinstance(maps, Mapping) and not maps):
+        raise CannotDraw(f'attributions(...) needs one map at least, and how="beside" or "over"; this is how={how!r}')
+    pictures = _images(images)
+    given = maps if isinstance(maps, Mapping) else {"": maps}
+    named = {name: _maps(value, len(pictures)) for name, value in given.items()}
+    signed = any(bool((found < 0).any()) for found in named.values())
+    beside = how == "beside"
+    columns, (height, width) = len(named) + beside, pictures.shape[1:3]
+    each = min((WIDTH - 1.45) / columns, 1.9)  # the rest is for the colour bar and what it says
+    figure = Drawing(min(each * height / width + 0.2, 4) * len(pictures) + 0.4, min(WIDTH, each * columns + 1.5))
+    grid = figure.subplots(len(pictures), columns, squeeze=False)
+    image: Any = None
+    for row, picture in enumerate(pictures):
+        label = str(labels[row]) if row < len(labels) else ""
+        if beside:
+            grid[row, 0].imshow(shown(picture), cmap="gray", vmin=0, vmax=1)
+            bare(grid[row, 0], label or "input")
+        for column, (name, found) in enumerate(named.items(), start=int(beside)):
+            image = _draw(grid[row, column], found[row], picture, over=not beside, signed=signed)
+            words = [name if row == 0 else "", label if not beside and column == 0 else ""]
+            bare(grid[row, column], ", ".join(filter(None, words)))
+    colours(figure, image, list(grid.flat), "share of each picture's\nlargest magnitude")
+    if title:
+        figure.suptitle(plain(title), fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def _draw(axes: Any, found: Tensor, picture: Tensor, *, over: bool, signed: bool) -> Any:
+    """Draw one map, relative to its largest magnitude, as large as its picture."""
+    finite = found[found.isfinite()]
+    relative = found / ((float(finite.abs().max()) if finite.numel() else 0.0) or 1.0)
+    relative[~found.isfinite()] = nan
+    height, width = picture.shape[:2]
+    look = {"cmap": TWO_SIGNS if signed else ONE_SIGN, "vmin": -1.0 if signed else 0.0, "vmax": 1.0}
+    if not over:
+        return axes.imshow(shown(relative), extent=(0, width, height, 0), interpolation="nearest", **look)
+    fitted = functional.interpolate(relative[None, None], (height, width), mode="bilinear", align_corners=False)[0, 0]
+    grey = picture if picture.dim() == 2 else picture.mean(-1)
+    axes.imshow(shown(grey), cmap="gray", vmin=-0.2, vmax=1.2)
+    return axes.imshow(shown(fitted), alpha=shown(fitted.abs().clamp(0, 1).nan_to_num() * _COVER), **look)
+
+
+def _images(images: Any) -> Tensor:
+    """Return images with their channels last, between 0 and 1; grey ones without channels."""
+    found = host(images)
+    found = found[None] if found.dim() == 3 else found
+    if found.dim() != 4 or found.shape[1] not in (1, 3) or not found.numel():
+        raise CannotDraw(
+            f"attributions(...) draws images [n, channels, height, width] of 1 or 3 channels, and was given {describe(images)}"
+        )
+    finite = found.isfinite()
+    low = found.where(finite, inf).amin((1, 2, 3), keepdim=True)
+    high = found.where(finite, -inf).amax((1, 2, 3), keepdim=True)
+    found = ((found - low) / (high - low).clamp_min(1e-12)).where(finite, nan)
+    return found[:, 0] if found.shape[1] == 1 else found.permute(0, 2, 3, 1)
+
+
+def _maps(maps: Any, count: int) -> Tensor:
+    found = host(maps)
+    if found.dim() == 4:
+        found = found.sum(1)
+    elif found.dim() == 3 and count == 1 and len(found) != 1:
+        found = found.sum(0, keepdim=True)
+    elif found.dim() == 2 and count == 1:
+        found = found[None]
+    if found.dim() != 3 or len(found) != count or not found.numel():
+        raise CannotDraw(
+            f"attributions(...) was given {describe(maps)} for {count} images; it takes one map an image, "
+            "[n, channels, height, width] or [n, height, width]"
+        )
+    return found

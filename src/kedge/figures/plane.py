@@ -1,0 +1,113 @@
+"""A map of features in two dimensions: `scatter`, by principal components."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.errors import CannotDraw
+from kedge.figures.canvas import ACCENT, CLASSES, MARKERS, TEXT, Axes, Drawing, dress, host, plain, shown
+from kedge.sites.leaves import describe
+
+_LINES = 22
+_NAMED = 2 * _LINES
+
+
+def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
+    """Project features on the directions in which they vary most.
+
+    Args:
+        features: ``[n, ...]``, a row a sample; what is behind the first dimension is flattened.
+        components: How many directions.
+
+    Returns:
+        The projections ``[n, components]``, and the share of the variance that each holds, in float64. The sign of each
+        direction is that which makes its largest weight positive, so that two runs give one picture.
+
+    Raises:
+        CannotDraw: If there are fewer than two samples, or values that are not finite.
+    """
+    table = host(features).double()
+    if table.dim() < 2 or len(table) < 2 or not table.numel():
+        raise CannotDraw(f"principal components need at least 2 samples, [n, ...]; this is {describe(features)}")
+    table = table.flatten(1)
+    if not bool(table.isfinite().all()):
+        rows = (~table.isfinite().all(1)).nonzero().flatten().tolist()
+        raise CannotDraw(
+            f"principal components need finite values; not so in {len(rows)} samples, the first is {rows[0]}"
+        )
+    centred = table - table.mean(0)
+    _, sizes, directions = torch.linalg.svd(centred, full_matrices=False)
+    directions = directions[:components]
+    largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
+    directions = directions * torch.where(largest < 0, -1.0, 1.0)
+    variance = (sizes / sizes.max().clamp_min(torch.finfo(sizes.dtype).tiny)).square()
+    share = variance[:components] / variance.sum().clamp_min(torch.finfo(variance.dtype).tiny)
+    missing = components - len(directions)
+    return torch.nn.functional.pad(centred @ directions.T, (0, missing)), torch.nn.functional.pad(share, (0, missing))
+
+
+def scatter(features: Any, labels: Any = None, *, names: Sequence[str] = (), title: str = "") -> Drawing:
+    """Draw samples in the plane of their features' two principal components.
+
+    Args:
+        features: ``[n, ...]``, a row a sample.
+        labels: The class of each sample, whole numbers ``[n]``; each has a colour and a mark of its own.
+        names: The names of classes, by their number.
+        title: What stands above.
+
+    Returns:
+        The figure; the axes say which share of the variance they hold.
+
+    Raises:
+        CannotDraw: If features and labels do not belong together; see also `principal`.
+    """
+    points, share = principal(features)
+    figure = Drawing(5.0)
+    axes = figure.subplots()
+    size = max(min(9000 / len(points), 36), 6)
+    if labels is None:
+        axes.scatter(shown(points[:, 0]), shown(points[:, 1]), s=size, c=ACCENT, lw=0, alpha=0.75)
+    else:
+        classes = _classes(labels, len(points))
+        found = classes.unique().tolist()
+        for number, label in enumerate(found):
+            name = plain(names[label] if 0 <= label < len(names) else label)
+            name = f"\u200b{name}" if name.startswith("_") else name  # which a legend would leave out
+            some, marker = points[classes == label], MARKERS[number % len(MARKERS)]
+            colour = CLASSES[number % len(CLASSES)]
+            axes.scatter(
+                shown(some[:, 0]), shown(some[:, 1]), s=size, c=colour, marker=marker, lw=0, alpha=0.75, label=name
+            )
+        _legend(axes, len(found))
+    first, second = (f"principal component {i + 1} ({float(part):.1%} of variance)" for i, part in enumerate(share))
+    dress(axes, title, first, second)
+    axes.set_aspect("equal", adjustable="datalim")
+    return figure
+
+
+def _legend(axes: Axes, count: int) -> None:
+    """Name the classes, as many as there is place for."""
+    marks, names = axes.get_legend_handles_labels()
+    title = "class" if count <= _NAMED else f"the first {_NAMED} of {count} classes"
+    axes.legend(
+        marks[:_NAMED], names[:_NAMED], fontsize=TEXT, frameon=False, title=title, title_fontsize=TEXT, loc="center left",
+        bbox_to_anchor=(1, 0.5), markerscale=1.4, handletextpad=0.2, ncols=-(-min(count, _NAMED) // _LINES),
+    )  # fmt: skip
+
+
+def _classes(labels: Any, count: int) -> Tensor:
+    try:
+        classes = labels.detach().cpu() if isinstance(labels, Tensor) else torch.as_tensor(labels)
+    except (TypeError, ValueError) as error:
+        raise CannotDraw(
+            f"scatter(...) takes a whole number for each sample as labels, and their names in names=: {error}"
+        ) from error
+    if classes.shape != (count,) or classes.is_floating_point():
+        raise CannotDraw(
+            f"scatter(...) was given {describe(labels)} as labels of {count} samples; it takes a whole number each"
+        )
+    return classes

@@ -1,0 +1,83 @@
+"""One event through its actions: in which order, what an edit hands on, what a failure does.
+
+# Note [The order of actions]
+The actions at one site stand in the order in which they were attached, and run in that order in
+forward and in backward alike, each on the value that the one before left. An action that was
+removed, is off schedule, or belongs to another leaf or call is passed over. In a recompute only
+those run that have changed a value before: an edit must be applied again, or the recomputed graph
+differs from the one that was differentiated; an observer would see everything twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from torch import Tensor
+
+from kedge.errors import ActionDisabled, ActionError, StopForward
+from kedge.flow import Event
+from kedge.hooks.firing.contract import check_edit
+from kedge.hooks.firing.tap import Tap
+from kedge.sites.leaves import describe
+from kedge.torch_internals.checkpoint import Stopped
+from kedge.torch_internals.tensors import version_of
+
+
+def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
+    """Run a value through the taps of its site; see Note [The order of actions].
+
+    Returns:
+        The value that goes on: the given one, or what the last edit made of it.
+    """
+    __tracebackhide__ = True
+    for tap in taps:
+        on = tap.repeats() if event.recompute else tap.on
+        if on and (tap.broad or tap.means(event)):
+            value = _run(tap, value, event)
+    return value
+
+
+def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
+    __tracebackhide__ = True
+    version = version_of(value)
+    try:
+        result = tap.act(value, event)
+        in_place = version_of(value) != version
+        if result is not None or in_place:
+            check_edit(value, result, tap.action, event.site, in_place=in_place)
+    except Stopped:
+        raise
+    except StopForward:
+        tap.count(event)
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a user's action raises gets its place put in front
+        failed(tap, value, event, error)
+        return value
+    tap.count(event)
+    if result is None:
+        return value
+    tap.edited = True
+    return result
+
+
+def failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
+    """Raise an action's failure with its place, or disable the action if the session says so."""
+    __tracebackhide__ = True
+    kind: Callable[[str], Exception] = type(error) if isinstance(error, ActionError) else ActionError
+    what = str(error) if isinstance(error, ActionError) else f"{type(error).__name__}: {error}"
+    message = f"{tap.label} at {event.site} ({_moment(event)}, {describe(value)}): {what}"
+    if tap.session.on_error == "raise":
+        _raise(kind(message), error)
+    tap.on, tap.when, tap.failed = False, None, True
+    tap.session.complain(ActionDisabled(f"{message}; this action is off for the rest of the session"))
+
+
+def _moment(event: Event) -> str:
+    backward = f", backward {event.backward}" if event.backward >= 0 else ""
+    return f"pass {event.pass_}, call {event.call}{backward}"
+
+
+def _raise(error: Exception, cause: Exception) -> NoReturn:
+    __tracebackhide__ = True
+    raise error from (cause.__cause__ if isinstance(cause, ActionError) else cause)

@@ -1,0 +1,262 @@
+"""Compiled code: how a hook takes part in a graph that Dynamo has captured.
+
+# Note [In the graph]
+Dynamo reads our forward hooks and puts what they do into the graph, if they were there when it
+compiled. What has to happen in Python at run time - counting, recording, measuring - goes in as
+one opaque operator without a result. It is registered as having an effect, so that it is neither
+removed nor reordered. Edits, Kedge's and plain functions alike, are read by Dynamo and become
+part of the graph. A gradient is listened to by an identity whose backward calls the operator.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import CannotCompile, Recompiled
+from kedge.hooks.firing.contract import check_edit
+from kedge.hooks.firing.fire import fire
+from kedge.hooks.telling import warn
+from kedge.sites import leaves
+from kedge.torch_internals import dynamo, operators
+from kedge.torch_internals.graph_task import in_backward
+
+if TYPE_CHECKING:
+    from kedge.flow import Event
+    from kedge.hooks.firing.tap import Tap
+    from kedge.hooks.gates.modules import After, Before, Gate
+
+_library = torch.library.Library("kedge", "DEF")
+_SCHEMAS = (
+    "value(Tensor x, int key, str leaf) -> ()",
+    "gradient(Tensor x, int key, str leaf) -> ()",
+    "passed(Tensor x, int key, str leaf) -> ()",
+    "applied(Tensor x, int key) -> ()",
+    "begin(Tensor any, int key, bool graded) -> ()",
+    "end(Tensor any, int key) -> ()",
+)
+_ANY = torch.zeros(())
+_registered: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_next_key = 0
+
+
+def register(thing: Any) -> int:
+    """Give a tap or a beginning a number by which the operators find it."""
+    global _next_key  # noqa: PLW0603 - one number space in a process, as for the operators
+    _next_key += 1
+    _registered[_next_key] = thing
+    return _next_key
+
+
+def refresh() -> None:
+    """Have code that was compiled without the hooks compile again; says so if there was any."""
+    if dynamo.refresh():
+        warn(
+            Recompiled(
+                "hooks were attached after torch.compile had compiled code, which does not look for new hooks: all compiled "
+                "code was discarded and compiles again, with the hooks, at its next call. Hook first to compile once"
+            )
+        )
+
+
+def _count(tap: Tap, leaf: str, kind: str) -> tuple[int, bool]:
+    """Count a call by tap and leaf: in a graph the gate itself is not called."""
+    gate: Gate = tap.gate
+    return gate.passes.count((tap.key, leaf, kind))
+
+
+def _event(tap: Tap, leaf: str, call: int, recompute: bool) -> Event:
+    gate: Gate = tap.gate
+    site = tap.site if tap.site.kind == "param" else gate.site(tap.site.kind, leaf)
+    return gate.passes.event(site, call, recompute)
+
+
+def _value(x: Tensor, key: int, leaf: str) -> None:
+    tap = _registered.get(key)
+    if tap is None or tap.gate is None or (tap.site.kind == "param" and not tap.gate.is_first(tap.site)):
+        return
+    call, recompute = _count(tap, leaf, "value")
+    tap.gate.called += 1
+    # The compiler may use the memory again as soon as the operator has returned, and the tensor object with it, so
+    # that the next value would be taken for this one.
+    value = x.clone() if getattr(tap.action, "keeps", False) else x.detach()
+    fire((tap,), value, _event(tap, leaf, call, recompute))
+
+
+def _passed(x: Tensor, key: int, leaf: str) -> None:
+    tap = _registered.get(key)
+    if tap is not None and tap.gate is not None:
+        _count(tap, leaf, "passed")
+        tap.gate.called += 1
+        tap.gate.listened += 1
+
+
+def _gradient(x: Tensor, key: int, leaf: str) -> None:
+    tap = _registered.get(key)
+    if tap is None or tap.gate is None:
+        return
+    here = tap.gate.passes.here
+    # Backward comes in the opposite order of forward, so the calls are counted down.
+    arrived = here.calls.get((key, leaf, "arrived"), 0)
+    here.calls[key, leaf, "arrived"] = arrived + 1
+    calls = here.calls.get((key, leaf, "passed"), 1)
+    event = _event(tap, leaf, (calls - 1 - arrived) % calls, recompute=False)
+    event.backward = tap.session.clock.backward()
+    fire((tap,), x.clone() if getattr(tap.action, "keeps", False) else x.detach(), event)
+
+
+def _applied(x: Tensor, key: int) -> None:
+    tap = _registered.get(key)
+    if tap is not None and tap.gate is not None:
+        tap.gate.called += 1
+        tap.gate.listened += tap.site.is_gradient
+        tap.fired += 1
+
+
+def _begin(x: Tensor, key: int, graded: bool) -> None:
+    beginning = _registered.get(key)
+    if beginning is not None and not in_backward():
+        beginning.passes.begin(graded=graded)
+
+
+def _end(x: Tensor, key: int) -> None:
+    beginning = _registered.get(key)
+    if beginning is not None and not in_backward():
+        beginning.passes.end()
+
+
+for _schema, _run in zip(_SCHEMAS, (_value, _gradient, _passed, _applied, _begin, _end), strict=True):
+    _name = _library.define(_schema)
+    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"kedge::{_name}", lambda *args: None, lib=_library)
+    operators.has_effect(_library, f"kedge::{_name}")
+_ops = torch.ops.kedge
+
+
+class _Listen(torch.autograd.Function):
+    """The identity; its backward shows the gradient to an observer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, key: int, leaf: str) -> Tensor:
+        """Copy: what follows may work in place, which a view of `x` would not survive."""
+        ctx.key, ctx.leaf = key, leaf
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Show the gradient and pass it on."""
+        _ops.gradient(grad, ctx.key, ctx.leaf)
+        return grad, None, None
+
+
+def editing(act: Any, key: int) -> Any:
+    """Make the identity whose backward is an edit; Dynamo reads the edit into the graph."""
+
+    class Edit(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            _ops.applied(grad, key)
+            new = act(grad, None)
+            return grad if new is None else new
+
+    return Edit
+
+
+def _leaves() -> bool:
+    """Whether the graph is made to leave this process: an exported program must load without Kedge."""
+    return torch.compiler.is_exporting()
+
+
+def begin(key: int) -> None:
+    """Put the beginning of a forward pass into the graph; the graph itself runs with grad mode off."""
+    if not _leaves():
+        _ops.begin(_ANY, key, torch.is_grad_enabled())
+
+
+def end(key: int) -> None:
+    """Put the end of a forward pass into the graph."""
+    if not _leaves():
+        _ops.end(_ANY, key)
+
+
+def after(gate: After, output: Any) -> Any:
+    """Put the taps on a module's output into the graph; returns the output if it changed."""
+    if gate.taps["in.share"]:
+        raise CannotCompile(f'"{gate.path}:in.share" cannot be followed inside compiled code; run the model uncompiled')
+    new = {leaf: _through(gate, leaf, tensor) for leaf, tensor in leaves.find(output)}
+    return leaves.put(output, new)
+
+
+def _through(gate: After, leaf: str, tensor: Tensor) -> Tensor:
+    tensor = _forward_taps(gate.taps["out"], leaf, tensor)
+    if not tensor.requires_grad:
+        return tensor
+    for tap in reversed(gate.taps["out.grad"]):  # the last identity is the first that backward meets
+        if tap.site.leaf is not None and tap.site.leaf != leaf:
+            continue
+        if tap.observes and _leaves():
+            continue
+        if tap.observes:
+            _ops.passed(tensor.detach(), tap.key, leaf)
+            tensor = _Listen.apply(tensor, tap.key, leaf)  # type: ignore[no-untyped-call]
+        else:
+            _needs_no_event(tap)
+            tensor = tap.edit.apply(tensor)
+    return tensor
+
+
+def _forward_taps(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
+    for tap in taps:
+        if tap.site.leaf is not None and tap.site.leaf != leaf:
+            continue
+        if tap.observes:  # whether it is on schedule is looked up when it runs: reading it here would recompile
+            if not _leaves():
+                _ops.value(tensor.detach(), tap.key, leaf)
+            continue
+        if not tap.on:
+            continue
+        _needs_no_event(tap)
+        if not _leaves():
+            _ops.applied(tensor.detach(), tap.key)
+        result = tap.action(tensor)
+        if result is not None:
+            check_edit(tensor, result, tap.action, tap.site)
+            tensor = result
+    return tensor
+
+
+def _needs_no_event(tap: Tap) -> None:
+    if tap.site.call is not None:
+        raise CannotCompile(
+            f"{tap.label} at {tap.site} is to edit one call, but inside compiled code there is one graph for all passes and "
+            "calls are not counted; edit every call, or run the model uncompiled"
+        )
+    if tap.takes_event:
+        raise CannotCompile(
+            f"{tap.label} at {tap.site} takes (value, event), but inside compiled code there is one graph for all passes and so "
+            "no event; let it take (value) alone, or run the model uncompiled"
+        )
+
+
+def before(gate: Before, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Put the taps on a module's inputs into the graph; returns the arguments if they changed."""
+    if gate.sharing:
+        raise CannotCompile(f'"{gate.path}:in.share" cannot be followed inside compiled code; run the model uncompiled')
+    if gate.taps["in.grad"]:
+        raise CannotCompile(
+            f'"{gate.path}:in.grad" cannot be followed inside compiled code; hook the ":out.grad" it comes from'
+        )
+    for tap in gate.taps["param"]:
+        if not _leaves():
+            _ops.value(gate.held(module, tap.site), tap.key, "")
+    if not gate.taps["in"]:
+        return None
+    new = {leaf: _forward_taps(gate.taps["in"], leaf, tensor) for leaf, tensor in gate.find(args, kwargs)}
+    return gate.replaced(args, kwargs, new)

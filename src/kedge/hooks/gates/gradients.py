@@ -1,0 +1,372 @@
+"""Gradients: hooks on tensors, parameters and autograd nodes.
+
+# Note [No full backward hooks]
+PyTorch's module backward hooks put an identity node around a module, which changes the bits of
+gradients, forbids in-place operations after it, and is silent for lists, dicts and dataclasses.
+A hook on the tensor itself has none of these faults: set when the forward has just made the
+tensor, it stays on the operation that made it even if the next one works in place - unless the
+tensor is a view, see Note [Gradients of views].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils.hooks import unserializable_hook
+
+from kedge.errors import EditError
+from kedge.flow import Event
+from kedge.hooks.firing.fire import fire
+from kedge.hooks.firing.measuring import measure_value
+from kedge.hooks.firing.tap import Tap
+from kedge.sites.site import Site
+from kedge.torch_internals.aliases import Pulse, whole
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.hook_tables import on_tensor
+from kedge.torch_internals.tensors import base_of, may_alias
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from kedge.hooks.firing.schedule import Clock, Here
+    from kedge.hooks.gates.modules import Gate
+    from kedge.hooks.session import Session
+
+
+class Station:
+    """The taps of one session on one tensor, parameter or node that exists before the program runs."""
+
+    def __init__(self, session: Session, name: str, kind: str) -> None:
+        self.session, self.site = session, Site(name, kind)
+        self.taps: tuple[Tap, ...] = ()
+        self.measures = False
+        self.param: Tensor | None = None
+        self.emptied = False  # another hook had taken ``.grad`` away
+        self.handle: RemovableHandle | None = None
+
+    def event(self, leaf: str = "") -> Event:
+        """Make the event of a gradient that belongs to no module's call."""
+        clock = self.session.clock
+        here = self.session.main_passes.here if self.session.main_passes else None
+        pass_, micro, replica = (here.pass_, here.micro_batch, here.replica) if here else (-1, 0, "")
+        site = self.site.at(leaf) if leaf else self.site
+        return Event(site, 0, pass_, clock.backward(), clock.step, micro, clock.rank, replica, recompute=False)
+
+    @property
+    def whose(self) -> int:
+        """Tells the sites of one tensor from those of another of the same name."""
+        return id(self) if self.param is None else id(self.param)
+
+    def is_last(self, table: Mapping[int, Any] | None) -> bool:
+        """Whether nobody has hooked the tensor since; behind others a new station is needed to keep the order."""
+        return self.handle is None or next(reversed(table or {}), None) == self.handle.id
+
+    def add(self, tap: Tap) -> None:
+        """Take a tap in, behind those that stand here already."""
+        tap.gate = self
+        self.taps += (tap,)
+        self.retime()
+
+    def retime(self) -> None:
+        """Find out whether all that is done here is to measure; what is on schedule is looked up when a gradient arrives."""
+        self.measures = all(tap.measure is not None for tap in self.taps)
+
+    def drop(self, tap: Tap) -> None:
+        """Let a tap go; a firing under way still sees the old tuple."""
+        self.taps = tuple(t for t in self.taps if t is not tap)
+        self.retime()
+
+    def fire(self, value: Tensor | None, leaf: str = "") -> Tensor | None:
+        """Run the taps; return what replaces the value, None for nothing. PyTorch gives None at an unused output."""
+        taps = self.taps
+        if value is None or not any(tap.on for tap in taps):
+            return None
+        if self.measures:
+            clock = self.session.clock
+            clock.backward()  # it is counted
+            measure_value(taps, value, clock.step, self.event, (leaf,))
+            return None
+        new = fire(taps, value, self.event(leaf))
+        return None if new is value else new
+
+
+def attach_tensor(station: Station, tensor: Tensor) -> RemovableHandle:
+    """Fire with the gradient of a tensor, before it is accumulated."""
+    handle: RemovableHandle = tensor.register_hook(station.fire)
+    return handle
+
+
+def attach_accumulated(station: Station, tensor: Tensor) -> RemovableHandle:
+    """Fire with ``.grad`` of a leaf tensor once a backward pass has accumulated into it."""
+
+    def accumulated(leaf: Tensor) -> None:
+        station.emptied = station.emptied or leaf.grad is None
+        if leaf.grad is not None and (new := station.fire(leaf.grad)) is not None:
+            leaf.grad = new
+
+    handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(accumulated)
+    return handle
+
+
+def attach_node(station: Station, node: Node) -> RemovableHandle:
+    """Fire with each gradient that arrives at a node (``pre``) or leaves it (``post``)."""
+
+    def each(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+        new = [None if g is None else station.fire(g, str(i)) for i, g in enumerate(grads)]
+        if all(n is None for n in new):
+            return None
+        return tuple(g if n is None else n for g, n in zip(grads, new, strict=True))
+
+    def after(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> Any:
+        if grad_inputs:
+            return each(grad_inputs)
+        if each(grad_outputs) is not None:  # the node of a leaf keeps what arrives and passes nothing on
+            raise EditError(
+                f"a value was returned at {station.site}, but {station.site.path} passes no gradient on; edit it at :pre"
+            )
+        return None
+
+    return node.register_prehook(each) if station.site.kind == "pre" else node.register_hook(after)
+
+
+class Listener:
+    """Fires the taps of one gate with the gradient of one tensor."""
+
+    __torch_unserializable__ = True  # a tensor is sent or saved without it, and without a warning
+
+    def __init__(self, gate: Gate, origin: Event) -> None:
+        self.gate, self.origin = gate, origin
+        self.also: Mapping[Site, Event] = {}  # where else in the same call this very tensor stands
+        self.shape: torch.Size | None = None  # of the view, where the whole of its memory is listened to
+        self.pulse: Pulse | None = None
+
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        """Be the tensor's hook; PyTorch gives None at an output that nothing used, where others of its node were."""
+        now = self.gate.taps[self.origin.site.kind]
+        if grad is None or not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
+            return None
+        value = grad if self.shape is None else grad.reshape(self.shape)
+        new = self._through(now, value)
+        return None if new is value else new.reshape(grad.shape)
+
+    def _through(self, taps: Sequence[Tap], value: Tensor) -> Tensor:
+        """Fire at every place of the tensor. It has one gradient, so that an action which has edited it is done."""
+        clock = self.gate.session.clock
+        if not self.also:
+            return fire(taps, value, gradient_event(self.origin, clock))
+        events = [gradient_event(origin, clock) for origin in (self.origin, *self.also.values())]
+        for tap in taps:
+            given = value
+            for event in events:
+                if value is given:
+                    value = fire((tap,), given, event)
+        return value
+
+    @property
+    def place(self) -> tuple[Site, int]:
+        """The site and the call: another call of the same place would set this listener again."""
+        return self.origin.site, self.origin.call
+
+
+class ValueListener(Listener):
+    """Hands the gradient of one tensor to what measures it; see Note [Values alone]."""
+
+    also: Mapping[Site, Event] = MappingProxyType({})
+    shape: torch.Size | None = None
+    pulse: Pulse | None = None
+
+    def __init__(self, gate: Gate, site: Site, call: int, here: Here) -> None:
+        self.gate, self.site, self.call = gate, site, call
+        self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
+
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        """Be the tensor's hook."""
+        gate = self.gate
+        if not gate.measures or self.also:  # an action has come since
+            return super().__call__(grad)
+        taps = gate.taps[self.site.kind]
+        for tap in taps:
+            if tap.on:
+                break
+        else:
+            return None
+        if grad is None or (self.pulse is not None and self.pulse.changed()):
+            return None
+        clock = gate.session.clock
+        clock.backward()  # it is counted
+        measure_value(taps, grad if self.shape is None else grad.reshape(self.shape), clock.step, self._event, ())
+        return None
+
+    def _event(self) -> Event:
+        return gradient_event(self.origin, self.gate.session.clock)
+
+    @property
+    def origin(self) -> Event:
+        """The forward's event, made when it is asked for."""
+        rank = self.gate.session.clock.rank
+        return Event(self.site, self.call, self.pass_, -1, -1, self.micro_batch, rank, self.replica, recompute=False)
+
+    @origin.setter
+    def origin(self, event: Event) -> None:
+        self.site, self.call, self.pass_ = event.site, event.call, event.pass_
+        self.micro_batch, self.replica = event.micro_batch, event.replica
+
+    @property
+    def place(self) -> tuple[Site, int]:
+        """The site and the call."""
+        return self.site, self.call
+
+
+def gradient_event(origin: Event, clock: Clock) -> Event:
+    """Make the event of a gradient: the call and pass of its forward, the step and backward of now."""
+    o = origin
+    return Event(
+        o.site,
+        o.call,
+        o.pass_,
+        clock.backward(o.backward),
+        clock.step,
+        o.micro_batch,
+        o.rank,
+        o.replica,
+        recompute=False,
+    )
+
+
+def listen(tensor: Tensor, listener: Listener, *, recompute: bool = False) -> Listener:
+    """Fire a gate's taps with the gradient of a tensor that a forward has made or was given.
+
+    A tensor may live for several passes (an input that is used again, a parameter that a module
+    returns), and a recompute meets the very inputs of its forward: each is listened to once, or an
+    edit would be made again and again.
+
+    Args:
+        tensor: A tensor that requires grad.
+        listener: What is to listen, if nothing of the same place does already.
+        recompute: Whether a checkpoint's recompute met it.
+
+    Returns:
+        What listens; its `pulse` tells that the gradient cannot be had, if it is in doubt; see Note [Gradients of views].
+    """
+    aliased = may_alias(tensor)
+    known = _heard(tensor, listener) if aliased or on_tensor(tensor) else None
+    if known is not None:
+        if not recompute:
+            known.origin, known.also = listener.origin, {}
+        return known
+    base = whole(tensor) if aliased else None
+    if base is not None:
+        listener.shape = tensor.shape
+    elif aliased and type(tensor) is Tensor:
+        listener.pulse = Pulse(tensor)
+    listener.gate.session.mounts.keep((tensor if base is None else base).register_hook(listener))
+    return listener
+
+
+def _heard(tensor: Tensor, like: Listener) -> Listener | None:
+    tables = (on_tensor(each) for each in (tensor, base_of(tensor)) if each is not None)
+    hooks = (hook for table in tables if table for hook in table.values())
+    listeners = (hook for hook in hooks if isinstance(hook, Listener) and hook.gate is like.gate)
+    return next((each for each in listeners if each.place == like.place), None)
+
+
+def edges_into(roots: Sequence[Tensor], inputs: Mapping[str, Any]) -> dict[str, list[tuple[Node, list[int]]]]:
+    """Find the nodes of one call that pass a gradient on to its inputs.
+
+    # Note [The share of one call]
+    A tensor's gradient is the sum over all its uses. What one module call contributes is what its
+    own nodes send along the edges into the tensor's node. Walking back from the call's outputs
+    finds them, with no identity node in the graph: such a node would change bits. The walk ends at
+    every input: what lies behind one was there before the call, even if it leads to another input,
+    as in ``output(dense(x), x)``.
+
+    Args:
+        roots: The outputs of the call.
+        inputs: Each input's `torch.autograd.graph.GradientEdge`, taken before the call; None without one.
+
+    Returns:
+        For each input the nodes with the positions of their ``grad_inputs`` that go to it.
+    """
+    found: dict[str, list[tuple[Node, list[int]]]] = {leaf: [] for leaf in inputs}
+    ends: dict[tuple[Any, int], list[str]] = {}
+    for leaf, edge in inputs.items():
+        if edge is not None:
+            ends.setdefault((edge.node, edge.output_nr), []).append(leaf)
+    stack = [t.grad_fn for t in roots if t.grad_fn is not None and (t.grad_fn, t.output_nr) not in ends]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        positions: dict[str, list[int]] = {}
+        for i, (behind, number) in enumerate(node.next_functions):
+            for leaf in ends.get((behind, number), ()):
+                positions.setdefault(leaf, []).append(i)
+            if behind is not None and (behind, number) not in ends and behind not in seen:
+                seen.add(behind)
+                stack.append(behind)
+        for leaf, at in positions.items():
+            found[leaf].append((node, at))
+    return found
+
+
+class Share:
+    """Sums up what one call of a module adds to the gradient of one of its inputs."""
+
+    def __init__(self, gate: Gate, origin: Event, nodes: int) -> None:
+        self.gate, self.origin, self.nodes = gate, origin, nodes
+        self.sums: dict[int, tuple[int, Tensor | None]] = {}
+
+    def passed(self, positions: list[int], grad_inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        """Take one node's part; with the last one the share is complete and fires."""
+        event = gradient_event(self.origin, self.gate.session.clock)
+        seen, total = self.sums.pop(event.backward, (0, None))
+        for i in positions:
+            part = grad_inputs[i]
+            if part is not None:
+                total = part if total is None else total + part
+        if seen + 1 < self.nodes:
+            self.sums[event.backward] = (seen + 1, total)
+            if (
+                not seen
+            ):  # a node whose output nothing used does not run: then the end of the backward completes the share
+                Variable._execution_engine.queue_callback(lambda: self._complete(event))
+            return None
+        new = total if total is None else fire(self.gate.taps["in.share"], total, event)
+        if new is total:
+            return None
+        if self.nodes > 1 or len(positions) > 1:
+            self._refuse()
+        return tuple(new if i == positions[0] else g for i, g in enumerate(grad_inputs))
+
+    def _complete(self, event: Event) -> None:
+        total = self.sums.pop(event.backward, (0, None))[1]
+        if total is not None and fire(self.gate.taps["in.share"], total, event) is not total:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        raise EditError(
+            f"an action returned a value at {self.origin.site}, but this call uses its input {self.nodes} times, so its share "
+            "is known only when parts of it have gone on; edit :in.grad, the total, instead"
+        )
+
+
+def listen_share(share: Share, found: list[tuple[Node, list[int]]]) -> None:
+    """Put the node hooks of a share in place; they go with the session or with the graph."""
+    for node, positions in found:
+        share.gate.session.mounts.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
+
+
+def edge_of(tensor: Tensor) -> Any:
+    """Return a tensor's gradient edge, None if it has none."""
+    return get_gradient_edge(tensor) if tensor.requires_grad else None
+
+
+unserializable_hook(Station.fire)
+untraced(
+    Station.fire, Listener.__call__, ValueListener.__call__, Share.passed, attach_accumulated, attach_node, listen_share
+)

@@ -1,0 +1,190 @@
+"""The ``:saved`` sites of a session: what autograd saves while a module is the innermost.
+
+# Note [What is a save]
+Autograd saves a tensor when an operation needs it for its backward. Each such moment is an event of the
+innermost module whose call is under way; the leaf is which one it is within that call, from 0. A tensor that two
+operations need is saved twice. Parameters, buffers and inputs are saved like all others.
+
+# Note [Taken away]
+Where the program's own pair of hooks, or a `kedge.offload` inside, has put something else in a tensor's
+place, it can be looked at, but not be replaced any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import EditError
+from kedge.flow import Event
+from kedge.hooks.firing.fire import fire
+from kedge.hooks.gates.modules import Gate
+from kedge.hooks.saved.keeper import OnThread, Place, Spot, keep
+from kedge.hooks.saved.pairs import Decided, is_checkpoint
+from kedge.hooks.saved.reference import Kept
+from kedge.sites.leaves import describe
+from kedge.torch_internals.saved_hooks import disabled, top_hooks
+
+if TYPE_CHECKING:
+    from kedge.hooks.firing.schedule import Passes
+    from kedge.hooks.session import Session
+
+
+@runtime_checkable
+class Packing(Protocol):
+    """An action that puts something else in the place of what autograd saves."""
+
+    def taken(self) -> list[Any]:
+        """Return what its last call on this thread has packed, and forget it: one thing, or none if it did not run."""
+
+    def unpack(self, packed: Any) -> Tensor:
+        """Give back what was packed."""
+
+
+class SavedGate(Gate):
+    """The taps of one session on what is saved in one module.
+
+    Attributes:
+        ungraded: How many of its calls ran without grad.
+        checkpointed: How many ran in a checkpointed function.
+        forbidden: How many ran in a transform of `torch.func`.
+        compiled: Whether the module is compiled, or inside of one that is.
+    """
+
+    kinds = ("saved",)
+
+    def __init__(self, session: Session, passes: Passes, path: str, changed: Callable[[], None]) -> None:
+        super().__init__(session, passes, path)
+        self.changed = changed
+        self.ungraded = self.checkpointed = self.forbidden = 0
+        self.compiled = self.packing = False
+
+    def retime(self) -> None:
+        """Find out whether anything here is on schedule, or packs, and say so."""
+        super().retime()
+        self.packing = any(isinstance(tap.action, Packing) for tap in self.taps["saved"])
+        self.changed()
+
+    def count(self) -> tuple[int, bool]:
+        """Count a call of the module."""
+        call, recompute = self.passes.count(self)
+        self.called += 1
+        self.recalled += recompute
+        if not recompute:
+            self.ungraded += not torch.is_grad_enabled()
+            self.forbidden += disabled() is not None
+            top = top_hooks(True)
+            self.checkpointed += top is not None and is_checkpoint(top)
+        return call, recompute
+
+    def event(self, place: Place) -> Event:
+        """Make the event of the next save of a call."""
+        leaf = str(place.saves)
+        place.saves += 1
+        return self.passes.event(self.site("saved", leaf), place.call, place.recompute)
+
+    def take(self, value: Tensor, place: Place) -> Any:
+        """Run the taps; returns what takes the tensor's place, None for nothing."""
+        event, shown = self.event(place), value.detach()
+        if self.packing:
+            return self._pack(shown, event)
+        new = fire(self.taps["saved"], shown, event)
+        return None if new is shown else Decided(Kept(new), (Kept.read,))
+
+    def _pack(self, first: Tensor, event: Event) -> Any:
+        """Run taps of which some pack; each gets what the one before left, as long as that is a tensor."""
+        packed: Any = first
+        shown: Tensor = first
+        back: list[Callable[[Any], Tensor]] = []
+        for tap in self.taps["saved"]:
+            action: Any = tap.action
+            whole = isinstance(packed, Tensor)
+            if not isinstance(action, Packing):
+                new = fire((tap,), shown, event)
+                if new is not shown and not whole:
+                    self._refuse(event)
+                packed, shown = (packed, shown) if new is shown else (new, new)
+            elif whole:
+                fire((tap,), shown, event)
+                for packed in action.taken():
+                    back.insert(0, _checked(action, shown, event))
+                    shown = packed.detach() if isinstance(packed, Tensor) else shown
+        if packed is first and not back:
+            return None
+        return Decided(Kept(packed), (Kept.read, *back)) if isinstance(packed, Tensor) else Decided(packed, tuple(back))
+
+    def see(self, value: Tensor, place: Place) -> None:
+        """Show a tensor that another has taken; see Note [Taken away]."""
+        event, shown = self.event(place), value.detach()
+        looking = tuple(tap for tap in self.taps["saved"] if not isinstance(tap.action, Packing))
+        if fire(looking, shown, event) is not shown:
+            self._refuse(event)
+
+    def _refuse(self, event: Event) -> NoReturn:
+        raise EditError(
+            f"an action returned a value at {event.site}, but what is saved there was taken by a pair of hooks further inside, "
+            "so it cannot be replaced any more; attach the action inside of that, or only look"
+        )
+
+
+def _checked(action: Packing, like: Tensor, event: Event) -> Callable[[Any], Tensor]:
+    """Let a pair's unpack give back only what can stand for the tensor that was packed."""
+    wanted, was = (like.shape, like.dtype, like.device), describe(like)
+
+    def unpack(packed: Any) -> Tensor:
+        value = action.unpack(packed)
+        if not isinstance(value, Tensor) or (value.shape, value.dtype, value.device) != wanted:
+            raise EditError(
+                f"{action!r} at {event.site}: unpack returned {describe(value)} for what was {was} on {wanted[2]} when it was "
+                "packed; it must give back the same shape, dtype and device"
+            )
+        return value
+
+    return unpack
+
+
+class Saves:
+    """The keeper of a session on one model: it shows what is saved to the gates of the modules."""
+
+    watches = True
+
+    def __init__(self, session: Session, passes: Passes, model: nn.Module, *, compiled: bool) -> None:
+        self.session, self.passes = session, passes
+        self.gates: dict[str, SavedGate] = {}
+        self.kept = keep(session.cleanup, model, self, outside=False, ambient=False, compiled=compiled)
+        self.kept.count = self._count
+        self.kept.asleep = True
+        session.mounts.add(self.kept)
+
+    def gate(self, path: str, module: nn.Module) -> SavedGate:
+        """Return the gate of a module, made when it is first asked for."""
+        gate = self.gates.get(path)
+        if gate is None:
+            gate = self.gates[path] = SavedGate(self.session, self.passes, path, self._retime)
+            gate.compiled = self.kept.compiled
+            self.kept.spot(path, module).gate = gate
+        return gate
+
+    def pack(self, value: Tensor, place: Place) -> Any:
+        """Run the taps of the innermost module, if it has any."""
+        gate = place.spot.gate
+        return gate.take(value, place) if gate is not None and gate.live else None
+
+    def see(self, value: Tensor, place: Place) -> None:
+        """Show it what another has taken."""
+        gate = place.spot.gate
+        if gate is not None and gate.live:
+            gate.see(value, place)
+
+    def unpack(self, packed: Decided) -> Tensor:
+        """Give a tensor back."""
+        return packed.read()
+
+    def _retime(self) -> None:
+        self.kept.asleep = not any(gate.live for gate in self.gates.values())
+
+    def _count(self, live: OnThread, spot: Spot, task: int) -> tuple[int, bool]:
+        return (0, task != -1) if spot.gate is None else spot.gate.count()

@@ -1,0 +1,1 @@
+"""The places inside a module's own forward: its operations, one by one."""

@@ -1,0 +1,303 @@
+"""Operations inside a module's own forward: from the mode that sees them to the gates of their taps.
+
+# Note [Whose operation]
+A `TorchFunctionMode` sees what a thread calls of PyTorch, whoever calls it. It is put on by the forward-pre hook of a
+module that was asked for and taken off by its forward hook, so that it is there in the recompute of a checkpoint
+too, and nothing pays that was not asked for. Whose operation it is, the frames tell: between the call and the frame
+that runs the module's forward there is no other module's. So whatever a forward calls, however it holds it, keeps its
+own operations; the hooks on children are there only to spare their operations the way through the mode. What an
+action computes is nobody's operation, and neither is what stands in another hook of the same module.
+
+# Note [The frames that count]
+Kedge's own frames stand between the modes of two sessions. Where one passes an operation on, the other has to see it;
+what the first computes besides is none. So `_operate` and `fire` end the search, and `_onward` leads past `_operate`.
+
+# Note [Inside a function of one's own]
+What the forward of a `torch.autograd.Function` computes is seen, and may be looked at. But it runs without grad, and the
+backward that was written for it knows nothing of an edit: the output would change, and the gradient stay. So an edit
+there is an error, and there are no gradients to listen to. Where that forward turns grad on again, it makes a graph of
+its own, in which an edit counts. A reentrant checkpoint is such a function too, whose backward runs the forward again.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.overrides import TorchFunctionMode
+
+from kedge.errors import EditError
+from kedge.hooks.firing.fire import fire
+from kedge.hooks.operations.attention import ATTENTION, INSIDE
+from kedge.hooks.operations.gates import OpGate, refuse_inside
+from kedge.hooks.operations.names import name_of, overwrites
+from kedge.sites import leaves
+from kedge.torch_internals import modes
+from kedge.torch_internals.checkpoint import owner_around
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.module_calls import CALLS, SLOW, inside
+from kedge.torch_internals.own_functions import own_function
+from kedge.torch_internals.source_lines import is_dropped, is_running
+
+if TYPE_CHECKING:
+    from kedge.hooks.operations.switch import Door
+
+
+class Entry:
+    """One call of a module that is under way: its frame, and what it has called so far.
+
+    Attributes:
+        function: The `torch.autograd.Function` in whose forward the operation under way is; empty if in none.
+    """
+
+    __slots__ = ("again", "call", "checkpoint", "code", "counts", "door", "frame", "function", "recompute", "seen")
+
+    def __init__(self, door: Door, frame: FrameType, *, seen: bool) -> None:
+        self.door, self.frame, self.seen = door, frame, seen
+        self.checkpoint: Any = None
+        self.again: list[Any] = []
+        self.code: CodeType | None = None
+        self.call, self.recompute, self.function = 0, False, ""
+        self.counts: dict[str, int] = {}
+
+    def owns(self, frame: FrameType | None) -> bool:
+        """Tell whether what a frame calls is called by this module's own forward; see Note [Whose operation]."""
+        below, function, graded = frame, "", torch.is_grad_enabled()
+        while frame is not None:
+            code = id(frame.f_code)
+            if code in _ENDS:
+                if code == _ONWARD:
+                    frame = _past_operate(frame)
+                    continue
+                if code == _AGAIN and frame is not self.frame:  # another session's
+                    frame = frame.f_back
+                    continue
+                self.function = function
+                begun = None if below is None else below.f_code
+                return frame is self.frame and (self.code is None or begun is self.code or begun is SLOW)
+            if not graded and not function:
+                function = own_function(frame.f_code)
+            below, frame = frame, frame.f_back
+        return False
+
+
+class OpMode(TorchFunctionMode):
+    """Sees the operations of one thread, as long as a module that was asked for is the innermost.
+
+    Attributes:
+        entries: The calls under way of modules that were asked for, and the doors of children that run in one.
+        now: The innermost of them, if it was asked for.
+        up: Whether this is on PyTorch's stack.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[Entry | Door] = []
+        self.now: Entry | None = None
+        self.up = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Take an operation to the gates that stand for it, or pass it on."""
+        __tracebackhide__ = True
+        if kwargs is None:
+            kwargs = {}
+        if is_compiling() or self.now is None:
+            return func(*args, **kwargs)
+        entry, name = self.now, name_of(func)
+        gates = entry.door.matched.get(name)
+        if gates is None:
+            gates = entry.door.match(name)
+        if (gates or name not in entry.door.made) and name and entry.owns(sys._getframe(1)):
+            return _operate(self, entry, name, gates, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def enter(self, entry: Entry) -> None:
+        """Note that a module's forward begins; forget those that were left without a word, as at an interrupt."""
+        for i in range(len(self.entries) - 1, -1, -1):
+            around = self.entries[i]
+            if isinstance(around, Entry):
+                if is_running(around.frame, entry.frame):
+                    break
+                del self.entries[i:]
+        self.entries.append(entry)
+        self._settle()
+
+    def pass_over(self, door: Door) -> None:
+        """Note that a child's forward begins whose operations are not asked for."""
+        self.entries.append(door)
+        self._settle()
+
+    def leave(self, door: Door) -> None:
+        """Note that a module's forward has ended."""
+        for i in range(len(self.entries) - 1, -1, -1):
+            entry = self.entries[i]
+            if entry is door or (isinstance(entry, Entry) and entry.door is door):
+                del self.entries[i:]
+                self._settle()
+                return
+
+    def clear(self) -> None:
+        """Leave this thread alone."""
+        self.entries.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Be on PyTorch's stack if the innermost module was asked for, and off it, if nobody stands above, if not."""
+        top = self.entries[-1] if self.entries else None
+        self.now = top if isinstance(top, Entry) and top.seen else None
+        if self.now is not None:
+            if not self.up:
+                modes.push_function_mode(self)
+                self.up = True
+        elif self.up:
+            self.up = not _take_off(self, anywhere=top is None)
+
+
+def _take_off(mode: OpMode, *, anywhere: bool) -> bool:
+    """Take a mode off PyTorch's stack; those that stand above it are put back as they were.
+
+    Args:
+        mode: The mode.
+        anywhere: From under a mode of the program's too, not only from under those of other sessions.
+    """
+    above: list[Any] = []
+    found = False
+    while modes.function_modes() and not found:
+        top = modes.pop_function_mode()
+        found = top is mode
+        if not found:
+            above.append(top)
+            if not (anywhere or isinstance(top, OpMode)):
+                break
+    for other in reversed(above):
+        modes.push_function_mode(other)
+    return found
+
+
+class Here(threading.local):
+    """The mode of each thread."""
+
+    def __init__(self) -> None:
+        self.mode = OpMode()
+
+
+def _onward(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation of the program; see Note [The frames that count]."""
+    __tracebackhide__ = True
+    return func(*args, **kwargs)
+
+
+def _operate(mode: OpMode, entry: Entry, name: str, gates: Sequence[OpGate], func: Any, args: Any, kwargs: Any) -> Any:
+    """Take an operation through the gates that stand for it: its inputs, itself, its outputs."""
+    __tracebackhide__ = True
+    door, op = entry.door, (name, entry.counts.get(name, 0))
+    if gates:
+        if not entry.recompute:
+            _run_again(entry)
+        gates = [gate for gate in gates if gate.live and gate.means(op)]
+    if kwargs or name[-1] == "_" or name == "setitem":
+        args, kwargs = _overwriting(entry, op, gates, args, kwargs)
+    else:
+        for gate in gates:
+            if gate.early:
+                args, kwargs = gate.before(entry, op, args, kwargs)
+    result = _run(mode, func, args, kwargs)
+    made = args[0] if name == "setitem" else result
+    if not (isinstance(made, Tensor) or leaves.find(made)):
+        door.made.setdefault(name, 0)
+        return result
+    entry.counts[name] = count = op[1] + 1
+    door.made[name] = max(door.made.get(name, 0), count)
+    value = made
+    for gate in gates:
+        value = gate.after(entry, op, value)
+    if value is not made:
+        refuse_inside(entry, f"{door.path}/{name}#{op[1]}:out")
+    if value is not made and overwrites(name, args, kwargs) and is_dropped(sys._getframe(2)):
+        raise EditError(
+            f"a value was returned at {door.path}/{name}#{op[1]}:out, but this call works in place and what it returns is not "
+            "used, so the program would go on without the edit; edit what uses the tensor next"
+        )
+    return result if name == "setitem" else value
+
+
+def _run(mode: OpMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation, and attention so that what is inside comes by here too."""
+    __tracebackhide__ = True
+    if func is not ATTENTION:
+        return _onward(func, args, kwargs)
+    with mode:
+        return _onward(INSIDE, args, kwargs)
+
+
+def _overwriting(entry: Entry, op: tuple[str, int], gates: Sequence[OpGate], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Take what an operation is given through the gates, and have copied what is kept of what it may change in place."""
+    __tracebackhide__ = True
+    fixed = overwrites(op[0], args, kwargs)
+    for gate in gates:
+        if gate.early:
+            args, kwargs = gate.before(entry, op, args, kwargs, tuple(leaf for leaf, _ in fixed))
+    if fixed and entry.door.preserving:
+        overwritten = [leaves.storage_of(tensor) for _, tensor in fixed]
+        for action in entry.door.preserving:
+            action.preserve(overwritten)
+    return args, kwargs
+
+
+def _run_again(entry: Entry) -> None:
+    """Have a checkpoint that the forward has begun see its operations again when it recomputes them.
+
+    # Note [Checkpoints inside a forward]
+    The recompute of a whole module calls its hooks. That of a part of its forward calls a function, and no hook: so
+    the function which the checkpoint keeps for it puts the mode on first. An edit has to be applied again.
+    """
+    passes, door = entry.door.ops.passes, entry.door
+    owner, reentrant = owner_around(passes.here)
+    if owner is None or owner is entry.checkpoint or owner in entry.again:
+        return
+    entry.again.append(owner)
+    passes.segments.forward(passes.here)
+    name = "run_function" if reentrant else "recompute_fn"
+    run, counts, call = getattr(owner, name), dict(entry.counts), entry.call
+
+    def again(*args: Any) -> Any:
+        mode = door.ops.here.mode
+        if not door.live or door.ops.away:
+            return run(*args)
+        repeated = Entry(door, sys._getframe(), seen=True)
+        repeated.call, repeated.recompute, repeated.counts = call, True, dict(counts)
+        passes.here.segment = passes.segments.recompute()
+        mode.enter(repeated)
+        try:
+            return run(*args)
+        finally:
+            mode.leave(door)
+
+    setattr(owner, name, again)
+
+
+def _past_operate(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and id(frame.f_code) != OPERATE:
+        frame = frame.f_back
+    return None if frame is None else frame.f_back
+
+
+def module_frame(frame: FrameType) -> FrameType:
+    """The frame that calls a module's hooks and its forward; as a rule the one that is given."""
+    within: FrameType | None = frame
+    while within is not None and id(within.f_code) not in CALLS:
+        within = within.f_back
+    return within or frame
+
+
+OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)
+_AGAIN = next(inside(_run_again.__code__, "again"))
+_ENDS = CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
+
+untraced(_run_again, OpMode.__torch_function__, OpMode.enter, OpMode.leave)

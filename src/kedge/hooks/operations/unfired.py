@@ -1,0 +1,89 @@
+"""Why an operation inside a module's forward did not fire."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from kedge.hooks.firing.cause import Cause, Natural
+from kedge.sites.language import op_pattern
+from kedge.torch_internals import dynamo
+
+if TYPE_CHECKING:
+    from kedge.hooks.firing.tap import Tap
+
+_SHOWN = 8
+
+
+def explain_op(tap: Tap) -> Cause | None:
+    """Find out why there was no such operation; None if there was, or if its module was not called."""
+    gate: Any = tap.gate
+    if gate.called:
+        return _explain_ungraded(tap)
+    door, module = gate.door, _module_of(tap)
+    if door.captured or (not any(door.made.values()) and _is_compiled(tap)):
+        return Cause(
+            "it is inside compiled code, in which operations are no longer called one by one",
+            "run the model uncompiled, or hook the module",
+        )
+    if module is not None and isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        return Cause("its module is scripted, and runs without Python", "hook the module before it is scripted")
+    if not door.called:
+        return None
+    if door.fused == door.called:
+        return Cause(
+            "attention took PyTorch's fused way, which is one operation and is not taken while its operations are seen",
+            "call it with grad, or torch.backends.mha.set_fastpath_enabled(False)",
+        )
+    return _explain_made(tap)
+
+
+def _explain_ungraded(tap: Tap) -> Cause | None:
+    if tap.site.is_gradient and tap.gate.ungraded == tap.gate.called:
+        return Cause(
+            "it is in the forward of a torch.autograd.Function, which runs without grad and has its backward written by hand",
+            "hook what the function is given, or what is made of its result",
+        )
+    return None
+
+
+def _module_of(tap: Tap) -> nn.Module | None:
+    model = next((t.model() for t in tap.session.targets.values() if t.passes is tap.gate.passes), None)
+    try:
+        return None if model is None else model.get_submodule(tap.site.path)
+    except AttributeError:  # it is no longer there
+        return None
+
+
+def _is_compiled(tap: Tap) -> bool:
+    """Whether the module, or one that it is in, is called as compiled code."""
+    target = next((t for t in tap.session.targets.values() if t.passes is tap.gate.passes), None)
+    model = target.model() if target is not None else None
+    if target is None or model is None:
+        return False
+    names = tap.site.path.split(".") if tap.site.path else []
+    paths = [".".join(names[:n]) for n in range(len(names) + 1)]
+    around = [m for name, m in model.named_modules() if name in paths]
+    return target.compiled or any(dynamo.compiles(m) or dynamo.has_code(m.forward) for m in around)
+
+
+def _explain_made(tap: Tap) -> Cause:
+    """Say which operations there were instead."""
+    gate: Any = tap.gate
+    name, nth = gate.op
+    made = {other: count for other, count in gate.door.made.items() if count}
+    kind = Natural if gate.many else Cause
+    same = {other: made[other] for other in made if op_pattern(name).fullmatch(other)}
+    if same and nth is not None:
+        most = ", ".join(f"{count} {other}" for other, count in same.items())
+        return kind(f"it made {most} in a call, counted from 0", "see what it makes with kedge.operations(model, ...)")
+    if not made:
+        return kind("its own forward made no operation: it only calls modules", "hook what those modules make")
+    shown = list(made)[:_SHOWN]
+    more = f" and {len(made) - len(shown)} more" if len(made) > len(shown) else ""
+    near = difflib.get_close_matches(name, made, 1)
+    remedy = f'did you mean "{near[0]}"?' if near else "see what it makes with kedge.operations(model, ...)"
+    return kind(f"its own forward made no {name}: it made {', '.join(shown)}{more}", remedy)

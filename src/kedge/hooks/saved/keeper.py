@@ -1,0 +1,398 @@
+"""Who decides over what autograd saves: keepers, in force while modules of a model run.
+
+`keep` puts a `Keeper` in force and returns what ends it::
+
+    class Mine:                                        # a Keeper
+        def pack(self, value, place): ...              # None: leave it where it is (by reference, version checked)
+        def unpack(self, packed): ...                  # gets what pack returned, never None
+
+    with ExitStack() as stack:
+        keep(stack, model, Mine(), ambient=True)
+        loss_fn(model(x), y).backward()
+
+How the pair behaves among others is in `kedge.hooks.saved.pairs`.
+
+# Note [Which module is the innermost]
+Each module has a hook before it, which notes on its thread that its call has begun, and one behind it,
+which takes that back together with what was called inside and never ended. The one behind is called when the
+call raises, too - which is how a checkpoint's recompute stops early - but not for a `KeyboardInterrupt`: what that leaves
+is found when the model is called next, or when the block ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import SavedAside
+from kedge.hooks.placing.concealed import Own, Veil
+from kedge.hooks.placing.installed import Mount, Mounts
+from kedge.hooks.placing.module_calls import running
+from kedge.hooks.saved import torch_func
+from kedge.hooks.saved.checkpoint_inputs import Waiting
+from kedge.hooks.saved.pairs import is_checkpoint, lane
+from kedge.hooks.telling import warn
+from kedge.sites.select import Layout, runs
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.checkpoint import frame_of, reentrant_around
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.graph_task import graph_task
+from kedge.torch_internals.hook_tables import before_forward
+from kedge.torch_internals.saved_hooks import disabled, top_hooks
+
+_ASIDE = {
+    "torch.func": "saved tensors are not looked at inside a transform of torch.func, which runs under no saved-tensor hooks: "
+    "what it saves stays where it is",
+    "torch.compile": "a compiled module saves through one operation of its own: what it saves is seen when its whole graph "
+    "has run, as saved by the module around it, and is all asked for again when its backward begins",
+    "fake": "a FakeTensor holds nothing, so what is saved under a FakeTensorMode stays where it is",
+}
+
+
+class Keeper(Protocol):
+    """What decides over saved tensors. Called from any thread; `pack` in the forward, `unpack` in the backward.
+
+    Some are optional: ``watches = True`` with a method ``see(value, place)`` makes it be shown, too,
+    what another keeper or a foreign pair has taken, and what a checkpoint makes again. Two more methods are: ``beside`` and
+    ``stays``, see `kedge.hooks.saved.checkpoint_inputs.Waiting`.
+    """
+
+    def pack(self, value: Tensor, place: Place) -> Any:
+        """Take a tensor that autograd saves, or leave it.
+
+        Args:
+            value: The very tensor, with its graph. To hold it would be a reference cycle: hold ``value.detach()``.
+            place: Where it is saved; a new object for each call of a module, which may be held.
+
+        Returns:
+            What is to stand in its place; None (or a `kedge.hooks.saved.reference.Kept`) to leave it where it is: then it is
+            offered to the keeper around this one, and in the end kept by reference with its version checked. The `Kept`'s
+            reader hears when autograd asks for it, whoever has it then.
+        """
+
+    def unpack(self, packed: Any) -> Tensor:
+        """Give back the tensor that `pack` took; called as often as backward asks, and in any thread."""
+
+
+class Place:
+    """Where a tensor is saved: in which call of which module.
+
+    Attributes:
+        path: The innermost module of the model whose call is under way on this thread; None outside of all.
+        call: Which call of the module within the model's forward pass, from 0.
+        selected: Whether the keeper was asked to take care of this module (for `path` None: of everything).
+        recompute: Whether activation checkpointing runs this call a second time.
+        saves: A number for the keeper's own use, 0 when the call begins.
+        spot: The module under this keeper; ``spot.gate`` is the keeper's own.
+    """
+
+    __slots__ = ("__weakref__", "call", "path", "placed", "recompute", "saves", "selected", "spot")
+
+    def __init__(self, spot: Spot, call: int, *, recompute: bool) -> None:
+        self.spot, self.path, self.selected = spot, spot.path, spot.selected
+        self.call, self.recompute = call, recompute
+        self.saves = 0
+        self.placed = False
+
+
+class Spot:
+    """One module of a model under one keeper."""
+
+    __slots__ = ("enter", "gate", "path", "root", "selected")
+
+    def __init__(self, path: str | None, *, selected: bool, root: bool = False) -> None:
+        self.path, self.selected, self.root = path, selected, root
+        self.enter: Enter | None = None
+        self.gate: Any = None
+
+    def is_before(self, module: nn.Module) -> bool:
+        """Whether a module is this one, or a replica of it."""
+        return any(hook is self.enter for hook in before_forward(module).values())
+
+
+class OnThread:
+    """One keeper on one thread: the calls under way there, the innermost last."""
+
+    def __init__(self, kept: Keep) -> None:
+        self.kept = kept
+        keeper = kept.keeper
+        self.outside = self.place = Place(kept.outside, 0, recompute=False)
+        self.stack: list[Place] = []
+        self.calls: dict[Spot, int] = {}
+        self.watches: bool = getattr(keeper, "watches", False)
+        self.pack: Callable[[Tensor, Place], Any] = keeper.pack
+        self.unpack: Callable[[Any], Tensor] = keeper.unpack
+        self.see: Callable[[Tensor, Place], None] = getattr(keeper, "see", _nothing) if self.watches else _nothing
+        self.waiting = Waiting(self, keeper)
+        self.ended = self.graded = False
+
+    def enter(self, spot: Spot) -> None:
+        """A module's call begins."""
+        task = graph_task()
+        if spot.root and task == -1:
+            self._begin()
+        call, recompute = self.kept.count(self, spot, task)
+        place = Place(spot, call, recompute=recompute)
+        top = top_hooks(True)
+        if not lane.covers(self, top):
+            place.placed = self._put(place, top)
+        if self.graded and task == -1 and not torch.is_grad_enabled():
+            self._pass(reentrant_around(), place)
+        self.stack.append(place)
+        self.place = place
+
+    def _put(self, place: Place, top: Any) -> bool:
+        """Have the keeper asked for the length of a call."""
+        if disabled() is not None:
+            self.step_aside("torch.func")
+            return False
+        if top is not None and is_checkpoint(top) and not (self.watches and graph_task() != -1):
+            if graph_task() == -1:
+                self._pass(frame_of(top[0]), place)
+            return False  # see Note [Checkpoints keep nothing]
+        lane.put(self, place, top)
+        return True
+
+    def _pass(self, owner: Any, place: Place) -> None:
+        """A module's call begins in a checkpoint's forward."""
+        if owner is not None:
+            self.waiting.meet(owner, self.place)
+            self.waiting.passed(place)
+
+    def leave(self, spot: Spot) -> None:
+        """A module's call is over, and with it those inside that never ended."""
+        stack = self.stack
+        if stack and stack[-1].spot is spot and not stack[-1].placed:  # nearly always
+            stack.pop()
+            self.place = stack[-1] if stack else self.outside
+        elif (at := next((i for i in reversed(range(len(stack))) if stack[i].spot is spot), None)) is not None:
+            self._cut(at)
+        if self.waiting.known and disabled() is None:
+            self.waiting.left([self.outside, *stack] if stack else [])
+
+    def _cut(self, at: int) -> None:
+        while len(self.stack) > at:
+            place = self.stack.pop()
+            if place.placed:
+                lane.take(place)
+                if not any(self in pair.lives for pair in lane.pairs):
+                    lane.leave(self)
+        self.place = self.stack[-1] if self.stack else self.outside
+
+    def _begin(self) -> None:
+        """Begin a forward pass; a call that an interrupt has ended is no longer among the running frames."""
+        if self.stack:
+            called = iter(running()[:-1])  # the last is this very call
+            alive = 0
+            while alive < len(self.stack) and any(self.stack[alive].spot.is_before(module) for module in called):
+                alive += 1
+            self._cut(alive)
+        if not self.stack:
+            self.calls.clear()
+            self.graded = torch.is_grad_enabled()
+
+    def step_aside(self, what: str) -> None:
+        """Say once that nothing is seen here."""
+        self.kept.step_aside(what)
+
+    def end(self) -> None:
+        """Let nothing more be asked here; on another thread, what is in force there is taken off at its next use."""
+        self.ended = True
+        self.pack, self.see = self._expired, _nothing
+
+    def clear(self) -> None:
+        """Take everything off, on this thread."""
+        self.stack.clear()
+        self.place = self.outside
+        lane.take(self.kept)
+        lane.leave(self)
+
+    def _expired(self, value: Tensor, place: Place) -> None:
+        self.clear()
+
+
+def _nothing(*args: Any) -> None:
+    return None
+
+
+class _Threads(threading.local):
+    live: OnThread | None = None
+
+
+class Enter(Own):
+    """The hook by which a module's call is seen to begin."""
+
+    def __init__(self, kept: Keep, spot: Spot) -> None:
+        self.kept, self.spot = kept, spot
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Be a forward-pre hook."""
+        if not torch.compiler.is_compiling() and not self.kept.asleep:
+            (self.kept.threads.live or self.kept.here()).enter(self.spot)
+
+
+class Leave(Own):
+    """The hook by which it is seen to end."""
+
+    def __init__(self, kept: Keep, spot: Spot) -> None:
+        self.kept, self.spot = kept, spot
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Be a forward hook."""
+        if not torch.compiler.is_compiling() and (live := self.kept.threads.live) is not None:
+            live.leave(self.spot)
+
+
+def number(live: OnThread, spot: Spot, task: int) -> tuple[int, bool]:
+    """Count calls of a module within the model's forward pass; those of a recompute go on counting."""
+    call = live.calls.get(spot, 0)
+    live.calls[spot] = call + 1
+    return call, task != -1
+
+
+class Keep:
+    """One keeper in force over one model, until `end`.
+
+    Attributes:
+        ended: Whether it is over.
+        asleep: Whether the keeper has nothing to look at for now: then no pair is put in force when a module is called.
+        compiled: Whether the model, or a module of it, is compiled.
+        spots: The modules of the model, by path.
+    """
+
+    def __init__(
+        self, model: nn.Module, keeper: Keeper, places: Callable[[str], bool], *, outside: bool, compiled: bool
+    ) -> None:
+        self.keeper = keeper
+        self.outside = Spot(None, selected=outside)
+        self.count: Callable[[OnThread, Spot, int], tuple[int, bool]] = number
+        self.threads = _Threads()
+        self.ended = self.asleep = False
+        self.spots: dict[str, Spot] = {}
+        self.mounts = Mounts()
+        self._lives: weakref.WeakSet[OnThread] = weakref.WeakSet()
+        self._said: set[str] = set()
+        root = dynamo.unwrap(model)
+        layout = Layout(root)
+        self.compiled = compiled or any(map(dynamo.compiles, (model, *layout.modules.values())))
+        with ExitStack() as attached:
+            self._undo = attached
+            torch_func.begin()
+            self._undo.callback(torch_func.end)
+            for path, module in layout.modules.items():
+                if layout.first[id(module)] == path and runs(module) and not isinstance(module, torch.jit.ScriptModule):
+                    self._attach(module, Spot(path, selected=places(path), root=module is root))
+            if self.compiled:
+                self.step_aside("torch.compile")
+            self._undo = attached.pop_all()
+
+    def here(self) -> OnThread:
+        """This keeper on the calling thread."""
+        live = self.threads.live
+        if live is None:
+            live = self.threads.live = OnThread(self)
+            self._lives.add(live)
+        return live
+
+    def begin(self) -> None:
+        """Be in force on this thread between the modules, too, until the end."""
+        live, top = self.here(), top_hooks(True)
+        if disabled() is not None:
+            self.step_aside("torch.func")
+        elif top is None or not is_checkpoint(top):
+            lane.put(live, self, top)
+
+    def end(self) -> None:
+        """Take the keeper off, with every hook. What was packed stays readable. A second call does nothing."""
+        if self.ended:
+            return
+        self.ended = self.asleep = True
+        for live in list(self._lives):
+            live.end()
+        if (here := self.threads.live) is not None:
+            here.clear()
+        self._undo.close()
+
+    def out(self) -> None:
+        """Take every hook away for a while, and what is in force on this thread."""
+        self.mounts.out()
+        if (here := self.threads.live) is not None:
+            here.clear()
+
+    def back(self) -> None:
+        """Put the hooks back."""
+        self.mounts.back()
+
+    def remove(self) -> None:
+        """Take the keeper off."""
+        self.end()
+
+    def spot(self, path: str, module: nn.Module) -> Spot:
+        """Return where a module stands under this keeper; one that came to the model since is taken in."""
+        if path not in self.spots:
+            self._attach(module, Spot(path, selected=True))
+        return self.spots[path]
+
+    def step_aside(self, what: str) -> None:
+        """Say, once for each, that this keeper sees nothing in there."""
+        captured = what == "fake" and torch.compiler.is_compiling()  # by export or Dynamo: nothing of it will run
+        if what not in self._said and not self.ended and not captured:
+            self._said.add(what)
+            warn(SavedAside(_ASIDE[what]))
+
+    def _attach(self, module: nn.Module, spot: Spot) -> None:
+        self.spots[spot.path or ""] = spot
+        spot.enter = Enter(self, spot)
+        enter = Mount(module.register_forward_pre_hook(spot.enter))
+        leave = Mount(module.register_forward_hook(Leave(self, spot), always_call=True))
+        for standing in (enter, leave, Veil(module)):
+            self._undo.callback(self.mounts.add(standing))
+
+
+def keep(
+    stack: ExitStack,
+    model: nn.Module,
+    keeper: Keeper,
+    *,
+    places: Callable[[str], bool] = lambda path: True,
+    outside: bool = True,
+    ambient: bool,
+    compiled: bool = False,
+) -> Keep:
+    """Put a keeper in force over what autograd saves.
+
+    The keeper is asked on every thread that calls a module of the model, for the length of that call; with
+    `ambient` on this thread all the time, so that it sees what is saved between modules, too, such as by a
+    functional loss. It is asked about *every* tensor that is saved there, also where `places` says no: that is
+    what ``place.selected`` tells, so that a keeper can count what it does not take.
+
+    It is not asked about tensors of a `FakeTensor` mode, nor inside a transform of `torch.func` or a checkpointed
+    function (which save nothing that lasts); each is said once, by a `SavedAside` warning.
+
+    Args:
+        stack: Its end is pushed there: ``stack.close()`` takes off everything, on all threads. What was packed can
+            still be unpacked afterwards.
+        model: The model, compiled or not.
+        keeper: What decides.
+        places: Which modules are selected, by path: ``""`` for the model itself, the first of several names.
+        outside: Whether what is saved outside of all modules of the model is selected.
+        ambient: Whether to be in force between module calls on this thread.
+        compiled: Whether it is known that the model is compiled, where that cannot be seen on `model`.
+
+    Returns:
+        The `Keep`: ``kept.end()`` ends it early.
+    """
+    kept = Keep(model, keeper, places, outside=outside, compiled=compiled)
+    stack.callback(kept.end)
+    if ambient:
+        kept.begin()
+    return kept
+
+
+untraced(Enter.__call__, Leave.__call__)

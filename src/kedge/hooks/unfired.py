@@ -1,0 +1,231 @@
+"""Why a site did not fire."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from kedge.hooks.firing.cause import Cause, Natural
+from kedge.hooks.operations.unfired import explain_op
+from kedge.sites.leaves import own_part
+from kedge.sites.site import Site, escape
+
+if TYPE_CHECKING:
+    from kedge.hooks.firing.tap import Tap
+
+
+def explain(tap: Tap) -> Cause:
+    """Find out why a tap never fired."""
+    clock = tap.session.clock
+    if tap.when is not None and not any(tap.when(step) for step in range(clock.step + 1)):
+        return Cause(f"its schedule did not come up in steps 0 to {clock.step}", "let it begin earlier, or run longer")
+    if tap.failed:
+        return Cause("its action was switched off", "see the warning that was given when it failed")
+    if hasattr(tap.gate, "called"):
+        return _explain_gate(tap)
+    param = getattr(tap.gate, "param", None)
+    return (None if param is None else _explain_parameter(tap, param)) or _explain_backward(tap)
+
+
+def _explain_parameter(tap: Tap, param: nn.Parameter) -> Cause | None:
+    if not param.requires_grad:
+        return Cause("it requires no grad, or did not when it was hooked", "call requires_grad_() before hooking")
+    if tap.gate.emptied:
+        return Cause(
+            "another hook had used its .grad and put None there, as an optimizer does that steps within the backward",
+            f'hook "{Site(tap.site.path, "param.grad")}", or hook before it does',
+        )
+    models = [model for target in tap.session.targets.values() if (model := target.model()) is not None]
+    if models and not any(p is param for model in models for p in model.parameters()):
+        return Cause(
+            "the model holds another parameter in its place by now",
+            "hook after what has replaced it, such as fully_shard, to_empty or load_state_dict(assign=True)",
+        )
+    shards = any(kind.__name__ == "FSDPModule" for model in models for m in model.modules() for kind in type(m).__mro__)
+    if tap.site.kind == "param.grad" and shards and own_part(param) is not param:
+        return Cause(
+            "it is spread over processes, and FSDP differentiates what it has gathered in its place",
+            f'hook "{Site(tap.site.path, "param.acc")}"',
+        )
+    return None
+
+
+def _explain_backward(tap: Tap) -> Cause:
+    if tap.session.clock.backwards == 0:
+        return Cause(
+            "no backward reached a hook of this session", "call backward() inside the block, on what depends on it"
+        )
+    return Cause("the backward that ran did not reach it", "what was differentiated does not depend on it")
+
+
+def _explain_gate(tap: Tap) -> Cause:
+    if tap.site.kind == "saved":
+        return _explain_saved(tap)
+    if tap.site.op is not None and (cause := explain_op(tap)) is not None:
+        return cause
+    if not tap.gate.called:
+        cause = _explain_uncalled(tap)
+        return Natural(*cause) if getattr(tap.gate, "many", False) else cause
+    return _explain_value(tap) or (_explain_gradient(tap) if tap.site.is_gradient else _explain_skipped(tap))
+
+
+def _explain_saved(tap: Tap) -> Cause:
+    gate = tap.gate
+    forward = gate.called - gate.recalled
+    if gate.compiled:
+        return Cause(
+            "it is compiled, and compiled code saves all at once when its graph has run, not module by module",
+            "run the model uncompiled",
+        )
+    if not gate.called:
+        return _explain_uncalled(tap)
+    if gate.forbidden == forward > 0:
+        return Cause(
+            "it ran only in a transform of torch.func, where there can be no saved-tensor hooks",
+            "run it outside of the transform",
+        )
+    if gate.checkpointed or gate.recalled:
+        return Cause(
+            "it ran in a checkpoint, which saves nothing until its recompute",
+            "ask for that with record(recomputes=True), or hook the module around the checkpoint",
+        )
+    if gate.ungraded == forward:
+        return Cause("it ran without grad, so nothing was saved", "call the model with grad enabled")
+    return _explain_unsaved(tap)
+
+
+def _explain_unsaved(tap: Tap) -> Cause:
+    gate, site = tap.gate, tap.site
+    if not gate.leaves:
+        inside = f"{escape(site.path)}.**:saved" if site.path else "**:saved"
+        return Natural(
+            "nothing was saved while it was the innermost module", f'what the modules inside it save is at "{inside}"'
+        )
+    if site.leaf is not None and site.leaf not in gate.leaves:
+        return Cause(
+            f"it never saved a tensor [{site.leaf}]", f"the last of its saves in one call is [{list(gate.leaves)[-1]}]"
+        )
+    return _explain_skipped(tap)
+
+
+def _explain_value(tap: Tap) -> Cause | None:
+    """Look for the cause in what the module took or returned."""
+    gate, site = tap.gate, tap.site
+    if gate.recalled == gate.called:
+        return Cause(
+            "it ran only in a checkpoint's recompute", "observers skip those; ask with record(recomputes=True)"
+        )
+    if gate.empty is not None and not gate.leaves:
+        return Cause(f"there is no tensor to see: {gate.empty}", "hook the module inside that makes the tensor")
+    if site.leaf is not None and site.leaf not in gate.leaves:
+        has = ", ".join(f"[{leaf}]" if leaf else "a bare tensor" for leaf in gate.leaves)
+        return Cause(f"its value has no leaf [{site.leaf}]", f"it has {has}")
+    return None
+
+
+def _explain_gradient(tap: Tap) -> Cause:
+    gate, kind = tap.gate, tap.site.kind
+    if kind == "in.share" and gate.share_cause:
+        return Cause(gate.share_cause, "hook :in.grad for the total")
+    if kind in gate.pulses and gate.pulses[kind].changed():
+        return Cause(
+            "its value is a view of memory that was then changed in place, and autograd keeps no node for what it was before",
+            "hook the module that made what it is a view of, or do not work in place",
+        )
+    if kind in ("out.grad", "in.grad") and not gate.listened:
+        return Cause("its value requires no grad", "the forward ran without grad, or nothing before it is trainable")
+    return _explain_backward(tap)
+
+
+def _explain_skipped(tap: Tap) -> Cause:
+    if tap.site.call is not None:
+        return Cause(f"no forward called it {tap.site.call + 1} times", "calls are counted from 0")
+    return Cause("its action was switched off", "see the warning that was given when it failed")
+
+
+def _explain_uncalled(tap: Tap) -> Cause:
+    parent_path, _, name = tap.gate.path.rpartition(".")
+    target = next(t for t in tap.session.targets.values() if t.passes is tap.gate.passes)
+    model = target.model()
+    if model is None:  # a script's `main` has returned
+        kinds = (target.kinds.get(path) for path in (parent_path, tap.gate.path))
+        kind, child = (None if ref is None else ref() for ref in kinds)
+        if kind is None:
+            return Cause(
+                "never called while the hook was there", "the model is gone, so it cannot be looked at any more"
+            )
+    else:
+        try:
+            parent = model.get_submodule(parent_path)
+        except AttributeError:
+            return Cause("it is no longer part of the model", "hook again after the model has changed")
+        kind, child = type(parent), getattr(parent, name, None)
+    taps = (t for t in tap.session.taps if getattr(t.gate, "called", 0))
+    called = {t.gate.path for t in taps if t.gate.passes is tap.gate.passes}
+    if not called and not tap.session.clock.passes:
+        return Cause("the model was not called", "call it inside the block")
+    by_parent = _explain_by_parent(kind, child, tap.gate.path, called) if name else None
+    return by_parent or _explain_by_calls(tap.gate.path, called)
+
+
+def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: set[str]) -> Cause | None:
+    """Look in the source of what holds a module for what is done with it; of one that is gone its class is the child."""
+    path, _, name = place.rpartition(".")
+    remedy = f'hook "{path or ":out"}" instead'
+    if name == "out_proj" and issubclass(kind, nn.MultiheadAttention):
+        return Cause("bypassed by a fused path: attention uses its weights without calling it", remedy)
+    if _calls_forward(kind, name):
+        return Cause("its .forward() was called directly, which fires no hook", "call the module itself: layer(x)")
+    if any(other.startswith(f"{place}.") for other in called):
+        return None  # it is passed by on the way to what it holds
+    used = " and ".join(_reads(kind, child, name)) if path in called or not path else ""
+    return Cause(f"bypassed: {kind.__name__} uses its {used} without calling it", remedy) if used else None
+
+
+def _explain_by_calls(path: str, called: set[str]) -> Cause:
+    inside = path + "." if path else ""
+    if any(other != path and other.startswith(inside) for other in called):
+        return Cause(
+            "never called itself, though what it holds was: one by one, or by a direct call of its .forward()",
+            "hook what it holds, or call the module itself: layer(x)",
+        )
+    return Cause("never called while the hook was there", "this forward takes another way, or calls it as .forward()")
+
+
+def _reads(kind: type[nn.Module], child: Any, name: str) -> list[str]:
+    """Find what a module's methods read of a child, as attention does of a dropout's ``p`` for a fused kernel."""
+    found: dict[str, None] = {}
+    for node in ast.walk(_source(kind)):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith(("__init__", "_init", "init_", "reset_")):
+            node.body.clear()  # `walk` has not looked inside yet: it goes level by level
+        elif (
+            isinstance(node, ast.Attribute)
+            and _is_own(node.value, name)
+            and not callable(getattr(child, node.attr, None))
+        ):
+            found[node.attr] = None
+    return list(found)
+
+
+def _is_own(node: Any, name: str) -> bool:
+    """Whether an expression is ``self.<name>``."""
+    owner = node.value if isinstance(node, ast.Attribute) and node.attr == name else None
+    return isinstance(owner, ast.Name) and owner.id == "self"
+
+
+def _source(of: Any) -> Any:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(of)))
+    except (OSError, TypeError, SyntaxError):  # no source to read: built in, or typed at a prompt
+        return ast.parse("")
+
+
+def _calls_forward(kind: type[nn.Module], name: str) -> bool:
+    """Tell whether the source of a module's forward calls ``self.<name>.forward(...)``."""
+    calls = (node.func for node in ast.walk(_source(kind.forward)) if isinstance(node, ast.Call))
+    found = (f.value for f in calls if isinstance(f, ast.Attribute) and f.attr == "forward")
+    return any(isinstance(v, ast.Attribute) and v.attr == name for v in found)

@@ -1,0 +1,335 @@
+"""The graph that autograd has made: its operations, what each saved, whose calls made it, and the hooks on it.
+
+# Note [Hooks of nodes]
+A node lists its hooks nowhere. But whoever hooks it gets a handle, which refers to the table that they all stand in. So
+a hook goes in, the table is read, and the hook is taken out again. What remains is a table, empty where there was none,
+and PyTorch goes through it and calls nothing.
+
+# Note [Hooks of tensors that are gone]
+A hook on a tensor in the middle of a graph stands in a table of the tensor's, and no node names it. It is seen on results
+and leaves, on tensors that are saved, and on what modules were given and returned while their calls were followed.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from kedge.hooks.placing.concealed import Own
+from kedge.hooks.placing.module_calls import Span, Spans
+from kedge.inspect.effects import function_in
+from kedge.inspect.owners import behind as actions_behind
+from kedge.inspect.owners import library_of, name_of, source_of
+from kedge.sites import leaves
+from kedge.sites.select import Layout, runs
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.autograd_nodes import (
+    SavedTensor,
+    behind,
+    first_shape,
+    in_order,
+    is_leaf,
+    is_number,
+    operation_number,
+    saved_by,
+    sequence_number,
+)
+from kedge.torch_internals.checkpoint import frame_of
+from kedge.torch_internals.hook_tables import after_accumulation, on_tensor
+from kedge.torch_internals.storages import storages
+
+NodeKind = Literal["operation", "parameter", "leaf"]
+
+
+@dataclass(frozen=True)
+class GraphHook:
+    """A hook on a node of a graph, or on a tensor that one makes.
+
+    Attributes:
+        kind: "pre" or "post" on the node, "tensor" on a tensor that it makes, "accumulated" on a leaf.
+        name: What is called; of Kedge's own the site and the action.
+        owner: "kedge", a library, or file and line of somebody's own code.
+    """
+
+    kind: str
+    name: str
+    owner: str
+
+    def __str__(self) -> str:
+        """The hook in a line."""
+        return f"{self.kind}: {self.name} ({self.owner})"
+
+
+@dataclass(frozen=True)
+class SavedField:
+    """A tensor that a node saved.
+
+    Attributes:
+        name: What the node calls it, such as "self" or "result"; empty for what a function keeps on its ``ctx``.
+        shape: Its shape; None where a pair of hooks has put something else in its place.
+        bytes: The bytes of its storage, where it is the first to save that; 0 for parameters, buffers and what is saved
+            already.
+        why: Why it counts nothing: "parameter", "shared", "packed" or "checkpoint"; empty where it counts.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    bytes: int
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A node of a graph.
+
+    Attributes:
+        number: Its place in the order of execution, leaves first.
+        name: What PyTorch calls it, such as "ConvolutionBackward0".
+        kind: An operation, or where the gradient of a parameter or of another leaf is accumulated.
+        leaf: The parameter's name; of another leaf that of the argument, if it is one.
+        shape: Shape of its first output.
+        calls: The calls of modules in which it was made, with their numbers, the outermost first.
+        saved: What it saved.
+        hooks: The hooks on it and on what it makes.
+        takes: The numbers of the nodes whose outputs it takes.
+    """
+
+    number: int
+    name: str
+    kind: NodeKind
+    leaf: str
+    shape: tuple[int, ...] | None
+    calls: tuple[Span, ...]
+    saved: tuple[SavedField, ...]
+    hooks: tuple[GraphHook, ...]
+    takes: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that it alone, or as the first, holds for backward."""
+        return sum(field.bytes for field in self.saved)
+
+
+class Calls(Spans):
+    """Follows the calls of a model's modules, so that it can be told which of them made a node.
+
+    Nodes are told by their numbers, see Note [Whose node], and those of one thread alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lambda _tensor: ())
+        self._thread = threading.get_ident()
+        self._from: list[int] = []
+        self._stacks: list[tuple[Span, ...]] = []
+        self.met: list[tuple[Node | None, int, Any, Tensor]] = []
+        self.arguments: dict[int, str] = {}
+
+    def add(self, model: nn.Module, paths: Iterable[str], label: Callable[[str], str] = str) -> None:
+        """Follow some modules of a model from their next call on."""
+        chosen = list(paths)
+        super().add(model, chosen, label)
+        for path in chosen:
+            self._handles.append(model.get_submodule(path).register_forward_hook(Result(self)))
+
+    def begin(self, path: str, given: Any) -> None:
+        """Note that the call of a module begins."""
+        if threading.get_ident() != self._thread:
+            return
+        if not self.under_way:
+            args, kwargs = given
+            named = [*leaves.find(args), *leaves.find(kwargs)]
+            self.arguments.update((id(tensor), name) for name, tensor in named)
+        super().begin(path, given)
+        self.meet(given)
+        self._mark()
+
+    def end(self, path: str) -> None:
+        """Note that it ends."""
+        if threading.get_ident() == self._thread:
+            super().end(path)
+            self._mark()
+
+    def meet(self, value: Any) -> None:
+        """Keep hold of what a module was given or returned, for the hooks that stand on it."""
+        for _, tensor in leaves.find(value):
+            if tensor.requires_grad:
+                self.met.append((tensor.grad_fn, tensor.output_nr, on_tensor(tensor), tensor))
+
+    def of(self, number: int) -> tuple[Span, ...]:
+        """Return the calls that were under way when a node was made."""
+        at = bisect_right(self._from, number) - 1
+        return self._stacks[at] if at >= 0 else ()
+
+    def _mark(self) -> None:
+        self._from.append(operation_number())
+        self._stacks.append(self.under_way)
+
+
+class Result(Own):
+    """The hook behind a module that takes what it returned."""
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Be a forward hook."""
+        if not torch.compiler.is_compiling() and threading.get_ident() == self.calls._thread:
+            self.calls.meet(output)
+
+
+@contextmanager
+def following(model: nn.Module) -> Iterator[Calls]:
+    """Follow the calls of a model's modules for the length of a block."""
+    model = dynamo.unwrap(model)
+    layout, calls = Layout(model), Calls()
+    try:
+        calls.add(model, [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)])
+        yield calls
+    finally:
+        calls.close()
+
+
+def read_graph(results: Any, model: nn.Module | None = None, calls: Calls | None = None) -> tuple[GraphNode, ...]:
+    """Read the graph behind some results; nothing of it is run, unpacked or kept.
+
+    Args:
+        results: A tensor, or any structure of tensors.
+        model: Whose parameters give leaves their names, and whose parameters and buffers are not counted.
+        calls: What has followed the calls of the model's modules; without it no node is known to be a module's.
+
+    Returns:
+        The nodes in the order of execution.
+    """
+    with torch.no_grad():
+        return tuple(_Reader(results, model, calls).nodes())
+
+
+class _Reader:
+    """One reading of one graph."""
+
+    def __init__(self, results: Any, model: nn.Module | None, calls: Calls | None) -> None:
+        self.roots = [tensor for _, tensor in leaves.find(results)]
+        self.calls = calls
+        self.names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
+        owned = [*model.parameters(), *model.buffers()] if model is not None else []
+        self.owned = set(storages(owned))
+        self.counted: dict[int, torch.UntypedStorage] = {}
+        self.tables: dict[Node, dict[int, Any]] = {}
+
+    def nodes(self) -> Iterator[GraphNode]:
+        """Yield the nodes in order."""
+        made_by = [root.grad_fn or _accumulator(root) for root in self.roots if root.requires_grad]
+        found = _in_order(behind(made_by))
+        places = {node: place for place, node in enumerate(found)}
+        self._collect(found)
+        for place, node in enumerate(found):
+            variable = getattr(node, "variable", None)
+            yield GraphNode(
+                number=place,
+                name=node.name().rpartition("::")[2],
+                kind="operation" if variable is None else "parameter" if id(variable) in self.names else "leaf",
+                leaf="" if variable is None else self._named(variable),
+                shape=first_shape(node) if variable is None else tuple(variable.shape),
+                calls=self.calls.of(sequence_number(node)) if self.calls is not None and variable is None else (),
+                saved=tuple(self._saved(node)),
+                hooks=tuple(self._hooks(node, variable)),
+                takes=tuple(dict.fromkeys(places[before] for before, _ in node.next_functions if before is not None)),
+            )
+
+    def _named(self, variable: Tensor) -> str:
+        arguments = self.calls.arguments if self.calls is not None else {}
+        return self.names.get(id(variable)) or arguments.get(id(variable), "")
+
+    def _saved(self, node: Node) -> Iterator[SavedField]:
+        for name, saved in saved_by(node):
+            yield from self._field(name, saved.data, saved)
+        for kept in getattr(node, "__dict__", {}).values():  # what a function of the program put on its ctx
+            yield from self._field("", kept, None) if isinstance(kept, Tensor) else ()
+
+    def _field(self, name: str, value: Any, saved: Any) -> Iterator[SavedField]:
+        if isinstance(value, Tensor):
+            if not is_number(value):
+                size, why = self._charge(value)
+                yield SavedField(name, tuple(value.shape), size, why)
+        elif isinstance(saved, SavedTensor) and value is not None:
+            yield SavedField(name, None, 0, "packed" if frame_of(saved.unpack_hook) is None else "checkpoint")
+
+    def _charge(self, value: Tensor) -> tuple[int, str]:
+        """Count the storages of a tensor that nobody before it saved."""
+        own = storages([value])
+        if self.owned.issuperset(own):
+            return 0, "parameter"
+        new = {n: storage for n, storage in own.items() if n not in self.counted and n not in self.owned}
+        self.counted |= new
+        return sum(storage.nbytes() for storage in new.values()), "" if new else "shared"
+
+    def _collect(self, found: Iterable[Node]) -> None:
+        """Gather the tables of hooks of those tensors that can be had; see Note [Hooks of tensors that are gone]."""
+        for root in self.roots:
+            self._table(root.grad_fn, on_tensor(root))
+        for node in found:
+            for _, saved in saved_by(node):
+                if isinstance(saved.data, Tensor) and saved.data.requires_grad:
+                    self._table(saved.data.grad_fn, on_tensor(saved.data))
+        for maker, number, table, tensor in self.calls.met if self.calls is not None else ():
+            still = tensor.grad_fn is maker and tensor.output_nr == number
+            self._table(maker, table or (on_tensor(tensor) if still else None))
+
+    def _table(self, node: Node | None, table: Any) -> None:
+        if node is not None and table:
+            self.tables.setdefault(node, {})[id(table)] = table
+
+    def _hooks(self, node: Node, variable: Tensor | None) -> Iterator[GraphHook]:
+        own = {"tensor": self.tables.get(node, {}).values(), **_on_node(node)}
+        if variable is not None:
+            own["tensor"] = [on_tensor(variable) or {}]
+            own["accumulated"] = [after_accumulation(variable) or {}]
+        for kind, tables in own.items():
+            for hook in (hook for table in tables for hook in table.values()):
+                yield from _described(kind, hook)
+
+
+def _in_order(found: Iterable[Node]) -> list[Node]:
+    """Put nodes in the order of execution, and before them the leaves in the order in which they are used."""
+    nodes = list(found)
+    operations = in_order(node for node in nodes if not is_leaf(node))
+    used = dict.fromkeys(before for node in operations for before, _ in node.next_functions if before is not None)
+    others = [node for node in nodes if is_leaf(node)]
+    return [*(n for n in used if is_leaf(n)), *(n for n in others if n not in used), *operations]
+
+
+def _accumulator(leaf: Tensor) -> Node:
+    return torch.autograd.graph.get_gradient_edge(leaf).node
+
+
+def _on_node(node: Node) -> dict[str, list[Mapping[int, Any]]]:
+    """Read the tables of a node's own hooks; see Note [Hooks of nodes]."""
+    found: dict[str, list[Mapping[int, Any]]] = {}
+    for kind, register in (("pre", node.register_prehook), ("post", node.register_hook)):
+        handle = register(_nothing)
+        table = handle.hooks_dict_ref() or {}
+        handle.remove()
+        found[kind] = [dict(table)]
+    return found
+
+
+def _nothing(*_grads: Any) -> None:
+    """Be a hook that does nothing."""
+
+
+def _described(kind: str, hook: Any) -> Iterator[GraphHook]:
+    function = function_in(hook)
+    library, source = library_of(function), source_of(function)
+    actions = actions_behind(hook) if library == "kedge" else ()
+    for tap in actions:
+        yield GraphHook(kind, f"{tap.site} {tap.label}", "kedge")
+    if not actions:
+        yield GraphHook(kind, name_of(hook), library or source or "built in")

@@ -1,0 +1,206 @@
+"""What operations a model's forwards make: `operations`, a printable table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kedge import notebook
+from kedge.flow import Act, Event
+from kedge.hooks.operations.attention import is_inside
+from kedge.hooks.operations.mode import OPERATE
+from kedge.hooks.session import Session
+from kedge.sites.site import Site
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.module_calls import CALLS
+from kedge.torch_internals.source_lines import Source, is_between, source_of
+
+_SHOWN = 4
+_HEAD = ("operation", "in", "out", "line", "")
+
+
+@dataclass
+class Operation:
+    """One operation of one forward.
+
+    Attributes:
+        site: Its site: of the module's path, the call of the module, and the operation's name and index.
+        inputs: Shapes of the tensors it was given, by their names among the arguments.
+        outputs: Shapes of the tensors it made, by their names; that of a bare one is empty.
+        source: The line of the forward that makes it.
+    """
+
+    site: Site
+    inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    source: Source | None = None
+
+
+class Operations:
+    """The operations that one forward of a model made, in their order: prints, counts and iterates them."""
+
+    def __init__(self, rows: tuple[Operation, ...]) -> None:
+        self.rows = rows
+        self._several = {r.site.path for r in rows if r.site.call}
+        self._numbered = {(r.site.path, r.site.op[0]) for r in rows if r.site.op is not None and r.site.op[1]}
+
+    def __iter__(self) -> Iterator[Operation]:
+        """The operations."""
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> Operation:
+        """The operation of a name, such as ``"layer1.0/relu#1"``."""
+        for row in self.rows:
+            if name in (self.name(row), str(row.site).removesuffix(":out")):
+                return row
+        raise KeyError(
+            f'no operation is called "{name}"; there are {", ".join(map(self.name, self.rows[:_SHOWN]))}, ...'
+        )
+
+    def name(self, row: Operation) -> str:
+        """The shortest selector of an operation: calls and indices only where there are several."""
+        site = row.site
+        if site.path not in self._several:
+            site = replace(site, call=None)
+        if site.op is not None and (site.path, site.op[0]) not in self._numbered:
+            site = replace(site, op=(site.op[0], None))
+        return str(site).removesuffix(":out")
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [(self.name(r), _shapes(r.inputs), _shapes(r.outputs), *_line(r.source)) for r in self.rows]
+
+    def __str__(self) -> str:
+        """A table: operation, shapes in and out, and the line that makes it."""
+        if not self.rows:
+            return "its forward makes no operation that can be seen"
+        lines = [_HEAD, *self._cells()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD) - 1)]
+        return "\n".join(
+            "  ".join([*(cell.ljust(w) for cell, w in zip(line, widths, strict=False)), line[-1]]).rstrip()
+            for line in lines
+        )
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+        return notebook.table(_HEAD, self._cells(), align="mmmmm") if self.rows else notebook.paragraph(str(self))
+
+
+def _shapes(shapes: dict[str, tuple[int, ...]]) -> str:
+    shown = [str(list(shape)) for shape in shapes.values()]
+    return " ".join(shown[:_SHOWN]) + (" ..." if len(shown) > _SHOWN else "")
+
+
+def _line(source: Source | None) -> tuple[str, str]:
+    if source is None:
+        return "", ""
+    file = source.file.rpartition(f"site-packages{os.sep}")[2]
+    return f"{file}:{source.line}", source.text or ""
+
+
+class Listing:
+    """Lists the operations of forwards while they run."""
+
+    observes = True
+
+    def __init__(self) -> None:
+        self.session = Session()
+        self._rows: dict[tuple[int, Site], Operation] = {}
+
+    def add(self, model: nn.Module, *, begun: bool = False) -> None:
+        """List the operations of a model from here on.
+
+        Args:
+            model: The model.
+            begun: Its first call has begun, and PyTorch is running its forward-pre hooks.
+        """
+        self.session.hook(model, "**/*:in, **/*:out", self)
+        ops = self.session.targets[id(model)].ops
+        if begun and ops is not None and id(model) in ops.doors:
+            ops.doors[id(model)](model, (), {})
+
+    def bind(self, site: Site) -> Act:
+        """Return what lists the operations of one module."""
+
+        def act(value: Tensor, event: Event) -> None:
+            own = replace(event.site, kind="out", leaf=None, call=event.call)
+            row = self._rows.setdefault((event.pass_, own), Operation(own))
+            shapes = row.outputs if event.site.kind == "out" else row.inputs
+            shapes[event.site.leaf or ""] = tuple(value.shape)
+            row.source = row.source or _source()
+
+        return act
+
+    def operations(self) -> Operations:
+        """What was listed so far, of the first pass of each module."""
+        rows: dict[Site, Operation] = {}
+        for (_, site), row in self._rows.items():
+            if row.outputs:
+                rows.setdefault(site, row)
+        return Operations(tuple(rows.values()))
+
+
+def _source() -> Source | None:
+    """The line of a program that makes the operation under way; in a module of PyTorch's, the line of its forward."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and id(frame.f_code) != OPERATE:
+        frame = frame.f_back
+    last = None
+    while frame is not None and id(frame.f_code) not in CALLS:
+        if not is_between(frame.f_code.co_filename) or is_inside(frame):
+            return source_of(frame)
+        last, frame = frame, frame.f_back
+    return None if last is None else source_of(last)
+
+
+def operations(model: nn.Module, *args: Any, **kwargs: Any) -> Operations:
+    """Run a model's forward once and list the operations that its modules make, with their shapes and source lines.
+
+    The model, its buffers and the random numbers are as before. A compiled model is run uncompiled: that is where
+    operations are called one by one.
+
+    Args:
+        model: The model.
+        args: What its forward takes.
+        kwargs: And by keyword.
+    """
+    inner, listing = dynamo.unwrap(model), Listing()
+    listing.add(inner)
+    try:
+        with _unchanged(inner):
+            inner(*args, **kwargs)
+    finally:
+        listing.session.end(quiet=True)
+    return listing.operations()
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Put buffers and random numbers back to what they were."""
+    before = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+    ]
+    devices = {t.device for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(device.index or 0 for device in devices)):
+        try:
+            yield
+        finally:
+            for module, name, buffer, value in before:
+                if getattr(module, name, None) is not buffer:
+                    setattr(module, name, buffer)
+                if not torch.equal(buffer, value):  # its version does not tell: a batch norm changes it on the quiet
+                    with torch.no_grad():
+                        buffer.copy_(value)

@@ -1,0 +1,84 @@
+"""Whose a hook is: its name, where its code is, the library it is from, and what a hook of Kedge's serves."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from kedge.hooks.firing.tap import Tap
+from kedge.hooks.gates.gradients import Listener, Share, Station
+from kedge.hooks.gates.modules import Before, Begin, End, Gate
+from kedge.inspect.effects import function_in
+from kedge.torch_internals.hook_tables import computed_by
+
+_OWNERS = {
+    "kedge.": "kedge",
+    "torch.nn.utils.weight_norm": "torch weight_norm",
+    "torch.nn.utils.spectral_norm": "torch spectral_norm",
+    "torch.nn.utils.prune": "torch pruning",
+    "torch.nn.utils.parametriz": "torch parametrization",
+    "torch.distributed.fsdp": "torch FSDP",
+    "torch.distributed._composable": "torch FSDP",
+    "torch.nn.parallel": "torch DDP",
+    "torch.ao.": "torch quantization",
+    "torch.": "torch",
+}
+
+
+def name_of(hook: Any) -> str:
+    """What is called, by its name in the code."""
+    if isinstance(hook, functools.partial):
+        return f"partial({name_of(hook.func)})"
+    function = function_in(hook)
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    computed = computed_by(function)
+    return name.rpartition("<locals>.")[2].strip("<>") + (f" of {computed}" if computed else "")
+
+
+def source_of(function: Any) -> str:
+    """File and line of a hook's code; empty if it has none."""
+    if isinstance(function, nn.Module):
+        function = type(function).forward
+    elif not hasattr(function, "__code__") and callable(function):
+        function = type(function).__call__
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    file, here = Path(code.co_filename), Path.cwd()
+    return f"{file.relative_to(here) if file.is_relative_to(here) else file}:{code.co_firstlineno}"
+
+
+def library_of(function: Any) -> str:
+    """The library that a function comes from; empty for somebody's own."""
+    module = str(getattr(function, "__module__", ""))
+    known = next((name for prefix, name in _OWNERS.items() if f"{module}.".startswith(prefix)), "")
+    installed = {"site-packages", "dist-packages"} & set(Path(source_of(function)).parts)
+    return known or (module.partition(".")[0] if installed else "")
+
+
+def serves(hook: Any) -> tuple[str, ...]:
+    """The sites and actions behind a hook of Kedge's on a module or a tensor of a model."""
+    if isinstance(hook, (Begin, End)):
+        return ("counts forward passes",)
+    cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+    holders = [hook, getattr(hook, "__self__", None), *cells]
+    gates = [taps for h in holders if isinstance(h, Gate) for taps in h.taps.values()]
+    stations = [h.taps for h in holders if isinstance(h, Station)]
+    taps = [f"{replace(tap.site, path='')} {tap.label}" for tap in itertools.chain(*gates, *stations)]
+    if isinstance(hook, Before) and hook.preserving:
+        taps.append("copies records before they are overwritten")
+    return tuple(taps)
+
+
+def behind(hook: Any) -> tuple[Tap, ...]:
+    """The actions with their sites that a hook of Kedge's on a tensor or on a node of a graph runs."""
+    cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+    holders = [hook, getattr(hook, "__self__", None), *cells]
+    taps = [h.taps for h in holders if isinstance(h, Station)]
+    taps += [h.gate.taps.get(h.origin.site.kind, ()) for h in holders if isinstance(h, (Listener, Share))]
+    return tuple(itertools.chain(*taps))

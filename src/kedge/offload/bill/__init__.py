@@ -1,0 +1,1 @@
+"""The bill: who holds how much of what backward needs, when, and what would free it."""

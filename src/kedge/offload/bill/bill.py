@@ -1,0 +1,224 @@
+"""The bill: who holds how much of what backward needs, and what would free it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from kedge import notebook
+from kedge.offload.bill.bill_keeper import Clerk, Origins
+from kedge.offload.bill.saved_tensor import Item
+from kedge.offload.bill.timeline import course
+from kedge.store.saved_account import WORDS, Account, Course, LineSums, Section, Sums, sections
+
+MOST_ITEMS, MOST_LINES = 20, 50
+Given = Mapping[str, Iterable[int]]
+
+
+class Bill:
+    """What autograd held for backward: tensor by tensor, and added up.
+
+    ``print(bill)`` draws the tables. Nothing of the model or of its tensors is kept.
+
+    Args:
+        items: The tensors.
+        given: What each module was given: the numbers of storages by its path.
+        sizes: The bytes of each storage, by its number.
+        followed: The bytes over the time.
+        roots: How the paths of each model begin.
+
+    Attributes:
+        items: The tensors, in the order in which they were saved.
+        timeline: The bytes held after each save and, if a backward was run, after each release.
+    """
+
+    def __init__(
+        self, items: Sequence[Item], given: Given, sizes: Sequence[int], followed: Course, roots: Sequence[str] = ("",)
+    ) -> None:
+        self.items, self.timeline, self._roots = tuple(items), followed, roots
+        self._given, self._sizes = given, sizes
+        self._charged = _charged(self.items, sizes)
+
+    @property
+    def total(self) -> Sums:
+        """All together."""
+        return self._sums(None, self.items)
+
+    @property
+    def parameters(self) -> int:
+        """Bytes of parameters and buffers that were saved, each storage once; they are there anyhow."""
+        known = {storage for item in self.items if not item.counts for storage in item.storages}
+        return sum(self._sizes[storage] for storage in known)
+
+    @property
+    def inputs(self) -> int:
+        """Bytes of the model's inputs that were saved, each storage once."""
+        return sum(item.held for item in self._charged.values() if item.origin == "input")
+
+    def by_module(self, *, inner: bool = False) -> tuple[Sums, ...]:
+        """Add up by module, in the order of the data.
+
+        Args:
+            inner: Whether a module counts with all modules in it, as it does if they are checkpointed together; otherwise
+                each tensor counts for the innermost module that was running alone.
+        """
+        if not inner:
+            own: dict[str | None, list[Item]] = {}
+            for item in self.items:
+                own.setdefault(item.path, []).append(item)
+            return tuple(self._sums(path, items) for path, items in own.items())
+        return tuple(self._tree())
+
+    def by_line(self) -> tuple[LineSums, ...]:
+        """Add up by the line of the program that was running, the largest first."""
+        lines: dict[tuple[str, int] | None, list[Item]] = {}
+        for item in self.items:
+            lines.setdefault(None if item.source is None else (item.source.file, item.source.line), []).append(item)
+        return tuple(sorted(map(self._line, lines.values()), key=lambda line: -line.bytes))
+
+    def account(self) -> Account:
+        """Add up everything, without the single tensors but the largest."""
+        largest = sorted((item for item in self._charged.values() if item.counts), key=lambda item: -item.held)
+        return Account(
+            total=self.total,
+            parameters=self.parameters,
+            inputs=self.inputs,
+            modules=tuple(sums for sums in self.by_module() if sums.bytes),
+            tree=self.by_module(inner=True),
+            lines=self.by_line()[:MOST_LINES],
+            items=tuple(item.entry() for item in largest[:MOST_ITEMS]),
+            course=self.timeline,
+        )
+
+    def __str__(self) -> str:
+        """The tables as text."""
+        return "\n\n".join("\n".join(_aligned(section)) for section in sections(self.account()))
+
+    def _repr_html_(self) -> str:
+        """The tables for a notebook."""
+        return "".join(map(_table, sections(self.account())))
+
+    def _sums(self, path: str | None, items: Sequence[Item]) -> Sums:
+        own = [self._charged[item.number] for item in items if item.number in self._charged]
+        return Sums(
+            path=path,
+            tensors=len(items),
+            packed=sum(item.bytes for item in items),
+            bytes=sum(item.held for item in own),
+            rebuild=sum(item.rebuild for item in own),
+            offload=sum(item.offload for item in own),
+            bf16=sum(item.compressed(16) for item in own),
+            int8=sum(item.compressed(8) for item in own),
+        )
+
+    def _line(self, items: Sequence[Item]) -> LineSums:
+        source, sums = items[0].source, self._sums(None, items)
+        known = LineSums() if source is None else LineSums(source.file, source.line, source.function, source.text)
+        return replace(known, tensors=sums.tensors, packed=sums.packed, bytes=sums.bytes, rebuild=sums.rebuild)
+
+    def _tree(self) -> Iterator[Sums]:
+        """Add up what each module holds with those in it; a module stands before what it holds."""
+        inside: dict[str | None, list[Item]] = {}
+        for item in self.items:
+            for path in _holders(item.path, self._roots):
+                inside.setdefault(path, []).append(item)
+        for path, items in sorted(inside.items(), key=lambda pair: (pair[1][0].number, len(pair[0] or ""))):
+            sums = self._sums(path, items)
+            never = path is None or path in self._roots or path not in self._given  # a list of modules is not called
+            yield sums if never else replace(sums, checkpoint=self._checkpoint(str(path), items))
+
+    def _checkpoint(self, path: str, items: Sequence[Item]) -> int:
+        """Tell what a checkpoint around a module frees; see Note [What a remedy frees]."""
+        inside, given = {item.number for item in items}, set(self._given[path])
+        made = {s: item for item in items if item.origin == "made" for s in item.storages}
+        mine = {s for s, item in made.items() if inside.issuperset(item.shared)}
+        held = {storage for item in self.items for storage in item.storages}
+        newly = given - held
+        return max(sum(self._sizes[s] for s in mine - given) - sum(self._sizes[s] for s in newly), 0)
+
+
+def bill_of(clerk: Clerk, given: Given, origins: Origins, moment: int | None, roots: Sequence[str] = ("",)) -> Bill:
+    """Draw up the bill of what a clerk has written down.
+
+    Args:
+        clerk: The clerk.
+        given: What each module was given.
+        origins: What was there before.
+        moment: After how many saves and releases; None for the peak.
+        roots: How the paths of each model begin.
+    """
+    anyhow = origins.parameters | origins.buffers
+    sizes = clerk.storages.sizes
+
+    def counted(number: int) -> list[tuple[int, int]]:
+        return [(s, sizes[s]) for s in clerk.drafts[number].storages if s not in anyhow]
+
+    def at(after: int) -> Bill:
+        return Bill(clerk.items(clerk.timeline.alive(after), origins), given, sizes, Course())
+
+    def holders(after: int) -> list[tuple[str | None, int]]:
+        held = [(sums.path, sums.bytes) for sums in at(after).by_module() if sums.bytes]
+        return sorted(held, key=lambda pair: -pair[1])[:MOST_ITEMS]
+
+    there = anyhow | origins.inputs
+    given = {path: frozenset(numbers) - there for path, numbers in given.items()}
+    followed = course(clerk.timeline.events[:], counted, holders)
+    found = clerk.items(clerk.timeline.alive(followed.peak_at if moment is None else moment), origins)
+    return Bill(found, given, list(sizes), followed, roots)
+
+
+def _charged(items: Sequence[Item], sizes: Sequence[int]) -> dict[int, Item]:
+    """Charge each storage to the first that saved it, with the rule by which any that saved it can be rebuilt.
+
+    Returns:
+        By their numbers those items that bear a storage, each with the bytes of what it bears.
+    """
+    bearers: dict[int, Item] = {}
+    rules: dict[int, tuple[str, int]] = {}
+    for item in items:
+        for storage in item.storages if item.counts else ():
+            bearers.setdefault(storage, item)
+            if item.rule is not None:
+                rules.setdefault(storage, (item.rule, item.extra))
+    borne: dict[int, list[int]] = {}
+    for storage, item in bearers.items():
+        borne.setdefault(item.number, []).append(storage)
+    charged = {}
+    for item in items:
+        if own := borne.get(item.number):
+            rule, extra = rules.get(own[0], (None, 0))
+            charged[item.number] = replace(item, held=sum(sizes[s] for s in own), rule=rule, extra=extra)
+    return charged
+
+
+def _holders(path: str | None, roots: Sequence[str]) -> list[str | None]:
+    """Give a path and the paths of all modules around it, the model's own among them."""
+    if path is None:
+        return [None]
+    names = path.split(".") if path else []
+    paths = ["", *(".".join(names[: end + 1]) for end in range(len(names)))]
+    begins = [at for at, each in enumerate(paths) if each in roots]
+    return [*paths[begins[-1] if begins else 0 :]]
+
+
+def _aligned(section: Section) -> Iterator[str]:
+    """Lay a table out in plain text."""
+    lines: list[tuple[str, ...]] = [section.columns, *section.rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(section.columns))]
+    for line in lines:
+        cells = [
+            line[0].ljust(widths[0]),
+            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
+        ]
+        if section.columns[-1] == WORDS:
+            cells[-1] = line[-1]
+        yield "  ".join(cells).rstrip()
+    if section.note:
+        yield section.note.strip()
+
+
+def _table(section: Section) -> str:
+    """Lay a table out as HTML."""
+    figures = len(section.columns) - 1 - (section.columns[-1] == WORDS)
+    align = ("m" + "r" * figures).ljust(len(section.columns), "m")
+    return notebook.table(section.columns, section.rows, title=section.title, note=section.note.strip(), align=align)

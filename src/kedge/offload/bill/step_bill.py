@@ -1,0 +1,139 @@
+"""The bill of a whole step of a watched program: ``kedge run --saved``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from kedge.hooks.placing.module_calls import Spans, given_to
+from kedge.hooks.saved.keeper import Keep, Place
+from kedge.offload.bill.bill import bill_of
+from kedge.offload.bill.bill_keeper import Clerk, Held, Origins
+from kedge.offload.bill.storage_numbers import Storages
+from kedge.offload.rebuild import find
+from kedge.torch_internals.saved_hooks import top_hooks
+
+
+class Labelled(Protocol):
+    """A watched model: which modules are its own, and under which paths they are recorded."""
+
+    types: dict[str, str]
+
+    def label(self, path: str) -> str:
+        """Return the path under which a module is recorded."""
+
+
+class QuietKeep(Keep):
+    """A keeper inside somebody's program: what it says goes to stderr, where ``-W error`` does not reach."""
+
+    def step_aside(self, what: str) -> None:
+        """Say it without raising."""
+        if what not in self._said and not self.ended:
+            self._said.add(what)
+            sys.stderr.write(f"[kedge] the bill of saved tensors leaves out what runs under {what}\n")
+
+
+class StepBill:
+    """Takes the bill of the first step in which something is saved: the models', the losses' and all between them.
+
+    A pair of saved-tensor hooks is in force in that step, which keeps everything where it is and checks for in-place
+    changes as autograd does. It lies on the stack for the length of the step; where the program has a pair of its
+    own in force when it calls a model, for the length of that call.
+
+    Args:
+        spare: Does what must not end the program.
+    """
+
+    def __init__(self, spare: Callable[..., None]) -> None:
+        self.storages = Storages()
+        self.spans = Spans(self.storages.of, spare)
+        self.clerk = Clerk(lambda: self.spans.innermost, self.storages, find, around=lambda: self.spans.around)
+        self.seconds = 0.0
+        self._over = False
+        self._thread: int | None = None
+        self._roots: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._owned: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+        self._undo = ExitStack()
+        self._undo.callback(self.spans.close)
+
+    def add(self, module: nn.Module, root: Labelled) -> None:
+        """Follow a root whose call is under way."""
+        if self._over:
+            return
+        begun = time.perf_counter()
+        self._roots.append((root.label(""), weakref.ref(module)))
+        self._see_owned()
+        self.spans.add(module, root.types, root.label)
+        self.spans.begin(root.label(""), given_to(module))
+        self._be_in_force(module)
+        self.seconds += time.perf_counter() - begun
+
+    def _be_in_force(self, module: nn.Module) -> None:
+        if self._thread == threading.get_ident():
+            return  # already, between the modules too
+        kept = QuietKeep(module, self, lambda _: True, outside=True, compiled=False)
+        self._undo.callback(kept.end)
+        if top_hooks(True) is None:
+            self._thread = threading.get_ident()
+            kept.begin()
+        else:  # a block of the program is open, which takes off the top when it ends, whatever that is
+            kept.here().enter(kept.spots[""])
+
+    def pack(self, value: Tensor, place: Place) -> Held | None:  # noqa: ARG002 - the spans say where it is
+        """Take a saved tensor down; it stays where it is."""
+        if self._over:
+            return None
+        begun = time.perf_counter()
+        try:
+            return self.clerk.pack(value)
+        except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
+            self._over = True
+            sys.stderr.write(f"[kedge] the bill of saved tensors is not taken: {type(error).__name__}: {error}\n")
+            return None
+        finally:
+            self.seconds += time.perf_counter() - begun
+
+    def beside(self, owner: Any, place: Place) -> None:
+        """Take down what a checkpoint holds without saving it."""
+        if not self._over:
+            self.clerk.beside(owner, place)
+
+    def unpack(self, held: Held) -> Tensor:
+        """Give it back."""
+        return held.read() if self._over else self.clerk.unpack(held)
+
+    def close(self, step: int) -> Mapping[str, Any] | None:
+        """Draw up the bill, if anything was saved by now; otherwise the next step may have one."""
+        if self._over or not self.clerk.drafts:
+            return None
+        begun = time.perf_counter()
+        self._see_owned()
+        self.stop()
+        origins = Origins(*self._owned, inputs=frozenset(self.spans.entered))
+        bill = bill_of(self.clerk, self.spans.given, origins, None, [path for path, _ in self._roots])
+        entry = bill.account().entry()
+        self.seconds += time.perf_counter() - begun
+        return {"kind": "saved", "step": step, **entry, "seconds": round(self.seconds, 6)}
+
+    def stop(self) -> None:
+        """Take everything off."""
+        self._over = True
+        self._undo.close()
+
+    def _see_owned(self) -> None:
+        """Note what belongs to the models; a forward may have replaced or made some of it."""
+        modules = [module for _, known in self._roots if (module := known()) is not None]
+        params = self._numbers(p for m in modules for p in m.parameters())
+        buffers = self._numbers(b for m in modules for b in m.buffers())
+        self._owned = (self._owned[0] | params, self._owned[1] | buffers)
+
+    def _numbers(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        return frozenset(n for tensor in tensors if not is_lazy(tensor) for n in self.storages.of(tensor))

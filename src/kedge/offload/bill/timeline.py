@@ -1,0 +1,104 @@
+"""What was held when: every save and every release in their order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from kedge.store.saved_account import Course
+
+MOST_POINTS = 400
+
+
+class Timeline:
+    """Saves and releases of numbered tensors in the order in which they happened.
+
+    A release may come from any thread, and from the garbage collector; to note one is to append to a list.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[int] = []
+
+    def saved(self, number: int) -> None:
+        """Note that a tensor was saved."""
+        self.events.append(number)
+
+    def released(self, number: int) -> None:
+        """Note that autograd holds it no longer."""
+        self.events.append(~number)
+
+    def __len__(self) -> int:
+        """How many saves and releases there were."""
+        return len(self.events)
+
+    def alive(self, moment: int | None = None) -> list[int]:
+        """List the numbers of what was saved and not released, after so many events; after all if None."""
+        held: dict[int, None] = {}
+        for event in self.events[:moment]:
+            if event >= 0:
+                held[event] = None
+            else:
+                held.pop(~event, None)
+        return list(held)
+
+
+class Levels:
+    """The bytes of storages that are held at least once, as their holders come and go.
+
+    Args:
+        storages: Tells the storages of a tensor by its number, and the bytes of each.
+    """
+
+    def __init__(self, storages: Callable[[int], Iterable[tuple[int, int]]]) -> None:
+        self.storages = storages
+        self.bytes = 0
+        self._holders: Counter[int] = Counter()
+
+    def apply(self, event: int) -> int:
+        """Take one save or release, and tell what is held after it."""
+        for storage, size in self.storages(event if event >= 0 else ~event):
+            before = self._holders[storage]
+            self._holders[storage] = before + (1 if event >= 0 else -1)
+            if before == 0 and event >= 0:
+                self.bytes += size
+            elif before == 1 and event < 0:
+                self.bytes -= size
+        return self.bytes
+
+
+def course(
+    events: Sequence[int],
+    storages: Callable[[int], Iterable[tuple[int, int]]],
+    holders: Callable[[int], Sequence[tuple[str | None, int]]],
+) -> Course:
+    """Follow the bytes over some events.
+
+    Args:
+        events: Saves, and releases as their complement.
+        storages: The storages of a tensor that count, each with its bytes.
+        holders: Tells who holds how much after so many events.
+    """
+    levels = Levels(storages)
+    heights = [levels.apply(event) for event in events]
+    if not heights:
+        return Course()
+    peak_at = max(range(len(heights)), key=heights.__getitem__)
+    chosen = sorted({*_thinned(heights), peak_at})
+    first = next((at for at, event in enumerate(events, 1) if event < 0), None)
+    return Course(
+        bytes=tuple(heights[at] for at in chosen),
+        at=tuple(at + 1 for at in chosen),
+        peak=heights[peak_at],
+        peak_at=peak_at + 1,
+        backward=first,
+        holders=tuple(holders(peak_at + 1)),
+    )
+
+
+def _thinned(heights: Sequence[int]) -> Iterator[int]:
+    """Choose the highest place of each stretch, and both ends."""
+    stretch = max(len(heights) * 2 // MOST_POINTS, 1)
+    yield 0
+    for begin in range(0, len(heights), stretch):
+        yield max(range(begin, min(begin + stretch, len(heights))), key=heights.__getitem__)
+    yield len(heights) - 1

@@ -1,0 +1,1 @@
+"""The decision over each saved tensor, and what it rests on."""

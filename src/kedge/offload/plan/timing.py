@@ -1,0 +1,186 @@
+"""What is noted of each saved tensor in the step that is learned from, and of the store, the codec and the recipes.
+
+# Note [Own time]
+What Kedge does in that step - move, encode, find, rebuild - is marked at its beginning and its end, and taken out of
+every time that is noted: what is left is when the program itself saves and asks. On a device, the marks are its events
+on the stream that computes, so a wait for a copy lies between two of them as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.offload.codecs.codec import Codec
+from kedge.offload.engine.policy import Find, HandleOf
+from kedge.offload.held.handle import Handle
+from kedge.offload.plan.clock import Clock
+from kedge.offload.plan.tables import Key
+from kedge.offload.rebuild.recipe import Cost, Recipe
+from kedge.offload.stores.store import Slot, Store
+
+Span = tuple[Any, Any]
+
+
+class Note:
+    """What is known of one saved tensor.
+
+    Attributes:
+        key: Which one.
+        nbytes: Its bytes.
+        what: What was done, as the engine says it.
+        took: From when to when it was saved.
+        asked: From when to when bytes were got for it, for each time.
+        ran: From when to when it was rebuilt, for each time.
+        coding: From when to when it was encoded or decoded.
+        extra: The bytes that are kept to rebuild it.
+        coded: The bytes that a codec made of it.
+    """
+
+    __slots__ = ("asked", "coded", "coding", "extra", "key", "nbytes", "ran", "took", "what")
+
+    def __init__(self, key: Key, nbytes: int, begun: Any) -> None:
+        self.key, self.nbytes, self.what = key, nbytes, ""
+        self.took: Span = (begun, begun)
+        self.asked: list[Span] = []
+        self.ran: list[Span] = []
+        self.coding: list[Span] = []
+        self.extra = 0
+        self.coded: int | None = None
+
+
+class Desk:
+    """Where notes are taken, while one is learned; otherwise it costs nothing.
+
+    Attributes:
+        current: The note of the tensor that is being saved; None while nothing is learned.
+        clock: What marks moments.
+        device: The device of what was saved last.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.current: Note | None = None
+        self.clock = clock
+        self.device = torch.device("cpu")
+
+
+class TimedRecipe:
+    """A recipe that notes how long it runs."""
+
+    def __init__(self, recipe: Recipe, note: Note, desk: Desk) -> None:
+        self._recipe, self._note, self._desk = recipe, note, desk
+        self.rule: str = recipe.rule
+        self.inputs: tuple[Handle, ...] = recipe.inputs
+        self.extra: Tensor | None = recipe.extra
+        self.nbytes: int = recipe.nbytes
+        self.cost: Cost = recipe.cost
+
+    def run(self, *inputs: Tensor) -> Tensor:
+        """Run it; a run while it is saved is one that verifies it, and not counted."""
+        begun = self._desk.clock.mark()
+        made = self._recipe.run(*inputs)
+        if self._desk.current is not self._note:
+            self._note.ran.append((begun, self._desk.clock.mark()))
+        return made
+
+
+class TimedSlot:
+    """A slot that notes when it is asked."""
+
+    __slots__ = ("_desk", "_note", "_slot", "nbytes")
+
+    def __init__(self, slot: Slot, note: Note, desk: Desk) -> None:
+        self._slot, self._note, self._desk = slot, note, desk
+        self.nbytes = slot.nbytes
+
+    def get(self) -> Tensor:
+        """Get the bytes."""
+        begun = self._desk.clock.mark()
+        data = self._slot.get()
+        self._note.asked.append((begun, self._desk.clock.mark()))
+        return data
+
+    def wanted(self) -> None:
+        """Tell the slot."""
+        self._slot.wanted()
+
+    def free(self) -> None:
+        """Free the slot."""
+        self._slot.free()
+
+
+class TimedStore:
+    """A store whose slots note when they are asked, while one is learned."""
+
+    def __init__(self, store: Store, desk: Desk) -> None:
+        self._store, self._desk = store, desk
+        self.name: str = store.name
+
+    def takes(self, device: torch.device) -> bool:
+        """Ask the store."""
+        self._desk.device = device
+        return self._store.takes(device)
+
+    def put(self, data: Tensor) -> Slot:
+        """Put the bytes into the store."""
+        slot = self._store.put(data)
+        note = self._desk.current
+        return slot if note is None else TimedSlot(slot, note, self._desk)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+class TimedCodec:
+    """A codec that notes how long it takes, and how many bytes it makes."""
+
+    def __init__(self, codec: Codec, desk: Desk) -> None:
+        self._codec, self._desk = codec, desk
+        self.name: str = codec.name
+        self.exact: bool = codec.exact
+
+    def encode(self, value: Tensor) -> tuple[Tensor, Any] | None:
+        """Encode."""
+        self._desk.device = value.device
+        note = self._desk.current
+        if note is None:
+            coded = self._codec.encode(value)
+            return None if coded is None else (coded[0], (None, coded[1]))
+        begun = self._desk.clock.mark()
+        coded = self._codec.encode(value)
+        if coded is None:
+            return None
+        note.coding.append((begun, self._desk.clock.mark()))
+        note.coded = coded[0].nbytes
+        return coded[0], (note, coded[1])
+
+    def decode(self, kept: Tensor, extra: Any) -> Tensor:
+        """Decode."""
+        note, inner = extra
+        if note is None:
+            return self._codec.decode(kept, inner)
+        begun = self._desk.clock.mark()
+        value = self._codec.decode(kept, inner)
+        span = begun, self._desk.clock.mark()
+        note.coding.append(span)
+        note.asked.append(span)
+        return value
+
+
+def timed_find(find: Find, desk: Desk) -> Callable[[Tensor, HandleOf], Recipe | None]:
+    """Find recipes that note how long they run, while one is learned."""
+
+    def finds(value: Tensor, handle_of: HandleOf) -> Recipe | None:
+        desk.device = value.device
+        recipe = find(value, handle_of)
+        note = desk.current
+        if recipe is None or note is None:
+            return recipe
+        note.extra = recipe.nbytes
+        return TimedRecipe(recipe, note, desk)
+
+    return finds

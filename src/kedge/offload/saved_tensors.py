@@ -1,0 +1,130 @@
+"""Looking at what one forward saves: ``kedge.saved(model)(x)``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import NoSuchKind
+from kedge.hooks.placing.module_calls import Spans
+from kedge.hooks.saved.keeper import keep
+from kedge.offload.bill.bill import Bill, bill_of
+from kedge.offload.bill.bill_keeper import LEAST, Clerk, Origins
+from kedge.offload.bill.storage_numbers import Storages
+from kedge.offload.rebuild import find
+from kedge.sites import leaves
+from kedge.sites.select import Layout, runs
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.kernels import keeping_versions
+from kedge.torch_internals.module_tables import own_buffers, put_back
+
+
+def saved(
+    model: nn.Module, *, loss: Callable[[Any], Any] | None = None, backward: bool = False, min_bytes: int = LEAST
+) -> Callable[..., Bill]:
+    """Look at what autograd saves when a model is called: ``print(kedge.saved(model)(x))``.
+
+    The model is called once, as ``model(x)`` would be, with gradients on, and nothing of it is kept: not the output, not
+    the graph. The look leaves no mark: random numbers, buffers such as BatchNorm's running statistics, and
+    ``.grad`` are as they were before; a counter that a forward keeps in a plain attribute counts on. Hooks that are on the
+    model run.
+
+    Args:
+        model: The model.
+        loss: Is given the output and returns the loss, so that what it saves is on the bill as well.
+        backward: Whether to run the backward pass too, for `Bill.timeline`: from the loss, or else from all outputs.
+            Gradients go nowhere. With it the peak is known, and who holds how much there.
+        min_bytes: The bytes of the smallest storage that counts as movable.
+
+    Returns:
+        What takes the model's arguments, calls it, and gives the `Bill` of what is held when the forward is over.
+
+    Raises:
+        NoSuchKind: It is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise NoSuchKind(
+            f"kedge.saved({type(model).__name__}) was asked for, and only a torch.nn.Module has modules to add up by; "
+            "give the model, and what comes after it as loss="
+        )
+
+    def look(*args: Any, **kwargs: Any) -> Bill:
+        return _Look(model, min_bytes).bill(lambda: model(*args, **kwargs), loss, backward=backward)
+
+    return look
+
+
+class _Look:
+    """One look at one model."""
+
+    def __init__(self, model: nn.Module, least: int) -> None:
+        self.model, self.storages = model, Storages()
+        self.spans = Spans(self.storages.of)
+        self.clerk = Clerk(lambda: self.spans.innermost, self.storages, find, least, lambda: self.spans.around)
+
+    def bill(self, call: Callable[[], Any], loss: Callable[[Any], Any] | None, *, backward: bool) -> Bill:
+        """Call the model and draw up the bill."""
+        before = self._owned()
+        with _as_before(self.model), torch.inference_mode(mode=False), torch.enable_grad():
+            made = self._forward(call, loss)
+            self.clerk.walk(made)
+            moment = len(self.clerk.timeline)
+            parameters, buffers = (mine | now for mine, now in zip(before, self._owned(), strict=True))
+            if backward:
+                _back(made, self.model)
+            del made
+        origins = Origins(parameters, buffers, frozenset(self.spans.entered))
+        return bill_of(self.clerk, self.spans.given, origins, moment)
+
+    def _forward(self, call: Callable[[], Any], loss: Callable[[Any], Any] | None) -> list[Tensor]:
+        model = dynamo.unwrap(self.model)
+        layout = Layout(model)
+        paths = [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)]
+        with ExitStack() as stack:
+            stack.callback(self.spans.close)
+            self.spans.add(model, paths, str)
+            keep(stack, self.model, self.clerk, ambient=True)
+            output = call()
+            if loss is not None:
+                output = loss(output)
+        return [tensor for _, tensor in leaves.find(output)]
+
+    def _owned(self) -> tuple[frozenset[int], frozenset[int]]:
+        return self._numbers(self.model.parameters()), self._numbers(self.model.buffers())
+
+    def _numbers(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        return frozenset(n for tensor in tensors if not nn.parameter.is_lazy(tensor) for n in self.storages.of(tensor))
+
+
+def _back(made: list[Tensor], model: nn.Module) -> None:
+    """Run the backward pass, and let go of the gradients."""
+    roots = [tensor for tensor in made if tensor.requires_grad]
+    wanted = [param for param in model.parameters() if param.requires_grad]
+    if roots and wanted:
+        torch.autograd.grad(roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True)
+
+
+@contextmanager
+def _as_before(model: nn.Module) -> Iterator[None]:
+    """Put random numbers and buffers back to what they were."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
+    buffers = [(module, dict(own_buffers(module))) for module in model.modules()]
+    values = {id(b): (b, b.detach().clone()) for _, own in buffers for b in own.values() if b is not None}
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        for module, own in buffers:
+            put_back(module, own)
+        for buffer, value in values.values():
+            with torch.no_grad(), keeping_versions((buffer,)):
+                buffer.copy_(value)

@@ -1,0 +1,1 @@
+"""Where moved bytes are held: the host's memory, or a file."""

@@ -1,0 +1,181 @@
+"""Saved tensors on disk.
+
+While memory is free, a put is one write into the memory that the system keeps of files, and a get maps it: nothing
+waits for the disk, and nothing is copied on the way back. When memory is short, or on request, a window of what was
+put last stays in memory, and what is older is written out and dropped, to be read ahead in reverse order.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+
+import torch
+from torch import Tensor
+
+from kedge.errors import ChecksumMismatch, StoreError
+from kedge.offload.stores.file_ranges import Arena, Extent
+from kedge.offload.stores.mapped import memory_of
+from kedge.offload.stores.pressure import Pressure
+from kedge.offload.stores.writer import Window
+
+WINDOW = 96 << 20
+_LOOK_EVERY = 32 << 20  # bytes put between two looks at the system's memory
+_CPU = torch.device("cpu")
+
+
+class DiskSlot:
+    """Bytes on disk.
+
+    Attributes:
+        nbytes: How many.
+    """
+
+    __slots__ = ("_checksum", "_device", "_extent", "_store", "nbytes")
+
+    def __init__(self, store: OpenFile, extent: Extent, device: torch.device, checksum: int | None) -> None:
+        self.nbytes = extent.nbytes
+        self._store = store
+        self._extent = extent
+        self._device = device
+        self._checksum = checksum
+
+    def get(self) -> Tensor:
+        """Return the bytes, on the device that they came from; what is returned can be changed.
+
+        Raises:
+            StoreError: They cannot be read.
+            ChecksumMismatch: They are not what was put.
+        """
+        data = self._store.read(self._extent, self._checksum)
+        return data if self._device == _CPU else data.to(self._device)
+
+    def wanted(self) -> None:
+        """Read the bytes into memory in the background, if they are not there."""
+        self._store.want(self._extent)
+
+    def free(self) -> None:
+        """Give the range back; from any thread, at any time."""
+        self._store.arena.release(self._extent)
+
+
+class DiskStore:
+    """Puts bytes into one file without a name.
+
+    Args:
+        path: A folder; None: the one for temporary files.
+        uncached: Whether the file is kept out of memory. None: when memory is short.
+        checksum: Whether what is read is compared with a checksum (CRC-32) of what was put.
+
+    Raises:
+        StoreError: The folder cannot be used, or the system cannot do what was asked for.
+    """
+
+    name = "disk"
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, uncached: bool | None = None, checksum: bool = False
+    ) -> None:
+        if uncached and not hasattr(os, "posix_fadvise"):
+            raise StoreError("Disk(uncached=True): this system cannot keep a file out of memory; leave it out")
+        self._path = path
+        self._uncached = uncached
+        self._checksum = checksum
+        self._open = OpenFile(path, uncached, checksum)
+
+    def takes(self, device: torch.device) -> bool:
+        """Tell whether moving bytes from this device frees memory: from all that hold any."""
+        return device.type != "meta"
+
+    def put(self, data: Tensor) -> DiskSlot:
+        """Write bytes; when this returns they are in the file, whatever happens to the tensor.
+
+        Raises:
+            DiskFull: There is no room for them.
+            StoreError: They cannot be written.
+        """
+        if self._open.arena.lost:  # by a fork: this process has no slot in it that it can read
+            self._open = OpenFile(self._path, self._uncached, self._checksum)
+        return self._open.put(data)
+
+    def close(self) -> None:
+        """End the threads, and close the file as soon as the last slot is freed."""
+        self._open.close()
+
+    def __str__(self) -> str:
+        return str(self._open)
+
+
+class OpenFile:
+    """The file of a store in one process, and the account of it."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, uncached: bool | None, checksum: bool) -> None:
+        self.window = Window(WINDOW)
+        self.arena = Arena(path, self.window.forget)
+        self._pressure = Pressure() if uncached is None and hasattr(os, "posix_fadvise") else None
+        self._tight = bool(uncached)
+        self._checksum = checksum
+        self._looked = 0
+        self._pieces = self._written = self._read = 0
+        self._summing = 0.0
+
+    def put(self, data: Tensor) -> DiskSlot:
+        """Write bytes; see `DiskStore.put`."""
+        if self.window.failed:
+            failed, self.window.failed = self.window.failed, None
+            raise StoreError(f"the disk of {self.arena.folder} failed when it took what was saved before: {failed}")
+        host = data if data.device == _CPU else data.to(_CPU)
+        extent = self.arena.put(host)
+        checksum = self._sum(host) if self._checksum else None
+        with self.arena.locked():
+            self.window.add(extent)
+            self._pieces += 1
+            self._written += extent.nbytes
+        if self._must_leave():
+            self.window.squeeze(self.arena)
+        return DiskSlot(self, extent, data.device, checksum)
+
+    def read(self, extent: Extent, checksum: int | None) -> Tensor:
+        """Return bytes, in CPU memory."""
+        if self._tight:
+            self.window.read_ahead(self.arena, extent)
+        data = self.arena.read(extent)
+        self._read += extent.nbytes
+        if checksum is not None and (found := self._sum(data)) != checksum:
+            raise ChecksumMismatch(
+                f"a saved tensor of {extent.nbytes:,} bytes came back from {self.arena.folder} with CRC-32 {found:08x}"
+                f" and was written with {checksum:08x}: the disk or the memory is at fault; name a folder on another disk"
+            )
+        return data
+
+    def want(self, extent: Extent) -> None:
+        """Read a range ahead."""
+        if self._tight and not self.arena.lost:
+            self.window.want(self.arena, extent)
+
+    def close(self) -> None:
+        """End the threads, and close the file as soon as the last slot is freed."""
+        if not self.arena.lost:
+            self.window.end()
+            self._tight = False
+        self.arena.close()
+
+    def _must_leave(self) -> bool:
+        if self._pressure is not None and self._written - self._looked >= _LOOK_EVERY:
+            self._looked = self._written
+            self._tight = self._pressure.tight(self.arena.used)
+        return self._tight
+
+    def _sum(self, data: Tensor) -> int:
+        begun = time.perf_counter()
+        found = zlib.crc32(memory_of(data)) if data.numel() else 0
+        self._summing += time.perf_counter() - begun
+        return found
+
+    def __str__(self) -> str:
+        said = (
+            f"a file of {self.arena.size:,} bytes in {self.arena.folder}: {self._pieces:,} tensors of"
+            f" {self._written:,} bytes written, {self._read:,} bytes read, {self.window.out:,} bytes put out of memory"
+        )
+        return f"{said}, {self._summing:.3f} s for checksums" if self._checksum else said

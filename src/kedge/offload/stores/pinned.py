@@ -1,0 +1,178 @@
+"""Host memory that copies run to and from: a few large blocks of locked pages, handed out by the byte.
+
+PyTorch's own allocator of pinned memory rounds each block up to a power of two, which takes up to twice what was asked
+for of a memory that nothing else can use then.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.errors import NotPinned
+from kedge.hooks.telling import warn
+from kedge.offload.stores.free_ranges import Extents
+from kedge.offload.stores.streams import Device
+
+_GRAIN = 512  # bytes; each range begins at a multiple of it
+_LEAST, _MOST = 64 << 20, 1 << 30  # by how many bytes memory grows
+
+
+class Range:
+    """Some bytes of host memory.
+
+    Attributes:
+        host: The bytes.
+        busy: Events of copies from and to these bytes that may not be done; who writes to them comes after.
+    """
+
+    __slots__ = ("block", "busy", "host", "size", "start")
+
+    def __init__(self, block: _Block, start: int, nbytes: int) -> None:
+        self.block, self.start, self.size = block, start, _rounded(nbytes)
+        self.host = block.host[start : start + nbytes]
+        self.busy: list[Any] = []
+
+
+class Arena:
+    """Grows by large blocks, up to a limit, and hands out ranges of them.
+
+    Args:
+        device: What locks the pages.
+        pin: Whether they are to be locked.
+        most: How many bytes it may take.
+
+    Attributes:
+        size: How many bytes it has taken from the system.
+    """
+
+    def __init__(self, device: Device, *, pin: bool, most: int) -> None:
+        self._device, self._pin, self._most = device, pin, most
+        self._blocks: list[_Block] = []
+        self.size = 0
+
+    @property
+    def used(self) -> int:
+        """How many bytes are handed out."""
+        return sum(block.extents.used for block in self._blocks)
+
+    def take(self, nbytes: int) -> Range:
+        """Hand out a range.
+
+        Raises:
+            OSError: There would be more than the limit, or the system has none.
+        """
+        for block in self._blocks:
+            start = block.extents.take(_rounded(nbytes))
+            if start is not None:
+                break
+        else:
+            block = self._grow(nbytes)
+            start = block.extents.take(_rounded(nbytes))
+            assert start is not None  # noqa: S101 - it was made large enough
+        taken = Range(block, start, nbytes)
+        taken.busy = block.pending(start, start + taken.size, self._device)
+        return taken
+
+    def give(self, taken: Range, busy: Sequence[Any]) -> None:
+        """Take a range back; whoever gets these bytes next comes after the events."""
+        block, start, end = taken.block, taken.start, taken.start + taken.size
+        block.extents.give(start, taken.size)
+        # Whoever wrote to the range came after what was busy in it before.
+        block.busy = [row for row in block.busy if not start <= row[0] < row[1] <= end]
+        block.busy += [(start, end, event) for event in busy]
+
+    def close(self) -> None:
+        """Give all memory back to the system, when the copies from and to it are done."""
+        for block in self._blocks:
+            for _, _, event in block.busy:
+                self._device.wait(event)
+            if block.pinned:
+                self._device.unpin(block.host.data_ptr())
+        self._blocks, self.size = [], 0
+
+    def _grow(self, nbytes: int) -> _Block:
+        size = _paged(max(_rounded(nbytes), min(max(_LEAST, self.size), _MOST)))
+        if self.size + size > self._most:
+            size = _paged(_rounded(nbytes))
+        if self.size + size > self._most:
+            raise OSError(
+                errno.ENOMEM,
+                f"saved tensors need {nbytes:,} bytes more of the CPU's memory, {self.size:,} are taken and the limit"
+                f" is {self._most:,}",
+            )
+        block = _Block(size)
+        if self._pin:
+            failed = self._device.pin(block.host.data_ptr(), size)
+            block.pinned = failed is None
+            if failed is not None:
+                _tell(failed, size)
+        self._blocks.append(block)
+        self.size += size
+        return block
+
+
+class _Block:
+    """One piece of memory, as the system gave it.
+
+    Attributes:
+        host: Its bytes.
+        extents: Which of them are free.
+        busy: Where copies may still run whose range was given back: from, to, event.
+        pinned: Whether its pages are locked.
+    """
+
+    __slots__ = ("busy", "extents", "host", "pinned")
+
+    def __init__(self, size: int) -> None:
+        self.host: Tensor = torch.frombuffer(_map(size), dtype=torch.uint8)
+        self.extents = Extents()
+        self.extents.grow(size)
+        self.busy: list[tuple[int, int, Any]] = []
+        self.pinned = False
+
+    def pending(self, start: int, end: int, device: Device) -> list[Any]:
+        """Give the events after which bytes can be written, and forget those that are reached."""
+        rows = [row for row in self.busy if row[0] < end and start < row[1]]
+        waiting = [row for row in rows if not device.reached(row[2])]
+        if len(waiting) < len(rows):
+            self.busy = [row for row in self.busy if row not in rows or row in waiting]
+        return [event for _, _, event in waiting]
+
+
+def _map(size: int) -> mmap.mmap:
+    """Take memory from the system; its pages lie where the thread is that first touches them."""
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # A child process must not share pages that a device writes to: the first write would move the parent's.
+    if hasattr(mmap, "MADV_DONTFORK"):
+        memory.madvise(mmap.MADV_DONTFORK)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _rounded(nbytes: int) -> int:
+    return max(-(-nbytes // _GRAIN) * _GRAIN, _GRAIN)
+
+
+def _paged(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _tell(failed: str, size: int) -> None:
+    warn(
+        NotPinned(
+            f"{size:,} bytes of the CPU's memory could not be locked ({failed}): copies to and from it stop the program;"
+            " kedge.Cpu(pin=False) asks for none, a limit in the container or `ulimit -l` may be the cause"
+        )
+    )

@@ -1,0 +1,70 @@
+"""Two recordings compared, as one object for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kedge.compare.alignment.modules import Module
+from kedge.compare.alignment.sites import Alignment
+from kedge.compare.circumstances import circumstances
+from kedge.compare.comparison import Comparison, Parting
+from kedge.compare.verdict import Verdict
+from kedge.report.compare.head import Names
+from kedge.report.compare.module_lines import Line, in_order_of_parting, lines
+
+
+def document(comparison: Comparison, verdict: Verdict, names: Names) -> dict[str, Any]:
+    """Make the object; numbers that JSON does not have are the strings "nan", "inf" and "-inf"."""
+    return {
+        "a": names.a,
+        "b": names.b,
+        "parted": verdict.parted,
+        "tolerance": comparison.tolerance,
+        "cause": asdict(verdict.cause),
+        "first": None if verdict.first is None else _parting(verdict.first),
+        "differs": {c.name: {"a": c.a, "b": c.b} for c in circumstances(comparison.a, comparison.b)},
+        "steps": {"both": comparison.steps.tolist(), "full": comparison.full},
+        "sites": len(comparison.alignment.sites),
+        "modules": [_line(line) for line in in_order_of_parting(lines(comparison))],
+        "alignment": _alignment(comparison.alignment),
+    }
+
+
+def _parting(parting: Parting) -> dict[str, Any]:
+    return {
+        "step": parting.step,
+        "site": {"a": parting.same.a.site, "b": parting.same.b.site},
+        "statistic": parting.statistic,
+        "a": _number(parting.a),
+        "b": _number(parting.b),
+        "apart": _number(parting.apart),
+        "ulps": None if parting.ulps is None else _number(parting.ulps),
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    paths = {"a": line.same.a.path, "b": line.same.b.path}
+    first = None if line.first is None else _parting(line.first)
+    return {"module": paths, "type": line.same.a.type, "first": first, "last": _number(line.last)}
+
+
+def _alignment(alignment: Alignment) -> dict[str, Any]:
+    pairs = [same for same in alignment.modules if same.a.path != same.b.path or not same.kept]
+    return {
+        "renamed": [{"a": same.a.path, "b": same.b.path, "how": same.how, "changed": not same.kept} for same in pairs],
+        "only_a": _modules(alignment.only_a),
+        "only_b": _modules(alignment.only_b),
+        "sites_only_a": [site.site for site in alignment.sites_a],
+        "sites_only_b": [site.site for site in alignment.sites_b],
+    }
+
+
+def _modules(modules: Sequence[Module]) -> list[dict[str, str]]:
+    return [{"path": module.path, "type": module.type} for module in modules]
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

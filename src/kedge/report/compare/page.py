@@ -1,0 +1,168 @@
+"""Two recordings compared, as a page in the look of a report's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from kedge.compare.comparison import Comparison
+from kedge.compare.first_parting import ROUNDING_ULPS
+from kedge.compare.verdict import Verdict
+from kedge.report.compare.document import document
+from kedge.report.compare.head import Names, told_parting
+from kedge.report.compare.ratios import log_ratios, scales
+from kedge.report.page.columns import form_of, packed
+from kedge.report.page.document import Document
+from kedge.report.page.heatmap_sheets import ABSENT, BROKEN, FINITE, MANY
+from kedge.report.page.render import assembled, bundled
+from kedge.report.page.step_bins import Bins, Grouping
+from kedge.store.rows import Floats
+
+#: Of the report's scripts those that draw a heat-map, each after those it imports from.
+SCRIPTS = (
+    "elements.js",
+    "numbers.js",
+    "colours.js",
+    "globs.js",
+    "recording.js",
+    "state.js",
+    "charts.js",
+    "quantities.js",
+    "cells.js",
+    "heatmap.js",
+    "keys.js",
+)
+SCRIPT, FRAME = "difference.js", "difference.html"
+
+#: The kinds of sites that the page has maps of, in the order of a step.
+KINDS = {
+    "out": "outputs",
+    "in": "inputs",
+    "out.grad": "output gradients",
+    "param": "parameters",
+    "param.grad": "parameter gradients",
+    "update": "updates",
+}
+#: A colour scale around 1 reaches at least so many powers of two.
+LEAST_POWER = 0.001
+
+
+def render_difference(comparison: Comparison, verdict: Verdict, names: Names) -> str:
+    """Draw two recordings and what is between them as an HTML page."""
+    code = bundled(SCRIPTS, _asset(SCRIPT))
+    return assembled(_asset(FRAME), code, condense_difference(comparison, verdict, names))
+
+
+def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) -> Document:
+    """Condense a comparison into what the page shows."""
+    wanted = [] if verdict.first is None else [verdict.first.step]
+    bins = Bins.of(comparison.steps, wanted)
+    entries, tables = _sheets(comparison, bins)
+    described = {
+        "run": {"name": f"{names.a} ↔ {names.b}"},
+        "told": document(comparison, verdict, names),
+        "commands": {side: _command(recording.manifest) for side, recording in _sides(comparison)},
+        "findings": list(_pin(verdict)),
+        "roots": [{"name": root.name, "prefix": root.prefix} for root in comparison.a.roots],
+        "sites": _sites(comparison),
+        "columns": {"count": len(bins), "single": bins.single, "steps": len(bins.steps)},
+        "sheets": entries,
+        "quantities": _quantities(verdict),
+    }
+    return Document(described, tables)
+
+
+def _sides(comparison: Comparison) -> tuple[tuple[str, Any], tuple[str, Any]]:
+    return ("a", comparison.a), ("b", comparison.b)
+
+
+def _command(manifest: Any) -> str:
+    return " ".join(map(str, manifest.get("command") or ())) or str(manifest.get("script") or "")
+
+
+def _pin(verdict: Verdict) -> Iterator[dict[str, Any]]:
+    """Make of the first parting what the map pins."""
+    if verdict.first is not None:
+        yield {
+            "code": verdict.cause.code,
+            "severity": "error" if verdict.parted else "info",
+            "site": verdict.first.same.a.site,
+            "step": verdict.first.step,
+            "message": told_parting(verdict.first),
+        }
+
+
+def _sites(comparison: Comparison) -> list[dict[str, Any]]:
+    """Describe the aligned sites under their names in A."""
+    numbers = {same.a.id: i for i, same in enumerate(comparison.alignment.sites)}
+    return [
+        {
+            "site": same.a.site,
+            "b": same.b.site,
+            "path": same.a.path,
+            "kind": same.a.kind,
+            "type": same.a.type if same.a.type == same.b.type else f"{same.a.type} ↔ {same.b.type}",
+            "root": same.a.root,
+            "shape": list(same.a.shape),
+            "dtype": same.a.dtype if same.a.dtype == same.b.dtype else f"{same.a.dtype} ↔ {same.b.dtype}",
+            "from": [numbers.get(source) if source is not None else None for source in same.a.sources],
+            "owner": same.a.owner,
+        }
+        for same in comparison.alignment.sites
+    ]
+
+
+def _sheets(comparison: Comparison, bins: Bins) -> tuple[dict[str, Any], dict[str, str]]:
+    """Fold the steps into columns: sizes in A and B, their ratio, their distance, and the state of every cell."""
+    groups = Grouping.of(bins, comparison.steps)
+    a, b = scales(comparison)
+    matrices = (("rms.a", a, "most"), ("rms.b", b, "most"), ("change", log_ratios(comparison), "furthest"))
+    folded = {name: _folded(groups, values, how) for name, values, how in matrices}
+    folded["change"] = np.exp2(folded["change"])
+    apart = _folded(groups, comparison.apart, "most")
+    states = np.where(np.isnan(apart), ABSENT, np.where(np.isinf(apart), BROKEN, FINITE))
+    folded["apart"] = np.where(np.isinf(apart), np.nan, apart)
+    entries: dict[str, Any] = {}
+    tables = {
+        side: packed(values.astype(np.float64), "f8") for side, values in (("first", bins.first), ("last", bins.last))
+    }
+    for name, values in folded.items():
+        rows = np.flatnonzero((~np.isnan(values)).any(axis=1))
+        form = form_of(values[rows], share=False, brief=sum(m.size for m in folded.values()) > MANY)
+        entries[name] = {"rows": rows.tolist(), "form": form}
+        tables[name] = packed(values[rows], form)
+    entries["state"] = {"rows": None, "form": "n1"}
+    tables["state"] = packed(states, "n1")
+    return entries, tables
+
+
+def _folded(groups: Grouping, matrix: Floats, how: str) -> Floats:
+    return np.array([groups.fold(values, how) for values in matrix])
+
+
+def _quantities(verdict: Verdict) -> list[dict[str, Any]]:
+    """Tell what the map can show, what tells most first."""
+    first = verdict.first
+    kinds = sorted(KINDS, key=lambda kind: first is not None and kind != first.same.kind)
+    made = [quantity for kind in kinds for quantity in (_ratio(kind), _distance(kind))]
+    if first is not None and first.ulps is not None and first.ulps <= ROUNDING_ULPS:
+        made.sort(key=lambda quantity: quantity["series"] != "apart")
+    return made
+
+
+def _ratio(kind: str) -> dict[str, Any]:
+    label = f"ratio B : A of {KINDS[kind]}"
+    shown = {"series": "change", "scale": "log", "middle": 1, "least": LEAST_POWER, "zero": "one is zero"}
+    return {"id": f"ratio.{kind}", "label": label, "kind": kind, **shown}
+
+
+def _distance(kind: str) -> dict[str, Any]:
+    label = f"relative difference of {KINDS[kind]}"
+    return {"id": f"apart.{kind}", "label": label, "kind": kind, "series": "apart", "scale": "log", "zero": "equal"}
+
+
+def _asset(name: str) -> str:
+    return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")

@@ -1,0 +1,218 @@
+"""Two recordings compared, drawn in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from kedge.compare.alignment.modules import Module
+from kedge.compare.comparison import Comparison
+from kedge.compare.verdict import Verdict
+from kedge.compare.wording import told_change, told_module
+from kedge.numbers import compact, counted
+from kedge.report.compare.head import SIDES, Names, head, told_verdict
+from kedge.report.compare.module_lines import BACKWARD, FORWARD, Line, drawn, grown, in_order_of_parting, lines
+from kedge.report.module_table import fit, tail
+from kedge.report.wrap import print_paragraph
+from kedge.store.recording import SiteInfo
+from kedge.store.rows import Floats, Ints
+
+#: How many modules and how many steps are shown.
+MOST_MODULES, MOST_STEPS = 12, 7
+#: How many modules that only one side has, and how many renamings, are named.
+NAMED = 6
+LEGEND = "· equal, ▁ under 1e-7 apart, each further block ten times more, █ over 0.1"
+BROKEN_LEGEND = ", ✗ not finite"
+STEP_LABEL, WIDEST_CELL = 11, 4
+STEP, FIGURE, LEAST_LABEL, LEAST_PART, MOST_PART = 6, 8, 14, 10, 24
+WIDEST_LABEL, WIDEST_COURSE, LEAST_COURSE = 44, 40, 8
+
+
+def render(
+    comparison: Comparison, verdict: Verdict, names: Names, console: Console, most: int | None = MOST_MODULES
+) -> None:
+    """Draw what two recordings have in common and where they part.
+
+    Args:
+        comparison: The two, compared.
+        verdict: What is said of them.
+        names: What they are called.
+        console: Where to draw.
+        most: How many modules the table shows; all of them if None.
+    """
+    for text in head(comparison, names):
+        print_paragraph(text, console)
+    console.print()
+    for i, text in enumerate(told_verdict(verdict)):
+        print_paragraph(text, console, 2 * (i > 0))
+    if comparison.first is not None:
+        console.print()
+        for text in _map(comparison, console.width):
+            console.print(text)
+        console.print()
+        for text in _table(comparison, console.width, most):
+            console.print(text)
+    console.print()
+    for text in _common(comparison):
+        print_paragraph(text, console)
+
+
+def _map(comparison: Comparison, width: int) -> Iterator[Text]:
+    """Draw how the difference grows: modules from left to right, steps from top to bottom."""
+    halves = [(name, grown(comparison, kinds)) for name, kinds in (("forward", FORWARD), ("backward", BACKWARD))]
+    halves = [(name, distances) for name, distances in halves if not np.isnan(distances).all()]
+    room = (width - STEP_LABEL - 1) // len(halves) - 1
+    each = max(1, min(WIDEST_CELL, room // len(comparison.modules)))
+    room = max(min(room, each * len(comparison.modules)), len("backward"))
+    yield _joined([" " * STEP_LABEL, *(fit(name, room, right=False) for name, _ in halves)], "bold")
+    for column in _telling_steps(comparison):
+        label = fit(f"step {comparison.steps[column]}", STEP_LABEL, right=False)
+        strips = (_strip(np.repeat(distances[:, column], each), comparison, room) for _, distances in halves)
+        yield _joined([label, *strips])
+    yield Text(LEGEND + BROKEN_LEGEND * bool(np.isinf(comparison.apart).any()), "dim")
+
+
+def _strip(distances: Floats, comparison: Comparison, room: int) -> Text:
+    text = Text(drawn(distances, comparison.tolerance, room), "yellow")
+    text.pad_right(room - text.cell_len)
+    text.highlight_regex("[·]+", "dim")
+    text.highlight_regex("[▆▇█✗]+", "red")
+    return text
+
+
+def _telling_steps(comparison: Comparison) -> list[int]:
+    """Choose the step before they part, the first one and the next, and some up to the last."""
+    first = int(np.flatnonzero(comparison.parted.any(axis=0))[0])
+    last = len(comparison.steps) - 1
+    rest = np.linspace(first, last, MOST_STEPS - 2).round().astype(int).tolist()
+    return sorted({max(first - 1, 0), min(first + 1, last), *rest})
+
+
+def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Text]:
+    """Draw the modules that part, the first one first."""
+    made = lines(comparison)
+    parted = in_order_of_parting(made)
+    shown = parted[:most]
+    labels = max(len(line.same.label) for line in shown)
+    parts = min(max(LEAST_PART, *(len(_part(line)) for line in shown)), MOST_PART)
+    figures = STEP + parts + 4 * FIGURE + 6
+    label = max(min(labels, WIDEST_LABEL, width - figures), LEAST_LABEL)
+    course = min(width - figures - label - 1, WIDEST_COURSE, len(comparison.steps))
+    course = course if course >= min(LEAST_COURSE, len(comparison.steps)) else 0
+    titles = ("step", "first in", "A", "B", "apart", "at last")
+    yield _joined([fit("module", label, right=False), *_cells(titles, parts), _course_title(course)], "bold")
+    for line in shown:
+        name = Text(tail(line.same.label, label))
+        strip = _strip(_binned(line.course, course), comparison, course) if course else ""
+        yield _joined([fit(name, label, right=False), *_cells(_figures(line), parts), strip])
+    equal = [line for line in made if line.first is None]
+    yield Text(_rest(len(parted) - len(shown), len(equal), comparison.tolerance), "dim")
+
+
+def _course_title(width: int) -> str:
+    return next((title for title in ("over the steps", "steps") if len(title) <= width), "")
+
+
+def _binned(course: Floats, width: int) -> Floats:
+    if len(course) <= width:
+        return course
+    return np.fmax.reduceat(course, np.arange(width) * len(course) // width)
+
+
+def _figures(line: Line) -> tuple[str, ...]:
+    first = line.first
+    if first is None:
+        return ("", "", "", "", "", "")
+    values = (compact(value) for value in (first.a, first.b, first.apart, line.last))
+    return (str(first.step), _part(line), *values)
+
+
+def _cells(texts: Sequence[str], parts: int) -> list[Text]:
+    widths = (STEP, parts, FIGURE, FIGURE, FIGURE, FIGURE)
+    cells = zip(texts, widths, strict=True)
+    return [fit(text, width, right=i != 1) for i, (text, width) in enumerate(cells)]
+
+
+def _part(line: Line) -> str:
+    """Name the site and the statistic: ``out max``, ``weight:update rms``."""
+    if line.first is None:
+        return ""
+    return f"{line.same.a.part(line.first.same.a).removeprefix(':')} {line.first.statistic}"
+
+
+def _rest(hidden: int, equal: int, tolerance: float) -> str:
+    parts = [f"{counted(hidden, 'module')} more part{'s' * (hidden == 1)}: --all shows every one"] if hidden else []
+    how = "within the tolerance" if tolerance else "to the last bit"
+    parts.append(
+        f"{counted(equal, 'module')} {'is' if equal == 1 else 'are'} equal {how} throughout"
+        if equal
+        else "no module is equal throughout"
+    )
+    return "; ".join(parts)
+
+
+def _common(comparison: Comparison) -> Iterator[Text]:
+    """Say what was compared, and what could not be."""
+    alignment = comparison.alignment
+    yield Text(f"{_aligned(comparison)}; {_steps(comparison)}", "dim")
+    for one, other, n in alignment.renames[:NAMED]:
+        yield Text.assemble(
+            "  ",
+            (one or "(root)", SIDES["A"]),
+            " is ",
+            (other or "(root)", SIDES["B"]),
+            f" in B: {counted(n, 'module')}",
+        )
+    if len(alignment.renames) > NAMED:
+        yield Text(f"  and {len(alignment.renames) - NAMED} more renamings")
+    for same in alignment.modules:
+        if not same.kept:
+            yield Text(f"  changed: {told_change(same.a, same.b)}", "yellow")
+    for side, modules, sites in (
+        ("A", alignment.only_a, alignment.sites_a),
+        ("B", alignment.only_b, alignment.sites_b),
+    ):
+        if modules or sites:
+            yield Text(f"  only in {side}: {_only(modules, sites)}", "yellow")
+
+
+def _aligned(comparison: Comparison) -> str:
+    alignment = comparison.alignment
+    hows = [same.how for same in alignment.modules]
+    named = {
+        "name": "by name",
+        "wrapper": "without wrappers",
+        "prefix": "without a prefix",
+        "structure": "by structure",
+        "changed": "as changed",
+    }
+    ways = [f"{hows.count(how)} {words}" for how, words in named.items() if how in hows]
+    how = ways[0].partition(" ")[2] if len(ways) == 1 else ", ".join(ways)
+    return f"{counted(len(alignment.sites), 'site')} of {counted(len(alignment.modules), 'module')} aligned {how}"
+
+
+def _steps(comparison: Comparison) -> str:
+    steps = comparison.steps
+    amount = f"{counted(len(steps), 'step')} measured in both ({_extent(steps)})"
+    if comparison.full < len(steps):
+        amount += f", {comparison.full} of them in full; for more, record both with --every 1 --budget none"
+    return amount
+
+
+def _extent(steps: Ints) -> str:
+    return f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+
+
+def _only(modules: Sequence[Module], sites: Sequence[SiteInfo]) -> str:
+    named = [told_module(module) for module in modules] + [site.site for site in sites]
+    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+    return ", ".join(named[:NAMED]) + more
+
+
+def _joined(cells: Sequence[str | Text], style: str = "") -> Text:
+    text = Text(" ", style, no_wrap=True).join([Text(cell) if isinstance(cell, str) else cell for cell in cells])
+    text.rstrip()
+    return text

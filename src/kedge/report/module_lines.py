@@ -1,0 +1,184 @@
+"""What the table of a report shows of each module: one line, drawn from several sites."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from kedge.errors import NoSuchSite
+from kedge.report.sparkline import Course, course
+from kedge.store.recording import Recording, SiteInfo
+
+
+@dataclass(eq=False)
+class Line:
+    """One module, or one leaf of a module's structured output.
+
+    Attributes:
+        label: What the line is called.
+        path: The module's path, which ``--sites`` is matched with.
+        recording: Where its figures come from.
+        sites: Its sites by kind.
+        parameters: The sites of its own parameters by kind, the largest parameter first.
+    """
+
+    label: str
+    path: str
+    recording: Recording
+    sites: dict[str, SiteInfo] = field(default_factory=dict)
+    parameters: dict[str, list[SiteInfo]] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> set[str]:
+        """The texts of all sites that this line stands for."""
+        owned = [site for sites in self.parameters.values() for site in sites]
+        return {site.site for site in [*self.sites.values(), *owned]}
+
+    @property
+    def type(self) -> str:
+        """The module's class."""
+        known = [*self.sites.values(), *(site for sites in self.parameters.values() for site in sites)]
+        return next((site.type for site in known if site.type), "")
+
+    @property
+    def shape(self) -> str:
+        """The shape of its output."""
+        out = self.sites.get("out") or self.sites.get("out.grad")
+        return "x".join(map(str, out.shape)) if out else ""
+
+    @property
+    def size(self) -> int:
+        """How many parameters of its own it has."""
+        kinds = [{site.path: site for site in sites} for sites in self.parameters.values()]
+        return max((sum(math.prod(site.shape) for site in kind.values()) for kind in kinds), default=0)
+
+    @cached_property
+    def out(self) -> Course | None:
+        """The course of its output."""
+        return course(self.recording, self.sites["out"]) if "out" in self.sites else None
+
+    @cached_property
+    def gradient(self) -> Course | None:
+        """The course of its output's gradient, or of its largest parameter's where there is none."""
+        own = self.parameters.get("param.grad", [])
+        site = self.sites.get("out.grad") or (own[0] if own and "out" not in self.sites else None)
+        return course(self.recording, site) if site else None
+
+    @property
+    def update(self) -> float | None:
+        """The newest ratio of an update of its largest parameter to that parameter."""
+        changes, values = self.parameters.get("update", []), self.parameters.get("param", [])
+        value = next((site for site in values if changes and site.path == changes[0].path), None)
+        if value is None:
+            return None
+        ratio = _ratio(self.recording, changes[0], value)
+        known = ratio[np.isfinite(ratio)]
+        return float(known[-1]) if len(known) else None
+
+    @property
+    def zero(self) -> float | None:
+        """The newest share of exact zeros in its output."""
+        if "out" not in self.sites:
+            return None
+        shares = self.recording.series(self.sites["out"], "zero")
+        known = shares[np.isfinite(shares)]
+        return float(known[-1]) if len(known) else None
+
+    @property
+    def broken(self) -> int:
+        """In how many steps its output or gradient was not finite; the larger of the two."""
+        return max(followed.broken_steps if followed else 0 for followed in (self.out, self.gradient))
+
+
+def _ratio(recording: Recording, change: SiteInfo, value: SiteInfo) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.asarray(recording.series(change, "rms") / recording.series(value, "rms"))
+
+
+def lines(recording: Recording) -> tuple[Line, ...]:
+    """Make the lines of a recording's table, in data-flow order."""
+    making = _Making(recording)
+    for site in sorted(recording.sites, key=lambda site: (_base(site) != "out", site.id)):
+        if _base(site) in ("out", "out.grad"):
+            making.of_output(site).sites[_base(site)] = site
+        elif _base(site) in ("param", "param.grad", "update"):
+            making.of_owner(site).parameters.setdefault(_base(site), []).append(site)
+    for line in making.by_label.values():
+        for sites in line.parameters.values():
+            sites.sort(key=lambda site: -math.prod(site.shape))
+    return tuple(_placed(list(making.by_label.values())))
+
+
+def _placed(made: list[Line]) -> list[Line]:
+    """Put lines without an output before the module that holds them, where the data would pass."""
+    placed = [line for line in made if "out" in line.sites]
+    for line in made:
+        if "out" not in line.sites:
+            holders = [i for i, other in enumerate(placed) if line.path.startswith(f"{other.path}." * bool(other.path))]
+            nearest = max(holders, key=lambda i: len(placed[i].path), default=len(placed))
+            placed.insert(nearest, line)
+    return placed
+
+
+def _base(site: SiteInfo) -> str:
+    return site.kind.partition("[")[0]
+
+
+class _Making:
+    """The lines made so far."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.by_label: dict[str, Line] = {}
+        self.by_path: dict[str, Line] = {}
+
+    def of_output(self, site: SiteInfo) -> Line:
+        """Give the line of a module's output: each call and each leaf has its own."""
+        name, _, flow = site.site.rpartition(":")
+        leaf = name.removeprefix(site.path) + flow.removeprefix(_base(site))
+        return self._line(site, site.path, leaf)
+
+    def of_owner(self, site: SiteInfo) -> Line:
+        """Give the line of the module that owns a parameter, the first one where it has several."""
+        return self.by_path.get(site.owner) or self._line(site, site.owner, "")
+
+    def _line(self, site: SiteInfo, path: str, leaf: str) -> Line:
+        roots = self.recording.roots
+        name = path or (f"({roots[site.root].name})" if site.root < len(roots) else "(root)")
+        line = self.by_label.setdefault(name + leaf, Line(name + leaf, path, self.recording))
+        self.by_path.setdefault(path, line)
+        return line
+
+
+def matching(all_lines: Sequence[Line], glob: str) -> tuple[Line, ...]:
+    """Choose lines by their module's path.
+
+    Args:
+        all_lines: The lines to choose from.
+        glob: Patterns with commas between: ``*`` is one segment of a path or a part of one,
+            ``**`` any number, ``?`` one character.
+
+    Raises:
+        NoSuchSite: No module has such a path.
+    """
+    patterns = [re.compile(_regex(part.strip().removesuffix(":out"))) for part in glob.split(",")]
+    chosen = tuple(line for line in all_lines if any(pattern.fullmatch(line.path) for pattern in patterns))
+    if not chosen:
+        near = difflib.get_close_matches(glob, [line.path for line in all_lines], n=3, cutoff=0.4)
+        hint = f"the nearest are {', '.join(near)}" if near else "try '**' for all of them"
+        raise NoSuchSite(f"no module matches --sites {glob!r}: the recording has {len(all_lines)} of them; {hint}")
+    return chosen
+
+
+def _regex(glob: str) -> str:
+    pieces = re.findall(r"\*\*\.?|\.\*\*$|.", glob)
+    return "".join(_GLOB.get(piece, re.escape(piece)) for piece in pieces)
+
+
+_GLOB = {"**": ".*", "**.": r"(?:.*\.)?", ".**": r"(?:\..*)?", "*": "[^.]*", "?": "[^.]"}

@@ -1,0 +1,155 @@
+"""The statistics of all sites as sheets: a row a site, a column a bin of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kedge.report.page.columns import form_of, packed
+from kedge.report.page.step_bins import Bins, Floats, Grouping, Ints
+from kedge.store.exponents import quantile
+from kedge.store.recording import Recording, Rows, SiteInfo
+from kedge.store.rows import FULL
+
+#: The statistics of a sheet, and what is kept of the steps that share a column.
+FOLDS = {
+    "rms": "most",
+    "mean": "furthest",
+    "std": "most",
+    "min": "least",
+    "max": "most",
+    "zero": "most",
+    "nonfinite": "most",
+    "saturated": "most",
+}
+#: Of the scale the least and the last are kept as well.
+SCALES = {"rms.least": "least", "rms.last": "last"}
+QUANTILES = {"q05": 0.05, "q50": 0.50, "q95": 0.95}
+SHARES = {"zero", "saturated"}
+
+#: States of a cell.
+ABSENT, FINITE, BROKEN = 0, 1, 2
+
+#: From this many numbers on, forms of two or three digits are used.
+MANY = 2_000_000
+
+#: Kinds that have a place of their own on the page.
+CURVES = {"grad.norm"}
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """One statistic: the ids of the sites that have it, and their values."""
+
+    rows: list[int]
+    values: Floats
+
+    def entry(self, name: str, *, brief: bool) -> dict[str, Any]:
+        """Describe the sheet for the page; ``data`` is its text."""
+        form = form_of(self.values, share=name in SHARES, brief=brief)
+        return {"rows": self.rows, "form": form, "data": packed(self.values, form)}
+
+
+@dataclass(frozen=True, eq=False)
+class Sheets:
+    """All sheets of a recording, and the state of every cell."""
+
+    bins: Bins
+    states: NDArray[np.uint8]
+    by_name: Mapping[str, Sheet]
+
+    @property
+    def size(self) -> int:
+        """How many numbers all sheets hold."""
+        return sum(sheet.values.size for sheet in self.by_name.values())
+
+    def entries(self, *, brief: bool = False) -> dict[str, dict[str, Any]]:
+        """Describe all sheets for the page; many of them, or ``brief``, have two or three digits."""
+        brief = brief or self.size > MANY
+        made = {name: sheet.entry(name, brief=brief) for name, sheet in self.by_name.items()}
+        made["state"] = {"rows": None, "form": "n1", "data": packed(self.states, "n1")}
+        return made
+
+
+def shown_steps(recording: Recording) -> Ints:
+    """Give the steps that the page has columns for: those on schedule, and light ones that tell of other sites."""
+    apart = set(_apart(recording))
+    rows = (recording.rows(site) for site in recording.sites if site.id not in apart)
+    light = [own.step[own.level != FULL] for own in rows]
+    return np.unique(np.concatenate([recording.steps, *light]))
+
+
+def _apart(recording: Recording) -> list[int]:
+    """Give the sites that are written in every step: curves, and outputs that are a single number."""
+    return [site.id for site in recording.sites if site.kind in CURVES or is_number(recording, site)]
+
+
+def is_number(recording: Recording, site: SiteInfo) -> bool:
+    """Tell whether a site is a root's only output and a single number: a loss."""
+    prefixes = {root.prefix for root in recording.roots} or {""}
+    if site.kind != "out" or site.path not in prefixes or any(size != 1 for size in site.shape):
+        return False
+    rows = recording.rows(site)
+    return len(rows) > 0 and bool((rows.count == rows.calls).all())
+
+
+def sheets_of(recording: Recording, bins: Bins) -> Sheets:
+    """Fold all sites into sheets."""
+    states = np.zeros((len(recording.sites), len(bins)), dtype=np.uint8)
+    held: dict[str, tuple[list[int], list[Floats]]] = {}
+    for site in recording.sites:
+        rows = recording.rows(site)
+        if not len(rows) or site.kind in CURVES:
+            continue
+        groups = Grouping.of(bins, rows.step)
+        states[site.id, groups.columns] = _states(rows, groups)
+        for name, values in _folded(recording, site, rows, groups, bins):
+            if not np.isnan(values).all():
+                ids, kept = held.setdefault(name, ([], []))
+                ids.append(site.id)
+                kept.append(values)
+    return Sheets(bins, states, {name: Sheet(ids, np.array(kept)) for name, (ids, kept) in held.items()})
+
+
+def _states(rows: Rows, groups: Grouping) -> NDArray[np.uint8]:
+    each = np.where(rows.count == 0, ABSENT, np.where(rows.clean, FINITE, BROKEN)).astype(np.uint8)
+    return np.asarray(np.maximum.reduceat(each, groups.starts))
+
+
+def _folded(
+    recording: Recording, site: SiteInfo, rows: Rows, groups: Grouping, bins: Bins
+) -> Iterator[tuple[str, Floats]]:
+    for name, how in FOLDS.items():
+        yield name, groups.fold(statistic(site, rows, name), how)
+    if not bins.single:
+        scale = statistic(site, rows, "rms")
+        for name, how in SCALES.items():
+            yield name, groups.fold(scale, how)
+    steps, counts = recording.exponents(site)
+    if len(steps):
+        drawn = Grouping.of(bins, steps)
+        # Histograms add up, so a column's quantile is that of all its steps together.
+        merged = np.add.reduceat(counts, drawn.starts, axis=0)
+        for name, q in QUANTILES.items():
+            yield name, _placed(drawn, quantile(merged, q))
+
+
+def _placed(groups: Grouping, values: Floats) -> Floats:
+    placed = np.full(groups.width, np.nan)
+    placed[groups.columns] = values
+    return placed
+
+
+def statistic(site: SiteInfo, rows: Rows, name: str) -> Floats:
+    """Derive a statistic of a site's rows as the page shows it.
+
+    Off schedule a parameter's gradient is seen only where one is not finite: it says nothing of the usual ones.
+    """
+    values = rows.statistic(name)
+    if site.kind == "param.grad" and name != "nonfinite":
+        return np.where(rows.level == FULL, values, np.nan)
+    return values

@@ -1,0 +1,117 @@
+"""Looking at values one after the other: is this one finite?"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kedge.repro.calls import Call
+from kedge.torch_internals.graph_task import graph_task
+from kedge.torch_internals.tensors import version_of
+
+Bad = Literal["inf", "nan"]
+Where = Literal["in", "out", "out.grad", "in.grad", "param.grad"]
+
+#: Devices on which reading a sum waits for nothing.
+AT_ONCE = frozenset({"cpu"})
+_TOGETHER = 64
+
+
+class Look(NamedTuple):
+    """A value that was summed up, perhaps on a device that has not done it yet.
+
+    Attributes:
+        where: At which side of a call.
+        calls: The call; of a parameter's gradient all that used it, the newest first.
+        value: The value.
+        total: Its sum.
+        task: The number of the backward pass, -1 for none.
+    """
+
+    where: Where
+    calls: tuple[Call, ...]
+    value: Tensor
+    total: Tensor
+    task: int
+
+
+class Looks:
+    """Values that were summed up and are yet to be read, in the order of the program.
+
+    Args:
+        report: Is told of each one that is not finite.
+        read_up: Is called when all are read.
+
+    Attributes:
+        together: How many sums are read together on a device other than the CPU, where reading waits for it.
+    """
+
+    together = _TOGETHER
+
+    def __init__(self, report: Callable[[Look, Bad], None], read_up: Callable[[], None]) -> None:
+        self._report, self._read_up = report, read_up
+        self._waiting: list[Look] = []
+        self._returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def __len__(self) -> int:
+        """How many are yet to be read."""
+        return len(self._waiting)
+
+    def look(self, where: Where, calls: tuple[Call, ...], value: Tensor) -> None:
+        """Sum a value up, unless that was done when the module before returned it."""
+        if not _measurable(value) or (where == "in" and self._is_known(value)):
+            return
+        if where == "out":
+            self._returned[id(value)] = weakref.ref(value), version_of(value)
+        value = value.detach() if value.requires_grad else value  # a gradient is told from others by its identity
+        total = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+        total = (total.float() if total.itemsize == 1 else total).sum(dtype=torch.float32)
+        self._waiting.append(Look(where, calls, value, total, graph_task()))
+        if value.device.type in AT_ONCE or len(self._waiting) >= self.together:
+            self.read()
+
+    def read(self) -> None:
+        """Read the sums, in the order of the values."""
+        looks, self._waiting = self._waiting, []
+        devices = {look.total.device for look in looks}
+        totals = {d: torch.stack([look.total for look in looks if look.total.device == d]).tolist() for d in devices}
+        for look in looks:
+            total = totals[look.total.device].pop(0)
+            kind = None if total - total == 0 else bad(look.value)
+            if kind is not None:
+                self._report(look, kind)
+        self._read_up()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._waiting.clear()
+        self._returned.clear()
+
+    def _is_known(self, value: Tensor) -> bool:
+        """Whether a tensor is what a module returned, as it was then."""
+        ref, version = self._returned.get(id(value), (None, -1))
+        return ref is not None and ref() is value and version == version_of(value) >= 0
+
+
+def bad(value: Tensor) -> Bad | None:
+    """Tell whether a tensor holds a NaN, an infinity, or neither."""
+    value = value.float() if value.itemsize == 1 else value  # PyTorch compares no numbers of eight bits
+    if bool(value.isfinite().all()):
+        return None
+    return "nan" if bool(value.isnan().any()) else "inf"
+
+
+def counts(value: Tensor) -> dict[str, int]:
+    """Count what is not finite in a tensor, and its elements."""
+    value = value.float() if value.itemsize == 1 else value
+    return {"nan": int(value.isnan().sum()), "inf": int(value.isinf().sum()), "elements": value.numel()}
+
+
+def _measurable(value: Tensor) -> bool:
+    numbers = value.is_floating_point() or value.is_complex()
+    there = value.layout is torch.strided and not value.is_meta and not value.is_nested
+    return numbers and there and value.numel() > 0

@@ -1,0 +1,379 @@
+"""``--dump``: keep the call that made the first value that is not finite, so that it can be run again alone.
+
+# Note [What a dump costs]
+Every module's inputs and outputs are summed up when they pass, and so are the gradients of both and
+of the parameters. On a CPU the sums are read at once; on a GPU some at a time, which waits for it
+each time. Inputs are held until the backward has passed: a step takes as much more memory as the
+activations that autograd does not keep.
+
+# Note [When it is decided]
+A suspect is copied when it is seen, before anything can overwrite what it was given. Whether it
+matters is known when the optimizer is about to step: by then the gradients are what they are, and
+the parameters not changed yet. It is written as soon as the recording's folder is there.
+
+# Note [Which step]
+The hooks of a dump run in every step, also in those of which the watch hears nothing: there the number
+of the step is asked for, not told. See Note [Glances].
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from kedge.hooks.firing.schedule import rank
+from kedge.hooks.placing.concealed import conceal
+from kedge.repro.calls import Call, Open, held, random_state
+from kedge.repro.finiteness import Bad, Look, Looks, bad
+from kedge.repro.input_edges import Ways
+from kedge.repro.listeners import Leave, Listen, Post, Share
+from kedge.repro.package import Parcel, TooLarge
+from kedge.repro.suspects import Search, Suspect
+from kedge.sites import leaves
+from kedge.torch_internals import modes
+from kedge.torch_internals.dynamo import has_compiled
+from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.module_tables import is_replica, own_parameters
+
+LIMIT = 1 << 30
+_PRUNE = 4096
+
+
+class Notes(Protocol):
+    """Where a dump is told of."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Take a note."""
+
+
+class Dump:
+    """Keeps the first call of a run that made something that is not finite; see Note [What a dump costs].
+
+    Args:
+        folder: The folder of the recording, which may not be there yet.
+        log: Is told of it.
+        step: Gives the step under way; see Note [Which step].
+        rerun: Names the operations that made it, given the dump's folder.
+        limit: How many bytes the tensors of a dump may take.
+
+    Attributes:
+        over: Whether nothing more is looked for.
+        looks: The values that were summed up.
+        written: The folder of what was kept.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        log: Notes,
+        step: Callable[[], int],
+        *,
+        rerun: Callable[[Path], list[dict[str, Any]]] | None = None,
+        limit: int = LIMIT,
+    ) -> None:
+        self.folder, self.log, self.step, self.rerun, self.limit = folder, log, step, rerun, limit
+        self.over = False
+        self.written: Path | None = None
+        self._numbers = itertools.count()
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._open, self._ways = Open(), Ways()
+        self._alive: weakref.WeakSet[Call] = weakref.WeakSet()
+        self._pid = os.getpid()
+        self.looks = Looks(self._report, self._let_go)
+        self._passed: list[Call] = []
+        self._handles: list[Any] = []
+        self._parcels: dict[int, Parcel] = {}
+        self._ready: Parcel | None = None
+        self._reached = False
+        self._why: tuple[int, str] | None = None
+        self._search = Search(self._keep, self.step)
+        self._undo = ExitStack()
+        self._ahead = register_optimizer_step_pre_hook(self._before_update)
+
+    # -- what the watch calls ----------------------------------------------------------------------
+
+    def watch(self, module: nn.Module, label: Callable[[str], str], *, begun: bool = False) -> None:
+        """Look at the calls of a root and of all modules in it.
+
+        Args:
+            module: The root.
+            label: Gives the path in the recording for a path in the module.
+            begun: Whether its first call is under way, too late for its own hooks.
+        """
+        if self.over:
+            return
+        for path, inner in module.named_modules():
+            if inner in self._known or isinstance(inner, torch.jit.ScriptModule):
+                continue
+            self._known.add(inner)
+            self._attach(inner, Post(self, label(path)))
+        if begun:
+            call = Call(module, label(""), next(self._numbers), None)
+            call.began, call.random = True, random_state(())
+            self._open.calls.append(call)
+
+    def step_ended(self, suspicious: bool) -> None:
+        """Decide on what no optimizer of PyTorch's has decided, and write what is decided.
+
+        Args:
+            suspicious: Whether something in the step was not finite, as far as the watch has seen.
+        """
+        self.attempt(self._settle, suspicious)
+        self._end_step()
+
+    def close(self) -> None:
+        """Write what is left, and remove every hook; call it when the recording is complete."""
+        self.attempt(self._settle, True)
+        self._end_step()
+        if self._ready is not None:
+            self._ready = None
+            self._tell("nothing was dumped: there is no recording to put it in")
+        elif self._why is not None:
+            self._tell(f"nothing was dumped: {self._why[1]}", self._why[0])
+        elif not self.over and has_compiled():
+            self._tell("nothing was dumped: what runs in compiled code cannot be kept; run without torch.compile")
+        self._stop()
+        self._ahead.remove()
+
+    def run_again(self) -> None:
+        """Have what was kept run once more to name its operations; call it when the watching has ended."""
+        made = self.rerun(self.written) if self.rerun is not None and self.written is not None else []
+        if made and self.written is not None:
+            self.log.event({"kind": "operation", "folder": self.written.name, "operations": made})
+
+    # -- module calls ------------------------------------------------------------------------------
+
+    def attempt(self, work: Callable[..., None], *args: Any, **named: Any) -> None:
+        """Do something inside the program; what fails here is told once, and never ends the program."""
+        if self.over or os.getpid() != self._pid:
+            return
+        try:
+            work(*args, **named)
+        except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
+            self._stop()
+            sys.stderr.write(f"[kedge] --dump failed and is off from here on: {type(error).__name__}: {error}\n")
+
+    def _attach(self, module: nn.Module, post: Post) -> None:
+        self._undo.callback(module.register_forward_pre_hook(post, with_kwargs=True).remove)
+        leave = module.register_forward_hook(Leave(post), with_kwargs=True, always_call=True)
+        self._undo.callback(leave.remove)
+        self._undo.callback(conceal(module))
+        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            if param.requires_grad and not is_lazy(param):
+                hook = Listen(self, partial(self._gradient_of_parameter, post, name))
+                self._undo.callback(param.register_hook(hook).remove)
+
+    def entered(self, post: Post, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See a call begin."""
+        if in_backward() or is_replica(module) or _wrapped():
+            return
+        outer = self._open.calls[-1] if self._open.calls else None
+        call = Call(module, post.label, next(self._numbers), outer)
+        found = call.take(args, kwargs, copy=post.overwrites or getattr(module, "inplace", False) is True)
+        self._open.calls.append(call)
+        self._ways.begin(call, (tensor for _, tensor in found))
+        self._begin(post, call, found)
+
+    def left(self, post: Post, module: nn.Module, given: tuple[Any, Any], output: Any) -> None:
+        """See a call end."""
+        if in_backward() or is_replica(module) or _wrapped():
+            return
+        call = self._open.pop(module)
+        if call is None:
+            return
+        if call.began and call.args is None:
+            self._begin(post, call, call.take(*given))
+        self._split(call, output)
+        post.overwrites = post.overwrites or not all(kept.intact for kept in call.inputs.values())
+        for name, tensor in leaves.find(output):
+            self.looks.look("out", (call,), tensor)
+            self._listen(tensor, partial(self._gradient_of_output, call, name))
+        if call.began:
+            self._pack_late(call)
+        if not self._open.calls:
+            self.looks.read()
+
+    def _split(self, call: Call, output: Any) -> None:
+        """Listen to each share that the call will have in the gradients of its inputs."""
+        takers = self._ways.end(call, [tensor for _, tensor in leaves.find(output)])
+        self._ways.keep_only(self._open.calls)
+        call.split = takers is not None
+        self._handles += [node.register_hook(Share(self, call, place)) for node, place in takers or ()]
+
+    def _begin(self, post: Post, call: Call, found: Iterable[tuple[str, Tensor]]) -> None:
+        self._alive.add(call)
+        post.calls.add(call)
+        call.awaited = {n for n, p in own_parameters(call.module).items() if p is not None and p.requires_grad}
+        ref = weakref.ref(call)
+        for name, tensor in found:
+            self.looks.look("in", (call,), tensor)
+            if self._listen(tensor, partial(self._gradient_of_input, ref, name)):
+                call.awaited.add(name)
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def _listen(self, tensor: Tensor, work: Callable[[Tensor], None]) -> bool:
+        if not (tensor.requires_grad and torch.is_grad_enabled()):
+            return False
+        self._handles.append(tensor.register_hook(Listen(self, work)))
+        if len(self._handles) > _PRUNE:
+            self._handles = [h for h in self._handles if h.hooks_dict_ref() is not None]
+        return True
+
+    def _gradient_of_output(self, call: Call, name: str, gradient: Tensor) -> None:
+        call.grads[name] = held(gradient)
+        self.looks.look("out.grad", (call,), gradient)
+
+    def _gradient_of_input(self, ref: weakref.ref[Call], name: str, gradient: Tensor) -> None:
+        call = ref()
+        if call is not None:
+            if not call.split:
+                self.looks.look("in.grad", (call,), gradient)
+            self._arrived(call, name)
+
+    def _gradient_of_parameter(self, post: Post, name: str, gradient: Tensor) -> None:
+        calls = tuple(post.calls)
+        self.looks.look("param.grad", calls, gradient)
+        for call in calls:
+            self._arrived(call, name)
+
+    def _arrived(self, call: Call, name: str) -> None:
+        """Let go of a call through which the backward has passed, once all sums are read."""
+        call.awaited.discard(name)
+        if not call.awaited and call.grads:
+            self._passed.append(call)
+            if not self.looks:
+                self.looks.read()
+
+    # -- deciding ----------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        for call in self._passed:
+            call.release()
+        self._passed.clear()
+
+    def _report(self, look: Look, kind: Bad) -> None:
+        if look.where in ("in", "out"):
+            self._search.saw_value(look.where, look.calls[0], kind, look.value)
+            return
+        if look.where == "out.grad":
+            look.calls[0].entered_finite = False
+        self._search.saw_gradient(look.where, look.calls, kind, look.value, look.task)
+
+    def _keep(self, suspect: Suspect) -> None:
+        """Copy a suspect while everything is as it was; see Note [When it is decided]."""
+        call = suspect.call
+        if call is None or call.args is None:
+            return
+        parcel = Parcel(suspect, suspect.step, self.limit)
+        try:
+            parcel.pack(call)
+        except TooLarge:
+            size = f"{self.limit / 2**30:.3g} GiB"
+            suspect.why = (
+                f"what {call.label or 'the model'} was given and its parameters take more than the limit of {size}"
+            )
+            return
+        self._parcels = {k: p for k, p in self._parcels.items() if self._current(p.suspect)}
+        self._parcels[id(suspect)] = parcel
+
+    def _current(self, suspect: Suspect) -> bool:
+        return suspect is self._search.backward or suspect in self._search.forward.values()
+
+    def _pack_late(self, call: Call) -> None:
+        for suspect in self._search.forward.values():
+            if suspect.call is call and id(suspect) not in self._parcels and not suspect.why:
+                self._keep(suspect)
+
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.attempt(self._settle, None, optimizer)
+
+    def _settle(self, suspicious: bool | None, optimizer: Optimizer | None = None) -> None:
+        """Decide on the suspects of a step; see Note [When it is decided]."""
+        self.looks.read()
+        if self._search.open:
+            reached = bool(suspicious) if optimizer is None else _spoils(optimizer)
+            chosen = self._search.choose(reached=reached)
+            self._ready, self._reached = self._parcels.get(id(chosen)), reached
+            if chosen is not None:
+                self._why = None if self._ready is not None else self._why or (chosen.step, chosen.why)
+            if self._ready is not None or (chosen is not None and reached and optimizer is not None):
+                self._stop()  # one is enough, and a model whose parameters are spoiled shows no births
+                self._write()
+                return
+            self._search.restart(sound=not reached)
+            self._parcels.clear()
+        for call in [c for c in self._alive if c.grads]:
+            call.release()
+        self.looks.forget()
+
+    def _stop(self) -> None:
+        """Look for nothing more.
+
+        The hook ahead of optimizers stays until the step has ended: this may run in the midst of it, while PyTorch goes
+        through all such hooks.
+        """
+        self.over = True
+        self._undo.close()
+        for handle in self._handles:
+            handle.remove()
+        for call in list(self._alive):
+            call.release()
+        self._handles, self._passed, self._parcels = [], [], {}
+        self.looks.forget()
+        self._search = Search(self._keep, self.step)
+        self._open, self._ways = Open(), Ways()
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def _end_step(self) -> None:
+        if self.over:
+            self._ahead.remove()
+        self._write()
+
+    def _write(self) -> None:
+        parcel = self._ready
+        if parcel is None or not (self.folder / "manifest.json").exists():
+            return
+        self._ready = None
+        name = f"dump-{parcel.step}" + (f"-{rank()}" if rank() else "")
+        try:
+            parcel.write(self.folder / name)
+        except Exception as error:  # noqa: BLE001 - whatever the disk does, it must not end somebody's training
+            sys.stderr.write(f"[kedge] the dump could not be written: {error}\n")
+            return
+        self.written, suspect = self.folder / name, parcel.suspect
+        module = suspect.call.label if suspect.call is not None else None
+        told = {"step": parcel.step, "site": suspect.site, "folder": name, "module": module, "value": suspect.value}
+        self.log.event({"kind": "dump", **told, "direction": suspect.direction, "reached": self._reached})
+
+    def _tell(self, text: str, step: int | None = None) -> None:
+        self.log.event({"kind": "note", "step": self.step() if step is None else step, "text": text})
+
+
+def _wrapped() -> bool:
+    """Whether values are not there to be looked at: under a transform of `torch.func`, or while tracing."""
+    return modes.is_transforming() or modes.is_under_jit()
+
+
+def _spoils(optimizer: Optimizer) -> bool:
+    """Whether a step that is about to be made would put something into the parameters that is not finite."""
+    skipped = getattr(optimizer, "found_inf", None)  # a GradScaler tells an optimizer that can skip by itself
+    if isinstance(skipped, Tensor) and bool(skipped):
+        return False
+    params: Iterable[Tensor] = (p for group in optimizer.param_groups for p in group["params"])
+    grads = [p.grad for p in params if p.grad is not None and not p.grad.is_sparse]
+    return any(bad(g) is not None for g in grads)

@@ -1,0 +1,244 @@
+"""A call, packed so that it can be run again alone: its tensors copied, the rest written as a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from kedge.repro.calls import Call
+from kedge.repro.finiteness import counts
+from kedge.repro.python_source import Writer, attributes
+from kedge.repro.suspects import Suspect
+from kedge.store.atomic_write import told
+from kedge.torch_internals.module_tables import empty_entries, own_buffers, own_parameters
+from kedge.torch_internals.tensors import version_of
+
+TENSORS, SCRIPT = "tensors.safetensors", "replay.py"
+_MARK = "# -- what was called "
+_NEXT = "# -- the tensors, "
+
+
+class TooLarge(Exception):
+    """The tensors of a call take more than the limit."""
+
+
+@dataclass
+class Parcel:
+    """A call, packed.
+
+    Attributes:
+        suspect: The call, and what it is suspected of.
+        step: The step.
+        limit: How many bytes its tensors may take.
+        tensors: The tensors, copied to the CPU.
+        notes: What is to be known besides.
+        script: The text of ``replay.py``.
+        seen: How many elements were not finite where that was seen first.
+    """
+
+    suspect: Suspect
+    step: int
+    limit: int
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    script: str = ""
+    seen: dict[str, int] = field(default_factory=dict)
+    size: int = 0
+    _names: dict[int, str] = field(default_factory=dict)
+    _kept: list[Tensor] = field(default_factory=list)
+
+    def pack(self, call: Call) -> None:
+        """Copy the tensors of a call, and write its script.
+
+        Raises:
+            TooLarge: If they take more than the limit.
+        """
+        tied = self._state(call)
+        self._inputs(call)
+        for device, state in call.random.items():
+            self._add(f"random.{device}", state)
+        for name, gradient in call.grads.items() if self.suspect.direction == "backward" else ():
+            self._add(f"grad.{name}", gradient.tensor)
+        self._note(call)
+        if self.suspect.seen is not None:
+            self.seen = counts(self.suspect.seen)
+        self.script = _script(self, call, tied)
+        self._names, self._kept = {}, []
+
+    def write(self, folder: Path) -> None:
+        """Write the files; the folder is there with all of them or not at all."""
+        temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+        with told(f"write {folder}"):
+            temporary.mkdir()
+            about = {"site": self.suspect.site, "step": str(self.step), "notes": json.dumps(self.notes)}
+            about["seen"] = json.dumps(self.seen)
+            save_file(self.tensors, temporary / TENSORS, metadata=about)
+            (temporary / SCRIPT).write_text(self.script, encoding="utf-8")
+            temporary.replace(folder)
+
+    def attribute(self, value: Tensor) -> None:
+        """Save a tensor that stands in an attribute."""
+        name = f"attribute.{sum(n.startswith('attribute.') for n in self.tensors)}"
+        self._names[id(value)] = f'tensor("{name}"{_layout(value)})'
+        self._kept.append(value)
+        self._add(name, value)
+
+    def writer(self) -> Writer:
+        """Give what writes values whose tensors are in here."""
+        return Writer(self._names, self.attribute)
+
+    def _state(self, call: Call) -> dict[str, str]:
+        """Copy parameters and buffers; returns the other names of those that have several."""
+        tied: dict[str, str] = {}
+        first: dict[int, str] = {}
+        for path, module in call.module.named_modules():
+            for kind, table in (("param", own_parameters(module)), ("buffer", own_buffers(module))):
+                for name, value in table.items():
+                    full = f"{path}.{name}" if path else name
+                    if value is None:
+                        continue
+                    if id(value) in first:
+                        tied[full] = first[id(value)]
+                        continue
+                    first[id(value)] = full
+                    self._names[id(value)] = f'TENSORS["{kind}.{full}"]'
+                    self._add(f"{kind}.{full}", call.buffers.get((id(module), name), value))
+        return tied
+
+    def _inputs(self, call: Call) -> None:
+        for name, kept in call.inputs.items():
+            if not kept.intact:
+                self.notes.append(f"{name} was changed in place after it was handed over: what it held is lost")
+                self._names[id(kept.tensor)] = f'missing("{name}, which was changed in place since")'
+                continue
+            graded = ", graded=True" if kept.graded else ""
+            self._names[id(kept.tensor)] = f'tensor("{name}"{_layout(kept.tensor)}{graded})'
+            self._add(name, kept.tensor)
+            if kept.version < 0:
+                self.notes.append(
+                    f"PyTorch does not count the changes of {name}: whether it was changed in place cannot be told"
+                )
+
+    def _note(self, call: Call) -> None:
+        inner = [m for m in call.module.modules() if m is not call.module]
+        for name, version in call.versions.items():
+            param = own_parameters(call.module).get(name)
+            if param is not None and version_of(param) != version:
+                self.notes.append(f"the parameter {name} was changed in place since the call; its new value is saved")
+        if any(m.training and own_buffers(m) and not _copied(call, m) for m in (call.module, *inner)):
+            self.notes.append(
+                "buffers larger than 1 MiB were not copied before the call; they are as they were after it"
+            )
+        if call.began:
+            self.notes.append(
+                "it was the first call of all, seen only from its end: what it changed in place is unknown"
+            )
+
+    def _add(self, name: str, value: Tensor) -> None:
+        value = value.detach()
+        self.size += value.nbytes
+        if self.size > self.limit:
+            raise TooLarge
+        copy = torch.empty(value.shape, dtype=value.dtype, device="cpu")
+        self.tensors[name] = copy.copy_(value)
+
+
+def _copied(call: Call, module: nn.Module) -> bool:
+    return all((id(module), n) in call.buffers for n, b in own_buffers(module).items() if b is not None)
+
+
+def _layout(value: Tensor) -> str:
+    return "" if value.is_contiguous() else f", {tuple(value.stride())}"
+
+
+def _script(parcel: Parcel, call: Call, tied: Mapping[str, str]) -> str:
+    """Write the script: its head, what was called, and the text of `replay`."""
+    text = Path(__file__).with_name("script.py").read_text(encoding="utf-8")
+    head, rest = text.split(_MARK)[0], text[text.index(_NEXT) :]
+    imports = head[head.index("from __future__") :]
+    return f"{_docstring(parcel, call)}\n\n{imports}{_MARK}{'-' * 71}\n\n{_called(parcel, call, tied)}\n\n{rest}"
+
+
+def _docstring(parcel: Parcel, call: Call) -> str:
+    suspect = parcel.suspect
+    what = f"{call.label or 'the model'} ({type(call.module).__name__})"
+    return (
+        f'"""Run {what} again as at step {parcel.step}, where its {suspect.direction} made the first {suspect.value}.\n\n'
+        "    python replay.py [DEVICE]\n\n"
+        "It needs torch, safetensors, and what the module's own code imports. It names the first operation whose\n"
+        "result is not finite; the exit status is 0 if there was one.\n"
+        '"""'
+    )
+
+
+def _called(parcel: Parcel, call: Call, tied: Mapping[str, str]) -> str:
+    """Write the part of the script that belongs to this call alone."""
+    writer = parcel.writer()
+    rows, shared = _modules(call.module, writer)
+    args, kwargs = call.args or ((), {})
+    given = f"    return {writer.write(tuple(args))}, {writer.write(dict(kwargs))}\n"
+    frozen = [n for n, p in call.module.named_parameters() if not p.requires_grad]
+    folders, script = _places(call.module)
+    device = next((str(t.tensor.device) for t in call.inputs.values()), "cpu")
+    autocast = "{" + ", ".join(f'"{kind}": {dtype}' for kind, dtype in call.surroundings.autocast.items()) + "}"
+    return (
+        f'SITE, STEP, DIRECTION, DEVICE = {call.label!r}, {parcel.step}, "{parcel.suspect.direction}", "{device}"\n'
+        f"NOTES: list[str] = {_lines(parcel.notes)}\n"
+        f"FOLDERS: list[str] = {folders!r}\nSCRIPT = {script!r}\n"
+        f"SHARED: dict[str, str] = {shared!r}\nTIED: dict[str, str] = {dict(tied)!r}\nFROZEN: list[str] = {frozen!r}\n"
+        f"AUTOCAST: dict[str, torch.dtype] = {autocast}\nGRAD = {call.surroundings.grad}\n\n\n"
+        "def modules() -> list[tuple[str, str, str, bool, Any, list[str]]]:\n"
+        '    """Give every module: its name, where its class is, whether it trained, its attributes, what it lacked."""\n'
+        f"    return [\n{rows}    ]\n\n\n"
+        "def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:\n"
+        f'    """Give what the module was called with."""\n{given}\n'
+    )
+
+
+def _modules(root: nn.Module, writer: Writer) -> tuple[str, dict[str, str]]:
+    """Write a row for each module, and name those that have several names."""
+    rows, shared, first = "", {}, dict[int, str]()
+    for name, module in root.named_modules(remove_duplicate=False):
+        if id(module) in first:
+            shared[name] = first[id(module)]
+            continue
+        first[id(module)] = name
+        kind = type(module)
+        own = ", ".join(f"{n!r}: {writer.write(v)}" for n, v in attributes(module).items())
+        source = (name, kind.__module__, kind.__qualname__, module.training)
+        rows += f"        ({', '.join(map(repr, source))}, {{{own}}}, {empty_entries(module)!r}),\n"
+    return rows, shared
+
+
+def _places(root: nn.Module) -> tuple[list[str], str]:
+    """Give the folders that the modules' classes are imported from, and the program's script."""
+    folders: dict[str, None] = {}
+    script = ""
+    for source in {type(m).__module__ for m in root.modules()}:
+        file = getattr(sys.modules.get(source), "__file__", None)
+        if file is None:
+            continue
+        if source == "__main__":
+            script = str(Path(file).resolve())
+            folders[str(Path(script).parent)] = None
+        elif "site-packages" not in file:
+            folders[str(_above(Path(file).resolve(), source))] = None
+    return list(folders), script
+
+
+def _above(file: Path, module: str) -> Path:
+    """Give the folder from which a module of this name is imported from this file."""
+    depth = module.count(".") + (file.stem == "__init__")
+    return file.parents[depth]
+
+
+def _lines(texts: list[str]) -> str:
+    return "[" + "".join(f"\n    {text!r}," for text in texts) + ("\n]" if texts else "]")

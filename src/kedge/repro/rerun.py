@@ -1,0 +1,244 @@
+"""A call that was kept, run again in a process of its own, to learn which operation made what is not finite.
+
+# Note [A process of its own]
+A forward of the program's may print, count, draw random numbers or wait for other ranks. Run once more in the
+program it would change what the program does, so it runs beside it, when the watching has ended. It is given
+neither the place in a distributed run nor much time, and whatever fails there is no more than a name that is not
+known. What happens there is what ``replay.py`` does, under the sites of Kedge's own operations. What the program's code
+prints there is heard by nobody, nor do processes that it starts keep this one waiting; and what it has asked for at exit
+is not done a second time. If nobody waits for it any more, because the program was killed, it ends by itself.
+
+# Note [No name is better than a wrong one]
+What went in, the parameters and the random numbers are the same again, but the program around is not there. So
+a name counts only if the same number of elements of a value of the same size went wrong as was seen; in a
+backward, if what arrives is finite and every node on the way is that of an operation that was seen. An operation
+is named that made infinities where none went in, or NaN where none did: the first of each, up to the first NaN.
+What puts an infinity where it is told to, as a mask is made, has computed none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from kedge.flow import Act, Event
+from kedge.inspect.operations import Listing
+from kedge.repro.finiteness import counts
+from kedge.sites.site import Site
+from kedge.torch_internals.graph_task import current_node
+
+PATIENCE = 60.0
+"""How many seconds a call may take; most of it is the import of torch and of the program's modules."""
+
+_PLACING = frozenset({"masked_fill", "masked_fill_", "where", "setitem", "full", "full_like", "new_full", "fill_"})
+_MARK = "kedge found: "
+_PLACE_IN_RUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+Found = list[dict[str, Any]]
+Key = tuple[int, Site]
+
+
+def operations_of(folder: Path) -> Found:
+    """Run a dump's call again and give the operations that made it, in their order; none where that is not known.
+
+    Args:
+        folder: The dump.
+    """
+    if not sys.executable:
+        return []
+    environment = {name: value for name, value in os.environ.items() if name not in _PLACE_IN_RUN}
+    environment["PYTHONPATH"] = os.pathsep.join(each or os.curdir for each in sys.path if isinstance(each, str))
+    command = [sys.executable, "-B", "-P", "-m", "kedge.repro.rerun", str(folder)]
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    try:
+        ended = subprocess.run(  # noqa: S603 - this very Python, on a folder that this process has written
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            timeout=PATIENCE,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+            **quiet,
+        )
+        return list(json.loads(ended.stdout.rpartition(_MARK)[2])) if _MARK in ended.stdout else []
+    except (OSError, ValueError, subprocess.SubprocessError, KeyboardInterrupt):  # who interrupts wants to be off
+        return []
+
+
+def rerun(folder: Path) -> Found:
+    """Run a dump's call again in this process; see `operations_of`."""
+    script, seen = _load(folder / "replay.py"), _seen(folder)
+    available = torch.cuda.is_available() or script.DEVICE == "cpu"
+    if seen is None or not available:
+        return []
+    sys.path += [each for each in script.FOLDERS if each not in sys.path]
+    script.TENSORS.update(load_file(folder / "tensors.safetensors", device=script.DEVICE))
+    module, births = script.build(), Births()
+    args, kwargs = script.arguments()
+    if script.LACKING:
+        return []
+    births.add(module)
+    script.set_random(script.DEVICE)
+    with contextlib.ExitStack() as stack:
+        stack.callback(births.session.end, quiet=True)
+        stack.enter_context(torch.autograd.set_grad_enabled(script.GRAD))
+        for kind, dtype in script.AUTOCAST.items():
+            stack.enter_context(torch.autocast(kind, dtype))
+        output = module(*args, **kwargs)
+    if script.DIRECTION == "backward":
+        return births.told(_spoiled(script, births, output), script.SITE, "in.grad")
+    own = [counts(tensor) for _, tensor in script.leaves(output, "")]
+    return births.told(births.made, script.SITE, "out") if seen in (*births.counted, *own) else []
+
+
+class Births(Listing):
+    """Lists operations, and which of them made what is not finite out of what is.
+
+    Attributes:
+        made: The operations that did, each with what it made.
+        counted: What was not finite in each result that was not.
+        nodes: Whose operation's a node of autograd's is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, Key]] = []
+        self.counted: list[dict[str, int]] = []
+        self.nodes: dict[Any, Key] = {}
+        self._given: dict[Key, tuple[set[str], set[Any]]] = {}
+
+    def bind(self, site: Site) -> Act:
+        """Return what lists the operations of one module, and looks at what they take and make."""
+        listed = super().bind(site)
+
+        def act(value: Tensor, event: Event) -> None:
+            listed(value, event)
+            self._look(value.detach(), value.grad_fn, event)
+
+        return act
+
+    def told(self, made: list[tuple[str, Key]], label: str, kind: str) -> Found:
+        """Describe the first operation that made infinities and the first that made NaN, in their order.
+
+        Args:
+            made: Operations, each with what it made.
+            label: The path of the module that was called.
+            kind: The kind of their sites.
+        """
+        listed, told = self.operations(), []
+        upto = next((i for i, (value, _) in enumerate(made) if value == "nan"), len(made) - 1)
+        for value in ("inf", "nan"):
+            key = next((key for each, key in made[: upto + 1] if each == value), None)
+            if key is None:
+                continue
+            row = self._rows[key]
+            name = listed.name(row)
+            site = f"{label}{name}" if name.startswith("/") or not label else f"{label}.{name}"
+            source = row.source
+            place = {} if source is None else {
+                "file": source.file, "line": source.line, "function": source.function, "text": source.text
+            }  # fmt: skip
+            operation = row.site.op[0] if row.site.op is not None else ""
+            told.append({"site": f"{site}:{kind}", "name": operation, "value": value, **place})
+        return told
+
+    def _look(self, value: Tensor, node: Any, event: Event) -> None:
+        own = replace(event.site, kind="out", leaf=None, call=event.call)
+        key = event.pass_, own
+        kinds, before = self._given.setdefault(key, (set(), set()))
+        kind = _bad(value)
+        if event.site.kind == "in":
+            kinds.add(kind)
+            before.add(node)
+            return
+        if kind:
+            self.counted.append(counts(value))
+            name = own.op[0] if own.op is not None else ""
+            if kind not in kinds and not (kind == "inf" and name in _PLACING):
+                self.made.append((kind, key))
+        for each in _between(node, before):
+            self.nodes.setdefault(each, key)
+
+
+def _between(node: Any, before: set[Any]) -> Iterator[Any]:
+    """Give the nodes that an operation made, from that of its result back to those of what it took."""
+    waiting, known = [node], {None, *before}
+    while waiting:
+        each = waiting.pop()
+        if each not in known:
+            known.add(each)
+            yield each
+            waiting += [earlier for earlier, _ in each.next_functions]
+
+
+def _spoiled(script: Any, births: Births, output: Any) -> list[tuple[str, Key]]:
+    """Run the backward, and give the operations in whose nodes something went wrong; none if one is not known."""
+    outputs, gradients = script.paired(output)
+    if any(map(_bad, gradients)):
+        return []
+
+    class Nodes(script.Operations):  # type: ignore[misc]
+        """Notes nodes in place of words."""
+
+        def told(self, name: str, made: Tensor, before: list[str]) -> Any:
+            return current_node()
+
+    with Nodes() as seen:
+        torch.autograd.backward(outputs, gradients)
+    known = [(kind, births.nodes.get(node)) for kind, node in seen.found]
+    return [(kind, key) for kind, key in known if key is not None] if all(key for _, key in known) else []
+
+
+def _bad(value: Tensor) -> str:
+    if not (value.is_floating_point() or value.is_complex()):
+        return ""
+    found = counts(value)
+    return "nan" if found["nan"] else "inf" if found["inf"] else ""
+
+
+def _seen(folder: Path) -> dict[str, int] | None:
+    """Give what was seen not to be finite when the call was kept."""
+    with safe_open(folder / "tensors.safetensors", "pt") as file:
+        seen = (file.metadata() or {}).get("seen")
+    return None if seen is None else dict(json.loads(seen))
+
+
+def _load(path: Path) -> Any:
+    """Import a dump's script without running it."""
+    spec = importlib.util.spec_from_file_location("kedge_replayed", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    """Be the other process; see Note [A process of its own]."""
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    try:
+        with os.fdopen(os.dup(1), "w", encoding="utf-8") as out, Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            out.write(f"{_MARK}{json.dumps(rerun(Path(sys.argv[1])))}\n")
+    finally:
+        os._exit(0)  # whatever has failed: what the program's code has registered for the exit is not this one's to do
+
+
+if __name__ == "__main__":
+    main()

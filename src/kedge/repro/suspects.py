@@ -1,0 +1,157 @@
+"""Which call made the first value that is not finite: told while the program runs, from what was seen in order.
+
+# Note [The first one in time]
+Values are looked at in the order in which the program makes them, so the first bad one is where it
+began. A bad output was made by the call itself, for all that its children returned was finite. A bad
+input was made by the code of the module around, between two of its children. Of gradients, the first
+bad one was made by the backward of the innermost call that sends it back (see Note [Shares of a gradient])
+and whose own output's gradient was finite; or, if no module does, of the call around.
+
+# Note [What is normal]
+Masks put -inf into scores on purpose, and loss scaling makes infinite gradients and skips the step.
+So an infinity is held against a call only if the optimizer was about to get gradients that are not
+finite; where that went well, the same place is no suspect any more. A NaN in the forward always counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kedge.repro.calls import Call
+from kedge.repro.finiteness import Bad, Where
+
+
+@dataclass
+class Suspect:
+    """A call that may have made the first bad value.
+
+    Attributes:
+        call: The call; None if no module's code did.
+        direction: "forward" or "backward".
+        value: What it made.
+        site: Where it was seen first.
+        step: In which step.
+        why: Why nothing can be kept of it; empty if something can.
+        seen: The value or gradient in which it was seen.
+    """
+
+    call: Call | None
+    direction: Literal["forward", "backward"]
+    value: Bad
+    site: str
+    step: int
+    why: str = ""
+    seen: Tensor | None = None
+
+
+@dataclass
+class Search:
+    """The suspects of one step; see Note [The first one in time]."""
+
+    keep: Callable[[Suspect], None]
+    step: Callable[[], int]
+    forward: dict[str, Suspect] = field(default_factory=dict)
+    backward: Suspect | None = None
+    infinite: set[str] = field(default_factory=set)
+    habitual: set[str] = field(default_factory=set)
+    task: int = -1
+
+    def saw_value(self, where: Where, call: Call, value: Bad, seen: Tensor) -> None:
+        """Take note of an input or output that is not finite."""
+        site = f"{call.label}:{where}"
+        if value == "inf":
+            self.infinite.add(site)
+        if value in self.forward or "nan" in self.forward or (value == "inf" and site in self.habitual):
+            return
+        blamed = call if where == "out" else call.outer
+        why = _spoiled(blamed) if blamed is not None else f"{site} came in from outside of the model"
+        self._take(Suspect(blamed, "forward", value, site, self.step(), why, seen))
+
+    def saw_gradient(self, where: Where, calls: Iterable[Call], value: Bad, gradient: Tensor, task: int) -> None:
+        """Take note of a gradient that is not finite.
+
+        Args:
+            where: At which side of the calls.
+            calls: The call whose output's or input's it is; of a parameter's all that used it, the newest first.
+            value: What it holds.
+            gradient: The gradient.
+            task: The number of the backward pass; the first one of each counts.
+        """
+        calls = list(calls)
+        if not calls or "nan" in self.forward:
+            return
+        known = self.backward if self.task == task else None
+        if known is not None and not self._nearer(known, where, calls[0], gradient):
+            return
+        self.task = task
+        blamed = self._maker(where, calls)
+        site = f"{(blamed if blamed in calls else calls[0]).label}:{where}"
+        why = "" if blamed is not None else f"the gradient that entered {calls[0].label or 'the model'} held it already"
+        self._take(Suspect(blamed, "backward", value, site, self.step(), why, gradient))
+
+    def choose(self, *, reached: bool) -> Suspect | None:
+        """Give the one to be kept, if it matters; see Note [What is normal].
+
+        Args:
+            reached: Whether the optimizer was about to get gradients that are not finite.
+        """
+        infinite, nan = self.forward.get("inf"), self.forward.get("nan")
+        if infinite is not None and (reached or nan is not None):
+            return infinite
+        return nan or (self.backward if reached else None)
+
+    def restart(self, *, sound: bool) -> None:
+        """Forget the suspects; what was infinite in a sound step is so on purpose."""
+        if sound:
+            self.habitual |= self.infinite
+        self.forward, self.backward, self.infinite, self.task = {}, None, set(), -1
+
+    @property
+    def open(self) -> bool:
+        """Whether anything was seen."""
+        return bool(self.forward or self.backward or self.infinite)
+
+    def _take(self, suspect: Suspect) -> None:
+        if suspect.direction == "forward":
+            self.forward[suspect.value] = suspect
+        else:
+            self.backward = suspect
+        if not suspect.why:
+            self.keep(suspect)
+
+    def _nearer(self, known: Suspect, where: Where, call: Call, gradient: Tensor) -> bool:
+        """Whether another sight of the same gradient names a call inside of the known one."""
+        around = known.call is None or known.call in call.outside()
+        return known.seen is gradient and where == "in.grad" and around and _passed(call)
+
+    def _maker(self, where: Where, calls: list[Call]) -> Call | None:
+        """Find the innermost call that made a gradient out of finite ones."""
+        first = calls[0]
+        inside = [] if where == "out.grad" else [call for call in calls if _passed(call)]
+        return next((call for call in (*inside, *first.outside()) if _passed(call)), None)
+
+
+def _passed(call: Call) -> bool:
+    """Whether gradients have entered a call's backward, all finite."""
+    return bool(call.grads) and call.entered_finite
+
+
+def _spoiled(call: Call) -> str:
+    """Name a parameter or buffer that was not finite before the call."""
+    for name, value in (*call.module.named_parameters(), *call.module.named_buffers()):
+        if value.is_floating_point() and not usable(value, masks=not isinstance(value, nn.Parameter)):
+            return f"{'.'.join(p for p in (call.label, name) if p)} was not finite before"
+    return ""
+
+
+def usable(value: Tensor, *, masks: bool) -> bool:
+    """Whether a tensor holds no NaN, and no infinity unless masks may."""
+    value = value.detach()
+    return bool(torch.isfinite(value.sum(dtype=torch.float32)).item()) or not bool(
+        (value.isnan() if masks else ~value.isfinite()).any()
+    )

@@ -1,0 +1,124 @@
+"""Activations driven to where they are flat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.nonfinite.wording import NAMED, plain
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import too_few
+from kedge.rules.trained import trained_sites
+from kedge.rules.wiring import Wiring, wire
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import Floats, Ints
+
+#: Activations that are flat on purpose for a good part of their inputs: below zero, or for every class but one.
+FLAT_BY_DESIGN = frozenset(
+    {"ReLU6", "Hardswish", "Softmax", "Softmax2d", "LogSoftmax", "Softmin", "Softshrink", "Hardshrink"}
+)
+
+
+@dataclass(frozen=True)
+class Saturated:
+    """A tanh or sigmoid whose inputs are so large that it is flat: nearly no gradient passes it.
+
+    What it says:
+        Most outputs of an activation lie where its slope is next to nothing. What is before it hardly learns, and what it
+        gives on is little more than a sign.
+
+    Formula:
+        S = the share of a saturating activation's outputs with a slope |f'(x)| < 1e-3, counted among
+        elements drawn in each sampled step. Reported if the median of S over the window > share. Left out are the
+        last module of a model, as a sigmoid that gives a probability is to become sure; and activations that are
+        flat for half of their inputs by design, as ReLU6, or for all classes but one, as softmax.
+
+    Window:
+        The last window sampled steps, at least min_samples.
+
+    Thresholds:
+        - share (0.5): as smdebug, for the share of saturated neurons of a layer. The slope of 1e-3 is reached by
+          tanh at |x| = 4.1, by sigmoid at |x| = 6.9. smdebug's limits on the input (tanh: 9.5) are of a slope of 2e-8.
+          Healthy networks with tanh stayed below
+          0.01, spoiled ones had 0.6 and more.
+        - window (20), min_samples (10): sustained, and not the swing of a few steps.
+
+    Evidence:
+        The share at the site, its course over the last sampled steps, and the other sites that are saturated.
+
+    Remedy:
+        Scale what goes in: a smaller initialisation (Xavier), normalisation before it, a smaller learning rate,
+        inputs with zero mean and unit variance. Or take an activation without flat ends.
+    """
+
+    share: float = 0.5
+    window: int = 20
+    min_samples: int = 10
+
+    code: ClassVar[str] = "SATURATED"
+    name: ClassVar[str] = "an activation is driven to where it is flat"
+    severity: ClassVar[Severity] = "warning"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Give at most one finding for every root: the first saturated site of the flow."""
+        wiring = wire(recording)
+        found: dict[int, list[tuple[SiteInfo, float, Ints, Floats]]] = {}
+        for site in trained_sites(recording, "out"):
+            steps, course = _course(recording, site)
+            usual = float(np.median(course[-self.window :])) if len(course) >= self.min_samples else 0.0
+            if usual > self.share and site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site):
+                found.setdefault(site.root, []).append((site, usual, steps, course))
+        for sites in found.values():
+            yield self._finding(sites)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many measured shares are missing; a model without such activations has nothing to judge."""
+        wiring = wire(recording)
+        courses = [
+            len(_course(recording, site)[0])
+            for site in trained_sites(recording, "out")
+            if site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site)
+        ]
+        return too_few(self.code, max(courses), self.min_samples) if any(courses) else None
+
+    def _finding(self, sites: list[tuple[SiteInfo, float, Ints, Floats]]) -> Finding:
+        site, usual, steps, course = sites[0]
+        last, rate = course[-self.window :], "" if course[0] > self.share else " or learning rate"
+        step = int(steps[course > self.share][0])
+        others = f"; so are {len(sites) - 1} more activations" if len(sites) > 1 else ""
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            site=site.site,
+            step=step,
+            message=f"{usual:.0%} of the outputs of {site.site} ({site.type}) lie where its slope is below 0.001 "
+            f"(median of the last {len(last)} sampled steps; first at step {step}){others}.",
+            evidence={
+                "shares": {other.site: plain(share) for other, share, _, _ in sites[:NAMED]},
+                "saturated_sites": len(sites),
+                "steps": steps[-NAMED:].tolist(),
+                "course": [plain(value) for value in course[-NAMED:]],
+            },
+            confidence=0.9,
+            remedy=f"Scale down what goes in: a smaller initialisation (Xavier){rate}"
+            ", normalisation before it, inputs of zero mean and unit variance; or take an activation without flat ends.",
+        )
+
+
+def _course(recording: Recording, site: SiteInfo) -> tuple[Ints, Floats]:
+    """Give the share of saturated outputs in every step that measured it."""
+    rows = recording.rows(site)
+    shares = rows.statistic("saturated")
+    known = np.isfinite(shares) & rows.clean
+    return rows.step[known], shares[known]
+
+
+def _is_last(wiring: Wiring, site: SiteInfo) -> bool:
+    """Tell whether nothing of its root comes after a module but those that hold it."""
+    module = wiring.modules[site.owner]
+    holders = {holder.path for holder in wiring.ancestors(module)}
+    later = (m for m in wiring if m.root == module.root and m.position > module.position)
+    return all(m.path in holders for m in later)

@@ -1,0 +1,1 @@
+"""Rules about the training: its gradients, losses, optimizers and modes."""

@@ -1,0 +1,116 @@
+"""Batch statistics of a single sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.nonfinite.wording import NAMED
+from kedge.rules.optimizers import events_of
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import measured, too_few
+from kedge.rules.trained import trained_sites, trains
+from kedge.rules.training.never_called import listed
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL, Ints
+
+
+@dataclass(frozen=True)
+class BatchOfOne:
+    """Batch normalisation in training was given a single sample.
+
+    What it says:
+        The mean and the variance of one sample say nothing of the data: the layer takes out what tells this sample from
+        others, and its running statistics, which evaluation uses, take the noise in.
+
+    Formula:
+        The output of a BatchNorm of a model that is trained has as many elements as one sample has in the first measured
+        step, and so has one that is of samples and channels alone, if the batch was larger then: images may be of several
+        sizes. Those in evaluation mode are left out, and SyncBatchNorm, whose batch is that of all processes.
+
+    Window:
+        The measured steps.
+
+    Thresholds:
+        - named (3): how many modules the message names.
+
+    Severity:
+        - warning: it happened again and again.
+        - info: it happened in one measured step, as at the end of an epoch.
+
+    Evidence:
+        The modules, their types, and in how many measured steps.
+
+    Remedy:
+        DataLoader(..., drop_last=True) if it is what is left of an epoch; else a larger batch, or GroupNorm or
+        LayerNorm, which need no batch.
+    """
+
+    named: int = 3
+
+    code: ClassVar[str] = "BATCH-OF-ONE"
+    name: ClassVar[str] = "batch statistics of a single sample"
+    severity: ClassVar[Severity] = "warning"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Give one finding for all modules."""
+        found = [(site, steps) for site in _normalised(recording) if len(steps := _alone(recording, site))]
+        if found:
+            yield self._finding(found)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many measured steps are missing; a model without batch statistics has none to judge."""
+        sites = _normalised(recording) if trains(recording) else []
+        return too_few(self.code, measured(recording, sites), 1) if sites else None
+
+    def _finding(self, found: list[tuple[SiteInfo, Ints]]) -> Finding:
+        paths, times = [site.path for site, _ in found], max(len(steps) for _, steps in found)
+        first = min(int(steps[0]) for _, steps in found)
+        often = f" in {times:,} measured steps, first at step {first}" if times > 1 else f" in step {first}"
+        return Finding(
+            code=self.code,
+            severity="info" if times == 1 else "warning",
+            site=found[0][0].site,
+            step=first,
+            message=f"{listed(paths, self.named)} ({found[0][0].type}) took the statistics of a batch of one sample in "
+            f"training{often}.",
+            evidence={
+                "modules": paths[:NAMED],
+                "of": len(paths),
+                "types": sorted({site.type for site, _ in found}),
+                "times": times,
+            },
+            confidence=0.9,
+            remedy="If it is what is left of an epoch, DataLoader(..., drop_last=True); else take a larger batch, or GroupNorm "
+            "or LayerNorm, which need no batch.",
+        )
+
+
+def _normalised(recording: Recording) -> list[SiteInfo]:
+    """List the outputs of the modules with batch statistics that are trained in training mode."""
+    latest = {int(event["root"]): event for event in events_of(recording, "modes")}
+    frozen = {str(path) for event in latest.values() for path in event.get("eval", ())}
+    sites = (
+        site for site in trained_sites(recording, "out") if site.type.startswith("BatchNorm") and len(site.shape) > 1
+    )
+    return [site for site in sites if site.path not in frozen]
+
+
+def _alone(recording: Recording, site: SiteInfo) -> Ints:
+    """Return the steps in which each value of a site was of one sample, of the size that its samples have."""
+    rows = recording.rows(site)
+    alone = rows.count == rows.calls * math.prod(site.shape[1:])
+    steps: Ints = rows.step[alone & (rows.level == FULL)]
+    if len(site.shape) == 2 or site.shape[0] == 1:
+        return steps
+    # Images of another size have another number of elements too: a value with nothing but samples and channels tells.
+    flat = (s for s in trained_sites(recording, "out") if s.root == site.root and len(s.shape) == 2)
+    for other in flat:
+        known = recording.rows(other)
+        if other.shape[0] == site.shape[0]:
+            return np.intersect1d(steps, known.step[known.count == known.calls * other.shape[1]])
+    return steps[:0]

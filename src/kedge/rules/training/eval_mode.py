@@ -1,0 +1,107 @@
+"""Training in evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kedge.rules.nonfinite.wording import NAMED, plain
+from kedge.rules.optimizers import Entry, events_of, has_optimizer
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import too_few
+from kedge.rules.trained import names_of, steps_of_training, trained_roots
+from kedge.rules.training.never_called import listed
+from kedge.store.recording import Recording
+from kedge.store.rows import Ints
+
+
+@dataclass(frozen=True)
+class EvalMode:
+    """The model is trained in evaluation mode: dropout is off, or batch statistics stand still.
+
+    What it says:
+        eval() was called, or the model was loaded in this mode, and train() not after it. Dropout does nothing then, and
+        batch normalisation uses running statistics that no longer follow the weights.
+
+    Formula:
+        The model as a whole has training False in steps that its optimizer made, and holds dropout or batch
+        normalisation, all of them in evaluation mode. A model that trains with a part of it in evaluation mode is
+        meant to: nothing is said of that.
+
+    Window:
+        The measured steps in which parameters of the model had gradients and an optimizer stepped: a model that was
+        trained, and is a teacher from then on, is in evaluation mode for good. All measured steps, if no gradient was
+        recorded.
+
+    Thresholds:
+        - min_steps (3): of these steps in that mode; a single one may be a check.
+        - share (0.25): of all of them, so that a short phase is left alone.
+
+    Evidence:
+        The modules in evaluation mode, since which step, and in how many measured steps of its training.
+
+    Remedy:
+        Call model.train() before the training loop, and again after each evaluation. If statistics are to stay as they
+        are, put only these modules into evaluation mode.
+    """
+
+    min_steps: int = 3
+    share: float = 0.25
+
+    code: ClassVar[str] = "EVAL-MODE"
+    name: ClassVar[str] = "the model is trained in evaluation mode"
+    severity: ClassVar[Severity] = "warning"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Give at most one finding for every root."""
+        events, trained = events_of(recording, "modes"), trained_roots(recording)
+        for root in sorted({int(event["root"]) for event in events} & trained):
+            own = [event for event in events if int(event["root"]) == root]
+            steps = steps_of_training(recording, root)
+            phases = [phase for phase in _phases(own, steps) if phase[1] >= self.min_steps]
+            in_eval = sum(number for _, number in phases)
+            if phases and in_eval >= self.share * len(steps):
+                yield self._finding(recording, root, phases[-1][0], (in_eval, len(steps)))
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many measured steps are missing; nothing is missing where no optimizer stepped."""
+        if not has_optimizer(recording):
+            return None
+        if not events_of(recording, "modes"):
+            return Lack(self.code, "record of the model's modes", 0, 1, grows=False)
+        return too_few(self.code, len(recording.steps), self.min_steps)
+
+    def _finding(self, recording: Recording, root: int, event: Entry, counted: tuple[int, int]) -> Finding:
+        steps, of = counted
+        paths, prefix = [str(path) for path in event["eval"]], recording.roots[root].prefix.rstrip(".")
+        model, since = names_of(recording, [root]), int(event["step"])
+        site = f"{prefix}:out"
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            site=site,
+            step=since,
+            message=f"{model} ({site}) is trained in evaluation mode since step {since}, in {steps:,} of "
+            f"{of:,} measured steps of its training: {listed(paths, 3)} {'do' if len(paths) > 1 else 'does'} not work as in "
+            "training.",
+            evidence={
+                "modules": paths[:NAMED],
+                "of": len(paths),
+                "since": since,
+                "steps": steps,
+                "share": plain(steps / max(of, 1)),
+            },
+            confidence=0.9,
+            remedy="Call model.train() before the training loop, and again after each evaluation. If statistics are to stay "
+            "as they are, put only these modules into evaluation mode.",
+        )
+
+
+def _phases(own: list[Entry], steps: Ints) -> Iterable[tuple[Entry, int]]:
+    """Return each time that a model was in evaluation mode, with the number of these steps that it lasted."""
+    ends = [int(event["step"]) for event in own[1:]]
+    for event, end in zip(own, [*ends, None], strict=True):
+        if not event["training"] and event.get("eval") and not event.get("train"):
+            since = steps[steps >= int(event["step"])]
+            yield event, int((since < end).sum()) if end is not None else len(since)

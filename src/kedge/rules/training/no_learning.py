@@ -1,0 +1,152 @@
+"""Losses that end where they began."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.losses import LossCourse, losses
+from kedge.rules.nonfinite.wording import plain
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.samples import too_few
+from kedge.rules.trained import trained_roots, trains
+from kedge.store.recording import Recording
+from kedge.store.rows import Floats
+
+
+@dataclass(frozen=True)
+class NoLearning:
+    """The loss at the end is not below its beginning by more than its noise, or has not left chance.
+
+    What it says:
+        Whatever the reason, nothing was learned that the loss shows: labels that do not belong to their inputs, a loss with
+        the wrong sign, a rate that is far too small or too large, a part that is not trained.
+
+    Formula:
+        s = the noise of the loss, from the differences between neighbours (median absolute deviation). The loss has
+        fallen if the median of its last quarter lies below the median of the first head values, below the first value, or
+        below the median of the first quarter by more than sure standard errors of their difference. Reported if it has fallen
+        by none of them. Or, for cross-entropy over the C outputs of a model, if the last quarter is not below
+        chance times log(C). A loss that crosses zero is not judged, as those of reinforcement learning; nor one of several
+        if another has fallen, as in a GAN.
+
+    Window:
+        All steps with a loss, at least min_losses, the first of them within the first ten.
+
+    Thresholds:
+        - min_losses (50): fewer show little but noise.
+        - head (5): values at the beginning, as most of the fall often lies in a few steps.
+        - sure (3): standard errors.
+        - chance (0.98): of the logarithm of the number of classes, which is what a constant answer comes to.
+
+    Evidence:
+        The medians at the beginning and at the end, the noise, and chance where it is known.
+
+    Remedy:
+        Check that labels belong to their inputs and survive shuffling, try to fit a single batch, and vary the learning rate
+        by ten in both directions.
+    """
+
+    min_losses: int = 50
+    head: int = 5
+    sure: float = 3.0
+    chance: float = 0.98
+
+    code: ClassVar[str] = "NO-LEARNING"
+    name: ClassVar[str] = "the loss ends where it began"
+    severity: ClassVar[Severity] = "info"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Give at most one finding: of the loss that has most values."""
+        known = [] if not trains(recording) else self._judged(recording)
+        if not known or any(self._fallen(loss.values) and not self._at_chance(recording, loss) for loss in known):
+            return
+        worst = max(known, key=lambda loss: len(loss.values))
+        if worst.ends_badly or (worst.values.min() < 0 < worst.values.max()):
+            return
+        yield self._finding(recording, worst)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return how many losses are missing; without training there is nothing to judge."""
+        if not trains(recording):
+            return None
+        have = max((len(loss.values) for loss in losses(recording)), default=0)
+        if not have:
+            return Lack(self.code, "loss", 0, 1, grows=False)
+        return too_few(self.code, have, self.min_losses, "steps with a loss")
+
+    def _judged(self, recording: Recording) -> list[LossCourse]:
+        return [x for x in losses(recording) if len(x.values) >= self.min_losses and x.steps[0] <= _START]
+
+    def _fallen(self, values: Floats) -> bool:
+        """Whether a loss fell by more than its noise, by any of three comparisons."""
+        noise, last = _noise(values), values[-(len(values) // 4) :]
+        for before in (values[: self.head], values[:1], values[: len(values) // 4]):
+            error = _MEDIAN * noise * math.sqrt(1 / len(before) + 1 / len(last))
+            if np.median(before) - np.median(last) > self.sure * error:
+                return True
+        return False
+
+    def _at_chance(self, recording: Recording, loss: LossCourse) -> bool:
+        classes = _classes(recording, loss)
+        return classes is not None and bool(np.median(_last(loss)) >= self.chance * math.log(classes))
+
+    def _finding(self, recording: Recording, loss: LossCourse) -> Finding:
+        first, last = float(np.median(loss.values[: self.head])), float(np.median(_last(loss)))
+        noise, classes = _noise(loss.values), _classes(recording, loss)
+        stays = classes is not None and self._at_chance(recording, loss)
+        chance = (
+            f", which is chance for {classes} classes (log {classes} = {math.log(classes):.3g})"
+            if stays and classes
+            else ""
+        )
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            site=loss.site.site,
+            step=int(loss.steps[-1]),
+            message=f"The loss ({loss.site.site}) began at {first:.4g} and ended at {last:.4g}{chance}, with a noise of "
+            f"{noise:.2g} from step to step: it does not show that anything was learned.",
+            evidence={
+                "first": plain(first),
+                "last": plain(last),
+                "noise": plain(noise),
+                "losses": len(loss.values),
+                "classes": classes,
+            },
+            confidence=0.7,
+            remedy="Check that labels belong to their inputs and survive shuffling, try to fit a single batch, and vary the "
+            "learning rate by ten in both directions.",
+        )
+
+
+#: The step up to which a first value is one of the beginning.
+_START = 10
+
+#: The standard error of a median in units of that of a mean, and of a deviation in units of the median absolute one.
+_MEDIAN, _DEVIATION = 1.2533, 1.4826
+
+
+def _last(loss: LossCourse) -> Floats:
+    return loss.values[-(len(loss.values) // 4) :]
+
+
+def _noise(values: Floats) -> float:
+    """Return the standard deviation of a loss around its course, by the differences between neighbours."""
+    return float(_DEVIATION * np.median(np.abs(np.diff(values))) / math.sqrt(2))
+
+
+def _classes(recording: Recording, loss: LossCourse) -> int | None:
+    """Return the number of classes where a loss is cross-entropy of what one trained model returns."""
+    trained = trained_roots(recording)
+    roots = [root for i, root in enumerate(recording.roots) if i in trained]
+    if not str(loss.site.node).startswith("NllLoss") or len(roots) != 1:
+        return None
+    head = roots[0].prefix.rstrip(".")
+    shapes = [site.shape for site in recording.of_kind("out") if site.path == head]
+    classes = shapes[0][-1] if len(shapes) == 1 and len(shapes[0]) == 2 else 0
+    return classes if classes > 1 else None

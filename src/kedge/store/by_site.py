@@ -1,0 +1,242 @@
+"""Rows that follow each other in one file, put in the order of sites when that is asked for.
+
+# Note [Patterns]
+The rows of one site lie scattered over all batches. But most batches have the same sites in the same order, so
+their rows are a matrix, a batch by row of it, and turning it round puts the rows of each site side by side:
+no row is sorted. Only batches whose sites are like those of few others are sorted. Each column is turned
+round when it is first asked for; most are asked for of a few sites, or never. And what is the same in every batch, as
+the number of elements is, is kept once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kedge.store.batches import Batches
+from kedge.store.binary_column import Held
+from kedge.store.columns import COLUMNS, OFFSETS, Columns
+from kedge.store.rows import FULL, Ints
+
+#: How many patterns of sites are told apart; what is left is sorted.
+MOST_PATTERNS = 8
+#: How many batches are turned round at a time: as many as stay near the processor.
+BLOCK = 64
+
+
+class Group(Protocol):
+    """Rows that can be given in the order of sites."""
+
+    def where(self, site: int) -> slice:
+        """Tell where in the columns the rows of a site are, by the number that its file gives it."""
+
+    def column(self, name: str, where: slice) -> NDArray[Any]:
+        """Give some rows of a numeric column."""
+
+    def held(self, name: str, where: slice) -> Held:
+        """Give some rows of a binary column."""
+
+    @property
+    def full_steps(self) -> Ints:
+        """Every step with a full row, sorted."""
+
+
+class Sorted:
+    """Rows in any order, sorted by site."""
+
+    def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        self._columns = columns
+        self._ordered: Columns = {}
+
+    def where(self, site: int) -> slice:
+        """Tell where in the columns the rows of a site are, by the number that its file gives it."""
+        return _range(self.column("site", slice(None)), site)
+
+    def column(self, name: str, where: slice) -> NDArray[Any]:
+        """Give some rows of a numeric column."""
+        if name not in self._ordered:
+            self._ordered[name] = self._columns[name][self._order]
+        return self._ordered[name][where]
+
+    def held(self, name: str, where: slice) -> Held:
+        """Give some rows of a binary column."""
+        rows, offsets = self._order[where], self._columns[name + OFFSETS]
+        return Held(self._columns[name], offsets[rows], offsets[rows + 1])
+
+    @cached_property
+    def full_steps(self) -> Ints:
+        """Every step with a full row, sorted."""
+        return np.unique(self._columns["step"][self._columns["level"] == FULL])
+
+    @cached_property
+    def _order(self) -> Ints:
+        sites = self._columns["site"]
+        # numpy sorts 16-bit integers by radix: 20 times faster than wider ones.
+        narrow = len(sites) and np.iinfo(np.int16).min <= sites.min() and sites.max() <= np.iinfo(np.int16).max
+        return np.argsort(sites.astype(np.int16) if narrow else sites, kind="stable")
+
+
+class Matrix:
+    """The rows of batches that have the same sites in the same order; see Note [Patterns]."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        sites = _part(batches, "site", 0)
+        self._order = np.argsort(sites, kind="stable")
+        self._sites = sites[self._order]
+        self._ordered: Columns = {}
+
+    def where(self, site: int) -> slice:
+        """Tell where in the columns the rows of a site are, by the number that its file gives it."""
+        lines = _range(self._sites, site)
+        return slice(lines.start * len(self._batches), lines.stop * len(self._batches))
+
+    def column(self, name: str, where: slice) -> NDArray[Any]:
+        """Give some rows of a numeric column."""
+        return self._turned(name)[self._lines(where)].reshape(-1)
+
+    def _lines(self, where: slice) -> slice:
+        return slice(where.start // len(self._batches), where.stop // len(self._batches))
+
+    def held(self, name: str, where: slice) -> Held:
+        """Give some rows of a binary column."""
+        data, lines = self._batches.memory, self._lines(where)
+        if not self._batches.lengths[name].any():
+            nothing = np.zeros(where.stop - where.start, dtype=np.int64)
+            return Held(data, nothing, nothing)
+        offsets, lines_of = self._offsets(name), self._order[lines]
+        starts = self._batches.data[name] + offsets[lines_of]
+        ends = self._batches.data[name] + offsets[lines_of + 1]
+        return Held(data, starts.reshape(-1), ends.reshape(-1))
+
+    @cached_property
+    def full_steps(self) -> Ints:
+        """Every step with a full row, sorted."""
+        steps, full = self._turned("step"), self._turned("level") == FULL
+        # All sites of a batch have its step, as a rule; so there are few different lines.
+        alike = steps.strides[0] == 0 or len(steps) < 2
+        changes = np.zeros(0, dtype=bool) if alike else (steps[1:] != steps[:-1]).any(axis=1)
+        starts = np.flatnonzero(np.append(True, changes))
+        somewhere = np.logical_or.reduceat(full, starts, axis=0)
+        return np.unique(steps[starts][somewhere])
+
+    def _turned(self, name: str) -> NDArray[Any]:
+        """Give a column as a matrix with one line for each site."""
+        if name not in self._ordered:
+            dtype = np.dtype(COLUMNS[name][0])
+            still = self._one_a_batch(name) if name == "step" else self._one_a_site(name, dtype)
+            self._ordered[name] = self._turn(name, dtype, self._order) if still is None else still
+        return self._ordered[name]
+
+    def _one_a_batch(self, name: str) -> NDArray[Any] | None:
+        """Give a column that has the same value at all sites of a batch; None if it is another."""
+        values = np.empty(len(self._batches), COLUMNS[name][0])
+        for i in range(len(values)):
+            line = _part(self._batches, name, i)
+            if (line != line[0]).any():
+                return None
+            values[i] = line[0]
+        return np.broadcast_to(values, (len(self._order), len(values)))
+
+    def _one_a_site(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        """Give a column in which all batches are the same, as counts are; None if it is another."""
+        memory, places = self._batches.memory, self._batches.places[name].tolist()
+        width = len(self._order) * dtype.itemsize
+        first = memory[places[0] : places[0] + width].tobytes()
+        if any(memory[place : place + width].tobytes() != first for place in places):
+            return None
+        values = np.frombuffer(first, dtype)[self._order]
+        return np.broadcast_to(values[:, None], (len(values), len(places)))
+
+    def _offsets(self, name: str) -> NDArray[Any]:
+        """Give the offsets of a binary column, one line for each place in a batch."""
+        if name not in self._ordered:
+            self._ordered[name] = self._turn(name, np.dtype(np.int32), np.arange(len(self._order) + 1))
+        return self._ordered[name]
+
+    def _turn(self, name: str, dtype: np.dtype[Any], lines: Ints) -> NDArray[Any]:
+        batches, places = len(self._batches), self._batches.places[name].tolist()
+        memory, width = self._batches.memory, len(lines) * dtype.itemsize
+        turned = np.empty((len(lines), batches), dtype)
+        block = np.empty((BLOCK, len(lines)), dtype)
+        straight = np.array_equal(lines, np.arange(len(lines)))
+        for start in range(0, batches, BLOCK):
+            here = places[start : start + BLOCK]
+            for line, place in zip(block, here, strict=False):
+                line[:] = memory[place : place + width].view(dtype)
+            held = block[: len(here)]
+            turned[:, start : start + len(here)] = (held if straight else held[:, lines]).T
+        return turned
+
+
+class Stretch:
+    """The rows of batches that follow each other in one file."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return int(self.batches.rows.sum())
+
+    @property
+    def written(self) -> Written:
+        """The columns, in the order in which they were written."""
+        return Written(self.batches)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The same rows by the pattern of their batches."""
+        patterns: dict[bytes, list[int]] = {}
+        memory = self.batches.memory
+        for i, (place, rows) in enumerate(zip(self.batches.places["site"], self.batches.rows * 4, strict=True)):
+            patterns.setdefault(memory[place : place + rows].tobytes(), []).append(i)
+        usual = sorted(patterns.values(), key=lambda alike: -len(alike) * int(self.batches.rows[alike[0]]))
+        apart = [alike for alike in usual[:MOST_PATTERNS] if len(alike) > 1 or len(usual) == 1]
+        left = sorted({*range(len(self.batches))} - {i for alike in apart for i in alike})
+        groups: list[Group] = [Matrix(self.batches.chosen(alike)) for alike in apart]
+        return (*groups, Sorted(Written(self.batches.chosen(left)))) if left else tuple(groups)
+
+
+def _range(ordered: NDArray[Any], number: int) -> slice:
+    """Tell where in an ordered array a number is."""
+    # Numbers of another type would make numpy convert the whole array first.
+    first, last = np.searchsorted(ordered, np.array([number, number + 1], dtype=ordered.dtype)).tolist()
+    return slice(first, last)
+
+
+class Written(dict[str, NDArray[Any]]):
+    """The columns of batches in the order in which they were written; each is read when it is first asked for."""
+
+    def __init__(self, batches: Batches) -> None:
+        super().__init__()
+        self._batches = batches
+
+    def __missing__(self, name: str) -> NDArray[Any]:
+        if name in COLUMNS:
+            parts = [_part(self._batches, name, i) for i in range(len(self._batches))]
+            self[name] = np.concatenate(parts) if parts else np.zeros(0, COLUMNS[name][0])
+        else:
+            binary = name.removesuffix(OFFSETS)
+            self[binary], self[binary + OFFSETS] = _bytes(self._batches, binary)
+        return self[name]
+
+
+def _part(batches: Batches, name: str, i: int) -> NDArray[Any]:
+    dtype = np.dtype(COLUMNS[name][0])
+    start = int(batches.places[name][i])
+    return batches.memory[start : start + int(batches.rows[i]) * dtype.itemsize].view(dtype)
+
+
+def _bytes(batches: Batches, name: str) -> tuple[NDArray[np.uint8], Ints]:
+    parts, offsets, held = [np.zeros(0, dtype=np.uint8)], [np.zeros(1, dtype=np.int64)], 0
+    for i, rows in enumerate(batches.rows.tolist()):
+        place, data = int(batches.places[name][i]), int(batches.data[name][i])
+        ends = batches.memory[place : place + 4 * (rows + 1)].view(np.int32).astype(np.int64)
+        parts.append(batches.memory[data + int(ends[0]) : data + int(ends[-1])])
+        offsets.append(ends[1:] - ends[0] + held)
+        held += len(parts[-1])
+    return np.concatenate(parts), np.concatenate(offsets)

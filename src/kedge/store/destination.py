@@ -1,0 +1,109 @@
+"""Where a recording may be made: in a free place, or in that of an old one; never over anything else."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+from kedge.errors import RecordingError, RecordingExists
+from kedge.store.atomic_write import told
+from kedge.store.json_files import MANIFEST
+from kedge.store.lock import alone, check_written
+
+
+def check_place(path: str | os.PathLike[str], force: bool) -> None:
+    """See whether a recording can be made here; nothing is changed.
+
+    Args:
+        path: The folder that is to be made.
+        force: Whether an old recording may be replaced.
+
+    Raises:
+        RecordingExists: A recording is there and may not be replaced, or something else is there.
+        BeingWritten: The recording that is there is being written.
+        RecordingError: The folder it is to be in is not there, or may not be written to.
+    """
+    folder = Path(path)
+    parent = folder.absolute().parent
+    if not parent.is_dir():
+        raise RecordingError(
+            f"cannot make the recording {folder}: there is no folder {folder.parent}; make it, or name another place"
+        )
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise RecordingError(
+            f"cannot make the recording {folder}: nothing can be written to {parent}; name a place you have the right to use"
+        )
+    _check_way(folder, force)
+
+
+def put(fresh: Path, folder: Path, force: bool) -> None:
+    """Move a folder to where the recording is to be, in place of an old one if there is one and it may be replaced.
+
+    Whoever reads meanwhile sees the old recording or the new one; of two who do this at once one succeeds.
+
+    Raises:
+        RecordingExists: A recording is there and may not be replaced, or something else is there.
+        BeingWritten: The recording that is there is being written.
+        RecordingError: The old recording cannot be removed.
+    """
+    _check_way(folder, force)
+    if not os.path.lexists(folder):
+        _move(fresh, folder)
+        return
+    old = fresh.with_name(fresh.name + ".old")
+    with alone(folder):
+        with told(f"remove the old recording {folder}"):
+            folder.rename(old)
+        try:
+            _move(fresh, folder)
+        except RecordingExists:  # of another process, which has replaced it meanwhile
+            shutil.rmtree(old)
+            raise
+        except RecordingError:
+            old.rename(folder)
+            raise
+    with told(f"remove the old recording {old}"):
+        shutil.rmtree(old)
+
+
+def _move(fresh: Path, folder: Path) -> None:
+    try:
+        with told(f"make the recording {folder}"):
+            fresh.rename(folder)
+    except RecordingError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise RecordingExists(
+                f"cannot make the recording {folder}: another process has just made one there; name another place"
+            ) from error
+        raise
+
+
+def _check_way(folder: Path, force: bool) -> None:
+    if not os.path.lexists(folder):
+        return
+    if not _is_recording(folder):
+        raise RecordingExists(
+            f"cannot make the recording {folder}: something that is not a recording is there and is left alone; "
+            "name another place"
+        )
+    if not force:
+        raise RecordingExists(
+            f"cannot make the recording {folder}: there is one already; "
+            "name another place, or replace it with --force (in code: force=True)"
+        )
+    check_written(folder)
+
+
+def _is_recording(folder: Path) -> bool:
+    """Tell whether a path is a folder, not a link to one, whose manifest names a format."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and "format" in manifest

@@ -1,0 +1,1 @@
+"""Whether a program computes the same bits when it is watched."""

@@ -1,0 +1,256 @@
+"""``kedge run --verify``: whether a program computes the same bits when it is watched."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from kedge.errors import ScriptError
+from kedge.numbers import counted, seconds
+from kedge.program.program import Program
+from kedge.stderr import messenger
+
+EQUAL, DIFFERS, UNDECIDED = 0, 1, 2
+_OF_PARAMETERS = "parameter"
+_OF_OUTPUTS = "output of "
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of the program: what it ended with, what it printed, and what the witness wrote."""
+
+    status: int
+    printed: Path
+    complained: Path
+    witness: Path
+
+    def ending(self) -> str:
+        """Say how it ended, in a word or two."""
+        last = _text(self.complained).rstrip().rpartition("\n")[2] if self.status else ""
+        return f"exit status {self.status}" + (f" ({last})" if last else "")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the witness: in which step, what it is about, and the digests by the names of tensors."""
+
+    step: int
+    what: str
+    digests: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first thing that two runs do not have in common."""
+
+    step: int
+    text: str
+
+
+def verify(program: Program, args: argparse.Namespace) -> int:
+    """Run a program without and with watching, and print whether they agree.
+
+    It runs a third time, unwatched, only if they do not: then it may differ from itself.
+
+    Args:
+        program: The program; it runs in processes of its own, in this folder.
+        args: What was typed for `kedge run`; the program is watched accordingly.
+
+    Returns:
+        0 if all is equal, 1 if watching changes something, 2 if the program differs from itself.
+
+    Raises:
+        ScriptError: The witness could not follow the program.
+    """
+    with tempfile.TemporaryDirectory(prefix="kedge-verify-") as folder:
+        trials = _Trials(program, Path(folder), _Silent() if args.quiet else messenger())
+        plain = trials.run("without watching", ["plain"])
+        watched = trials.run("with watching", ["watched", *_options(args, folder)])
+        for line in _text(watched.complained).splitlines():
+            if line.startswith("[kedge] "):
+                print(f"the watched run said: {line.removeprefix('[kedge] ')}")
+        if _same(plain, watched):
+            return _tell_equal(program, plain)
+        again = trials.run("once more without watching, as the two differ", ["plain"])
+        return _tell_different(program, plain, watched, again)
+
+
+def _options(args: argparse.Namespace, folder: str) -> list[str]:
+    """Write what was typed for `kedge run` once more; the recording is thrown away if no place was named."""
+    given = {name: getattr(args, name, None) for name in ("sites", "every", "budget")}
+    flags = [f"--{name}" for name in ("force", "strict", "dump", "saved") if getattr(args, name, False)]
+    values = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    return ["-q", "-o", args.output or str(Path(folder) / "watched.kedge"), *flags, *values]
+
+
+class _Silent:
+    """Tells nobody."""
+
+    def __call__(self, text: str) -> None:
+        """Tell it."""
+
+
+class _Trials:
+    """Runs the program in a process of its own, each time with the same witness."""
+
+    def __init__(self, program: Program, folder: Path, tell: Callable[[str], None]) -> None:
+        self.program, self.folder, self.tell = program, folder, tell
+        # Sets and dicts of a program that relies on their order are in the same order each time.
+        self.environment = {"PYTHONHASHSEED": "0", **os.environ}
+        self.number = 0
+
+    def run(self, how: str, words: Sequence[str]) -> Trial:
+        """Run it once."""
+        self.number += 1
+        self.tell(f"running {self.program.name} {how}")
+        printed, complained, witness = (self.folder / f"{n}{self.number}" for n in ("printed", "complained", "witness"))
+        start = [sys.executable, "-m", "kedge.cli.verify_process", str(witness), *words]
+        of_program = ["-m" if self.program.is_module else "--", self.program.target, *self.program.args]
+        began = time.perf_counter()
+        with printed.open("wb") as out, complained.open("wb") as err:
+            ended = subprocess.run(  # noqa: S603 - running the program is the job
+                [*start, *of_program],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self.environment,
+                check=False,
+            )
+        trial = Trial(ended.returncode, printed, complained, witness)
+        self.tell(f"it took {seconds(time.perf_counter() - began)}: {trial.ending()}")
+        return trial
+
+
+# -- telling -----------------------------------------------------------------------------------------
+
+
+def _tell_equal(program: Program, plain: Trial) -> int:
+    print(f"{program.name}: {_tally(plain)}: bit-equal with and without watching")
+    print(f"standard output ({counted(_lines(plain), 'line')}) and {plain.ending()}: equal")
+    return EQUAL
+
+
+def _tell_different(program: Program, plain: Trial, watched: Trial, again: Trial) -> int:
+    own = first_difference(plain.witness, again.witness)
+    if own is not None or plain.status != again.status:
+        at = (
+            f"from step {own.step} on ({own.text})"
+            if own
+            else f"in how it ends: {plain.ending()}, then {again.ending()}"
+        )
+        print(f"{program.name} differs from itself {at}: it is not deterministic, so nothing can be said of watching")
+        print("set a seed (torch.manual_seed(0)), and torch.use_deterministic_algorithms(True) where operations vary")
+        return UNDECIDED
+    difference = first_difference(plain.witness, watched.witness)
+    if difference is not None:
+        print(f"{program.name}: watching changes the program from step {difference.step} on: {difference.text}")
+    if plain.status != watched.status:
+        print(f"{program.name}: {plain.ending()} without watching, {watched.ending()} with it")
+    if difference is not None or plain.status != watched.status:
+        return DIFFERS
+    print(f"{program.name}: {_tally(plain)}: bit-equal with and without watching")
+    if plain.printed.read_bytes() != again.printed.read_bytes():
+        print("standard output differs from run to run, such as by times, also without watching: it is not compared")
+        return EQUAL
+    print(f"standard output is another one with watching, {_first_line(plain.printed, watched.printed)}")
+    return DIFFERS
+
+
+def _tally(trial: Trial) -> str:
+    steps = parameters = outputs = 0
+    for entry in entries(trial.witness):
+        steps += entry.what == _OF_PARAMETERS
+        parameters = max(parameters, len(entry.digests) if entry.what == _OF_PARAMETERS else 0)
+        outputs += entry.what.startswith(_OF_OUTPUTS)
+    if not steps and not outputs:
+        return "no step of an optimizer and no call of a module in this process"
+    found = (counted(steps, "step"), counted(parameters, "parameter"), f"{counted(outputs, 'output')} of models")
+    return ", ".join(found)
+
+
+def _lines(trial: Trial) -> int:
+    return len(trial.printed.read_bytes().splitlines())
+
+
+def _first_line(one: Path, other: Path) -> str:
+    pairs = enumerate(zip_longest(_text(one).splitlines(), _text(other).splitlines(), fillvalue="(nothing)"), 1)
+    number, (mine, theirs) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+    return f"first in line {number}:\n  without: {mine}\n  with:    {theirs}"
+
+
+def _text(place: Path) -> str:
+    return place.read_bytes().decode(errors="replace")
+
+
+# -- comparing ---------------------------------------------------------------------------------------
+
+
+def _same(one: Trial, other: Trial) -> bool:
+    printed = one.printed.read_bytes() == other.printed.read_bytes()
+    return printed and one.status == other.status and first_difference(one.witness, other.witness) is None
+
+
+def entries(place: Path) -> Iterator[Entry]:
+    """Read what a witness wrote, up to the last whole line; nothing if the program never imported torch.
+
+    Raises:
+        ScriptError: The witness failed.
+    """
+    names: dict[int, list[str]] = {}
+    if not place.exists():
+        return
+    with place.open(encoding="utf-8") as lines:
+        for line in lines:
+            if not line.endswith("\n"):
+                return
+            content = json.loads(line)
+            if "failed" in content:
+                raise ScriptError(
+                    f"cannot verify the program: the witness failed in step {content['step']}: {content['failed']}"
+                )
+            if "names" in content:
+                names[content["table"]] = content["names"]
+            else:
+                yield _entry(content, names[content["table"]])
+
+
+def _entry(content: dict[str, object], names: Sequence[str]) -> Entry:
+    digests = str(content["digests"])
+    length = len(digests) // max(1, len(names))
+    each = (digests[i * length : (i + 1) * length] for i in range(len(names)))
+    return Entry(int(str(content["step"])), str(content["what"]), dict(zip(names, each, strict=True)))
+
+
+def first_difference(one: Path, other: Path) -> Difference | None:
+    """Compare what two witnesses wrote."""
+    for mine, theirs in zip_longest(entries(one), entries(other)):
+        if mine != theirs:
+            return _difference(mine, theirs)
+    return None
+
+
+def _difference(mine: Entry | None, theirs: Entry | None) -> Difference:
+    if mine is None or theirs is None:
+        alone = mine or theirs
+        assert alone is not None  # noqa: S101 - two that are missing are equal
+        return Difference(alone.step, f"{_thing(alone.what, '')} is there in one run only")
+    if (mine.step, mine.what) != (theirs.step, theirs.what):
+        return Difference(mine.step, f"one run goes on with {mine.what}, the other with {theirs.what}")
+    unlike = [n for n in {**mine.digests, **theirs.digests} if mine.digests.get(n) != theirs.digests.get(n)]
+    more = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
+    return Difference(mine.step, f"{_thing(mine.what, unlike[0])}{more}")
+
+
+def _thing(what: str, name: str) -> str:
+    if what.startswith(_OF_OUTPUTS):
+        return what + (f"[{name}]" if name else "")
+    return f"{what} {name}".rstrip()

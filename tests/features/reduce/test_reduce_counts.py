@@ -1,0 +1,253 @@
+"""Histograms, quantiles and selections, against computations that see all samples at once."""
+
+from __future__ import annotations
+
+import copy
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kedge.errors import ReducerError
+from kedge.features.reduce import Histogram, Quantiles, TopK, restore
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+MOST = float(np.finfo(np.float64).max)
+
+
+def filled(reducer, values, size=5, keys=None):
+    """Give values to a reducer in batches."""
+    for i in range(0, len(values), size):
+        reducer.update(values[i : i + size], None if keys is None else keys[i : i + size])
+    return reducer
+
+
+def doubles(numbers):
+    """Return numbers as a batch."""
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.sampled_from([-1.0, 0.1, 0.5, 2.0]), FINITE), min_size=1, max_size=40))
+def test_given_edges_are_numpys(numbers):
+    """Counts between given edges are numpy's; what is below, above, NaN or infinite is counted by its name."""
+    edges = [-1.0, 0.0, 0.1, 0.5, 2.0]
+    odd = [math.nan, math.inf, math.inf, -math.inf]
+    found = filled(Histogram(edges), doubles([*numbers, *odd])).result()
+
+    assert found["counts"].tolist() == np.histogram(numbers, edges)[0].tolist()
+    assert found["under"] == sum(x < -1 for x in numbers)
+    assert found["over"] == sum(x > 2 for x in numbers)
+    assert (found["nan"], found["inf"], found["-inf"]) == (1, 2, 1)
+    assert found["n"] == len(numbers) + 4
+
+
+def test_float32_is_compared_with_edges_as_the_number_it_is():
+    """0.1 in float32 is above 0.1 in float64, and so in the bin above that edge."""
+    found = filled(Histogram([0.0, 0.1, 1.0]), torch.tensor([0.1])).result()
+
+    assert found["counts"].tolist() == [0, 1]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(FINITE, min_size=1, max_size=30), st.integers(2, 9))
+@example([5e-324], 2)
+@example([-5e-324, MOST], 3)
+@example([-MOST, MOST], 2)
+@example([-5e-324, 5e-324, 0.0, -0.0], 4)
+@example([1.0, 1.0 + 2**-52], 2)
+def test_automatic_edges_hold_every_value(numbers, bins):
+    """Bins of one width, a power of two, hold every value, in so few bins that half as wide ones would be too many."""
+    reducer = filled(Histogram(bins=bins), doubles(numbers))
+    found, power = reducer.result(), int(reducer.grid.power[0])
+    edges, counts = found["edges"].tolist(), found["counts"].tolist()
+    expected = [sum(a <= x < b for x in numbers) for a, b in pairwise(edges)]
+
+    assert counts == expected
+    assert sum(counts) == len(numbers)
+    assert len(counts) <= bins
+    assert counts[0] > 0 < counts[-1]
+    assert all(b - a in (2.0 ** min(power, 1023), math.inf) for a, b in pairwise(edges))
+    half = 2.0 ** (power - 1) if power > -1074 else 0.0
+    if half and max(map(abs, numbers)) / half < 2**52:
+        low, high = (Fraction(x) // Fraction(half) for x in (min(numbers), max(numbers)))
+        assert high - low >= bins
+
+
+def test_each_channel_has_edges_of_its_own():
+    """Channels of different scale are each shown as finely as if they were alone."""
+    x = torch.randn(60, 3) * torch.tensor([1e-6, 1.0, 1e6])
+    together = filled(Histogram(per="channel", bins=16), x).result()
+    for channel in range(3):
+        alone = filled(Histogram(bins=16), x[:, channel]).result()
+        length = len(alone["counts"])
+        assert together["counts"][channel, :length].tolist() == alone["counts"].tolist()
+        assert together["edges"][channel, : length + 1].tolist() == alone["edges"].tolist()
+        assert together["n"][channel] == 60
+
+
+def test_channels_with_nothing_to_show_stay_empty():
+    """A channel of NaN alone has counts of zero, and one with NaN in places counts the rest."""
+    x = torch.randn(20, 2)
+    x[:, 0] = torch.nan
+    x[3, 1] = torch.nan
+    for histogram in (Histogram(per="channel", bins=8), Histogram([-9, 0, 9], per="channel")):
+        found = filled(histogram, x).result()
+        assert found["counts"].sum(1).tolist() == [0, 19]
+        assert found["nan"].tolist() == [20, 1]
+
+
+def rank(q, n):
+    """The rank that a quantile written in decimal has, by whole numbers."""
+    digits = 10**6
+    return max(1, -(-round(q * digits) * n // digits))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.one_of(st.floats(width=32, allow_nan=False), st.floats(-2, 2, width=32)), min_size=1, max_size=40),
+    st.integers(0, 12),
+)
+@example([3.4028234663852886e38], 7)
+@example([math.inf, -math.inf, 0.0], 7)
+@example([1e-45, 1e-40, 1.1754943508222875e-38], 3)
+def test_quantiles_are_within_their_bound(numbers, digits):
+    """Each quantile is the value of its rank, to the relative error that is told (or 2^-(127 + digits) near zero)."""
+    q = [0.0, 0.07, 0.25, 0.5, 0.9, 0.99, 1.0]
+    found = filled(Quantiles(q, digits=digits), torch.tensor(numbers)).result()
+    ordered = sorted(torch.tensor(numbers).tolist())
+
+    assert found["n"] == len(numbers)
+    assert found["relative_error"] in (0.0, 2.0 ** -(digits + 1))
+    for one, quantile in zip(q, found["quantiles"].tolist(), strict=True):
+        exact = ordered[rank(one, len(numbers)) - 1]
+        near = max(found["relative_error"] * abs(exact), 2.0 ** -(127 + digits))
+        assert quantile == exact or abs(quantile - exact) <= near
+    assert found["quantiles"][0] == found["min"] == ordered[0]
+    assert found["quantiles"][-1] == found["max"] == ordered[-1]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.one_of(st.floats(width=32), st.floats(-2, 2, width=32)), min_size=1, max_size=40),
+    st.integers(9, 12),
+    st.integers(1, 40),
+)
+@example([-1e-45, 1e-45, 0.0, -0.0, -3e-45], 9, 2)
+@example([math.nan], 9, 1)
+def test_a_second_pass_makes_quantiles_exact(numbers, digits, size):
+    """Given the same values in any batches, in parts that are merged, it finds the value of each rank itself."""
+    q = [0.0, 0.07, 0.25, 0.5, 0.9, 1.0]
+    values = torch.tensor(numbers)
+    exact = filled(Quantiles(q, digits=digits), values).second_pass()
+    other = copy.deepcopy(exact)
+    filled(exact, values[:size], size)
+    filled(other, values[size:], 3)
+    exact.merge(restore(other.state()))
+    found = exact.result()
+    ordered = sorted(x for x in values.tolist() if not math.isnan(x))
+
+    assert found["n"] == len(ordered)
+    if ordered:
+        assert found["quantiles"].tolist() == [ordered[rank(one, len(ordered)) - 1] for one in q]
+    else:
+        assert found["quantiles"].isnan().all()
+
+
+def test_a_second_pass_is_made_for_each_channel():
+    """With per='channel' each channel's quantiles are exact; other values than the first pass saw are an error."""
+    x = torch.randn(101, 3, 4, 4)
+    first = Quantiles([0.5, 0.9], per="channel")
+    with pytest.raises(ReducerError, match="follows a first one"):
+        first.second_pass()
+    exact = filled(first, x, 20).second_pass()
+    with pytest.raises(ReducerError, match="has seen 0 values and the first 4848"):
+        exact.result()
+    with pytest.raises(ReducerError, match="seen values of 3 channels and was given 2"):
+        exact.update(x[:, :2])
+    found = filled(exact, x, 7).result()
+    rows = x.transpose(0, 1).flatten(1).double().numpy()
+    expected = np.quantile(rows, [0.5, 0.9], axis=1, method="inverted_cdf").T
+
+    assert found["quantiles"].tolist() == expected.tolist()
+
+
+def test_values_with_few_digits_have_exact_quantiles():
+    """Of bfloat16, and of small whole numbers, quantiles are exact and the error is told to be 0."""
+    q = [i / 100 for i in range(101)]
+    for values in (torch.randn(999).bfloat16(), torch.randint(-200, 200, (999,)), torch.rand(99) > 0.5):
+        found = filled(Quantiles(q), values, 100).result()
+        expected = np.quantile(values.double().numpy(), q, method="inverted_cdf")
+        assert found["relative_error"] == 0
+        assert found["quantiles"].tolist() == expected.tolist()
+
+
+def test_quantiles_of_each_channel_are_those_of_it_alone():
+    """Channels do not mix, NaN is left out and counted, and a channel of NaN alone has none."""
+    x = torch.randn(200, 3) * torch.tensor([1e-3, 1.0, 1e3])
+    x[5, 0], x[:, 2] = torch.nan, torch.nan
+    together = filled(Quantiles(per="channel"), x, 64).result()
+    for channel in range(2):
+        alone = filled(Quantiles(), x[:, channel], 64).result()
+        assert torch.equal(together["quantiles"][channel], alone["quantiles"])
+    assert together["nan"].tolist() == [1, 0, 200]
+    assert together["n"].tolist() == [199, 200, 0]
+    assert together["quantiles"][2].isnan().all()
+    assert together["min"][2].isnan()
+
+
+def test_a_quantile_is_of_the_number_as_it_is_written():
+    """The 7 % quantile of 100 values is the 7th, although 0.07 * 100 is above 7 in floating point."""
+    found = filled(Quantiles([0.07]), torch.arange(1, 101)).result()
+
+    assert 0.07 * 100 > 7
+    assert found["quantiles"].tolist() == [7]
+
+
+def best(values, keys, k, largest):
+    """The best of one channel, by sorting everything."""
+    entries = [(-v if largest else v, key) for v, key in zip(values, keys, strict=True) if not math.isnan(v)]
+    return [(-v if largest else v, key) for v, key in sorted(entries)[:k]]
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(1, 6), st.booleans())
+def test_the_best_are_those_that_sorting_everything_gives(data, k, largest):
+    """For each channel the k best samples with their values, ties in the order of their keys, NaN left out."""
+    number = st.one_of(st.sampled_from([0.0, -0.0, 1.0, math.inf, -math.inf, math.nan]), st.floats(-3, 3, width=32))
+    n = data.draw(st.integers(1, 25))
+    values = torch.tensor(data.draw(st.lists(number, min_size=2 * n, max_size=2 * n))).reshape(n, 2)
+    keys = data.draw(st.lists(st.text(max_size=4), min_size=n, max_size=n, unique=True))
+    found = filled(TopK(k, largest=largest), values, data.draw(st.integers(1, 9)), keys).result()
+
+    assert found["n"] == n
+    assert found["nan"].tolist() == values.isnan().sum(0).tolist()
+    for channel in range(2):
+        expected = best(values[:, channel].tolist(), keys, k, largest)
+        assert found["keys"][channel] == [key for _, key in expected]
+        assert found["values"][channel, : len(expected)].tolist() == [value for value, _ in expected]
+        assert found["values"][channel, len(expected) :].isnan().all()
+
+
+def test_dead_channels_do_not_make_the_choice_depend_on_the_order():
+    """Of a channel that is zero everywhere, the samples with the first keys are kept, whichever came first."""
+    keys = [f"{i:03}" for i in range(100)]
+    x = torch.zeros(100, 4)
+    for order in (range(100), range(99, -1, -1)):
+        found = filled(TopK(3), x, 10, [keys[i] for i in order]).result()
+        assert found["keys"] == [["000", "001", "002"]] * 4
+
+
+@pytest.mark.parametrize("positions", ["max", "mean"])
+def test_the_best_image_is_chosen_by_its_pooled_answer(positions):
+    """An image with one bright spot wins by its maximum; one that is grey all over wins by its mean."""
+    spot, grey = torch.zeros(1, 4, 4), torch.full((1, 4, 4), 0.5)
+    spot[0, 1, 2] = 1
+    found = filled(TopK(1, positions=positions), torch.stack([spot, grey]), 2, ["spot", "grey"]).result()
+
+    assert found["keys"] == [["spot" if positions == "max" else "grey"]]

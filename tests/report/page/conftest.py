@@ -1,0 +1,102 @@
+"""A browser for the page, which reports whatever goes wrong in it, and recordings to show."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import Run
+
+from kedge.report.page.render import render_page
+from kedge.rules.registry import ALL, check
+from kedge.rules.rule import Finding
+from kedge.store.recording import Recording
+
+ROOT = Path(__file__).parents[3]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+LAPTOP = {"width": 1366, "height": 768}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, without a window; one process can drive only one at a time, and other folders' tests have theirs."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+        yield chromium
+        chromium.close()
+
+
+class Watched:
+    """A tab, and what happened in it that must not happen."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+
+    def open(self, address: str) -> Any:
+        """Go to an address, and wait until the page is drawn."""
+        self.page.goto(address)
+        self.page.wait_for_selector("html[data-ready=yes]")
+        return self.page
+
+    def from_outside(self) -> list[str]:
+        """Give what was asked of anybody but the page itself."""
+        return [url for url in self.requests if not url.startswith(("file:", "data:", "http://127.0.0.1:"))]
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Watched]:
+    """A tab of a laptop's size; no error, and no request to the outside, may happen in it."""
+    context = browser.new_context(viewport=LAPTOP, color_scheme="light")
+    watched = Watched(context.new_page())
+    yield watched
+    context.close()
+
+    assert watched.errors == []
+    assert watched.from_outside() == []
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Run]:
+    """Begin a recording of some layers."""
+
+    def begin(*names: str, types: tuple[str, ...] = (), **manifest: Any) -> Run:
+        return Run(tmp_path / "net.kedge", names or ("conv1", "relu1", "fc.a", "fc.b"), types, **manifest)
+
+    return begin
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., str]:
+    """Write the page of a recording to a file, and give its address."""
+
+    def save(recording: Recording, findings: Sequence[Finding] | None = None) -> str:
+        file = tmp_path / "page.html"
+        file.write_text(render_page(recording, check(recording) if findings is None else findings, ALL))
+        return file.as_uri()
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def shots() -> Path:
+    """The folder for pictures of pages: KEDGE_SCREENSHOTS, or build/screenshots."""
+    folder = Path(os.environ.get("KEDGE_SCREENSHOTS") or ROOT / "build" / "screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

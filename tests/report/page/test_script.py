@@ -1,0 +1,100 @@
+"""The page's own scripts: modules as they stand, and one script when they are put together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kedge.report import module_lines
+from kedge.report.page import render
+
+ASSETS = Path(render.__file__).parent / "assets"
+NAMES = re.compile(r"^(?:export )?(?:const|let|function|class|async function) (\w+)", re.MULTILINE)
+EXPORTS = re.compile(r"^export (?:const|let|function|class|async function) (\w+)", re.MULTILINE)
+IMPORTS = re.compile(r'^import \{([^}]*)\} from "\./(\w+\.js)";$', re.MULTILINE)
+
+
+def source(name: str) -> str:
+    """Read a script."""
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def test_every_asset_is_used() -> None:
+    """What lies beside the page's code is in the page."""
+    used = {*render.SCRIPTS, *render.STYLES, render.LIBRARY, render.LICENCE, "page.html"}
+
+    assert {path.name for path in ASSETS.iterdir()} == used
+
+
+@pytest.mark.parametrize("name", render.SCRIPTS)
+def test_a_script_is_short_and_imports_what_is_there(name: str) -> None:
+    """A script is read in one sitting; it imports from scripts before it, what they export, and uses all of it."""
+    text = source(name)
+    before = render.SCRIPTS[: render.SCRIPTS.index(name)]
+    body = IMPORTS.sub("", text)
+
+    assert len(text.splitlines()) <= 400
+    assert len(re.findall(r"^import ", text, re.MULTILINE)) == len(IMPORTS.findall(text))
+    for wanted, other in IMPORTS.findall(text):
+        assert other in before
+        for word in wanted.split(","):
+            assert word.strip() in EXPORTS.findall(source(other))
+            assert re.search(rf"\b{word.strip()}\b", body), f"{name} imports {word.strip()} and does not use it"
+
+
+def test_each_name_is_defined_once() -> None:
+    """Put together, the scripts share one scope: no name is taken twice."""
+    names = [name for script in render.SCRIPTS for name in NAMES.findall(source(script))]
+
+    assert sorted(names) == sorted(set(names))
+
+
+def test_what_is_exported_is_imported() -> None:
+    """Nothing is exported for nobody."""
+    exported = {name for script in render.SCRIPTS for name in EXPORTS.findall(source(script))}
+    imported = {
+        word.strip()
+        for script in render.SCRIPTS
+        for wanted, _ in IMPORTS.findall(source(script))
+        for word in wanted.split(",")
+    }
+
+    assert exported == imported
+
+
+def test_no_text_becomes_markup() -> None:
+    """Names from a recording enter the page as text: no script parses markup."""
+    for name in render.SCRIPTS:
+        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert way not in source(name)
+
+
+def test_put_together_they_end_no_element() -> None:
+    """Scripts and styles have nothing in them that would end the element that holds them."""
+    for text in (render.script(), (ASSETS / render.LIBRARY).read_text(encoding="utf-8"), render.stylesheet()):
+        assert not re.search(r"</(script|style)|<!--", text, re.IGNORECASE)
+
+
+@pytest.fixture(scope="module")
+def globs(browser: Any) -> Any:
+    """The page's own patterns, in a browser."""
+    page = browser.new_page()
+    page.goto("about:blank")
+    page.evaluate("() => {" + source("globs.js").replace("export ", "") + "\nglobalThis.filterOf = filterOf;}")
+    yield lambda glob, path: page.evaluate("([glob, path]) => filterOf(glob, [path, '*']).lets(path)", [glob, path])
+    page.close()
+
+
+WORDS = st.text(alphabet="ab.*?é[+", min_size=1, max_size=7)
+
+
+@settings(max_examples=150, deadline=None)
+@given(glob=WORDS, path=st.text(alphabet="ab.é[+", max_size=7))
+def test_patterns_mean_what_they_mean_in_the_terminal(globs: Any, glob: str, path: str) -> None:
+    """The page's filter and ``kedge report --sites`` let the same paths through."""
+    assert globs(glob + "*", path) == bool(re.fullmatch(module_lines._regex(glob + "*"), path))

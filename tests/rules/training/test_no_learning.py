@@ -1,0 +1,132 @@
+"""NO-LEARNING, and which losses rules speak of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from scenes import Course, steady
+
+from kedge.rules.losses import losses
+from kedge.rules.rule import Finding
+from kedge.rules.training.no_learning import NoLearning
+
+NOISE = (0.3, -0.2, 0.5, -0.4, 0.1, -0.5, 0.4, -0.1, 0.2, -0.3)
+
+
+def noisy(values: Sequence[float], noise: float = 0.1) -> list[float]:
+    """Add noise that repeats."""
+    return [value + noise * NOISE[i % len(NOISE)] for i, value in enumerate(values)]
+
+
+def trained(*courses: Sequence[float], classes: int = 0, **entry: object) -> list[Finding]:
+    """Judge a model that is trained on losses."""
+    made = Course(range(0, 100, 10))
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    for i, values in enumerate(courses):
+        made.loss(values, **({"site": f"loss_{i + 1}"} if i else {}), **entry)
+    if classes:
+        made.sites.append({"site": ":out", "type": "Net", "shape": [32, classes]})
+    return list(NoLearning().check(made.recording()))
+
+
+def test_a_loss_that_stays_is_told():
+    """Both ends and the noise."""
+    (finding,) = trained(noisy([2.3] * 60))
+
+    assert (finding.severity, finding.site, finding.step) == ("info", "loss", 59)
+    assert "began at 2.31 and ended at" in finding.message
+
+
+def test_a_loss_that_rises_is_told():
+    """It did not fall either."""
+    assert len(trained(noisy([2.3 + 0.1 * i for i in range(60)]))) == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        noisy([2.3 - 0.02 * i for i in range(60)]),
+        [2.3, *noisy([0.5] * 59)],
+        [*noisy([2.3, 2.0, 1.0]), *noisy([0.5] * 57)],
+        noisy([2.3 - 0.005 * i for i in range(60)]),
+        noisy([2.0] * 5 + [2.5 - 0.007 * i for i in range(55)]),
+    ],
+    ids=["steadily", "at once", "in three steps", "slowly", "after a few easy batches"],
+)
+def test_a_loss_that_falls_is_no_finding(values):
+    """Slowly or at once."""
+    assert trained(values) == []
+
+
+@pytest.mark.parametrize(("number", "findings"), [(49, 0), (50, 1)])
+def test_fifty_losses_are_asked_for(number, findings):
+    """Fewer show little but noise."""
+    assert len(trained(noisy([2.3] * number))) == findings
+
+
+def test_a_fall_within_its_noise_is_no_learning():
+    """Three standard errors are asked for."""
+    assert len(trained(noisy([2.3 - 0.0002 * i for i in range(60)], 0.4))) == 1
+
+
+@pytest.mark.parametrize(
+    "values", [noisy([0.0] * 60), [*noisy([2.3] * 59), math.nan]], ids=["crosses zero", "ends as NaN"]
+)
+def test_what_other_rules_or_none_can_judge_is_left_alone(values):
+    """A policy's gradient; a run that broke."""
+    assert trained(values) == []
+
+
+def test_one_of_several_losses_is_enough():
+    """Of a GAN one rises while the other falls."""
+    still, falling = noisy([0.7] * 60), noisy([2.3 - 0.02 * i for i in range(60)])
+
+    assert trained(still, falling) == []
+    assert len(trained(still, still)) == 1
+
+
+def test_a_model_that_falls_to_chance_has_learned_nothing():
+    """The logarithm of the number of classes is what a constant answer comes to."""
+    values = noisy([5.0 - 0.3 * min(i, 9) for i in range(60)], 0.01)
+
+    assert trained(values) == []
+    (finding,) = trained(values, classes=10, node="NllLossBackward0")
+    assert "ended at 2.299" in finding.message
+    assert "which is chance for 10 classes (log 10 = 2.3)" in finding.message
+    assert trained(values, classes=20, node="MseLossBackward0") == []
+    assert trained(values, classes=11, node="NllLossBackward0") == []
+
+
+def test_without_training_there_is_nothing_to_learn():
+    """As where a model is only evaluated."""
+    made = Course(range(0, 100, 10))
+    made.loss(noisy([2.3] * 60))
+
+    assert list(NoLearning().check(made.recording())) == []
+    assert NoLearning().lacking(made.recording()) is None
+
+
+def test_the_loss_is_what_backward_began_at():
+    """Where that is recorded a criterion's output is not taken for a second loss."""
+    made = Course(range(3))
+    made.sites.append({"site": ":out", "shape": []})
+    made.rows += [{"step": step, "site": ":out", "count": 1, "sum": 1.0} for step in made.steps]
+    assert [loss.site.site for loss in losses(made.recording())] == [":out"]
+
+    made.loss([2.0, 1.0, 0.5])
+    assert [loss.site.site for loss in losses(made.recording())] == ["loss"]
+
+
+def test_steps_with_fewer_calls_than_usual_are_left_out():
+    """The last one of a GAN holds one part of its losses; where most differ, all are kept."""
+    made = Course(range(6))
+    made.loss([1.0] * 6)
+    made.rows = [row | {"calls": 3, "count": 3, "sum": 3.0} for row in made.rows]
+    made.rows[-1] |= {"calls": 1, "count": 1, "sum": 9.0}
+    assert losses(made.recording())[0].values.tolist() == [1.0] * 5
+
+    for i, row in enumerate(made.rows):
+        row["calls"] = i + 1
+    assert len(losses(made.recording())[0].values) == 6

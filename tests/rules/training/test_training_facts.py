@@ -1,0 +1,458 @@
+"""Rules that read facts of the training off events: what is optimized, kept, in which mode, and what the loss is of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scenes import Course, size, steady
+
+from kedge.rules.rule import Finding, Rule
+from kedge.rules.training.batch_of_one import BatchOfOne
+from kedge.rules.training.double_softmax import DoubleSoftmax
+from kedge.rules.training.eval_mode import EvalMode
+from kedge.rules.training.grads_kept import GradsKept
+from kedge.rules.training.loss_below_zero import LossBelowZero
+from kedge.rules.training.not_optimized import NotOptimized
+
+ADAM = {"index": 0, "type": "Adam", "roots": [0], "rates": [0.001], "steps": 9}
+
+
+def found(rule: Rule, *events: dict[str, Any], steps: range = range(12)) -> list[Finding]:
+    """Run a rule over a trained model of two weights and some events."""
+    made = Course(steps)
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.weight("head", steady(0.1, 1e-3, 1e-4))
+    made.roots[0]["trained"] = True
+    made.events = [{"kind": "optimizers", "optimizers": [ADAM]}, *events]
+    return list(rule.check(made.recording()))
+
+
+def left(**entry: Any) -> dict[str, Any]:
+    """Describe what is not optimized."""
+    return {
+        "kind": "not-optimized",
+        "root": 0,
+        "unheld": [],
+        "unheld_elements": 0,
+        "graded": [],
+        "replaced": [],
+        **entry,
+    }
+
+
+def test_an_optimizer_that_holds_what_the_model_lost_is_an_error():
+    """Its steps change tensors that nothing computes with."""
+    (finding,) = found(NotOptimized(), left(replaced=["fc.weight", "fc.bias"], unheld=["fc.weight", "fc.bias"]))
+
+    assert (finding.severity, finding.site) == ("error", "fc.weight:param")
+    assert finding.message == (
+        "fc.weight, fc.bias of Net are not what the optimizer (Adam with a learning rate of 0.001) holds: it was given other "
+        "tensors under these names, and its steps do not change the model."
+    )
+
+
+def test_parameters_with_gradients_in_no_optimizer_are_a_warning():
+    """Those without a gradient are not named beside them."""
+    (finding,) = found(NotOptimized(), left(unheld=["a.weight", "head.weight"], graded=["fc.weight", "head.weight"]))
+
+    assert (finding.severity, finding.site) == ("warning", "head.weight:param")
+    assert finding.message == (
+        "head.weight of Net is in no optimizer, though trainable; it gets gradients, and never changes."
+    )
+
+
+def test_parameters_without_gradients_in_no_optimizer_are_a_hint():
+    """UNUSED-PARAM says the rest."""
+    (finding,) = found(NotOptimized(), left(unheld=["a.weight", "b.weight"]))
+
+    assert (finding.severity, finding.message) == (
+        "info",
+        "a.weight, b.weight of Net are in no optimizer, though trainable.",
+    )
+
+
+def test_an_optimizer_of_something_unseen_is_a_hint():
+    """It may train what is no module."""
+    (finding,) = found(NotOptimized(), {"kind": "not-optimized", "root": None, "foreign": 3})
+
+    assert finding.severity == "info"
+    assert "holds 3 parameters that belong to no model" in finding.message
+
+
+@pytest.mark.parametrize(("passes", "number"), [(9, 0), (10, 1)])
+def test_a_model_that_no_optimizer_has_is_a_warning_if_it_gets_gradients_again_and_again(passes, number):
+    """One that was tried out once is none."""
+    made = Course(range(12))
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.roots[0]["trained"] = True
+    made.roots.append({"name": "Encoder", "prefix": "Encoder", "trained": False})
+    made.events = [left(root=1, unheld=["Encoder.w"], graded=["Encoder.w"], passes=passes)]
+
+    told = list(NotOptimized().check(made.recording()))
+
+    assert [(finding.severity, finding.site) for finding in told] == [("warning", "Encoder.w:param")] * number
+
+
+@pytest.mark.parametrize("entry", [{"outside": ["Block"], "outside_fixed": True}, {"unheld": ["w"], "graded": ["w"]}])
+def test_what_is_in_evaluation_mode_may_be_meant_to_stay_as_it_is(entry):
+    """As a network whose features are compared."""
+    made = Course(range(12))
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.roots[0]["trained"] = True
+    made.roots.append({"name": "Vgg", "prefix": "Vgg", "trained": False})
+    made.events = [left(root=1, training=False, passes=30, **entry)]
+
+    (finding,) = NotOptimized().check(made.recording())
+
+    assert finding.severity == "info"
+    assert "requires_grad_(False)" in finding.remedy
+
+
+def test_modules_that_a_model_calls_and_does_not_hold_are_a_warning():
+    """Their parameters are in no list."""
+    (finding,) = found(NotOptimized(), left(outside=["Block", "Block"]))
+
+    assert (finding.severity, finding.site) == ("warning", ":out")
+    assert finding.message == (
+        "Net calls Block, Block and does not hold them: model.parameters() lacks their parameters, and so does every "
+        "optimizer. They get gradients, and never change."
+    )
+    assert "nn.ModuleList" in finding.remedy
+
+
+def test_tensors_with_gradients_that_are_no_parameters_are_a_hint():
+    """`requires_grad_()` makes no parameter; but the points of a differential equation require one too."""
+    (finding,) = found(NotOptimized(), left(tensors=["position"]))
+
+    assert (finding.severity, finding.site) == ("info", "position:param")
+    assert finding.message.startswith("position of Net is a tensor that requires a gradient, but no nn.Parameter")
+
+
+@pytest.mark.parametrize(("passes", "number"), [(9, 0), (10, 1)])
+def test_an_optimizer_that_never_stepped_is_a_warning(passes, number):
+    """A few passes may be added up."""
+    told = found(NotOptimized(), {"kind": "not-optimized", "root": None, "in_vain": passes})
+
+    assert [finding.severity for finding in told] == ["warning"] * number
+    assert all("never stepped in 10 backward passes" in finding.message for finding in told)
+
+
+def test_nothing_is_said_where_all_is_held():
+    """An event with empty lists is no finding."""
+    assert found(NotOptimized(), left()) == []
+
+
+def test_ranks_that_train_alike_are_one_finding():
+    """Each of them wrote it down."""
+    lost = left(replaced=["fc.weight"])
+
+    assert len(found(NotOptimized(), lost, {**lost, "rank": 1}, {**lost, "rank": 2})) == 1
+
+
+def kept(step: int, number: int = 4, **entry: Any) -> dict[str, Any]:
+    """Describe gradients that were still there."""
+    return {"kind": "grads-kept", "step": step, "optimizer": 0, "checked": 4, "kept": number, **entry}
+
+
+def test_kept_gradients_in_three_steps_in_a_row_are_an_error():
+    """The first step and the number of parameters are named."""
+    (finding,) = found(GradsKept(), kept(3), kept(4), kept(5))
+
+    assert (finding.severity, finding.site, finding.step) == ("error", "fc.weight:param.grad", 3)
+    assert "4 of 4 still held those of the step before in 3 measured steps in a row, from step 3 on" in finding.message
+    assert "each step of Adam follows the sum" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("steps", "number"),
+    [((3, 4), 0), ((3, 5, 7), 0), ((3, 4, 6, 7), 0), ((3, 4, 6, 7, 8), 1), ((1, 2, 3, 4), 1)],
+)
+def test_steps_with_a_measured_one_between_are_no_row(steps, number):
+    """A step in which the gradients were cleared ends it."""
+    assert len(found(GradsKept(), *map(kept, steps))) == number
+
+
+def test_steps_that_were_not_measured_do_not_break_a_row():
+    """Of them nothing is known."""
+    assert len(found(GradsKept(), kept(20), kept(30), kept(40), steps=range(0, 100, 10))) == 1
+
+
+@pytest.mark.parametrize(("number", "findings"), [(1, 0), (2, 1), (4, 1)])
+def test_half_of_the_gradients_have_to_be_kept(number, findings):
+    """A few that are not cleared on purpose are another thing."""
+    assert len(found(GradsKept(), *(kept(step, number) for step in (3, 4, 5)))) == findings
+
+
+def test_optimizers_are_judged_one_by_one():
+    """Two that kept theirs in turn are no row."""
+    assert found(GradsKept(), kept(3), kept(4, optimizer=1), kept(5), kept(6, optimizer=1)) == []
+
+
+def modes(step: int, training: bool, on: list[str], off: list[str], root: int = 0) -> dict[str, Any]:
+    """Describe the modes of a root."""
+    return {"kind": "modes", "step": step, "root": root, "training": training, "eval": off, "train": on}
+
+
+def test_a_model_trained_in_evaluation_mode_is_a_warning():
+    """Its dropout and its batch normalisation are named."""
+    (finding,) = found(EvalMode(), modes(2, False, [], ["drop", "norm"]))
+
+    assert (finding.severity, finding.step) == ("warning", 2)
+    assert (
+        "since step 2, in 10 of 12 measured steps of its training: drop, norm do not work as in training."
+        in finding.message
+    )
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [modes(0, True, ["drop"], ["norm"])],
+        [modes(0, False, ["drop"], ["norm"])],
+        [modes(0, False, [], [])],
+        [modes(0, True, [], ["norm"])],
+        [modes(0, False, [], ["drop"], root=1)],
+    ],
+    ids=["part of it", "a frozen statistic", "neither dropout nor statistics", "frozen", "another root"],
+)
+def test_what_is_put_into_evaluation_mode_on_purpose_is_no_finding(events):
+    """A part of a model that trains; a model that has nothing that differs."""
+    assert found(EvalMode(), *events) == []
+
+
+@pytest.mark.parametrize(("until", "number"), [(2, 0), (3, 1), (9, 1)])
+def test_a_mode_that_ends_counts_for_as_long_as_it_lasted(until, number):
+    """Three measured steps, and a quarter of all."""
+    events = [modes(0, False, [], ["drop"]), modes(until, True, ["drop"], [])]
+
+    assert len(found(EvalMode(), *events)) == number
+
+
+def test_a_phase_that_is_short_beside_the_run_is_no_finding():
+    """A quarter of the measured steps is asked for."""
+    events = [modes(0, False, [], ["drop"]), modes(3, True, ["drop"], [])]
+
+    assert found(EvalMode(), *events, steps=range(13)) == []
+
+
+def test_train_forgotten_after_the_first_evaluation_is_found():
+    """The mode was right at first."""
+    (finding,) = found(EvalMode(), modes(0, True, ["drop"], []), modes(6, False, [], ["drop"]))
+
+    assert (finding.step, finding.evidence["steps"]) == (6, 6)
+
+
+def trained_until(end: int, *, stale: bool) -> list[Finding]:
+    """Judge a model that is trained first, and is a teacher in evaluation mode from then on, which may keep gradients."""
+    made = Course(range(12))
+    made.weight("fc", lambda i: (0.1, 1e-3 if i < end or stale else None, 1e-4 if i < end else None, None))
+    made.weight("Student.fc", lambda i: (0.1, 1e-3, 1e-4, None) if i >= end else (None, None, None, None), root=1)
+    made.roots = [{"name": name, "prefix": name * at, "trained": True} for at, name in enumerate(("Net", "Student"))]
+    made.events = [modes(0, True, ["drop"], []), modes(4, False, [], ["drop"])]
+    return list(EvalMode().check(made.recording()))
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize(("end", "number"), [(4, 0), (6, 0), (7, 1)])
+def test_a_model_that_is_not_trained_any_more_may_be_in_evaluation_mode(end, number, stale):
+    """Steps count in which it had gradients and its optimizer stepped."""
+    findings = trained_until(end, stale=stale)
+
+    assert len(findings) == number
+    assert all(finding.evidence["steps"] == 3 and "in 3 of 7 measured steps" in finding.message for finding in findings)
+
+
+def test_without_any_gradients_recorded_all_steps_count():
+    """As where only outputs are watched."""
+    made = Course(range(12))
+    made.weight("fc", lambda i: (None, None, None, None), out=1.0)
+    made.roots[0]["trained"] = True
+    made.events = [modes(0, False, [], ["drop"])]
+
+    assert len(list(EvalMode().check(made.recording()))) == 1
+
+
+def of_batches(*samples: int, kind: str = "BatchNorm2d", frozen: tuple[str, ...] = ()) -> list[Finding]:
+    """Judge batches of so many samples, of which each has four channels of two by two."""
+    made = Course(range(len(samples)))
+    made.sites.append({"site": "norm:out", "type": kind, "shape": [samples[0], 4, 2, 2]})
+    made.sites.append({"site": "head:out", "type": "Linear", "shape": [samples[0], 10]})
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.rows += [size(step, "head:out", 1.0, 10 * n) for step, n in enumerate(samples)]
+    made.rows += [size(step, "norm:out", 1.0, 16 * n) for step, n in enumerate(samples)]
+    made.events = [modes(0, True, ["drop"], [*frozen])]
+    return list(BatchOfOne().check(made.recording()))
+
+
+@pytest.mark.parametrize(
+    ("samples", "severity", "first"), [((32, 32, 1), "info", 2), ((32, 1, 32, 1), "warning", 1), ((1, 1), "warning", 0)]
+)
+def test_a_batch_of_one_sample_is_a_warning_unless_it_came_once(samples, severity, first):
+    """What is left of an epoch comes again after the next one."""
+    (finding,) = of_batches(*samples)
+
+    assert (finding.severity, finding.site, finding.step) == (severity, "norm:out", first)
+    assert finding.message.startswith("norm (BatchNorm2d) took the statistics of a batch of one sample in training")
+    assert ("in 2 measured steps" in finding.message) == (severity == "warning")
+
+
+@pytest.mark.parametrize("how", [{"frozen": ("norm",)}, {"kind": "SyncBatchNorm"}, {"kind": "InstanceNorm2d"}])
+def test_one_sample_is_enough_where_no_statistics_of_a_batch_are_taken(how):
+    """In evaluation mode, over all processes, and for each sample by itself."""
+    assert of_batches(1, 1, 1, **how) == []
+
+
+@pytest.mark.parametrize(("samples", "number"), [((4, 4, 4, 4), 0), ((4, 1, 4, 1), 1)])
+def test_smaller_images_are_no_smaller_batch(samples, number):
+    """What has samples and channels alone tells one from the other."""
+    made = Course(range(4))
+    made.sites.append({"site": "norm:out", "type": "BatchNorm2d", "shape": [4, 8, 2, 2]})
+    made.sites.append({"site": "head:out", "type": "Linear", "shape": [4, 10]})
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.rows += [size(step, "norm:out", 1.0, 128 if step % 2 == 0 else 32) for step in range(4)]
+    made.rows += [size(step, "head:out", 1.0, 10 * n) for step, n in enumerate(samples)]
+
+    assert len(list(BatchOfOne().check(made.recording()))) == number
+
+
+def test_two_samples_are_a_batch():
+    """However few."""
+    assert of_batches(2, 2, 2) == []
+
+
+def of_loss(*values: float, nodes: tuple[str, ...], others: int = 0) -> list[tuple[str, str]]:
+    """Judge the values of a loss with these nodes, of a program that has some other losses too."""
+    made = Course(range(len(values)))
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.loss(values)
+    for i in range(others):
+        made.loss(values, site=f"loss_{i + 2}", path=f"loss_{i + 2}")
+    made.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": list(nodes)}]
+    return [(finding.severity, finding.message) for finding in LossBelowZero().check(made.recording())]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "severity", "says"),
+    [
+        (
+            ("NllLossBackward0", "SoftmaxBackward0"),
+            "warning",
+            "nll_loss, which cannot be below zero, and was in 2 of 3",
+        ),
+        (("NllLoss2DBackward0", "AddmmBackward0"), "warning", "first in step 1, and down to -4"),
+        (("DivBackward0", "MeanBackward0", "NllLossBackward0"), "warning", "takes logarithms of probabilities"),
+        (("BinaryCrossEntropyBackward0", "SigmoidBackward0"), "warning", "targets must lie between 0 and 1"),
+        (("BinaryCrossEntropyWithLogitsBackward0",), "warning", "targets must lie between 0 and 1"),
+        (("NegBackward0", "BinaryCrossEntropyBackward0"), "info", "the optimizer raises binary_cross_entropy"),
+    ],
+)
+def test_a_loss_below_the_least_it_can_be_is_reported(nodes, severity, says):
+    """Also behind a mean and a division."""
+    ((told, message),) = of_loss(0.5, -0.5, -4.0, nodes=nodes)
+
+    assert told == severity
+    assert says in message
+
+
+def test_a_loss_of_the_wrong_sign_that_runs_away_is_a_warning():
+    """Adversarial training, which turns it on purpose, does not end in NaN."""
+    ((told, message),) = of_loss(-0.5, -90.0, -4e9, float("nan"), nodes=("NegBackward0", "BinaryCrossEntropyBackward0"))
+
+    assert told == "warning"
+    assert message.endswith(
+        "It was below zero in 3 of 3 steps, first in step 0, and down to -4e+09, and is not finite in the end."
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "nodes", "others"),
+    [
+        ((0.5, 0.0, 0.1), ("NllLossBackward0",), 0),
+        ((0.5, -1e-5, 0.1), ("NllLossBackward0",), 0),
+        ((0.5, -4.0, -9.0), ("MeanBackward0", "MulBackward0", "NllLossBackward0"), 0),
+        ((0.5, -4.0, -9.0), ("NegBackward0", "MeanBackward0"), 0),
+        ((0.5, -4.0, -9.0), ("SubBackward0", "NllLossBackward0"), 0),
+        ((0.5, -4.0, -9.0), ("NegBackward0", "BinaryCrossEntropyBackward0"), 1),
+        ((0.5, -4.0, -9.0), ("NllLossBackward0", "MulBackward0", "LogSoftmaxBackward0"), 0),
+        ((0.5, -4.0, -9.0), (), 0),
+    ],
+    ids=[
+        "at zero",
+        "rounding",
+        "policy gradients",
+        "likelihood",
+        "difference",
+        "one of two, as in a GAN",
+        "rewards",
+        "no graph",
+    ],
+)
+def test_a_loss_that_may_be_below_zero_is_no_finding(values, nodes, others):
+    """Weights, differences and likelihoods of densities have any sign."""
+    assert of_loss(*values, nodes=nodes, others=others) == []
+
+
+NLL, LOG, SOFT, SIG, LINEAR = (
+    "NllLossBackward0",
+    "LogSoftmaxBackward0",
+    "SoftmaxBackward0",
+    "SigmoidBackward0",
+    "AddmmBackward0",
+)
+LOGITS = "BinaryCrossEntropyWithLogitsBackward0"
+
+
+def of_graph(*nodes: str) -> list[tuple[str, str]]:
+    """Judge the nodes of a loss."""
+    event = {"kind": "loss-graph", "step": 0, "site": "loss", "nodes": list(nodes)}
+    return [(finding.severity, finding.message) for finding in found(DoubleSoftmax(), event)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "severity", "says"),
+    [
+        ((NLL, LOG, SOFT, LINEAR), "warning", "applies log_softmax to what has been through softmax already"),
+        ((NLL, LOG, "ViewBackward0", "TBackward0", SOFT), "warning", "through softmax already"),
+        (("MeanBackward0", "DivBackward0", NLL, LOG, SOFT, LINEAR), "warning", "through softmax already"),
+        (("NllLoss2DBackward0", LOG, SOFT, "ConvolutionBackward0"), "warning", "through softmax already"),
+        ((NLL, LOG, SIG, LINEAR), "warning", "applies log_softmax to what has been through sigmoid already"),
+        ((LOGITS, SIG, LINEAR), "warning", "applies a sigmoid to what has been through sigmoid already"),
+        (
+            (LOGITS, "SqueezeBackward1", SOFT, LINEAR),
+            "warning",
+            "applies a sigmoid to what has been through softmax already",
+        ),
+        ((NLL, LINEAR), "warning", "is nll_loss of logits"),
+        ((NLL, SOFT, LINEAR), "warning", "is nll_loss of the output of softmax"),
+        ((NLL, LOG, LOG, LINEAR), "info", "which changes nothing"),
+        ((NLL, LOG, "LogBackward0", SOFT), "info", "which changes nothing"),
+    ],
+)
+def test_a_loss_of_what_it_does_not_take_is_reported(nodes, severity, says):
+    """Whatever only changes the shape lies between."""
+    ((told, message),) = of_graph(*nodes)
+
+    assert told == severity
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (NLL, LOG, LINEAR),
+        (NLL, LOG, "MmBackward0", SOFT),
+        (NLL, LOG, "MulBackward0", SOFT),
+        (NLL, "LogBackward0", SOFT, LINEAR),
+        (NLL, "LogBackward0", "AddBackward0", SOFT, LINEAR),
+        (LOGITS, LINEAR),
+        ("BinaryCrossEntropyBackward0", SIG, LINEAR),
+        ("MseLossBackward0", SOFT, LINEAR),
+        ("MseLossBackward0", SIG, LINEAR),
+        ("MeanBackward0",),
+        (),
+    ],
+)
+def test_a_loss_of_what_it_takes_is_no_finding(nodes):
+    """Softmax in an attention, probabilities into a mean squared error, log of softmax into nll_loss."""
+    assert of_graph(*nodes) == []

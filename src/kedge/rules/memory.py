@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kedge.rules.nonfinite.wording import NAMED, plain
+from kedge.rules.naming import NAMED, plain
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.recording import Recording
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.naming import NAMED, plain
 from kedge.rules.nonfinite.nan_born import NanBorn
-from kedge.rules.nonfinite.wording import NAMED, plain
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import too_few
 from kedge.store.recording import Recording, SiteInfo

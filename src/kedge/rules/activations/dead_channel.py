@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.nonfinite.wording import NAMED, plain
+from kedge.rules.naming import NAMED, plain
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.trained import trained_sites
 from kedge.store.recording import Recording, SiteInfo

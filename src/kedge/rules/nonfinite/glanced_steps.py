@@ -16,11 +16,12 @@ from typing import Any
 
 from kedge.rules.command import again
 from kedge.rules.losses import LOSS
+from kedge.rules.naming import NAMED
 from kedge.rules.nonfinite.advice import operation
 from kedge.rules.nonfinite.bad_steps import ABSENT, FINITE, TOTAL, Moment
 from kedge.rules.nonfinite.births import BACKWARD, Birth
 from kedge.rules.nonfinite.step_size import LOWER, strides
-from kedge.rules.nonfinite.wording import NAMED, Telling
+from kedge.rules.nonfinite.wording import Telling
 from kedge.rules.wiring import Module, Wiring
 
 #: How much of the certainty of what was seen in the step after holds for the step before.

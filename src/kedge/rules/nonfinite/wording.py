@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kedge.rules.command import again, with_dump_on
+from kedge.rules.naming import NAMED, name_of, plain
 from kedge.rules.nonfinite import phrases
 from kedge.rules.nonfinite.advice import Maker, operation
 from kedge.rules.nonfinite.bad_steps import ABSENT, NAN, Moment, has_nan, usable
@@ -19,8 +20,8 @@ from kedge.rules.wiring import Module, Wiring
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import FULL
 
-#: How many sites a list in the evidence names, and how many of those that passed the value on.
-NAMED, PROPAGATORS = 6, 12
+#: How many of the sites that passed a value on the evidence names.
+PROPAGATORS = 12
 
 
 @dataclass(frozen=True)
@@ -305,13 +306,6 @@ class Telling:
         return f"{given} {verb} finite"
 
 
-def name_of(module: Module) -> str:
-    """Name a module in a sentence."""
-    if module.path and module.type and module.path != module.type:
-        return f"{module.path} ({module.type})"
-    return module.path or module.type or "the model"
-
-
 def _latest(rows: Rows, step: int) -> int:
     """Find the row of a step, or the last one before it."""
     return max(int(np.searchsorted(rows.step, step, side="right")) - 1, 0)
@@ -329,8 +323,3 @@ def _figure(rows: Rows, step: int) -> float | None:
     """Give the rms of a row of one step, if it is finite."""
     size = rms_at(rows, step)
     return size if np.isfinite(size) else None
-
-
-def plain(number: float) -> float | None:
-    """Round a figure to six digits for a finding's evidence; None in place of what JSON cannot hold."""
-    return float(f"{number:.6g}") if np.isfinite(number) else None

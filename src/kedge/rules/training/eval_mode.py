@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.nonfinite.wording import NAMED, plain
+from kedge.rules.naming import NAMED, plain
 from kedge.rules.optimizers import Entry, events_of, has_optimizer
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import too_few

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kedge.rules.nonfinite.wording import plain
+from kedge.rules.naming import plain
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import too_few
 from kedge.rules.weights import Weight, middle, rms, share, weights

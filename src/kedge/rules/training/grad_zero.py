@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.losses import steps_without_loss
-from kedge.rules.nonfinite.wording import NAMED
+from kedge.rules.naming import NAMED
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import measured, too_few
 from kedge.rules.trained import trained_sites

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.nonfinite.wording import plain
+from kedge.rules.naming import plain
 from kedge.rules.optimizers import Entry, events_of, optimizers
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import measured, too_few

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kedge.rules.losses import LossCourse, losses
+from kedge.rules.naming import plain
 from kedge.rules.nonfinite.advice import operations
-from kedge.rules.nonfinite.wording import plain
 from kedge.rules.optimizers import events_of
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.trained import trains

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.nonfinite.wording import NAMED, plain
+from kedge.rules.naming import NAMED, plain
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.trained import names_of
 from kedge.rules.training.never_called import listed

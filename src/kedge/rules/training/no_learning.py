@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.losses import LossCourse, losses
-from kedge.rules.nonfinite.wording import plain
+from kedge.rules.naming import plain
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import too_few
 from kedge.rules.trained import trained_roots, trains

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.losses import LossCourse, losses
-from kedge.rules.nonfinite.wording import plain
+from kedge.rules.naming import plain
 from kedge.rules.optimizers import rates_of, trained_by
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.trained import names_of

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.losses import LossCourse, losses, whole_steps
-from kedge.rules.nonfinite.wording import NAMED, plain
+from kedge.rules.naming import NAMED, plain
 from kedge.rules.optimizers import later_starts
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import too_few

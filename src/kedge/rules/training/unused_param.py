@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.nonfinite.wording import NAMED
+from kedge.rules.naming import NAMED
 from kedge.rules.optimizers import optimizers
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import no_end

@@ -100,7 +100,7 @@ def _is_tick(figure, text):
 def test_without_a_display_and_without_pyplot():
     """Pictures are drawn where there is no screen, and pyplot is never loaded."""
     code = (
-        "import sys, torch\nfrom kedge.recipes import figures\n"
+        "import sys, torch\nfrom kedge import figures\n"
         "figures.scatter(torch.randn(9, 3))._repr_png_()\nassert 'matplotlib.pyplot' not in sys.modules"
     )
     environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
@@ -111,7 +111,7 @@ def test_a_missing_matplotlib_is_named():
     """Without matplotlib the error is one of Kedge's, and names the extra that brings it."""
     code = (
         "import sys\nsys.modules['matplotlib'] = None\nfrom kedge.errors import MissingExtra\n"
-        "try:\n    import kedge.figures\nexcept MissingExtra as error:\n    print(error)"
+        "try:\n    from kedge.figures import scatter\nexcept MissingExtra as error:\n    print(error)"
     )
     ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
 

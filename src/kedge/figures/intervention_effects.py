@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import (
@@ -20,11 +22,22 @@ from kedge.figures.canvas import (
     plain,
     shown,
 )
-from kedge.recipes.interventions.patching import Patching
 from kedge.sites.leaves import describe
 
 _WRITTEN = (24, 12)
 """Up to how many rows and columns the numbers are written into the cells."""
+
+
+@runtime_checkable
+class Patched(Protocol):
+    """What `patch` gives, as far as it is drawn."""
+
+    rows: Sequence[Any]
+
+    @property
+    def effects(self) -> Tensor:
+        """The effects by site, and by position if there are several."""
+        ...
 
 
 def effects(
@@ -52,8 +65,8 @@ def effects(
     Raises:
         CannotDraw: If there are more or fewer names than values.
     """
-    if isinstance(values, Patching):
-        rows, values = list(dict.fromkeys(row.site for row in values)), values.effects
+    if isinstance(values, Patched):
+        rows, values = list(dict.fromkeys(row.site for row in values.rows)), values.effects
     table = host(values)
     table = table[:, None] if table.dim() == 1 else table
     if table.dim() != 2 or len(rows) != len(table) or (columns and len(columns) != table.shape[1]) or not table.numel():

@@ -70,7 +70,12 @@ name in small letters, names the paragraph in ``docs/messages.md``::
 from __future__ import annotations
 
 import re
+import sys
+import warnings
+from pathlib import Path
 from typing import Any
+
+_OURS = str(Path(__file__).parent)
 
 
 class _Named:
@@ -325,3 +330,11 @@ class OffloadFailed(KedgeWarning):
 
 class DiskIsMemory(KedgeWarning):
     """Saved tensors were sent to a folder whose file system is in memory, which frees none."""
+
+
+def warn(warning: Warning) -> None:
+    """Give a warning at the innermost line outside of Kedge."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(warning, stacklevel=level)

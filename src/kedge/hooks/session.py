@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from kedge.errors import ActionDisabled, NeverFired, NeverFiredWarning, SessionEnded
+from kedge.errors import ActionDisabled, NeverFired, NeverFiredWarning, SessionEnded, warn
 from kedge.flow import Event, Schedule
 from kedge.hooks import attach
 from kedge.hooks.firing.schedule import Clock, Passes, rank
@@ -17,7 +17,6 @@ from kedge.hooks.gates import compiled
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
 from kedge.hooks.placing.installed import Mounts, Standing
-from kedge.hooks.telling import warn
 
 
 class Session:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import CannotCompile, Recompiled
+from kedge.errors import CannotCompile, Recompiled, warn
 from kedge.hooks.firing.contract import check_edit
 from kedge.hooks.firing.fire import fire
-from kedge.hooks.telling import warn
 from kedge.sites import leaves
 from kedge.torch_internals import dynamo, operators
 from kedge.torch_internals.graph_task import in_backward

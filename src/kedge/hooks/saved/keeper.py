@@ -30,14 +30,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import SavedAside
+from kedge.errors import SavedAside, warn
 from kedge.hooks.placing.concealed import Own, Veil
 from kedge.hooks.placing.installed import Mount, Mounts
 from kedge.hooks.placing.module_calls import running
 from kedge.hooks.saved import torch_func
 from kedge.hooks.saved.checkpoint_inputs import Waiting
 from kedge.hooks.saved.pairs import is_checkpoint, lane
-from kedge.hooks.telling import warn
 from kedge.sites.select import Layout, runs
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.checkpoint import frame_of, reentrant_around

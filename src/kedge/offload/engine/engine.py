@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import OffloadFailed
+from kedge.errors import OffloadFailed, warn
 from kedge.hooks.saved.keeper import Place
 from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import Kept
-from kedge.hooks.telling import warn
 from kedge.offload.account import Account, Row
 from kedge.offload.engine.filled import is_filled_later
 from kedge.offload.engine.kept_in_place import Stay, Stayer, Staying

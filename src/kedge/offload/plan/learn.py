@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from kedge.errors import LimitOutOfReach
-from kedge.hooks.telling import warn
+from kedge.errors import LimitOutOfReach, warn
 from kedge.offload.account import Account
 from kedge.offload.engine.policy import Choice, Policy
 from kedge.offload.plan.clock import Clock, HostClock, clock_of

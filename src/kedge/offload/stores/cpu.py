@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kedge.errors import NothingGained
-from kedge.hooks.telling import warn
+from kedge.errors import NothingGained, warn
 from kedge.offload.stores.pinned import Arena, Range
 from kedge.offload.stores.pressure import Pressure
 from kedge.offload.stores.streams import Cuda, Device

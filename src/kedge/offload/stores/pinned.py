@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.errors import NotPinned
-from kedge.hooks.telling import warn
+from kedge.errors import NotPinned, warn
 from kedge.offload.stores.free_ranges import Extents
 from kedge.offload.stores.streams import Device
 

@@ -7,8 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from kedge.errors import DiskFull, DiskIsMemory, StoreError
-from kedge.hooks.telling import warn
+from kedge.errors import DiskFull, DiskIsMemory, StoreError, warn
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)

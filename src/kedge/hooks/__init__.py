@@ -1,1 +1,1 @@
-"""How and when: the only folder that touches PyTorch's hooks and modes."""
+"""How and when: what PyTorch's hooks and modes are set for, and what happens when they are called."""

@@ -1,8 +1,9 @@
 """What most people reach for a hook for.
 
 What recipes do to a model they do with `kedge.session`, `kedge.hook` and actions, as anybody could: no recipe touches
-PyTorch's hooks or modes. Beside that they use a few of Kedge's own parts, so that there is one way to call an action,
-read a graph, tell compiled code, warn, name a site and write a file. These are listed in a contract in `pyproject.toml`.
+PyTorch's hooks or modes. Beside that they, and the features and figures below them, use a few of Kedge's own parts, so that
+there is one way to call an action, read a graph, tell compiled code, warn, name a site and write a file. These are listed
+in a contract in `pyproject.toml`.
 
 Names are loaded when they are first used, so that one recipe does not wait for the imports of another.
 """

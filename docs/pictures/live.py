@@ -1,6 +1,6 @@
 """Draw `live.svg`, the picture of live.md, from a recording.
 
-kedge run -o demo.kedge --budget none examples/digits.py --model log-of-zero --steps 160
+kedge run -o demo.kedge examples/digits.py --model log-of-zero --steps 160
 python docs/pictures/live.py demo.kedge
 """
 

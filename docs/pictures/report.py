@@ -1,6 +1,6 @@
 """Draw `report.svg`, the picture of nan.md, from a recording.
 
-kedge run -o demo.kedge --budget none examples/digits.py --model log-of-zero --steps 160
+kedge run -o demo.kedge examples/digits.py --model log-of-zero --steps 160
 python docs/pictures/report.py demo.kedge
 """
 

@@ -11,12 +11,14 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from kedge.numbers import counted
+from kedge.numbers import compact, counted
 from kedge.report.counts import tally
+from kedge.report.curves import curves_of
 from kedge.report.findings import MARKS, STYLES, render_findings
 from kedge.report.head import head
 from kedge.report.module_lines import Line, lines, matching
-from kedge.report.module_table import columns, drawn, header
+from kedge.report.module_table import BAD, columns, drawn, header, tail
+from kedge.report.sparkline import NOT_FINITE
 from kedge.report.verdict import advice, left_open, verdict
 from kedge.report.wrap import print_paragraph
 from kedge.rules.judgement import Judgement, judgement_of
@@ -25,6 +27,7 @@ from kedge.store.recording import Recording
 
 PLAIN_WIDTH = 100
 NARROWEST, WIDEST = 80, 200
+_MOST_CURVES, _CURVE_WIDTH = 6, 25
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ def render(
         print_paragraph(text, console)
     console.print()
     _render_verdict(judgement_of(recording, findings, rules), console, extent)
+    if extent.sites is None:
+        _render_curves(recording, console)
     if not chosen or not len(recording.steps):
         console.print(_nothing(recording))
         return
@@ -103,6 +108,21 @@ def _render_verdict(judgement: Judgement, console: Console, extent: Extent) -> N
     for line in advice(judgement):  # a command stays one line, so that it can be copied
         console.print(Text(line), soft_wrap=True)
     console.print()
+
+
+def _render_curves(recording: Recording, console: Console) -> None:
+    """Draw the losses and the norms of gradients, from the first value to the last."""
+    found = [curve for curve in curves_of(recording) if len(curve.steps)]
+    for curve in found[:_MOST_CURVES]:
+        ends = f"{compact(curve.values[0]):>7} → {compact(curve.values[-1]):<7}"
+        text = Text(f"  {curve.title:13} {ends} ").append(curve.drawn(_CURVE_WIDTH), "cyan")
+        text.highlight_regex(f"{NOT_FINITE}+", BAD)
+        text.append(f"  {tail(curve.label, console.width - text.cell_len - 2)}", "dim")
+        console.print(text)
+    if len(found) > _MOST_CURVES:
+        console.print(Text(f"  … {counted(len(found) - _MOST_CURVES, 'curve')} more on the page (--html)", "dim"))
+    if found:
+        console.print()
 
 
 def _nothing(recording: Recording) -> Text:

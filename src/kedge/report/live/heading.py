@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from kedge.numbers import compact, counted, percent, seconds
+from kedge.report.curves import curves_of
 from kedge.report.live.reading import Glance, Reader, State
+from kedge.report.sparkline import NOT_FINITE
 
 STYLES = {
     State.WAITING: "dim",
@@ -18,6 +20,7 @@ STYLES = {
     State.KILLED: "bold red",
 }
 DOT = "●"
+_MOST_LOSSES, _LOSS_WIDTH = 2, 30
 
 
 def heading(reader: Reader) -> Text:
@@ -27,6 +30,7 @@ def heading(reader: Reader) -> Text:
         return Text.assemble((f"{DOT} {state.value}: ", STYLES[state]), (str(reader.path), "bold"))
     lines = [Text.assemble((f"{DOT} {state.value}", STYLES[state]), "  ", (_command(glance), "bold"))]
     lines.append(Text(" · ".join([*_progress(glance), *_cost(glance), *_place(glance)])))
+    lines += _losses(glance)
     trouble = _trouble(state, glance)
     return Text("\n").join([*lines, Text(trouble, "red")] if trouble else lines)
 
@@ -59,6 +63,15 @@ def _cost(glance: Glance) -> Iterator[str]:
         yield f"{percent(end['watching'] / end['seconds'])} of it for watching"
     elif budget is not None:
         yield f"at most {percent(budget)} for watching"
+
+
+def _losses(glance: Glance) -> Iterator[Text]:
+    """Draw the first losses, each with its newest value."""
+    losses = [curve for curve in curves_of(glance.recording) if curve.kind == "loss" and len(curve.steps)]
+    for curve in losses[:_MOST_LOSSES]:
+        text = Text.assemble(f"loss {compact(curve.values[-1])} ", (curve.drawn(_LOSS_WIDTH), "cyan"))
+        text.highlight_regex(f"{NOT_FINITE}+", "bold red")
+        yield text.append(f" {curve.label}", "dim")
 
 
 def _place(glance: Glance) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kedge.report.curves import is_number
 from kedge.report.page.columns import packed
 from kedge.report.page.curves import curves
 from kedge.report.page.figures import figure, plain
@@ -73,7 +74,7 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
         "roots": [
             {"name": root.name, "prefix": root.prefix, "parameters": root.parameters} for root in recording.roots
         ],
-        "sites": [_site(site) for site in recording.sites],
+        "sites": [_site(recording, site) for site in recording.sites],
         "columns": {"count": len(bins), "single": bins.single, "steps": len(shown)},
         "sheets": entries,
         "ranks": ranks,
@@ -85,8 +86,8 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
     return Document(described, tables)
 
 
-def _site(site: SiteInfo) -> dict[str, Any]:
-    told = {
+def _site(recording: Recording, site: SiteInfo) -> dict[str, Any]:
+    told: dict[str, Any] = {
         "site": site.site,
         "path": site.path,
         "kind": site.kind,
@@ -97,6 +98,8 @@ def _site(site: SiteInfo) -> dict[str, Any]:
         "from": list(site.sources),
         "owner": site.owner,
     }
+    if is_number(recording, site):
+        told["number"] = True
     if site.source:
         told["source"] = {key: site.source.get(key) for key in ("file", "line", "function", "text")}
     return told

@@ -8,8 +8,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from kedge.report.page.curves import number
-from kedge.report.page.heatmap_sheets import is_number, statistic
+from kedge.report.curves import is_number, number
+from kedge.report.page.heatmap_sheets import statistic
 from kedge.report.page.step_bins import Floats, Ints
 from kedge.rules.rule import Finding
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
@@ -114,7 +114,7 @@ def _telling(recording: Recording, site: SiteInfo, finding: Finding) -> str:
         return str(said)
     if site.kind == "grad.norm":
         return "norm"
-    if is_number(recording, site):
+    if site.kind == "loss" or is_number(recording, site):
         return "value"
     return "update ratio" if site.kind == "update" else "rms"
 

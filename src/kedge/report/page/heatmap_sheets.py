@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.report.curves import KINDS, is_number
 from kedge.report.page.columns import form_of, packed
 from kedge.report.page.step_bins import Bins, Floats, Grouping, Ints
 from kedge.store.exponents import quantile
@@ -36,9 +37,6 @@ ABSENT, FINITE, BROKEN = 0, 1, 2
 
 #: From this many numbers on, forms of two or three digits are used.
 MANY = 2_000_000
-
-#: Kinds that have a place of their own on the page.
-CURVES = {"grad.norm"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,16 +83,7 @@ def shown_steps(recording: Recording) -> Ints:
 
 def _apart(recording: Recording) -> list[int]:
     """Give the sites that are written in every step: curves, and outputs that are a single number."""
-    return [site.id for site in recording.sites if site.kind in CURVES or is_number(recording, site)]
-
-
-def is_number(recording: Recording, site: SiteInfo) -> bool:
-    """Tell whether a site is a root's only output and a single number: a loss."""
-    prefixes = {root.prefix for root in recording.roots} or {""}
-    if site.kind != "out" or site.path not in prefixes or any(size != 1 for size in site.shape):
-        return False
-    rows = recording.rows(site)
-    return len(rows) > 0 and bool((rows.count == rows.calls).all())
+    return [site.id for site in recording.sites if site.kind in KINDS or is_number(recording, site)]
 
 
 def sheets_of(recording: Recording, bins: Bins) -> Sheets:
@@ -103,7 +92,7 @@ def sheets_of(recording: Recording, bins: Bins) -> Sheets:
     held: dict[str, tuple[list[int], list[Floats]]] = {}
     for site in recording.sites:
         rows = recording.rows(site)
-        if not len(rows) or site.kind in CURVES:
+        if not len(rows) or site.kind in KINDS:
             continue
         groups = Grouping.of(bins, rows.step)
         states[site.id, groups.columns] = _states(rows, groups)

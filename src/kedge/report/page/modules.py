@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from kedge.report.curves import KINDS
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.saved_account import newest
 
@@ -39,7 +40,7 @@ def _empty(path: str, root: int) -> dict[str, Any]:
 
 def _place(made: dict[str, dict[str, Any]], site: SiteInfo) -> None:
     """Hand a site to its module, which is made if it, or one that holds it, is new."""
-    if site.kind == "grad.norm":
+    if site.kind in KINDS:
         return
     path = site.owner
     for holder in _holders(path):

@@ -22,7 +22,7 @@ export class Curves {
     fill(
       this.host,
       hosts.map(({ frame }) => frame),
-      !loss && make("p", { class: "empty" }, "No loss is recorded: it is drawn here when a module gives it, such as nn.CrossEntropyLoss()."),
+      !loss && make("p", { class: "empty" }, "No loss is recorded: no backward pass was seen."),
     );
     for (const { entry, host } of hosts) this.draw(host, entry);
     byId("curves").classList.toggle("bare", !hosts.length);

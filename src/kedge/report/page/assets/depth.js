@@ -80,8 +80,8 @@ export class Depth {
   sitesOf(kind) {
     const { recording } = this;
     const sites = kind.includes(".grad") ? recording.ofKind(kind) : recording.sites.filter((site) => baseKind(site) === kind);
-    const losses = new Set(recording.curves.filter((curve) => curve.kind === "loss").map((curve) => recording.sites[curve.site].owner));
-    return sites.filter((site) => recording.has(site.id, "rms") && !losses.has(site.owner));
+    const numbers = new Set(recording.sites.filter((site) => site.number).map((site) => site.owner));
+    return sites.filter((site) => recording.has(site.id, "rms") && !numbers.has(site.owner));
   }
 
   draw(points) {

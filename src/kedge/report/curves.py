@@ -1,0 +1,119 @@
+"""Numbers that have a value in every watched step: the losses, and the norm of all gradients of each model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kedge.report.sparkline import Course, picture
+from kedge.store.recording import Recording, Rows, SiteInfo
+from kedge.store.rows import Bools, Floats, Ints
+
+KINDS = ("loss", "grad.norm")
+"""The kinds of sites that are nothing but curves."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One number for each of some steps.
+
+    Attributes:
+        kind: Whether it is a loss or a norm.
+        label: Which one: where the program called backward, or whose gradients.
+        site: The number of its site; None where it was added up from those of several.
+        steps: The steps that it has a value for.
+        values: Its values.
+        bad: In which of these steps it was not finite.
+    """
+
+    kind: Literal["loss", "norm"]
+    label: str
+    site: int | None
+    steps: Ints
+    values: Floats
+    bad: Bools
+
+    @property
+    def title(self) -> str:
+        """What it is a curve of."""
+        return "loss" if self.kind == "loss" else "gradient norm"
+
+    def drawn(self, width: int) -> str:
+        """Draw it in one line of blocks: on a logarithmic scale, or on a linear one where it is negative somewhere."""
+        values = np.where(self.bad, np.nan, self.values)
+        known = values[np.isfinite(values)]
+        if len(known) and known.min() < 0:
+            low, high = known.min(), known.max()
+            values = 10 ** ((values - low) / ((high - low) or 1.0))
+        return picture(Course(values, self.bad, None, int(self.bad.sum())), width)
+
+
+def curves_of(recording: Recording) -> Iterator[Curve]:
+    """Yield the curves of a recording: the losses first.
+
+    A loss is what a backward pass began at. Where no backward pass was seen, it is a single number that a root returns.
+    """
+    losses = recording.of_kind("loss") or [site for site in recording.sites if is_number(recording, site)]
+    for site in losses:
+        rows = recording.rows(site)
+        yield Curve("loss", _loss(recording, site, len(losses)), site.id, rows.step, number(rows), _bad(rows))
+    norms = recording.of_kind("grad.norm")
+    for site in norms:
+        rows, label = recording.rows(site), f"all gradients of {_root(recording, site)}"
+        yield Curve("norm", label, site.id, rows.step, np.sqrt(rows.sumsq), _bad(rows))
+    if not norms:
+        yield from _from_parameters(recording)
+
+
+def is_number(recording: Recording, site: SiteInfo) -> bool:
+    """Whether a site is a root's only output and a single number."""
+    prefixes = {root.prefix for root in recording.roots} or {""}
+    if site.kind != "out" or site.path not in prefixes or any(size != 1 for size in site.shape):
+        return False
+    rows = recording.rows(site)
+    return len(rows) > 0 and bool((rows.count == rows.calls).all())
+
+
+def number(rows: Rows) -> Floats:
+    """Return the values of a single number; of a light step only its size may be known."""
+    value, size = rows.statistic("mean"), rows.statistic("rms")
+    never_negative = not (value < 0).any()
+    return np.where(np.isnan(value) & rows.clean & never_negative, size, value)
+
+
+def _from_parameters(recording: Recording) -> Iterator[Curve]:
+    """Add up the gradients of each root's parameters in the measured steps, where no norm was recorded."""
+    steps: NDArray[np.int64] = recording.steps
+    for root in sorted({site.root for site in recording.of_kind("param.grad")}):
+        total = np.zeros(len(steps))
+        seen = np.zeros(len(steps), dtype=bool)
+        own = [site for site in recording.of_kind("param.grad") if site.root == root]
+        for site in own:
+            squares = recording.series(site, "rms") ** 2 * recording.series(site, "count")
+            absent = np.isnan(recording.series(site, "count"))
+            total += np.where(absent, 0, squares)
+            seen |= ~absent
+        if seen.any():
+            label = f"all gradients of {_root(recording, own[0])}, sampled steps"
+            norm = np.sqrt(total[seen])
+            yield Curve("norm", label, None, steps[seen], norm, ~np.isfinite(norm))
+
+
+def _loss(recording: Recording, site: SiteInfo, many: int) -> str:
+    if site.kind != "loss":
+        return f"{_root(recording, site)} ({site.site})"
+    called = f"backward at {site.source['file']}:{site.source['line']}" if site.source else ""
+    name = site.site if many > 1 or not called else ""
+    return ", ".join(part for part in (name, called) if part)
+
+
+def _root(recording: Recording, site: SiteInfo) -> str:
+    return recording.roots[site.root].name if 0 <= site.root < len(recording.roots) else "the model"
+
+
+def _bad(rows: Rows) -> Bools:
+    return ~rows.clean & (rows.count > 0)

@@ -1,0 +1,97 @@
+"""The losses and the norms of gradients, as the reports draw them."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import kedge
+from kedge.report.curves import curves_of
+from kedge.report.page.document import condense
+from kedge.report.terminal import render
+from kedge.store.recording import Recording
+
+LOSS = {
+    "site": "loss", "path": "loss", "kind": "loss", "root": -1, "shape": [],
+    "source": {"file": "train.py", "line": 7, "function": "fit", "text": "loss.backward()"},
+}  # fmt: skip
+OTHER = {**LOSS, "site": "loss_2", "path": "loss_2", "source": {**LOSS["source"], "line": 9}}
+
+
+def recorded(values: list[float], sites: tuple[dict[str, Any] | str, ...] = (LOSS,)) -> Recording:
+    """A recording whose sites all have these values."""
+    names = [site if isinstance(site, str) else site["site"] for site in sites]
+    rows = [
+        {"step": i, "site": n, "count": 1, "sum": v, "sumsq": v * v, "nonfinite": int(not math.isfinite(v))}
+        for i, v in enumerate(values)
+        for n in names
+    ]
+    return Recording.build(sites, rows, roots=[{"name": "Net"}])
+
+
+def test_a_loss_is_what_backward_began_at() -> None:
+    """Its label says where, and its name where there are several; what a root returns is then no loss of its own."""
+    (curve,) = curves_of(recorded([3.0, 2.0, 1.0], (LOSS, ":out")))
+    assert (curve.kind, curve.label, curve.values.tolist()) == ("loss", "backward at train.py:7", [3.0, 2.0, 1.0])
+    labels = [curve.label for curve in curves_of(recorded([1.0], (LOSS, OTHER)))]
+    assert labels == ["loss, backward at train.py:7", "loss_2, backward at train.py:9"]
+
+
+def test_without_a_backward_pass_a_root_that_returns_one_number_gives_the_loss() -> None:
+    """As recordings of programs that only run forward have it."""
+    (curve,) = curves_of(recorded([3.0, 2.0], (":out",)))
+    assert (curve.kind, curve.label) == ("loss", "Net (:out)")
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([100.0, 10.0, 1.0], "█▅▁"),  # logarithmic
+        ([1.0, 0.0, -1.0], "█▅▁"),  # linear
+        ([-1.0, -1.0], "▄▄"),
+        ([2.0, math.nan, math.inf], "▄✗✗"),
+        ([math.nan], "✗"),
+        ([], ""),
+    ],
+)
+def test_a_curve_is_drawn_in_blocks(values: list[float], drawn: str) -> None:
+    """On a linear scale where it is negative somewhere."""
+    curves = list(curves_of(recorded(values)))
+    assert curves[0].drawn(10) == drawn
+
+
+def test_losses_and_norms_stand_above_the_table() -> None:
+    """From the first value to the last, each on one line; a path that is too long keeps its end."""
+    stream = io.StringIO()
+    deep = {**LOSS, "source": {**LOSS["source"], "file": "a/" * 60 + "train.py"}}
+    render(recorded([2.5, 0.25], (deep, ":grad.norm", "fc:out")), [], Console(file=stream, width=80))
+    lines = [line for line in stream.getvalue().splitlines() if "→" in line]
+    assert lines[0].startswith("  loss             2.50 → 0.250   █▁  …")
+    assert lines[0].endswith("a/train.py:7")
+    assert lines[1] == "  gradient norm    2.50 → 0.250   █▁  all gradients of Net"
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_page_draws_the_loss_of_a_program_that_computes_it_by_a_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most programs do; no module returns it."""
+    monkeypatch.chdir(tmp_path)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with kedge.watch("run.kedge"):
+        for _ in range(20):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(0, 3, (8,))).backward()
+            optimizer.step()
+    document = condense(Recording.open("run.kedge"), []).described
+    assert [curve["kind"] for curve in document["curves"]] == ["loss", "norm"]
+    assert document["curves"][0]["points"] == 20
+    assert all(module["path"] != "loss" for module in document["modules"])

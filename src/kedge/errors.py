@@ -69,13 +69,14 @@ name in small letters, names the paragraph in ``docs/messages.md``::
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
-_OURS = str(Path(__file__).parent)
+_OURS = f"{Path(__file__).parent}{os.sep}"
 
 
 class _Named:

@@ -79,6 +79,13 @@ def test_losses_and_norms_stand_above_the_table() -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_what_a_terminal_would_act_on_is_written_out() -> None:
+    """In the name of the program's file, and of a model."""
+    odd = {**LOSS, "source": {**LOSS["source"], "file": "a\x1b[31m\nb.py"}}
+    (curve,) = curves_of(recorded([1.0], (odd,)))
+    assert curve.label == r"backward at a\x1b[31m\nb.py:7"
+
+
 def test_the_page_draws_the_loss_of_a_program_that_computes_it_by_a_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,3 +117,15 @@ def test_an_interrupted_run_goes_on_guarded() -> None:
     budget.interrupt(2.0)
     assert (budget.kind, budget.run, budget.done) == (StepKind.GUARDED, 1, 0)
     assert budget.counts[StepKind.SKIPPED] - before[StepKind.SKIPPED] == 3
+
+
+def test_guarded_steps_before_an_interruption_are_charged() -> None:
+    """Each with its share of what was timed, so that what one costs stays known."""
+    budget = Budget(10, 0.03)
+    budget.begin(0.0)
+    budget.run_ended(0, 1.0, 0.1)
+    budget.kind, budget.run, budget._planned = StepKind.GUARDED, 1, 16
+    before = budget.seconds
+    budget.interrupt(2.0, lambda: 15e-4)
+    assert budget.counts[StepKind.GUARDED] == 15
+    assert budget.seconds - before == pytest.approx(1.25 * 15e-4)

@@ -53,7 +53,13 @@ class Curve:
 
 
 def curves_of(recording: Recording) -> Iterator[Curve]:
-    """Yield the curves of a recording: the losses first.
+    """Yield the curves of a recording: the losses, and the norms of gradients."""
+    yield from losses_of(recording)
+    yield from norms_of(recording)
+
+
+def losses_of(recording: Recording) -> Iterator[Curve]:
+    """Yield the losses of a recording.
 
     A loss is what a backward pass began at. Where no backward pass was seen, it is a single number that a root returns.
     """
@@ -61,6 +67,10 @@ def curves_of(recording: Recording) -> Iterator[Curve]:
     for site in losses:
         rows = recording.rows(site)
         yield Curve("loss", _loss(recording, site, len(losses)), site.id, rows.step, number(rows), _bad(rows))
+
+
+def norms_of(recording: Recording) -> Iterator[Curve]:
+    """Yield the norms of the gradients of a recording's models."""
     norms = recording.of_kind("grad.norm")
     for site in norms:
         rows, label = recording.rows(site), f"all gradients of {_root(recording, site)}"
@@ -106,13 +116,18 @@ def _from_parameters(recording: Recording) -> Iterator[Curve]:
 def _loss(recording: Recording, site: SiteInfo, many: int) -> str:
     if site.kind != "loss":
         return f"{_root(recording, site)} ({site.site})"
-    called = f"backward at {site.source['file']}:{site.source['line']}" if site.source else ""
+    called = f"backward at {_printable(site.source['file'])}:{site.source['line']}" if site.source else ""
     name = site.site if many > 1 or not called else ""
     return ", ".join(part for part in (name, called) if part)
 
 
 def _root(recording: Recording, site: SiteInfo) -> str:
-    return recording.roots[site.root].name if 0 <= site.root < len(recording.roots) else "the model"
+    return _printable(recording.roots[site.root].name) if 0 <= site.root < len(recording.roots) else "the model"
+
+
+def _printable(text: str) -> str:
+    """A name of the program's, with what a terminal would act on written out."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _bad(rows: Rows) -> Bools:

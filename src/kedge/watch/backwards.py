@@ -72,7 +72,7 @@ class BackwardPasses:
         self.on_quick_end: Callable[[], None] | None = None
         self.quick = False
         self._arrived, self._settled = 0, False
-        self._kept: set[int] = set()
+        self._kept: dict[int, Place] = {}
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
         self._depth, self._code = 0, _backward_code()
@@ -86,7 +86,7 @@ class BackwardPasses:
             if not is_lazy(param) and param.requires_grad and param.is_leaf:
                 place.hook = param.register_post_accumulate_grad_hook(self.arrived)
                 self._settled = False
-                self._kept.discard(id(param))
+                self._kept.pop(id(param), None)
 
     def keep_first(self, groups: Callable[[], Iterable[Iterable[Place]]]) -> None:
         """Keep the hooks of the parameters whose gradients arrive first: in a pass, and of each group.
@@ -104,7 +104,7 @@ class BackwardPasses:
         self._kept.clear()
         for place in (place for places in seen for place in places):
             if place.first or id(place) in kept:
-                self._kept.add(id(place.param()))
+                self._kept[id(place.param())] = place
             elif place.hook is not None:
                 place.hook.remove()
 
@@ -126,18 +126,24 @@ class BackwardPasses:
     def arrived(self, param: nn.Parameter) -> None:
         """Called by autograd when a parameter's gradient has been accumulated."""
         task = graph_task()
-        place = None if self.quick and id(param) in self._kept else self.places.of(param)
-        if place is not None:
-            self._note(place, task)
-        if self.reached(task) and place is not None:
+        place = self._kept.get(id(param)) if self.quick else None
+        if place is None:
+            place = self.places.of(param)
+            if place is not None:
+                self._note(place)
+        if place is None:  # the program has swapped it with another
+            self.reached(task)
+            return
+        place.task = task
+        place.times += 1
+        if self.reached(task):
             place.first = True
 
-    def _note(self, place: Place, task: int) -> None:
-        """Note that a gradient has arrived; where a pass is only asked for its loss, those that are known are not."""
+    def _note(self, place: Place) -> None:
+        """Note in which order gradients arrive, and where; in passes that are only asked for their loss it is known."""
         if place.order is None:
             place.order, self._arrived, self._settled = self._arrived, self._arrived + 1, False
-        place.task, place.thread = task, threading.get_ident()
-        place.times += 1
+        place.thread = threading.get_ident()
         self._threads.add(place.thread)
 
     def reached(self, task: int) -> bool:

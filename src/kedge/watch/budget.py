@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from statistics import median
@@ -158,16 +159,29 @@ class Budget:
         self.counts[kind] += steps
         return self._choose(step + 1, now)
 
-    def interrupt(self, now: float) -> None:
-        """Guard the step under way, in the midst of a run: something in it is not finite."""
+    def interrupt(self, now: float, timed: Callable[[], float] = lambda: 0.0) -> None:
+        """Guard the step under way, in the midst of a run: something in it is not finite.
+
+        Args:
+            now: The time.
+            timed: Returns the seconds that watching was timed to take in the run so far; asked for if steps are charged.
+        """
         self.counts[self.kind] += self.done
         self._count(self.done)
+        if self.done and self.kind is StepKind.GUARDED:
+            seconds = timed() / self.done
+            self.seconds += self._accounts[self.kind].charge(self.done, seconds, seconds)
         self.kind, self.run, self._planned, self._mark = StepKind.GUARDED, 1, 1, now
 
     def wish(self) -> None:
         """Ask for the next step to be measured; that is granted a few times, and then if the budget pays for it."""
         self._wishes += 1
         self._wished |= self._wishes <= _GRANTED
+
+    @property
+    def counting(self) -> float:
+        """Seconds that it took to count the steps of the run under way that have ended."""
+        return self.done * self._per_step
 
     @property
     def done(self) -> int:

@@ -22,7 +22,7 @@ class Order:
         every: One step in this many is measured in full.
         budget: The share of the run's time that watching may take; None for any.
         dump: Whether the tensors around the first value that is not finite are kept.
-        saved: Makes what writes down everything that autograd saves in the first step (`kedge.watch.first_step.Taker`),
+        saved: Makes what writes down everything that autograd saves in the first step (`kedge.watch.first_step.SavedTensorBill`),
             given what spares the program its failures; None: that is not done. It is made when the watch begins.
     """
 

@@ -54,7 +54,7 @@ class StepKinds:
 
     def interrupt(self) -> None:
         """Guard the step under way by itself, in the midst of a run: something in it is not finite."""
-        self.budget.interrupt(time.perf_counter())
+        self.budget.interrupt(time.perf_counter(), self.costs.charge)
 
     def interrupt_skipped(self) -> None:
         """Guard the step under way, which was to be skipped: its loss is not finite."""

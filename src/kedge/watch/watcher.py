@@ -121,7 +121,7 @@ class Watcher:
         levels[budget.kind.name.lower()] += budget.done + under_way
         sampled = budget.counts[StepKind.MEASURED] + (under_way and budget.kind is StepKind.MEASURED)
         passed = self.costs.passed
-        took = min(budget.seconds + self.costs.uncharged, passed)  # part of it is estimated
+        took = min(budget.seconds + budget.counting + self.costs.uncharged, passed)  # part of it is estimated
         return Summary(len(self.record.meter.seats), steps, sampled, passed, took, levels, self.failed)
 
     # -- forward -----------------------------------------------------------------------------------

@@ -48,7 +48,10 @@ _MOVES = (Choice.ALL, Choice.MOVE, Choice.COMPRESS)
 
 
 class _Passing:
-    """Gives handles where parameters do not last; see Note [Parameters that do not last] in `rebuild.growth`."""
+    """Gives handles where parameters do not last.
+
+    See Note [Parameters that do not last] in `kedge.offload.rebuild.recipe_builder`.
+    """
 
     lasting = False
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from kedge.numbers import compact, counted, percent, seconds
-from kedge.report.curves import curves_of
 from kedge.report.live.reading import Glance, Reader, State
 from kedge.report.sparkline import NOT_FINITE
 
@@ -67,8 +66,7 @@ def _cost(glance: Glance) -> Iterator[str]:
 
 def _losses(glance: Glance) -> Iterator[Text]:
     """Draw the first losses, each with its newest value."""
-    losses = [curve for curve in curves_of(glance.recording) if curve.kind == "loss" and len(curve.steps)]
-    for curve in losses[:_MOST_LOSSES]:
+    for curve in glance.losses[:_MOST_LOSSES]:
         text = Text.assemble(f"loss {compact(curve.values[-1])} ", (curve.drawn(_LOSS_WIDTH), "cyan"))
         text.highlight_regex(f"{NOT_FINITE}+", "bold red")
         yield text.append(f" {curve.label}", "dim")

@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from kedge.errors import RecordingError
+from kedge.report.curves import Curve, losses_of
 from kedge.report.module_lines import Line, lines
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
@@ -44,12 +45,14 @@ class Glance:
         lines: The lines of its table.
         findings: What the rules said when they were last run.
         pace: Steps in a second, lately; None while it is not known.
+        losses: Those that have a value.
     """
 
     recording: Recording
     lines: tuple[Line, ...]
     findings: tuple[Finding, ...]
     pace: float | None
+    losses: tuple[Curve, ...] = ()
 
 
 class Reader:
@@ -98,7 +101,8 @@ class Reader:
             # What was there before is no news, so that a recording that was left by a kill is told at once.
             self._reached.clear()
             self._check_from, self._last_news = now, now - QUIET
-        self.glance = Glance(recording, lines(recording), findings, self._pace(recording, now))
+        losses = tuple(curve for curve in losses_of(recording) if len(curve.steps))
+        self.glance = Glance(recording, lines(recording), findings, self._pace(recording, now), losses)
         self._unchecked = True
 
     def _check_when_due(self) -> bool:

@@ -16,8 +16,8 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils import _python_dispatch as dispatch
 
-from hook_tables import hook_tables
 from kedge.torch_internals import dynamo
+from tests.hook_tables import hook_tables
 
 torch.set_num_threads(1)
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers")
-from training import plain, train, unlike
-from zoo import ZOO, Architecture
-
 import kedge
 from kedge.offload.account import Account
 from kedge.offload.engine.policy import Choice
 from kedge.offload.stores import disk, writer
+from tests.architectures.training import plain, train, unlike
+from tests.architectures.zoo import ZOO, Architecture
 
 MODES = {
     "rebuild": kedge.Rebuild(),

@@ -14,10 +14,9 @@ from torch.nn.modules import module as global_hooks
 from torch.optim import optimizer as optimizer_hooks
 
 pytest.importorskip("transformers")
-from training import EVERYTHING, plain, train, unlike
-from zoo import BY_NAME, ZOO, Architecture
-
 import kedge
+from tests.architectures.training import EVERYTHING, plain, train, unlike
+from tests.architectures.zoo import BY_NAME, ZOO, Architecture
 
 OBSERVERS: dict[str, Callable[[], Any]] = {
     "record": kedge.record,

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 pytest.importorskip("transformers")
-from training import seed
-from zoo import BY_NAME, ZOO, Architecture
-
 from kedge.errors import NothingCut
 from kedge.recipes import gradient, guided_backprop
 from kedge.testing import assert_hooks_restored, assert_same_bits
+from tests.architectures.training import seed
+from tests.architectures.zoo import BY_NAME, ZOO, Architecture
 
 architectures = pytest.mark.parametrize("architecture", ZOO, ids=lambda a: a.name)
 

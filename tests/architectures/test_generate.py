@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 pytest.importorskip("transformers")
-from zoo import BY_NAME
-
 import kedge
+from tests.architectures.zoo import BY_NAME
 
 TOKENS = 6
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning")

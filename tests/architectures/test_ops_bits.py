@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 pytest.importorskip("transformers")
-from training import plain, train, unlike
-from zoo import BY_NAME, ZOO, Architecture
-
 import kedge
+from tests.architectures.training import plain, train, unlike
+from tests.architectures.zoo import BY_NAME, ZOO, Architecture
 
 EVERY_OP = "**/*:out, **/*:in, **/*:out.grad, **/*:in.grad"
 OBSERVERS: dict[str, Callable[[], Any]] = {"record": kedge.record, "measure": kedge.measure}

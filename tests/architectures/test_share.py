@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("transformers")
-from training import batch_of, seed
-from zoo import BY_NAME, Architecture
-
 import kedge
+from tests.architectures.training import batch_of, seed
+from tests.architectures.zoo import BY_NAME, Architecture
 
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning")
 

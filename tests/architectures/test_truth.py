@@ -9,11 +9,10 @@ import pytest
 from torch import Tensor, nn
 
 pytest.importorskip("transformers")
-from training import EVERYTHING, batch_of, bits, seed
-from witness import Witness, witnessed
-from zoo import ZOO, Architecture
-
 import kedge
+from tests.architectures.training import EVERYTHING, batch_of, bits, seed
+from tests.architectures.witness import Witness, witnessed
+from tests.architectures.zoo import ZOO, Architecture
 
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning")
 architectures = pytest.mark.parametrize("architecture", ZOO, ids=lambda a: a.name)

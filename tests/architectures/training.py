@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from zoo import BY_NAME, Architecture
+
+from tests.architectures.zoo import BY_NAME, Architecture
 
 EVERYTHING = "**:out, **:out.grad, **:in.grad, **:param.grad"
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from training import batch_of, seed
-from zoo import Architecture
+
+from tests.architectures.training import batch_of, seed
+from tests.architectures.zoo import Architecture
 
 
 class Witness:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving import Server
 
 from kedge.store.folder import create
+from tests.cli.serving import Server
 
 MANIFEST = {
     "kedge": "0.1.0",

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import Server
 
 from kedge.cli.main import main
 from kedge.store.recording import Recording
+from tests.cli.serving import Server
 
 NOBODY = 65534
 RUN = ["run", "--every", "1", "--budget", "none", "-o", "it.kedge"]

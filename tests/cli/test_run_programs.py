@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import PROGRAMS, TRAIN
-from serving import Server
 
 from kedge.store.recording import Recording
+from tests.cli.programs import PROGRAMS, TRAIN
+from tests.cli.serving import Server
 
 ALWAYS = ["run", "-q", "--every", "1", "--budget", "none", "-o", "../it.kedge", "prog.py"]
 INSIDE_TORCH = re.compile(r'  File "[^"]*/torch/.*\n(    .*\n)+')

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Server
 
 from kedge.cli.main import main
 from kedge.store.saved_account import account_of
+from tests.cli.serving import Server
 
 Kedge = Callable[..., subprocess.CompletedProcess[str]]
 Script = Callable[..., str]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stories import NET, Layer, story
 
 from kedge.compare.alignment.sites import Alignment, align
 from kedge.compare.alignment.structure import MOST
 from kedge.store.recording import Recording
+from tests.compare.stories import NET, Layer, story
 
 few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stories import NET, Factor, Layer, from_step, story
 
 from kedge.compare.comparison import compare
 from kedge.compare.verdict import Verdict, judge, judge_ranks
 from kedge.store.recording import Recording
+from tests.compare.stories import NET, Factor, Layer, from_step, story
 
 ULP = 2.0**-23
 PARAMETERS = ("*.weight:param",)

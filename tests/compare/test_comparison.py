@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stories import FULL, LIGHT, NET, from_step, story
 
 from kedge.compare.comparison import compare
 from kedge.compare.measures import coarser, eps
@@ -16,6 +15,7 @@ from kedge.compare.verdict import judge
 from kedge.errors import CannotCompare
 from kedge.report.compare.ratios import log_ratios
 from kedge.store.recording import Recording
+from tests.compare.stories import FULL, LIGHT, NET, from_step, story
 
 few = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 NAN, INF = math.nan, math.inf

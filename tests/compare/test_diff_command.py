@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stories import NET, Layer, Story, from_step
 
 from kedge.cli.main import main
 from kedge.store.folder import create, join
+from tests.compare.stories import NET, Layer, Story, from_step
 
 MANIFEST = {"kedge": "0.1.0", "command": ["train.py"], "torch": "2.13.0", "device": "cpu"}
 Write = Callable[..., str]

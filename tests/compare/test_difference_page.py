@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stories import NET, from_step, story
 
 from kedge.compare.comparison import compare
 from kedge.compare.verdict import judge
@@ -19,6 +18,7 @@ from kedge.report.compare import page as drawn
 from kedge.report.compare.head import Names
 from kedge.report.page import render
 from kedge.store.recording import Recording
+from tests.compare.stories import NET, from_step, story
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from stories import NET, Layer, from_step, story
 
 from kedge.compare.comparison import compare
 from kedge.compare.verdict import judge
 from kedge.report.compare.head import Names
 from kedge.report.compare.terminal import render
 from kedge.store.recording import Recording
+from tests.compare.stories import NET, Layer, from_step, story
 
 A = {"command": ["train.py", "--lr", "0.1"], "torch": "2.13.0", "device": "cpu"}
 B = {"command": ["train.py", "--lr", "0.2", "--fast"], "torch": "2.13.0", "device": "cuda"}

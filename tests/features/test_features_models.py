@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +13,11 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 pytest.importorskip("transformers")
-sys.path.append(str(Path(__file__).parents[1] / "architectures"))
-sys.path.append(str(Path(__file__).parents[1] / "gallery"))
-from models import VGG16, Functional, resnet18, resnet50
-from training import seed
-from zoo import BY_NAME, ZOO, Architecture
-
 import kedge
 from kedge.testing import assert_same_bits, assert_unhooked, hook_tables
+from tests.architectures.training import seed
+from tests.architectures.zoo import BY_NAME, ZOO, Architecture
+from tests.gallery.models import VGG16, Functional, resnet18, resnet50
 
 architectures = pytest.mark.parametrize("architecture", ZOO, ids=lambda a: a.name)
 

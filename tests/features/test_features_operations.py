@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-sys.path.append(str(Path(__file__).parents[1] / "gallery"))
-from models import Functional, resnet18
-
 import kedge
 from kedge.errors import NotRecorded
 from kedge.testing import assert_same_bits, assert_unhooked
+from tests.gallery.models import Functional, resnet18
 
 
 def test_a_functional_relu_and_a_module_are_taken_together() -> None:

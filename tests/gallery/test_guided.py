@@ -7,7 +7,6 @@ from unittest import mock
 
 import pytest
 import torch
-from models import VGG16, Affine, Functional, Witness, resnet18
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +14,7 @@ import kedge
 from kedge.errors import NothingCut
 from kedge.recipes import guided_backprop
 from kedge.testing import assert_hooks_restored, assert_same_bits
+from tests.gallery.models import VGG16, Affine, Functional, Witness, resnet18
 
 
 class ByHand(torch.autograd.Function):

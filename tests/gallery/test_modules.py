@@ -7,13 +7,13 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from models import VGG16, Affine, ConvNet, Functional, Sum, TwoLayers, Witness, resnet18, resnet50
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import kedge
 from kedge.errors import InPlaceEdit, NeverFired, SeveralRecorded
 from kedge.testing import assert_hooks_restored, assert_same_bits, assert_unhooked
+from tests.gallery.models import VGG16, Affine, ConvNet, Functional, Sum, TwoLayers, Witness, resnet18, resnet50
 
 LAYERS = ("fc1", "relu", "fc2")
 

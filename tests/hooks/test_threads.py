@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import kedge
 from kedge.errors import SeveralRecorded
-from threaded import in_threads, replicas_of
+from tests.threaded import in_threads, replicas_of
 
 
 class Net(nn.Module):

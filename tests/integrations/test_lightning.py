@@ -186,7 +186,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 
-from test_lightning import Coder, fit
+from tests.integrations.test_lightning import Coder, fit
 
 if __name__ == "__main__":
     fit(Coder(), Path(), devices=2, strategy="ddp_spawn")
@@ -196,7 +196,7 @@ if __name__ == "__main__":
 def test_the_ranks_of_a_trainer_make_one_recording(tmp_path):
     """Processes that the trainer starts, and that its launcher gives no rank, record into one folder together."""
     (tmp_path / "train.py").write_text(RANKS)
-    command = [sys.executable, "train.py", str(Path(__file__).parent)]
+    command = [sys.executable, "train.py", str(Path(__file__).parents[2])]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False

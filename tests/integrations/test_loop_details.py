@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from smallnets import net, train
 from torch import nn
 
 from kedge.store.recording import Recording
+from tests.integrations.smallnets import net, train
 
 SCALE = 1024.0
 

@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
 
-from smallnets import net, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
 from kedge.integrations.tensorboard import TensorBoard, export
 from kedge.store.recording import Recording
+from tests.integrations.smallnets import net, train
 
 NOTHING = "no findings; `kedge check` says which rules could judge"
 

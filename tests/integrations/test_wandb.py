@@ -22,7 +22,7 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 import wandb
-from smallnets import net, train
+from tests.integrations.smallnets import net, train
 
 import kedge
 from kedge.integrations.wandb import Wandb, export
@@ -50,7 +50,7 @@ def log(tmp_path_factory):
 def run(folder, how, spoils):
     """Run a program that logs to an offline run; return its file's records and its recording."""
     quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(Path(__file__).parent), how, str(spoils)]
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(Path(__file__).parents[2]), how, str(spoils)]
     done = subprocess.run(
         command, cwd=folder, env=os.environ | quiet, capture_output=True, text=True, timeout=120, check=False
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from ways import PYTORCH, Bound, Way, compiled
 
 from kedge import native
+from tests.native.ways import PYTORCH, Bound, Way, compiled
 
 
 @pytest.fixture(params=[*native.instruction_sets(), "pytorch"])

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from ways import COMPILED
 
 from kedge import native
 from kedge.actions import reduce
@@ -18,6 +17,7 @@ from kedge.actions.host import HostTable
 from kedge.actions.saturation import saturation
 from kedge.actions.table import bits
 from kedge.store import exponents
+from tests.native.ways import COMPILED
 
 pytestmark = COMPILED
 FORMATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -7,7 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from ways import Way, agree
+
+from tests.native.ways import Way, agree
 
 FORMATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
 

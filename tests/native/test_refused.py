@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from ways import COMPILED, numbers
 
 from kedge import native
 from kedge.actions.host import HostTable
 from kedge.native import reductions
+from tests.native.ways import COMPILED, numbers
 
 pytestmark = COMPILED
 

@@ -10,10 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from ways import COMPILED, Way, agree, compiled
 
 from kedge import native
 from kedge.native import reductions
+from tests.native.ways import COMPILED, Way, agree, compiled
 
 some = settings(
     max_examples=120, deadline=None, derandomize=True, database=None,

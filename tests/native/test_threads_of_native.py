@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
-from ways import COMPILED, compiled
 
 from kedge import native
+from tests.native.ways import COMPILED, compiled
 
 pytestmark = COMPILED
 

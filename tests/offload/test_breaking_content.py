@@ -121,14 +121,14 @@ def test_a_cuda_device_stops_where_a_later_step_is_wrong(how):
     """On a CUDA device a change of one element out of sight ends the program with an error that says so."""
     program = f"""
 import torch, kedge
-from test_breaking_content import Late
+from tests.offload.test_breaking_content import Late
 model = Late({how!r}).cuda()
 with kedge.offload(model, min_bytes=1024):
     for model.late in (False, False, True):
         model(torch.randn(512, 32, device="cuda")).square().mean().backward()
 torch.cuda.synchronize()
 """
-    here = Path(__file__).parent
-    done = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, check=False)
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "changed where autograd does not see it" in done.stdout + done.stderr

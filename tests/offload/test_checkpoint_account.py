@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from test_checkpoint_inputs import BYTES, Model, X, gradients
 
 import kedge
+from tests.offload.test_checkpoint_inputs import BYTES, Model, X, gradients
 
 
 def test_blocks_in_checkpoints_say_why_nothing_is_moved() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_bill import Made
-from test_checkpoint_inputs import BYTES, KINDS, Model, X
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kedge.offload.saved_tensors import saved
+from tests.offload.test_bill import Made
+from tests.offload.test_checkpoint_inputs import BYTES, KINDS, Model, X
 
 
 @pytest.mark.parametrize("keeps", [False, True])

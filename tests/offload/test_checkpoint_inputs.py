@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from engines import Shelf, engaged
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import kedge
 from kedge.sites import leaves
+from tests.offload.engines import Shelf, engaged
 
 ROWS, SIZE = 64, 32
 BYTES = ROWS * SIZE * 4

@@ -8,13 +8,13 @@ from typing import Any, Self
 
 import pytest
 import torch
-from engines import Shelf, engaged
-from test_checkpoint_inputs import ROWS, SIZE, X, equal, gradients
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import kedge
 from kedge.offload.saved_tensors import saved
+from tests.offload.engines import Shelf, engaged
+from tests.offload.test_checkpoint_inputs import ROWS, SIZE, X, equal, gradients
 
 
 class Attention(nn.Module):

@@ -7,7 +7,6 @@ from unittest import mock
 
 import pytest
 import torch
-from engines import Shelf, engaged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -18,6 +17,7 @@ from kedge.offload import codecs
 from kedge.offload.codecs.layout import flatten, restore
 from kedge.offload.rebuild import find
 from kedge.offload.stores.mapped import memory_of
+from tests.offload.engines import Shelf, engaged
 
 SHAPE = (2, 4, 3, 4)
 WEIGHT = torch.linspace(-1, 1, 16).view(4, 4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rewritten import images, made
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -14,6 +13,7 @@ from kedge.recipes.attribution.gradcam import Tokens, grad_cam
 from kedge.recipes.attribution.rectifiers import guided_backprop
 from kedge.recipes.attribution.smoothing import smoothgrad
 from kedge.testing import assert_same_bits, assert_unhooked
+from tests.recipes.rewritten import images, made
 
 
 def by_hand(model: nn.Module, layer: nn.Module, x: Tensor, target: int) -> Tensor:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from rewritten import Checkpointed, images, made, plainly
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -19,6 +18,7 @@ from kedge.recipes.attribution.gradcam import grad_cam
 from kedge.recipes.attribution.rectifiers import deconvnet, guided_backprop
 from kedge.recipes.attribution.smoothing import smoothgrad
 from kedge.testing import assert_hooks_restored, assert_same_bits
+from tests.recipes.rewritten import Checkpointed, images, made, plainly
 
 RECIPES: dict[str, Callable[[nn.Module], Callable]] = {
     "gradient": gradient,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rewritten import FORMS, Checkpointed, DeconvolutionByHand, GuidedByHand, Rectified, by_hand, images, made, plainly
 from torch import nn
 from torch.nn import functional as F
 
@@ -12,6 +11,17 @@ from kedge.errors import AttributionError, NothingCut
 from kedge.recipes.attribution.attribution import gradient
 from kedge.recipes.attribution.rectifiers import deconvnet, guided_backprop
 from kedge.testing import assert_same_bits, assert_unhooked
+from tests.recipes.rewritten import (
+    FORMS,
+    Checkpointed,
+    DeconvolutionByHand,
+    GuidedByHand,
+    Rectified,
+    by_hand,
+    images,
+    made,
+    plainly,
+)
 
 METHODS = {"guided": (guided_backprop, GuidedByHand), "deconvnet": (deconvnet, DeconvolutionByHand)}
 methods = pytest.mark.parametrize(("recipe", "by_paper"), METHODS.values(), ids=METHODS)

@@ -9,7 +9,6 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from rewritten import DeconvolutionByHand, GuidedByHand, Rectified, by_hand, images, made, plainly
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,6 +32,7 @@ from kedge.recipes import (
     smoothgrad,
 )
 from kedge.testing import assert_same_bits, assert_unhooked
+from tests.recipes.rewritten import DeconvolutionByHand, GuidedByHand, Rectified, by_hand, images, made, plainly
 
 FLOORS = {
     "clamp(min=0)": lambda x: x.clamp(min=0),

@@ -1,6 +1,6 @@
 """Write what is made of the rules: their golden pairs and their pages in ``docs/rules.md``.
 
-    python tests/rules/goldens.py
+    python -m tests.rules.goldens
 
 A golden pair is a recording in which a rule fires and one in which it does not, each with what all
 rules find in it now. Read the difference before you keep it.
@@ -15,10 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from scenes import ALL_GRADIENTS, INF, NAN, Course, chain, histogram, size, steady
-
 from kedge.rules.registry import check, markdown
 from kedge.store.recording import Recording
+from tests.rules.scenes import ALL_GRADIENTS, INF, NAN, Course, chain, histogram, size, steady
 
 FOLDER = Path(__file__).parents[1] / "golden"
 DOCS = Path(__file__).parents[2] / "docs" / "rules.md"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
-from scenes import size
 
 from kedge.rules import ALL, check
 from kedge.rules.consequences import FOLLOWS
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.recording import Recording
+from tests.rules.scenes import size
 
 RATE, DEAD, NAN = "RATE-TOO-LARGE", "DEAD-CHANNEL", "NAN-BORN"
 

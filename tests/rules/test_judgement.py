@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import pytest
-from scenes import Course, chain, steady
 
 from kedge.report.verdict import advice, verdict
 from kedge.rules.command import again, closer_look, with_dump_on
@@ -14,6 +13,7 @@ from kedge.rules.judgement import judge
 from kedge.rules.registry import ALL
 from kedge.rules.rule import Finding, Lack
 from kedge.store.recording import Recording
+from tests.rules.scenes import Course, chain, steady
 
 MANIFEST = {"command": ["train.py", "--lr", "0.1"], "script": "train.py", "every": 10, "budget": 0.03, "sites": "**"}
 

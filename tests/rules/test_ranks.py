@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scenes import NAN, Scene, all_of, chain, size
 
 from kedge.rules.ranks import RankDeparts
 from kedge.rules.registry import check
 from kedge.store.recording import Recording
+from tests.rules.scenes import NAN, Scene, all_of, chain, size
 
 NET = [{"name": "Net", "prefix": "", "parameters": 16}]
 WEIGHT = {"site": "fc.weight:param", "path": "fc.weight", "kind": "param", "owner": "fc", "shape": [4, 4]}

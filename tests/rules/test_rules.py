@@ -8,13 +8,13 @@ import json
 import re
 
 import pytest
-from goldens import DOCS, FOLDER, MAKERS, findings, load, write
-from scenes import NAN, all_of, chain
 
 from kedge.errors import KedgeError, NoSuchRule
 from kedge.rules.registry import ALL, check, explain, markdown
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.store.recording import Recording
+from tests.rules.goldens import DOCS, FOLDER, MAKERS, findings, load, write
+from tests.rules.scenes import NAN, all_of, chain
 
 SECTIONS = ("What it says:", "Formula:", "Window:", "Thresholds:", "Evidence:", "Remedy:")
 
@@ -117,9 +117,9 @@ def test_clean_recordings_are_clean_for_all_rules(rule):
 
 @pytest.mark.parametrize("code", MAKERS)
 def test_golden_recordings_are_written_by_their_makers(code, tmp_path, monkeypatch):
-    """No golden file was changed by hand: ``python tests/rules/goldens.py`` makes the same."""
-    monkeypatch.setattr("goldens.FOLDER", tmp_path)
-    monkeypatch.setattr("goldens.MAKERS", {code: MAKERS[code]})
+    """No golden file was changed by hand: ``python -m tests.rules.goldens`` makes the same."""
+    monkeypatch.setattr("tests.rules.goldens.FOLDER", tmp_path)
+    monkeypatch.setattr("tests.rules.goldens.MAKERS", {code: MAKERS[code]})
 
     write()
 
@@ -236,7 +236,7 @@ def test_a_code_like_no_other_lists_all():
 
 
 def test_the_page_of_rules_is_up_to_date():
-    """``docs/rules.md`` is made of the docstrings; to write it: ``python tests/rules/goldens.py``."""
+    """``docs/rules.md`` is made of the docstrings; to write it: ``python -m tests.rules.goldens``."""
     assert DOCS.read_text() == markdown()
 
 

@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from scenes import Course, steady
 
 from kedge.rules.judgement import judge
 from kedge.rules.trained import root_of, trained_roots
 from kedge.rules.training.never_called import NeverCalled
 from kedge.rules.training.unused_param import UnusedParam
 from kedge.store.recording import Recording
+from tests.rules.scenes import Course, steady
 
 UNREACHED = "the backward that ran did not reach it"
 UNCALLED = "never called while the hook was there"

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from watched import Conv, Memory, images, norm, norms, watch
 
 from kedge.store.exponents import spacing
 from kedge.testing import assert_hooks_restored
+from tests.watch.watched import Conv, Memory, images, norm, norms, watch
 
 
 def train(model: nn.Module, steps: int, lr: float = 0.1, batch: Any = images) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from watched import watch
 
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
+from tests.watch.watched import watch
 
 
 class Log(nn.Module):

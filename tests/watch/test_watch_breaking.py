@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from watched import Memory, descend, net, watch, watched
 
 from kedge.rules.registry import check
 from kedge.watch.budget import StepKind
 from kedge.watch.watcher import Watcher
+from tests.watch.watched import Memory, descend, net, watch, watched
 
 Paced = Callable[..., None]
 LEVELS = [(StepKind.MEASURED,), (StepKind.GUARDED,), (StepKind.SKIPPED, StepKind.MEASURED, StepKind.GUARDED)]

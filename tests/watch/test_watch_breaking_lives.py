@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-from watched import Memory, descend, net, watch, watched
 
 from kedge.actions.measure import Meter
 from kedge.hooks.placing.concealed import Own
@@ -25,6 +24,7 @@ from kedge.watch import optimizers
 from kedge.watch.budget import Budget, StepKind
 from kedge.watch.roots import Root
 from kedge.watch.watcher import Watcher
+from tests.watch.watched import Memory, descend, net, watch, watched
 
 Paced = Callable[..., None]
 LEVELS = [

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
-from watched import net, watched
 
 from kedge.watch.budget import StepKind
 from kedge.watch.watcher import Watcher
+from tests.watch.watched import net, watched
 
 Paced = Callable[..., None]
 Tables = Callable[..., dict[str, Any]]

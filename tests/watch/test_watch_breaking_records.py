@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from watched import Memory, descend, net, norm, watched
 
 from kedge.rules.registry import check
 from kedge.watch.budget import StepKind
 from kedge.watch.watcher import Watcher
+from tests.watch.watched import Memory, descend, net, norm, watched
 
 Paced = Callable[..., None]
 LIGHT = [(StepKind.GUARDED,), (StepKind.SKIPPED,)]

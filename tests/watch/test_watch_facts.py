@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
-from watched import descend, net, watch
+
+from tests.watch.watched import descend, net, watch
 
 
 def notes(program: Callable[[], Any], kind: str, *, every: int = 1) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from watched import net, watch
+
+from tests.watch.watched import net, watch
 
 
 def test_a_loss_is_recorded_with_its_operation_its_line_and_its_value() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from watched import watch
 
 from kedge.watch.backwards import Began
 from kedge.watch.producer import Lines, find_producer
+from tests.watch.watched import watch
 
 BAD = 5
 """The step in which it happens, between two measured ones."""

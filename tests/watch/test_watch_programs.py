@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from watched import Conv, Memory, images, watch
 
 from kedge.actions.measure import Meter
 from kedge.testing import assert_same_bits
 from kedge.watch.watcher import Watcher
-from threaded import in_threads, replicas_of
+from tests.threaded import in_threads, replicas_of
+from tests.watch.watched import Conv, Memory, images, watch
 
 
 class Net(nn.Module):

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from watched import Memory, net
 
 from kedge.actions.measure import Meter
 from kedge.watch.budget import Budget, StepKind
 from kedge.watch.costs import Costs
 from kedge.watch.watcher import Watcher
+from tests.watch.watched import Memory, net
 
 MEASURED, BAD, STEPS = 3, 10, 20
 

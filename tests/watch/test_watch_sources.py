@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from watched import descend, net, watch
 
 from kedge.actions.measure import Meter
 from kedge.watch.costs import Costs
 from kedge.watch.hush import hush, unhush
 from kedge.watch.shield import Shield
 from kedge.watch.steps import Source
+from tests.watch.watched import descend, net, watch
 
 
 class Doubled(nn.Module):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from watched import Conv, Memory, images, watch
 
 from kedge.rules.registry import check
+from tests.watch.watched import Conv, Memory, images, watch
 
 
 def trained(model: nn.Module, steps: int, **spare: Callable[[int], None]) -> None:

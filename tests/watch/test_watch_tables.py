@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from watched import watch
+
+from tests.watch.watched import watch
 
 
 def trained(model: nn.Module, meanwhile: Callable[[int], None], steps: int = 20) -> Any:

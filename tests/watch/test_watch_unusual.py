@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from watched import descend, net, watch, watched
 
 from kedge.rules.registry import check
 from kedge.watch.budget import StepKind
 from kedge.watch.watcher import Watcher
+from tests.watch.watched import descend, net, watch, watched
 
 Paced = Callable[..., None]
 LEVELS = [(StepKind.GUARDED,), (StepKind.SKIPPED,), (StepKind.SKIPPED, StepKind.MEASURED, StepKind.GUARDED)]

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from watched import Memory, net, watch
 
 from kedge.rules.registry import check
-from threaded import in_threads
+from tests.threaded import in_threads
+from tests.watch.watched import Memory, net, watch
 
 
 def roots(log: Memory) -> dict[str, tuple[str, bool, int]]:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from imagesets import Images, batches_of, features, in_memory
 
 from kedge.cli.main import main
 from kedge.features.dataset import open_features
+from tests.features.dataset.imagesets import Images, batches_of, features, in_memory
 
 PARTS = """
 import os, time
 import torch
-from imagesets import Dicts, Images, Stream, batches_of, net
+from tests.features.dataset.imagesets import Dicts, Images, Stream, batches_of, net
 from kedge.features.reduce import TopK
 
 model = net()
@@ -53,7 +53,7 @@ def kedge(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
 
     def run(*words, code=0, launcher=("-m", "kedge"), **variables):
-        paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **variables}
         command = [sys.executable, *launcher, "extract", *words, "--out", "out"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

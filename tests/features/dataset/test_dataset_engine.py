@@ -8,7 +8,18 @@ import weakref
 
 import pytest
 import torch
-from imagesets import (
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+
+from kedge.errors import ExtractionFailed
+from kedge.features.dataset import Options, compute, extract_dataset, open_features, shards
+from kedge.features.dataset.batch import Batch
+from kedge.features.dataset.folder import entries
+from kedge.features.dataset.formats.safetensors import Safetensors
+from kedge.features.dataset.manifest import about_columns, settle
+from kedge.features.dataset.ranks import Rank
+from kedge.features.dataset.shards import Shards
+from kedge.features.extract import extract
+from tests.features.dataset.imagesets import (
     Dicts,
     Doubling,
     Images,
@@ -21,17 +32,6 @@ from imagesets import (
     net,
     written,
 )
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
-
-from kedge.errors import ExtractionFailed
-from kedge.features.dataset import Options, compute, extract_dataset, open_features, shards
-from kedge.features.dataset.batch import Batch
-from kedge.features.dataset.folder import entries
-from kedge.features.dataset.formats.safetensors import Safetensors
-from kedge.features.dataset.manifest import about_columns, settle
-from kedge.features.dataset.ranks import Rank
-from kedge.features.dataset.shards import Shards
-from kedge.features.extract import extract
 
 SMALL = Options(shard_bytes=5_000)
 

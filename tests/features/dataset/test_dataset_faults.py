@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from imagesets import Dicts, Images, Stream, batches_of, change_manifest, features, in_memory, net, written
 from torch import nn
 
 from kedge.errors import (
@@ -30,6 +29,17 @@ from kedge.features.dataset.folder import only_writer
 from kedge.features.dataset.formats import safetensors
 from kedge.features.extract import extract
 from kedge.features.reduce import Mean
+from tests.features.dataset.imagesets import (
+    Dicts,
+    Images,
+    Stream,
+    batches_of,
+    change_manifest,
+    features,
+    in_memory,
+    net,
+    written,
+)
 
 SMALL = Options(shard_bytes=2_000)
 SKIP = Options(on_bad="skip")

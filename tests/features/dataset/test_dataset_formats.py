@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from imagesets import Images, Stream, batches_of, features, in_memory
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -19,6 +18,7 @@ from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.progress import progress
 from kedge.features.dataset.reading import _order
 from kedge.features.reduce import Covariance, Mean, TopK
+from tests.features.dataset.imagesets import Images, Stream, batches_of, features, in_memory
 
 FORMATS = ["safetensors", "zarr", "parquet"]
 

@@ -12,7 +12,6 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from imagesets import Images, batches_of, change_manifest, features, in_memory, net
 from torch import nn
 
 from kedge.errors import OtherRun
@@ -20,6 +19,7 @@ from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.fingerprint import alike, identity
 from kedge.features.dataset.pooling import mean
 from kedge.features.extract import extract
+from tests.features.dataset.imagesets import Images, batches_of, change_manifest, features, in_memory, net
 
 NAMES = [f"image {i}" for i in range(50)]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from imagesets import Images, batches_of, features, in_memory, written
 
 from kedge.errors import NotFeatures
 from kedge.features.dataset import Options, extract_dataset, open_features, shards
 from kedge.features.dataset.shards import Shards
 from kedge.features.reduce import Mean, TopK
+from tests.features.dataset.imagesets import Images, batches_of, features, in_memory, written
 
 KILLS = 12
 LENGTH = 300
@@ -24,7 +24,7 @@ PROGRAM = f"""
 import json, os, random, signal, sys, time
 from contextlib import suppress
 import torch
-from imagesets import Images, batches_of, features, net
+from tests.features.dataset.imagesets import Images, batches_of, features, net
 from kedge.features.dataset import Options, extract_dataset
 from kedge.features.reduce import Histogram, Mean
 
@@ -83,7 +83,7 @@ print(json.dumps([kills, folders]))
 @pytest.mark.usefixtures("no_threads_of_zarr")
 def test_kills_lose_and_double_no_sample(tmp_path, workers, reduces, form, most):
     """After kills at random moments all samples are there once, with their values, and were summed up once."""
-    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
     words = [str(tmp_path), str(workers), str(reduces), form, str(most)]
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *words]

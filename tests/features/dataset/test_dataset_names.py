@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from imagesets import Images, batches_of, change_manifest, features, in_memory
 from torch import nn
 
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.extract import extract
 from kedge.features.reduce import Mean
+from tests.features.dataset.imagesets import Images, batches_of, change_manifest, features, in_memory
 
 
 class Steps(nn.Module):

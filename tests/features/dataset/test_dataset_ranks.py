@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from imagesets import Images, Stream, assert_equal, batches_of, features, in_memory, written
 from torch.utils.data.distributed import DistributedSampler
 
 from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.ranks import Rank
 from kedge.features.reduce import Mean
+from tests.features.dataset.imagesets import Images, Stream, assert_equal, batches_of, features, in_memory, written
 
 PROGRAM = """
 import sys, torch
 import torch.distributed as dist
-from imagesets import Images, batches_of, features
+from tests.features.dataset.imagesets import Images, batches_of, features
 from kedge.features.dataset import Options, extract_dataset
 from kedge.features.reduce import Mean
 
@@ -35,7 +35,7 @@ dist.destroy_process_group()
 def torchrun(folder, *words):
     """Run the program at two ranks."""
     (folder / "program.py").write_text(PROGRAM)
-    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

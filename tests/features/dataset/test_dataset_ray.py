@@ -14,12 +14,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from imagesets import Dicts, Doubling, Images, assert_equal, batches_of, features, image, in_memory, net, written
 
 import kedge
 from kedge.errors import BadSample, ExtractionFailed, OtherRun
 from kedge.features.dataset import Cluster, Options, extract_dataset, open_features
 from kedge.features.reduce import Histogram, Mean, TopK
+from tests.features.dataset.imagesets import (
+    Dicts,
+    Doubling,
+    Images,
+    assert_equal,
+    batches_of,
+    features,
+    image,
+    in_memory,
+    net,
+    written,
+)
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'kedge[ray]'", exc_type=ModuleNotFoundError)
 
@@ -29,7 +40,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])),
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")])),
 }
 CLUSTER = Cluster(batch_size=8, rows=8)
 ONE = Cluster(workers=1, batch_size=8, rows=8)
@@ -250,9 +261,9 @@ def slow(rows):
 KILLED = """
 import sys
 import ray
-from imagesets import features
+from tests.features.dataset.imagesets import features
 from kedge.features.dataset import Cluster
-from test_dataset_ray import images, slow
+from tests.features.dataset.test_dataset_ray import images, slow
 ray.init(address=sys.argv[1], log_to_driver=False)
 features().dataset(images(), sys.argv[2], keys="id", batch=slow, cluster=Cluster(batch_size=8, rows=8))
 """

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from engines import Save, Shelf, engaged
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -18,6 +17,7 @@ import kedge
 from kedge.errors import NoSiteMatched, OffloadError, OffloadFailed, RebuiltWrong
 from kedge.offload.engine.policy import Choice
 from kedge.offload.rebuild import find
+from tests.offload.engines import Save, Shelf, engaged
 
 
 class Net(nn.Module):

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 import torch
-from engines import Shelf, engaged
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import kedge
+from tests.offload.engines import Shelf, engaged
 
 X = torch.linspace(-1, 1, 320).view(16, 20)
 DESTINATIONS = [pytest.param(None, id="kept"), pytest.param(Shelf(), id="moved")]

@@ -8,13 +8,13 @@ import warnings
 
 import pytest
 import torch
-from engines import Save
 from torch import nn
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
 import kedge
 from kedge.offload.rebuild.norms import NORMS
+from tests.offload.engines import Save
 
 X = torch.linspace(-2, 2, 64 * 128).view(64, 128)
 PART = 64 * 128 * 4  # bytes

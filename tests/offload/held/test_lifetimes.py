@@ -10,13 +10,13 @@ import weakref
 
 import pytest
 import torch
-from engines import Save, Shelf, engaged
 from torch import nn
 from torch.nn import functional as F
 
 import kedge
 from kedge.offload.held.entry import Window
 from kedge.offload.rebuild import find
+from tests.offload.engines import Save, Shelf, engaged
 
 
 def model_of():

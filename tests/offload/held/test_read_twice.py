@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import Save, Shelf, engaged
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -13,6 +12,7 @@ import kedge
 from kedge.offload.codecs import Bf16, Fp8, Int8
 from kedge.offload.engine.sources import encode
 from kedge.offload.rebuild import find
+from tests.offload.engines import Save, Shelf, engaged
 
 EVERYWHERE = [
     pytest.param({"to": kedge.Disk(rebuild=False)}, id="disk"),

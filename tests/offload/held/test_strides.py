@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import Save, Shelf, engaged
 
 from kedge.offload.codecs import codec_of
+from tests.offload.engines import Save, Shelf, engaged
 
 
 def big(*shape, dtype=torch.float32):

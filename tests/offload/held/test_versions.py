@@ -7,10 +7,10 @@ import re
 
 import pytest
 import torch
-from engines import Shelf, engaged
 from torch import nn
 
 import kedge
+from tests.offload.engines import Shelf, engaged
 
 
 def error_of(run):

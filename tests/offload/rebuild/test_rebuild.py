@@ -8,11 +8,11 @@ import weakref
 
 import pytest
 import torch
-from rebuilding import Engine, same_bits
 from torch import nn
 from torch.nn import functional as F
 
 from kedge.offload.rebuild import RULES, find
+from tests.offload.rebuild.rebuilding import Engine, same_bits
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SPECIAL = (float("nan"), float("inf"), float("-inf"), -0.0, 0.0, 1e-40, -1e-40, 3e38, -88.0, 20.0)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rebuilding import Engine, same_bits
 from torch.nn import functional as F
 
 from kedge.offload.rebuild import find
 from kedge.offload.rebuild.by_content import pack, unpack
 from kedge.offload.rebuild.indices import expand, narrow
+from tests.offload.rebuild.rebuilding import Engine, same_bits
 
 
 def by_content(value):

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from followed import Run
+
+from tests.report.live.followed import Run
 
 
 @pytest.fixture

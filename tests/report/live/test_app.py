@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from followed import PATHS
 from textual.pilot import Pilot
 
 from kedge.errors import NotARecording
 from kedge.report.live.app import Live
 from kedge.report.live.board import Board
 from kedge.report.live.reading import State
+from tests.report.live.followed import PATHS
 
 Drive = Callable[["Screen"], Awaitable[None]]
 

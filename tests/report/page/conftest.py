@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Run
 
 from kedge.report.page.render import render_page
 from kedge.rules.registry import ALL, check
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.report.page.runs import Run
 
 ROOT = Path(__file__).parents[3]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

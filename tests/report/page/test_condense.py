@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import Run
 
 from kedge.report.page.columns import form_of, packed
 from kedge.report.page.document import Document, condense
@@ -25,6 +24,7 @@ from kedge.rules.registry import ALL, check
 from kedge.rules.rule import Finding
 from kedge.store.exponents import quantile
 from kedge.store.recording import Recording
+from tests.report.page.runs import Run
 
 NAN = float("nan")
 DTYPES = {"f8": "<f8", "f4": "<f4", "b2": "<u2", "u1": "u1", "n1": "u1"}

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from runs import Run
 
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.report.page.runs import Run
 
 NAN = float("nan")
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shooting import shoot
-from test_condense import unpacked
 
 from kedge.report.page import ranks
 from kedge.report.page.document import condense
 from kedge.store.recording import Recording
+from tests.report.page.shooting import shoot
+from tests.report.page.test_condense import unpacked
 
 LAYERS = ("a", "b", "c")
 

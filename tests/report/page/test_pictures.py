@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shooting import shoot
+
+from tests.report.page.shooting import shoot
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.py"
 # Without a budget the steps that are sampled do not depend on how fast the machine is.

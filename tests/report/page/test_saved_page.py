@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Run
-from shooting import shoot
 
 from kedge.report.page.redact import shareable
 from kedge.store.recording import Recording
 from kedge.store.saved_account import Account, Course, LineSums, Sums
+from tests.report.page.runs import Run
+from tests.report.page.shooting import shoot
 
 MB = 10**6
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Run
 
 from kedge.cli.main import main
 from kedge.report.page.document import condense
 from kedge.report.page.live import News, PageServer, running
 from kedge.rules.registry import check
 from kedge.store.follow import Follower
+from tests.report.page.runs import Run
 
 NAN = float("nan")
 

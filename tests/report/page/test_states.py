@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import Run
-from shooting import shoot
 
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.report.page.runs import Run
+from tests.report.page.shooting import shoot
 
 NAN = float("nan")
 FITS = "() => document.documentElement.scrollWidth <= innerWidth"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from scenes import histogram, size
 
 from kedge.rules.activations.precision import NearOverflow, Underflow
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.rules.scenes import histogram, size
 
 HALF = 65504.0
 

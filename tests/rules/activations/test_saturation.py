@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scenes import size
 
 from kedge.rules.activations.saturated import Saturated
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.rules.scenes import size
 
 Share = float | Callable[[int], float]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from scenes import Course, steady
 
 from kedge.rules.activations.scale import InitScale, ScaleDrift
 from kedge.rules.rule import Finding
+from tests.rules.scenes import Course, steady
 
 FIGURES = steady(0.1, 1e-3, 1e-4)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scenes import AFTER_LOG, FINITENESS, INF, NAN, Scene, all_of, chain, row
 
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.rules.scenes import AFTER_LOG, FINITENESS, INF, NAN, Scene, all_of, chain, row
 
 
 def found(scene: Scene | Recording) -> list[Finding]:

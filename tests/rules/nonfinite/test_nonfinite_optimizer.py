@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from scenes import ALL_GRADIENTS, EVERYTHING, FINITENESS, FULL, INF, NAN, Scene, all_of, chain, row, size
 
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
+from tests.rules.scenes import ALL_GRADIENTS, EVERYTHING, FINITENESS, FULL, INF, NAN, Scene, all_of, chain, row, size
 
 TOTAL = ":grad.norm"
 

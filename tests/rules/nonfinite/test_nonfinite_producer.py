@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scenes import AFTER_LOG, ALL_GRADIENTS, FINITENESS, INF, NAN, Scene, all_of, chain, row
 
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.rules.scenes import AFTER_LOG, ALL_GRADIENTS, FINITENESS, INF, NAN, Scene, all_of, chain, row
 
 SOURCE = {"file": "train.py", "line": 38, "function": "<module>", "text": "loss.backward()"}
 MANIFEST = {"command": ["train.py"], "script": "train.py", "every": 10, "budget": 0.03}

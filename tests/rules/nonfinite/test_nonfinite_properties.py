@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scenes import FINITENESS, FULL, NAN, Scene, all_of
 
 from kedge.rules.nonfinite.nan_born import NanBorn
+from tests.rules.scenes import FINITENESS, FULL, NAN, Scene, all_of
 
 
 @dataclass(frozen=True)

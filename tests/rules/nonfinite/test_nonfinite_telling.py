@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from scenes import AFTER_LOG, ALL_GRADIENTS, EVERYTHING, FINITENESS, INF, NAN, Scene, all_of, chain, row, size
 
 from kedge.rules.nonfinite.advice import Maker, operation
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
+from tests.rules.scenes import (
+    AFTER_LOG,
+    ALL_GRADIENTS,
+    EVERYTHING,
+    FINITENESS,
+    INF,
+    NAN,
+    Scene,
+    all_of,
+    chain,
+    row,
+    size,
+)
 
 LINE = {"file": "train.py", "line": 31, "function": "Net.forward", "text": "x = self.log(x)"}
 

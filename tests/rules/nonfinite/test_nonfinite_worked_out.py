@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scenes import FINITENESS, INF, NAN, Scene, all_of, row
 
 from kedge.rules.nonfinite.advice import Maker
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
+from tests.rules.scenes import FINITENESS, INF, NAN, Scene, all_of, row
 
 LINEAR = "/site-packages/torch/nn/modules/linear.py"
 KNOWN = {"dtype": "float32"}

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from scenes import INF, NAN, Course, size
 
 from kedge.rules.rule import Finding
 from kedge.rules.training.grad_explode import GradExplode
+from tests.rules.scenes import INF, NAN, Course, size
 
 HARMFUL = 0.05
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from scenes import INF, NAN, Course, size, steady
 
 from kedge.rules.activations.input_scale import InputScale
 from kedge.rules.rule import Finding
 from kedge.rules.training.never_initialised import NeverInitialised
 from kedge.rules.training.rate_too_large import RateTooLarge
+from tests.rules.scenes import INF, NAN, Course, size, steady
 
 RANDOM = (-0.5, 0.5)
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from scenes import Course, steady
 
 from kedge.rules.losses import losses
 from kedge.rules.rule import Finding
 from kedge.rules.training.no_learning import NoLearning
+from tests.rules.scenes import Course, steady
 
 NOISE = (0.3, -0.2, 0.5, -0.4, 0.1, -0.5, 0.4, -0.1, 0.2, -0.3)
 

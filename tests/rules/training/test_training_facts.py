@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scenes import Course, size, steady
 
 from kedge.rules.rule import Finding, Rule
 from kedge.rules.training.batch_of_one import BatchOfOne
@@ -14,6 +13,7 @@ from kedge.rules.training.eval_mode import EvalMode
 from kedge.rules.training.grads_kept import GradsKept
 from kedge.rules.training.loss_below_zero import LossBelowZero
 from kedge.rules.training.not_optimized import NotOptimized
+from tests.rules.scenes import Course, size, steady
 
 ADAM = {"index": 0, "type": "Adam", "roots": [0], "rates": [0.001], "steps": 9}
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from scenes import Course, steady
 
 from kedge.rules.rule import Finding
 from kedge.rules.training.unused_param import UnusedParam
+from tests.rules.scenes import Course, steady
 
 FIGURES = steady(0.1, 1e-3, 1e-4)
 

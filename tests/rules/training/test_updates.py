@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from scenes import Course, steady
 
 from kedge.rules.rule import Finding
 from kedge.rules.training.update_ratio import UpdateRatio
+from tests.rules.scenes import Course, steady
 
 SAMPLES = range(0, 600, 10)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from scenes import Course, steady
 
 from kedge.rules.rule import Finding
 from kedge.rules.training.grad_vanish import GradVanish
+from tests.rules.scenes import Course, steady
 
 SAMPLES = range(0, 300, 10)
 

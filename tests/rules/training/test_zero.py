@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scenes import Course, steady
 
 from kedge.rules.rule import Finding
 from kedge.rules.training.grad_zero import GradZero
+from tests.rules.scenes import Course, steady
 
 STEPS = range(0, 300, 10)
 

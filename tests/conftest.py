@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -68,3 +69,17 @@ def compiled() -> Iterator[Callable[..., Any]]:
     torch.compiler.reset()
     yield torch.compile
     torch.compiler.reset()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count in a worker of xdist what is left out, which it does not tell by itself."""
+    told = getattr(items[0].config, "workeroutput", None)
+    if told is not None:
+        told["deselected"] = told.get("deselected", 0) + len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Have the closing line say how many tests were left out; every worker of xdist leaves out the same."""
+    reporter = node.config.pluginmanager.getplugin("terminalreporter")
+    reporter.stats["deselected"] = [SimpleNamespace()] * getattr(node, "workeroutput", {}).get("deselected", 0)

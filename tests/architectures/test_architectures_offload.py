@@ -14,7 +14,7 @@ from kedge.offload.account import Account
 from kedge.offload.engine.policy import Choice
 from kedge.offload.stores import disk, writer
 from tests.architectures.training import plain, train, unlike
-from tests.architectures.zoo import ZOO, Architecture
+from tests.architectures.zoo import Architecture, architectures
 
 MODES = {
     "rebuild": kedge.Rebuild(),
@@ -29,7 +29,6 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 FEW_PAGES = 16 << 10
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NothingGained")
-architectures = pytest.mark.parametrize("architecture", ZOO, ids=lambda a: a.name)
 
 
 def settled(account: Account) -> None:

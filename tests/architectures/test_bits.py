@@ -16,7 +16,8 @@ from torch.optim import optimizer as optimizer_hooks
 pytest.importorskip("transformers")
 import kedge
 from tests.architectures.training import EVERYTHING, plain, train, unlike
-from tests.architectures.zoo import BY_NAME, ZOO, Architecture
+from tests.architectures.zoo import BY_NAME, SAMPLE, Architecture, architectures
+from tests.marks import sampled
 
 OBSERVERS: dict[str, Callable[[], Any]] = {
     "record": kedge.record,
@@ -24,7 +25,6 @@ OBSERVERS: dict[str, Callable[[], Any]] = {
     "measure": kedge.measure,
 }
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning")
-architectures = pytest.mark.parametrize("architecture", ZOO, ids=lambda a: a.name)
 
 
 def observed(architecture: Architecture, model: nn.Module, action: Any, sites: str = EVERYTHING) -> dict[str, Tensor]:
@@ -81,7 +81,7 @@ def test_the_comparison_sees_one_drawn_number() -> None:
     assert "rng.torch" in unlike(bare, drawn)
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "t5", "swin", "mixtral", "resnet"])
+@pytest.mark.parametrize("name", sampled(["bert", "llama", "t5", "swin", "mixtral", "resnet"], SAMPLE))
 def test_observing_the_share_of_each_call_changes_no_bit(name: str) -> None:
     """Following what every call sends back to each input leaves the training as it is."""
     architecture = BY_NAME[name]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 pytest.importorskip("transformers")
 import kedge
 from tests.architectures.training import plain, train, unlike
-from tests.architectures.zoo import BY_NAME, ZOO, Architecture
+from tests.architectures.zoo import BY_NAME, Architecture, architectures
 
 EVERY_OP = "**/*:out, **/*:in, **/*:out.grad, **/*:in.grad"
 OBSERVERS: dict[str, Callable[[], Any]] = {"record": kedge.record, "measure": kedge.measure}
@@ -36,7 +36,6 @@ LEAST = {
 LEAST_OF_EACH = 10
 """How many there have to be in each architecture."""
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning")
-architectures = pytest.mark.parametrize("architecture", ZOO, ids=lambda a: a.name)
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
@@ -88,6 +87,7 @@ def test_operations_are_what_their_modules_show(architecture: Architecture, trai
     assert compared(architecture.name, training=training).total() >= LEAST_OF_EACH
 
 
+@pytest.mark.full
 def test_every_kind_of_module_was_compared_somewhere() -> None:
     """Over all architectures so many values of each kind were compared that a name that no longer fits would be noticed."""
     found = sum((compared(name, training=training) for name in BY_NAME for training in (True, False)), Counter())

@@ -12,10 +12,9 @@ pytest.importorskip("transformers")
 import kedge
 from tests.architectures.training import EVERYTHING, batch_of, bits, seed
 from tests.architectures.witness import Witness, witnessed
-from tests.architectures.zoo import ZOO, Architecture
+from tests.architectures.zoo import Architecture, architectures
 
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning")
-architectures = pytest.mark.parametrize("architecture", ZOO, ids=lambda a: a.name)
 
 
 Truth = Callable[[Witness, nn.Module, str, str], bool]

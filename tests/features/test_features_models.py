@@ -16,10 +16,8 @@ pytest.importorskip("transformers")
 import kedge
 from kedge.testing import assert_same_bits, assert_unhooked, hook_tables
 from tests.architectures.training import seed
-from tests.architectures.zoo import BY_NAME, ZOO, Architecture
+from tests.architectures.zoo import BY_NAME, Architecture, architectures
 from tests.gallery.models import VGG16, Functional, resnet18, resnet50
-
-architectures = pytest.mark.parametrize("architecture", ZOO, ids=lambda a: a.name)
 
 
 def calls_of(model: nn.Module, batch: dict[str, Any]) -> list[tuple[str, Tensor]]:

@@ -16,7 +16,7 @@ from kedge.rules.registry import ALL, check, explain, markdown
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.store.recording import Recording
 
-SECTIONS = ("What it says:", "Formula:", "Window:", "Thresholds:", "Evidence:", "Remedy:")
+SECTIONS = ("Meaning:", "Formula:", "Window:", "Thresholds:", "Evidence:", "Remedy:")
 
 each_rule = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)
 

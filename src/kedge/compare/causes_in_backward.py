@@ -5,7 +5,7 @@ from __future__ import annotations
 from kedge.compare.alignment.sites import BACKWARD
 from kedge.compare.first_parting import Cause, Facts, steady
 from kedge.numbers import counted
-from kedge.rules.optimizers import optimizers
+from kedge.rules.recorded.optimizers import optimizers
 from kedge.store.recording import Recording
 
 #: How near the factors of all gradients are if the loss was scaled, and those of all updates if the rate was.

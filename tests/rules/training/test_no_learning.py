@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from scenes import Course, steady
 
-from kedge.rules.losses import losses
+from kedge.rules.recorded.losses import losses
 from kedge.rules.rule import Finding
 from kedge.rules.training.no_learning import NoLearning
 

@@ -1,4 +1,4 @@
-"""How findings name modules, lines of the program, lists and figures."""
+"""The names of modules, lines of the program, lists and figures in findings."""
 
 from __future__ import annotations
 

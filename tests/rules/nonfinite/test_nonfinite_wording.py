@@ -215,12 +215,9 @@ def test_a_dump_names_what_the_recording_did_not_see():
     finding = only(scene)
 
     assert (finding.site, finding.step, finding.evidence["how"]) == ("log:out", 17, "kept")
-    assert finding.message.startswith(
-        "log:out was the first to hold NaN at step 17: --dump checks every"
-    )
+    assert finding.message.startswith("log:out was the first to hold NaN at step 17: --dump checks every")
     assert (
-        "of this step nothing was recorded. The input was finite, so the forward of log (Log) made"
-        in finding.message
+        "of this step nothing was recorded. The input was finite, so the forward of log (Log) made" in finding.message
     )
     assert finding.message.endswith(" at step 20.")
     assert finding.severity == "error"

@@ -287,7 +287,10 @@ def test_inputs_of_next_to_nothing_are_a_warning(inner, outer, number):
     findings = fed(inner, outer, 0.1, 1e-4)
 
     assert len(findings) == number
-    assert all("rms of 7e-06, where layers are made for about 1; that does not count beside its biases" in f.message for f in findings)
+    assert all(
+        "rms of 7e-06, where layers are made for about 1; that does not count beside its biases" in f.message
+        for f in findings
+    )
 
 
 def test_indices_and_short_runs_are_not_judged():

@@ -126,7 +126,9 @@ def test_tensors_with_gradients_that_are_no_parameters_are_a_hint():
     (finding,) = found(NotOptimized(), left(tensors=["position"]))
 
     assert (finding.severity, finding.site) == ("info", "position:param")
-    assert finding.message.startswith("position of Net is a tensor that requires a gradient, but is not an nn.Parameter")
+    assert finding.message.startswith(
+        "position of Net is a tensor that requires a gradient, but is not an nn.Parameter"
+    )
 
 
 @pytest.mark.parametrize(("passes", "number"), [(9, 0), (10, 1)])

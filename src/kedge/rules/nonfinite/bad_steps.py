@@ -206,7 +206,7 @@ def _steps_not_finite(recording: Recording, states: list[States]) -> NDArray[np.
 
 
 def _place(states: States, steps: NDArray[np.int64], at: NDArray[np.int64], state: States) -> None:
-    """Write the states of one site at some steps into its states over others."""
+    """Copy the states of one site at some steps into its row of states."""
     where = np.isin(at, steps, assume_unique=True)
     states[np.searchsorted(steps, at[where])] = state[where]
 

@@ -1,1 +1,1 @@
-"""What rules read out of a recording: roots, weights, losses, optimizers, the ledger, and how many samples there are."""
+"""The parts of a recording that rules read: roots, weights, losses, optimizers, the ledger, and numbers of samples."""

@@ -1,4 +1,4 @@
-"""What the ledger of a run says of sites that never fired."""
+"""The entries of a run's ledger for sites that never fired."""
 
 from __future__ import annotations
 

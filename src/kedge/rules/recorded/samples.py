@@ -1,4 +1,4 @@
-"""How many samples a recording has for a rule, and what a rule lacks where they are too few."""
+"""The samples of a recording for a rule, and the lack of a rule with too few of them."""
 
 from __future__ import annotations
 

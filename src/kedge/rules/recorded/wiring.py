@@ -1,4 +1,4 @@
-"""How the sites of a recording are connected: which module feeds which, and which holds which."""
+"""The connections of a recording's sites: modules that feed others, and modules that hold others."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ MESSAGES = {
     "an operation in the forward of {name} made it, outside any watched module{operation}.",
     "entry": "{site} was the first to hold {value} at step {step}: it came from outside the model, "
     "with the batch or from a computation of the program before this call{operation}.",
-    "unclear": _FIRST + "so did its input, or its input was not watched: the call or operation that made it is not known.",
+    "unclear": _FIRST
+    + "so did its input, or its input was not watched: the call or operation that made it is not known.",
     "parameter": "{site} held {value} already when the forward of step {step} used it, and nothing was recorded "
     "before: it came from the initialisation or a checkpoint, or from a step without records.",
     "stepped": "{site} held {value} when the forward of step {step} used it, and all was finite in step {before}: "

@@ -170,7 +170,7 @@ def test_a_bad_setting_ends_a_command_with_2(
     assert main(["check", run]) == 2
     assert capsys.readouterr() == (
         "",
-        f"kedge: {path}: [tool.kedge] has a key 'selct', which nothing reads; the nearest are select\n",
+        f"kedge: {path}: [tool.kedge] has an unknown key 'selct'; the nearest are select\n",
     )
 
 

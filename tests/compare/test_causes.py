@@ -95,7 +95,7 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "one layer more": (
         "layer",
         {"layers": [*NET[:2], Layer("drop", "Dropout"), *NET[2:]]},
-        "a changed layer: B has drop (Dropout), A has not",
+        "a changed layer: B has drop (Dropout), A does not",
     ),
     "another width": (
         "layer",
@@ -113,7 +113,7 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "another value between modules": (
         "code",
         {"factor": from_step(1, 1.01, "act:in", "act:out")},
-        "what comes into act is made differently, by code between modules",
+        "the input of act is computed differently, by code between modules",
     ),
     "rounding in the forward pass": (
         "rounding",
@@ -160,7 +160,7 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "all gradients by one factor": (
         "scaled",
         {"factor": from_step(0, 1024.0, *BACKWARD, ":grad.norm")},
-        "the loss is scaled otherwise: the gradients are 1024 times as large in B",
+        "another scale of the loss: the gradients are 1024 times as large in B",
     ),
     "other gradients from the first one on": (
         "loss",
@@ -175,7 +175,7 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "another norm of equal gradients": (
         "clipping",
         {"factor": from_step(0, 0.1, ":grad.norm", "*:update")},
-        "gradients are added up or scaled otherwise: their norm at the end of backward differs",
+        "gradients are accumulated or scaled differently: their norm at the end of backward differs",
     ),
     "all updates by one factor": (
         "rate",
@@ -322,7 +322,7 @@ def test_another_loss_or_other_targets() -> None:
 
     told = verdict(a=run(2.0), b=run(2.5))
 
-    assert told.cause.headline == "Loss (CrossEntropyLoss) computes something else, or is given other targets"
+    assert told.cause.headline == "Loss (CrossEntropyLoss) computes something else, or gets other targets"
 
 
 def test_another_loss_behind_the_same_outputs() -> None:

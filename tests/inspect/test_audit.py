@@ -511,7 +511,9 @@ def test_an_entry_prints_as_a_line() -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     """The message names the kinds."""
-    with pytest.raises(ValueError, match=r'"backward" is no kind of hook; kinds are compiled, .*full-backward, legacy'):
+    with pytest.raises(
+        ValueError, match=r'"backward" is not a kind of hook; kinds are compiled, .*full-backward, legacy'
+    ):
         audit(net()).of("backward")
     assert len(set(KINDS)) == len(KINDS)
 

@@ -411,7 +411,7 @@ def test_a_full_backward_hook_forbids_in_place_work_after_it(kind: str, inside: 
     """The next module or operation raises if it works in place; without grad it does not."""
     model = Chain(inside=inside)
     REGISTER[kind](model.layer, called)
-    sentence = "! working in place on what goes into or comes out of its module raises, if that requires grad"
+    sentence = "! working in place on inputs or outputs of its module raises, if they require grad"
 
     assert said(model, "in-place") == [sentence]
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
@@ -615,7 +615,7 @@ def test_a_computed_weight_forbids_deepcopy(apply: Any) -> None:
     model = apply(nn.Linear(3, 3))
 
     assert said(model, "deepcopy") == [
-        "! deepcopy of the model raises (weight is computed from others, so it is no leaf)"
+        "! deepcopy of the model raises (weight is computed from others, so it is not a leaf)"
     ]
     with pytest.raises(RuntimeError, match="graph leaves"):
         copy.deepcopy(model)

@@ -154,7 +154,7 @@ def test_a_marked_test_fails_where_an_output_is_not_finite(ran):
 
     assert outcome == "failure"
     assert text.startswith("Failed: NAN-BORN: 1:out was the first to hold NaN")
-    assert "clamp what goes in" in text
+    assert "clamp the input" in text
     assert "Traceback" not in text
 
 

@@ -135,7 +135,7 @@ def test_several_inputs_are_told_by_name() -> None:
     model, image, scale, rows = TwoInputs(), torch.randn(2, 2, 3), torch.randn(2, 6), torch.tensor([1, 0])
     with pytest.raises(AttributionError, match=r'stands for 2 values.*":in\[image\]", ":in\[scale\]"'):
         saliency(model)(image, 1, scale=scale, rows=rows)
-    with pytest.raises(AttributionError, match=r"Out with \[logits\], \[hidden\].*which of it"):
+    with pytest.raises(AttributionError, match=r"Out with \[logits\], \[hidden\].*Which part"):
         saliency(model, 1, wrt=":in[scale]")(image, 1, scale=scale, rows=rows)
 
     def target(out: Out) -> Tensor:
@@ -242,9 +242,9 @@ def test_a_model_may_work_on_its_input_in_place() -> None:
         (lambda x: x, torch.tensor([0, 1, 0]), "an integer for each of the 2 samples"),
         (lambda x: x, torch.tensor([0.5, 1]), "an integer for each of the 2 samples"),
         (lambda x: x.reshape(2, 3, 1), 0, "no classes in its second"),
-        (lambda x: x.long(), 0, "which of it"),
+        (lambda x: x.long(), 0, "Which part"),
         (lambda x: x.detach(), 0, "has no gradient"),
-        (lambda x: x, lambda out: 3, "the target gave 3; it must give a floating-point tensor"),
+        (lambda x: x, lambda out: 3, "the target returned 3; it must return a floating-point tensor"),
         (lambda x: x, [], "the list of targets is empty"),
         (lambda x: torch.ones(2, 2, requires_grad=True), 0, 'the score does not depend on ":in"'),
     ],

@@ -129,7 +129,7 @@ def test_what_cannot_be_patched_is_an_error_that_says_why() -> None:
         patch(model, CLEAN, CORRUPTED, "unused", difference)
     with pytest.raises(InterventionError, match="has no dimension 3"):
         patch(model, CLEAN, CORRUPTED, "embed", difference, along=3)
-    with pytest.raises(InterventionError, match=r"metric gave float32\[1, 2\]"):
+    with pytest.raises(InterventionError, match=r"metric returned float32\[1, 2\]"):
         patch(model, CLEAN, CORRUPTED, "embed", lambda out: out["logits"])
     with pytest.raises(NoSiteMatched):
         patch(model, CLEAN, CORRUPTED, "nowhere", difference)

@@ -158,7 +158,7 @@ def test_patches_along_a_dimension_counted_from_the_end() -> None:
 def test_a_metric_that_gives_no_number_is_an_error_that_says_so(number) -> None:
     """It names what the metric gave, and the hooks are gone."""
     model, x = linear()
-    with pytest.raises(InterventionError, match="must give one real number"):
+    with pytest.raises(InterventionError, match="must return one real number"):
         patch(model, x[:1], x[1:2], "0", lambda out: number)
     assert_unhooked(model)
 

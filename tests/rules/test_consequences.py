@@ -189,4 +189,4 @@ def test_a_cause_is_as_severe_as_what_follows_from_it():
     found = judged(of("INPUT-SCALE"), of("GRAD-ZERO", "error", kind="all"))
 
     assert (found["INPUT-SCALE"].severity, found["GRAD-ZERO"].severity) == ("error", "info")
-    assert found["GRAD-ZERO"].remedy == "See to INPUT-SCALE first."
+    assert found["GRAD-ZERO"].remedy == "Fix INPUT-SCALE first."

@@ -78,9 +78,9 @@ def test_a_rule_that_spoke_could_judge():
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        ({"what": "children", "detail": {"processes": 4, "seconds": 12.34}}, "4 child processes computed for 12.3 s"),
-        ({"what": "children", "detail": {}}, "a child process computed"),
-        ({"what": "hook-tables"}, "what modules did, as the program replaced PyTorch's global hooks"),
+        ({"what": "children", "detail": {"steps": 4, "seconds": 12.34}}, "child processes computed for 12.3 s"),
+        ({"what": "children", "detail": {}}, "child processes computed"),
+        ({"what": "hook-tables"}, "the modules' computations, as the program replaced PyTorch's global hooks"),
     ],
 )
 def test_what_took_place_unseen_is_said_in_place_of_a_tick(event, words):

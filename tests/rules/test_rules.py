@@ -16,7 +16,7 @@ from kedge.store.recording import Recording
 from tests.rules.goldens import DOCS, FOLDER, MAKERS, findings, load, write
 from tests.rules.scenes import NAN, all_of, chain
 
-SECTIONS = ("What it says:", "Formula:", "Window:", "Thresholds:", "Evidence:", "Remedy:")
+SECTIONS = ("Meaning:", "Formula:", "Window:", "Thresholds:", "Evidence:", "Remedy:")
 
 each_rule = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)
 

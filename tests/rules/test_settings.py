@@ -58,8 +58,8 @@ def test_a_whole_number_will_do_for_any_number():
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"selct": []}, "f: [tool.kedge] has a key 'selct', which nothing reads; the nearest are select"),
-        ({"x": 1}, "f: [tool.kedge] has a key 'x', which nothing reads; there are select, ignore, rules"),
+        ({"selct": []}, "f: [tool.kedge] has an unknown key 'selct'; the nearest are select"),
+        ({"x": 1}, "f: [tool.kedge] has an unknown key 'x'; the known ones are select, ignore, rules"),
         ({"rules": 3}, "f: [tool.kedge.rules] is 3; it must be a table"),
         ({"rules": {"PLAIN": 3}}, "f: [tool.kedge.rules.PLAIN] is 3; it must be a table"),
         (
@@ -68,27 +68,27 @@ def test_a_whole_number_will_do_for_any_number():
         ),
         (
             {"rules": {"PLAIN": {"ratoi": 1}}},
-            "f: [tool.kedge.rules.PLAIN] has a key 'ratoi', which nothing reads; the nearest are ratio",
+            "f: [tool.kedge.rules.PLAIN] has an unknown key 'ratoi'; the nearest are ratio",
         ),
         (
             {"rules": {"PLAIN": {"code": "X"}}},
-            "f: [tool.kedge.rules.PLAIN] has a key 'code', which nothing reads; there are ratio, samples",
+            "f: [tool.kedge.rules.PLAIN] has an unknown key 'code'; the known ones are ratio, samples",
         ),
         (
             {"rules": {"PLAIN": {"ratio": "small"}}},
-            "f: ratio in [tool.kedge.rules.PLAIN] is 'small'; it must be a number, as 0.001 is",
+            "f: ratio in [tool.kedge.rules.PLAIN] is 'small'; it must be a number, such as 0.001",
         ),
         (
             {"rules": {"PLAIN": {"samples": 2.5}}},
-            "f: samples in [tool.kedge.rules.PLAIN] is 2.5; it must be a whole number, as 20 is",
+            "f: samples in [tool.kedge.rules.PLAIN] is 2.5; it must be a whole number, such as 20",
         ),
         (
             {"rules": {"PLAIN": {"samples": True}}},
-            "f: samples in [tool.kedge.rules.PLAIN] is True; it must be a whole number, as 20 is",
+            "f: samples in [tool.kedge.rules.PLAIN] is True; it must be a whole number, such as 20",
         ),
         (
             {"rules": {"PLAIN": {"ratio": float("nan")}}},
-            "f: ratio in [tool.kedge.rules.PLAIN] is nan; it must be a number, as 0.001 is",
+            "f: ratio in [tool.kedge.rules.PLAIN] is nan; it must be a number, such as 0.001",
         ),
     ],
 )

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from kedge.rules.judgement import judge
-from kedge.rules.trained import root_of, trained_roots
-from kedge.rules.training.never_called import NeverCalled
-from kedge.rules.training.unused_param import UnusedParam
+from kedge.rules.parameters.never_called import NeverCalled
+from kedge.rules.parameters.unused_param import UnusedParam
+from kedge.rules.recorded.roots import root_of
+from kedge.rules.recorded.trained import trained_roots
 from kedge.store.recording import Recording
 from tests.rules.scenes import Course, steady
 

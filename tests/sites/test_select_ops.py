@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from kedge.errors import NoSiteMatched, NoSuchKind
 from kedge.sites.language import means_op, parse
-from kedge.sites.select import Place, Selector
+from kedge.sites.select import Selector, SitePlace
 from kedge.sites.site import PARAM_KINDS, Site
 
 
@@ -24,7 +24,7 @@ class Net(nn.Module):
         return x
 
 
-def places(text: str) -> tuple[Place, ...]:
+def places(text: str) -> tuple[SitePlace, ...]:
     """What a selector stands for."""
     return Selector(text).on(Net()).places
 

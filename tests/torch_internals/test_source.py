@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.torch_internals.source_lines import Source, call_site, forward_of, module_tree
+from kedge.torch_internals.source_lines import SourceLine, call_site, forward_of, module_tree
 
 NET = """
     import torch
@@ -49,9 +49,9 @@ def folder(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def sources(module: nn.Module, call: Any) -> dict[str, Source | None]:
+def sources(module: nn.Module, call: Any) -> dict[str, SourceLine | None]:
     """The source of every module that a call reaches, as its hooks find it."""
-    found: dict[str, Source | None] = {}
+    found: dict[str, SourceLine | None] = {}
     handles = [
         m.register_forward_pre_hook(lambda m, args, n=n: found.setdefault(n, call_site(m)) and None)
         for n, m in module.named_modules()
@@ -69,9 +69,9 @@ def test_the_line_that_calls_a_module_is_the_programs(folder):
 
     found = sources(net.Net(), net.run)
 
-    assert found[""] == Source("net.py", 18, "run", "return net(torch.ones(1, 2))")
-    assert found["fc"] == Source("net.py", 12, "Net.forward", "x = self.fc(x)  # grüße")
-    assert found["layers"] == Source("net.py", 13, "Net.forward", "return self.layers(")
+    assert found[""] == SourceLine("net.py", 18, "run", "return net(torch.ones(1, 2))")
+    assert found["fc"] == SourceLine("net.py", 12, "Net.forward", "x = self.fc(x)  # grüße")
+    assert found["layers"] == SourceLine("net.py", 13, "Net.forward", "return self.layers(")
     assert found["layers.0"] == found["layers.1"] == found["layers"]
 
 
@@ -115,9 +115,9 @@ def test_wrappers_are_passed_over(folder):
 
     found = sources(wrapped.Net(), wrapped.run)
 
-    assert found[""] == Source("wrapped.py", 32, "run", "return call()")
+    assert found[""] == SourceLine("wrapped.py", 32, "run", "return call()")
     line = "return functools.reduce(lambda x, layer: layer(x), [self.a, self.b], x)"
-    assert found["a"] == found["b"] == Source("wrapped.py", 24, "Net.forward.<locals>.<lambda>", line)
+    assert found["a"] == found["b"] == SourceLine("wrapped.py", 24, "Net.forward.<locals>.<lambda>", line)
 
 
 def test_code_without_a_file_has_no_text(folder):
@@ -128,7 +128,7 @@ def test_code_without_a_file_has_no_text(folder):
         exec(compile(dedent(NET), file, "exec"), names)
         found = sources(names["Net"](), names["run"])
 
-        assert found["fc"] == Source(file, 12, "Net.forward", None)
+        assert found["fc"] == SourceLine(file, 12, "Net.forward", None)
 
 
 def test_a_cell_of_a_notebook_is_known_to_linecache(folder):
@@ -138,7 +138,7 @@ def test_a_cell_of_a_notebook_is_known_to_linecache(folder):
     exec(compile(dedent(NET), file, "exec"), names)
     linecache.cache[file] = (1, None, dedent(NET).splitlines(keepends=True), file)
 
-    assert sources(names["Net"](), names["run"])["fc"] == Source(file, 12, "Net.forward", "x = self.fc(x)  # grüße")
+    assert sources(names["Net"](), names["run"])["fc"] == SourceLine(file, 12, "Net.forward", "x = self.fc(x)  # grüße")
 
 
 def test_a_file_that_is_no_utf8_and_a_zip_file_are_read(folder):
@@ -151,7 +151,7 @@ def test_a_file_that_is_no_utf8_and_a_zip_file_are_read(folder):
     broken.write_bytes(dedent(NET).encode("latin-1"))
     names: dict[str, Any] = {}
     exec(compile(dedent(NET), str(broken), "exec"), names)
-    assert sources(names["Net"](), names["run"])["fc"] == Source("broken.py", 12, "Net.forward", None)
+    assert sources(names["Net"](), names["run"])["fc"] == SourceLine("broken.py", 12, "Net.forward", None)
 
     del sys.modules["net"]
     (folder / "net.py").unlink()
@@ -163,7 +163,7 @@ def test_a_file_that_is_no_utf8_and_a_zip_file_are_read(folder):
     finally:
         sys.path.remove(str(folder / "all.zip"))
     place = f"all.zip{os.sep}net.py"
-    assert sources(net.Net(), net.run)["fc"] == Source(place, 12, "Net.forward", "x = self.fc(x)  # grüße")
+    assert sources(net.Net(), net.run)["fc"] == SourceLine(place, 12, "Net.forward", "x = self.fc(x)  # grüße")
 
 
 def test_a_file_outside_the_current_folder_has_its_whole_path(folder, monkeypatch):
@@ -181,7 +181,7 @@ def test_a_file_outside_the_current_folder_has_its_whole_path(folder, monkeypatc
 
 def test_a_thread_that_runs_nothing_else_has_no_line():
     """Where no frame is the program's, there is no source."""
-    found: list[Source | None] = []
+    found: list[SourceLine | None] = []
     model = nn.Linear(2, 2)
     model.register_forward_pre_hook(lambda module, args: found.append(call_site(module)))
     thread = threading.Thread(target=nn.Sequential(model), args=(torch.ones(1, 2),))

@@ -85,7 +85,7 @@ def test_a_module_that_leaves_its_domain(step: int) -> None:
     before = finding.evidence["before"]
     assert before["steps"] == list(range(step + 1))
     assert [s for s in before["sites"]["fc:out"]["state"] if s] == ["finite"] * (1 + 2 * (step > 0))
-    assert "Keep what goes into log above zero" in finding.remedy
+    assert "Keep the input of log above zero" in finding.remedy
 
 
 @pytest.mark.parametrize("middle", [Log(), torch.log], ids=["module", "operation"])
@@ -197,7 +197,7 @@ def test_a_value_beyond_float16() -> None:
     finding = born(program)
 
     assert finding.evidence["module"] == "0"
-    assert "left the range of float16 (it ends at 6.55e+04; what came in reached" in finding.remedy
+    assert "left the range of float16 (it ends at 6.55e+04; the input reached" in finding.remedy
 
 
 def test_two_models_of_which_one_goes_on() -> None:

@@ -1,1 +1,1 @@
-"""Two recordings compared: which sites are the same, where they part, by how much, and why."""
+"""Two recordings compared: the sites that they share, their first difference, its size and its cause."""

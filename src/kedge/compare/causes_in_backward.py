@@ -1,99 +1,99 @@
-"""Causes after the forward pass: gradients, and what the optimizer makes of them."""
+"""Causes after the forward pass: in gradients, and in the optimizer's updates."""
 
 from __future__ import annotations
 
 from kedge.compare.alignment.sites import BACKWARD
-from kedge.compare.first_parting import Cause, Facts, steady
+from kedge.compare.first_parting import FirstParting, PartingCause, common_factor
 from kedge.numbers import counted
-from kedge.rules.optimizers import optimizers
+from kedge.rules.recorded.optimizers import optimizers
 from kedge.store.recording import Recording
 
-#: How near the factors of all gradients are if the loss was scaled, and those of all updates if the rate was.
+#: The spread of the factors of all gradients if the loss was scaled, and of all updates if the rate was.
 SCALED, RATED = 1e-3, 0.02
 
 
-def dtype(facts: Facts) -> Cause | None:
-    """A gradient has another dtype."""
+def dtype(facts: FirstParting) -> PartingCause | None:
+    """The cause if a gradient has another dtype."""
     same = facts.first.same
     if same.a.dtype == same.b.dtype:
         return None
-    return Cause(
+    return PartingCause(
         "dtype",
         f"another dtype: {same.text} is {same.a.dtype} in A and {same.b.dtype} in B",
         f"at step {facts.step} everything before it is {facts.equal_before()}",
     )
 
 
-def scaled(facts: Facts) -> Cause | None:
-    """All gradients are multiplied by one number."""
+def scaled(facts: FirstParting) -> PartingCause | None:
+    """The cause if all gradients are multiplied by one number."""
     gradients = facts.compared("out.grad", "param.grad")
-    factor = steady(facts.ratios(gradients), SCALED)
+    factor = common_factor(facts.ratios(gradients), SCALED)
     if facts.first.same.phase != BACKWARD or factor is None:
         return None
-    return Cause(
+    return PartingCause(
         "scaled",
-        f"the loss is scaled otherwise: the gradients are {factor:.4g} times as large in B",
+        f"another scale of the loss: the gradients are {factor:.4g} times as large in B",
         f"at step {facts.step} the forward pass is {facts.equal_before()}, "
         f"and {counted(len(gradients), 'gradient')} differ by the same factor",
     )
 
 
-def loss(facts: Facts) -> Cause | None:
-    """The loss is another one, or the gradient that comes from it."""
+def loss(facts: FirstParting) -> PartingCause | None:
+    """The cause if the loss differs, or the first gradient."""
     same = facts.first.same
     if same.kind == "loss":
         before = f"at step {facts.step} the forward pass is {facts.equal_before()}"
-        return Cause("loss", f"another loss, or other targets: {same.text} is the first to differ", before)
+        return PartingCause("loss", f"another loss, or other targets: {same.text} is the first to differ", before)
     gradients = facts.compared("out.grad", "param.grad")
     if same.phase != BACKWARD or facts.sites[gradients[0]] is not same:
         return None
-    return Cause(
+    return PartingCause(
         "loss",
         "another loss, or other targets: the first gradient differs",
         f"at step {facts.step} the forward pass is {facts.equal_before()}, {same.text} is not",
     )
 
 
-def backward(facts: Facts) -> Cause | None:
-    """A gradient differs though the one before is equal."""
+def backward(facts: FirstParting) -> PartingCause | None:
+    """The cause if a gradient differs though the one before is equal."""
     same = facts.first.same
     if same.phase != BACKWARD:
         return None
-    return Cause(
+    return PartingCause(
         "backward",
         f"the backward pass differs from {same.text} on",
         f"at step {facts.step} the forward pass and the gradients before it are {facts.equal_before()}",
     )
 
 
-def norm(facts: Facts) -> Cause | None:
-    """The norm at the end of backward differs, and no gradient does."""
+def norm(facts: FirstParting) -> PartingCause | None:
+    """The cause if the norm at the end of backward differs, and no gradient does."""
     if facts.first.same.kind != "grad.norm":
         return None
-    return Cause(
+    return PartingCause(
         "clipping",
-        "gradients are added up or scaled otherwise: their norm at the end of backward differs",
+        "gradients are accumulated or scaled differently: their norm at the end of backward differs",
         f"at step {facts.step} the forward pass and all gradients of backward are {facts.equal_before()}, "
         "their norm at its end is not",
     )
 
 
-def rate(facts: Facts) -> Cause | None:
-    """All updates are multiplied by one number."""
+def rate(facts: FirstParting) -> PartingCause | None:
+    """The cause if all updates are multiplied by one number."""
     updates = facts.compared("update")
-    factor = steady(facts.ratios(updates), RATED)
+    factor = common_factor(facts.ratios(updates), RATED)
     if facts.first.same.kind != "update" or factor is None:
         return None
     same = "the update is" if len(updates) == 1 else f"the updates of all {len(updates)} parameters are"
     rates = [_rates(recording) for recording in (facts.comparison.a, facts.comparison.b)]
     if facts.at_start and rates[0] and rates[0] == rates[1]:  # they are those of an optimizer's first step
-        return Cause(
+        return PartingCause(
             "clipping",
-            f"gradients are changed otherwise after backward, as by clipping: {same} {factor:.4g} times as large in B",
+            f"gradients are changed differently after backward, for example by clipping: {same} {factor:.4g} times as large in B",
             f"at step {facts.step} parameters, forward and gradients are {facts.equal_before()}, "
             "and the optimizers of both runs begin with the same learning rates",
         )
-    return Cause(
+    return PartingCause(
         "rate",
         f"another learning rate: {same} {factor:.4g} times as large in B",
         f"at step {facts.step} parameters, forward and gradients are {facts.equal_before()}",
@@ -104,12 +104,12 @@ def _rates(recording: Recording) -> list[list[float]]:
     return [entry.get("rates", []) for entry in optimizers(recording) or ()]
 
 
-def optimizer(facts: Facts) -> Cause | None:
-    """Updates differ, each otherwise."""
+def optimizer(facts: FirstParting) -> PartingCause | None:
+    """The cause if updates differ by different factors."""
     if facts.first.same.kind != "update":
         return None
     parted, all_of = facts.parted("update"), facts.compared("update")
-    return Cause(
+    return PartingCause(
         "optimizer",
         "another optimizer, or other settings of it",
         f"at step {facts.step} parameters, forward and gradients are {facts.equal_before()}, and "

@@ -5,66 +5,68 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kedge.compare.alignment.modules import Module, flow
+from kedge.compare.alignment.modules import RecordedModule, flow
 from kedge.compare.alignment.sites import SameSite
-from kedge.compare.first_parting import Cause, Facts, is_called_from_outside
-from kedge.compare.wording import told_change, told_module, told_modules
+from kedge.compare.first_parting import FirstParting, PartingCause, is_called_from_outside
+from kedge.compare.wording import change_between, name_of_module, names_of_modules
 from kedge.numbers import counted
 
 #: Modules that draw random numbers, by the names of their classes.
 RANDOM = re.compile(r"drop|stochastic|gumbel|rrelu|noise", re.IGNORECASE)
-#: Modules that may do so inside, by the names of their classes.
+#: Modules that may draw random numbers inside, by the names of their classes.
 DRAWING = re.compile(r"att(entio)?n|transformer|lstm|gru|rnn", re.IGNORECASE)
 #: Modules that multiply matrices, which GPUs may do in a coarser format.
 PRODUCTS = re.compile(r"linear|conv|attention|lstm|gru|rnn", re.IGNORECASE)
-#: What a product in TensorFloat-32 is off by, give or take what sums even out.
+#: The range of the error of a product in TensorFloat-32.
 COARSE_PRODUCT = (2.0**-16, 2.0**-8)
 
 
-def dtype(facts: Facts) -> Cause | None:
-    """A module computes in another dtype."""
+def dtype(facts: FirstParting) -> PartingCause | None:
+    """The cause if a module computes in another dtype."""
     same = facts.first.same
     if same.kind not in ("in", "out") or not facts.differing_dtypes([facts.sites.index(same)]):
         return None
     outputs = [i for i, other in enumerate(facts.sites) if other.kind == "out"]
     n = len(facts.differing_dtypes(outputs))
-    return Cause(
+    return PartingCause(
         "dtype",
         f"another dtype: {same.text} is {same.a.dtype} in A and {same.b.dtype} in B",
         f"so are {n} of {counted(len(outputs), 'output')}; {_before(facts)}",
     )
 
 
-def randomness(facts: Facts) -> Cause | None:
-    """A module that draws random numbers drew others."""
+def randomness(facts: FirstParting) -> PartingCause | None:
+    """The cause if a module drew other random numbers."""
     module = facts.first.same.module
     if facts.first.same.kind != "out" or not module.kept or not RANDOM.search(module.a.type):
         return None
-    return Cause(
+    return PartingCause(
         "random",
-        f"other random numbers: {told_module(module.a)} is the first to differ",
-        f"{_before(facts)}; seed the generator of random numbers alike in both",
+        f"other random numbers: {name_of_module(module.a)} is the first to differ",
+        f"{_before(facts)}; seed the random number generator equally in both",
     )
 
 
-def layer(facts: Facts) -> Cause | None:
-    """A module is another one, or stands where the other recording has none."""
+def layer(facts: FirstParting) -> PartingCause | None:
+    """The cause if a module was changed, or exists in one recording alone."""
     same = facts.first.same
     if same.kind not in ("in", "out"):
         return None
     module = same.module
     if same.kind == "out" and not module.kept:
-        return Cause("layer", f"a changed layer: {told_change(module.a, module.b)}", _before(facts))
+        return PartingCause("layer", f"a changed layer: {change_between(module.a, module.b)}", _before(facts))
     for side, only in (("B", facts.comparison.alignment.only_b), ("A", facts.comparison.alignment.only_a)):
         added = _between(facts, only, side.lower())
         if added:
             other = "A" if side == "B" else "B"
-            return Cause("layer", f"a changed layer: {side} has {told_modules(added)}, {other} has not", _before(facts))
+            return PartingCause(
+                "layer", f"a changed layer: {side} has {names_of_modules(added)}, {other} does not", _before(facts)
+            )
     return None
 
 
-def _between(facts: Facts, only: Sequence[Module], side: str) -> list[Module]:
-    """Give the modules of one side that fire between the last site that is equal and the first that is not."""
+def _between(facts: FirstParting, only: Sequence[RecordedModule], side: str) -> list[RecordedModule]:
+    """Return the modules of one side that fire between the last equal site and the first different one."""
     last = getattr(facts.first.same, side)
     known = [getattr(facts.sites[i], side) for i in facts.compared("in", "out")]
     start = max((site.id for site in known if site.id < last.id), default=-1)
@@ -76,21 +78,21 @@ def _between(facts: Facts, only: Sequence[Module], side: str) -> list[Module]:
     ]
 
 
-def rounding(facts: Facts) -> Cause | None:
-    """The same arithmetic, rounded otherwise."""
+def rounding(facts: FirstParting) -> PartingCause | None:
+    """The cause if the same arithmetic is rounded differently."""
     if not facts.is_rounding:
         return None
     a, b = facts.comparison.a.manifest, facts.comparison.b.manifest
-    evidence = f"the first difference is as small as rounding makes it; {_before(facts)}"
+    evidence = f"the first difference is as small as rounding; {_before(facts)}"
     for key, name in (("torch", "another version of PyTorch"), ("device", "another device")):
         if a.get(key) != b.get(key):
-            return Cause(key, f"{name}: {a.get(key, 'unknown')} in A, {b.get(key, 'unknown')} in B", evidence)
-    reasons = "compiled code, another number of threads, and kernels that are not deterministic do that"
-    return Cause("rounding", "rounding: the same arithmetic in another order", f"{evidence}; {reasons}")
+            return PartingCause(key, f"{name}: {a.get(key, 'unknown')} in A, {b.get(key, 'unknown')} in B", evidence)
+    reasons = "compiled code, another number of threads, or non-deterministic kernels can be the reason"
+    return PartingCause("rounding", "rounding: the same arithmetic in another order", f"{evidence}; {reasons}")
 
 
-def products(facts: Facts) -> Cause | None:
-    """A product of matrices in a coarser format."""
+def products(facts: FirstParting) -> PartingCause | None:
+    """The cause if products of matrices have a coarser format."""
     same, (least, most) = facts.first.same, COARSE_PRODUCT
     devices = [str(r.manifest.get("device", "")) for r in (facts.comparison.a, facts.comparison.b)]
     kind = same.module.a.type
@@ -98,19 +100,19 @@ def products(facts: Facts) -> Cause | None:
         return None
     if same.a.dtype != "float32" or not least < facts.first.apart < most:
         return None
-    return Cause(
+    return PartingCause(
         "products",
         f"perhaps products of matrices in TensorFloat-32: {same.text} is the first to differ",
         f"{_before(facts)}, and they are {facts.first.apart:.1g} apart; compare torch.backends.cuda.matmul.allow_tf32",
     )
 
 
-def code(facts: Facts) -> Cause | None:
-    """A module computes something else, or what lies between modules does."""
+def code(facts: FirstParting) -> PartingCause | None:
+    """The cause if a module computes something else, or code between modules does."""
     same = facts.first.same
     if same.kind == "in":
-        where = f"what comes into {same.module.label} is made differently, by code between modules"
-        return Cause("code", where, f"{_before(facts)}; functions such as F.dropout are no modules")
+        headline = f"the input of {same.module.label} is computed differently, by code between modules"
+        return PartingCause("code", headline, f"{_before(facts)}; functions such as F.dropout are not modules")
     if same.kind != "out":
         return None
     known = [i for i in facts.compared("in") if facts.sites[i].module is same.module]
@@ -118,20 +120,20 @@ def code(facts: Facts) -> Cause | None:
     parameters = [i for i in facts.compared("param") if facts.sites[i].module is same.module]
     given = f"{inputs} {facts.equal_before()}" + (", and so are its parameters" if parameters and known else "")
     if DRAWING.search(same.module.a.type):
-        given += "; such a module may drop values at random: seed the generator of random numbers alike in both"
-    name = told_module(same.module.a)
+        given += "; such a module may drop values at random: seed the random number generator equally in both"
+    name = name_of_module(same.module.a)
     if is_called_from_outside(facts.comparison.a, same) and same.module.leaf:
         given += "; whole numbers, such as targets, are not measured"
-        return Cause("loss", f"{name} computes something else, or is given other targets", given)
-    return Cause("code", f"{name} computes something else", given)
+        return PartingCause("loss", f"{name} computes something else, or gets other targets", given)
+    return PartingCause("code", f"{name} computes something else", given)
 
 
-def _before(facts: Facts) -> str:
-    """Say what is equal up to the first parting."""
+def _before(facts: FirstParting) -> str:
+    """Return a sentence about the equal sites before the first difference."""
     before = _equal_sites(facts)
     return f"at step {facts.step} the {counted(len(before), 'site')} before it are {facts.equal_before()}"
 
 
-def _equal_sites(facts: Facts) -> list[SameSite]:
+def _equal_sites(facts: FirstParting) -> list[SameSite]:
     place = facts.sites.index(facts.first.same)
     return [same for i, same in enumerate(facts.sites[:place]) if facts.is_compared(i)]

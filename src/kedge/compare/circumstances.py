@@ -1,4 +1,4 @@
-"""In what circumstances two recordings differ: what was typed, and on what it ran."""
+"""Differences in the circumstances of two recordings: the commands, versions and devices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from difflib import SequenceMatcher
 
 from kedge.store.recording import Recording
 
-#: What of a manifest is compared.
+#: The keys of a manifest that are compared.
 KEYS = ("torch", "device", "python", "kedge", "world")
 
 
 @dataclass(frozen=True)
 class Circumstance:
-    """One thing that is different: what it is, and how it is in A and in B."""
+    """One difference: its name, and the value in A and in B."""
 
     name: str
     a: str
@@ -22,7 +22,7 @@ class Circumstance:
 
 
 def circumstances(a: Recording, b: Recording) -> tuple[Circumstance, ...]:
-    """List what is different: the words that were typed, versions, the device."""
+    """Return the differences: words of the commands, versions, the device."""
     typed = (_words(a), _words(b))
     found = [Circumstance("command", " ".join(one), " ".join(other)) for one, other in _changes(*typed)]
     for key in KEYS:
@@ -37,14 +37,14 @@ def _words(recording: Recording) -> list[str]:
 
 
 def _changes(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
-    """Give the words that differ; an option goes with the value that follows it."""
+    """Yield the words that differ; an option belongs to the value that follows it."""
     for a1, a2, b1, b2 in _places(a, b):
         option = a1 > 0 and b1 > 0 and a[a1 - 1].startswith("-")
         yield a[a1 - option : a2], b[b1 - option : b2]
 
 
 def _places(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Give where the words that differ begin and end in either; those of equally many words stand side by side."""
+    """Yield where differing words begin and end in either; commands of the same length are compared word by word."""
     if len(a) == len(b):
         yield from ((i, i + 1, i, i + 1) for i, (one, other) in enumerate(zip(a, b, strict=True)) if one != other)
         return

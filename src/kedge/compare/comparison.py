@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.compare.alignment.sites import Alignment, SameModule, SameSite, align
-from kedge.compare.measures import COMPARED, COUNTS, Chosen, Compared, apart, eps
+from kedge.compare.measures import COMPARED, COUNTS, ChosenRows, Compared, apart, eps
 from kedge.errors import CannotCompare
 from kedge.numbers import counted
 from kedge.store.recording import Recording
 from kedge.store.rows import Bools, Floats, Ints, Rows
 
-#: How many steps a message names.
+#: The number of steps that a message names.
 NAMED_STEPS = 3
 #: Less than any distance.
 NOT_MEASURED = -1.0
@@ -24,15 +24,15 @@ NOT_MEASURED = -1.0
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two recordings differ: one statistic of one site in one step.
+    """One difference of two recordings: one statistic of one site in one step.
 
     Attributes:
         step: The step.
         same: The site.
-        statistic: Which of its statistics differs most.
+        statistic: Its statistic that differs most.
         a: The statistic in A.
         b: The statistic in B.
-        apart: How far the two are apart, see Note [Apart].
+        apart: The distance of the two, see Note [Apart].
     """
 
     step: int
@@ -51,18 +51,18 @@ class Parting:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What two recordings have in common, and how far they are apart.
+    """The common sites and steps of two recordings, and the distances of their values.
 
     The matrices have a line for each of ``alignment.sites`` and a column for each of ``steps``.
 
     Attributes:
         a: The first recording.
         b: The second.
-        alignment: What of A is what of B.
+        alignment: The pairs of their modules and sites.
         steps: The steps in which some site was measured in both.
-        tolerance: How far values may be apart and still count as equal.
-        apart: How far they are apart, NaN where nothing was measured in both.
-        which: The number in ``COMPARED`` of the statistic that is the furthest apart.
+        tolerance: The largest distance of values that count as equal.
+        apart: Their distances, NaN where nothing was measured in both.
+        which: The number in ``COMPARED`` of the statistic with the largest distance.
     """
 
     a: Recording
@@ -75,17 +75,17 @@ class Comparison:
 
     @cached_property
     def parted(self) -> Bools:
-        """Where they are further apart than the tolerance."""
+        """Whether the distance exceeds the tolerance, for each site and step."""
         return np.greater(self.apart, self.tolerance)
 
     @cached_property
     def values(self) -> int:
-        """How many pairs of a site and a step were compared."""
+        """The number of pairs of a site and a step that were compared."""
         return int(np.count_nonzero(~np.isnan(self.apart)))
 
     @cached_property
     def modules(self) -> tuple[SameModule, ...]:
-        """The modules of which some site was compared, in A's order of the data."""
+        """The modules with a compared site, in A's order of the data."""
         compared = {id(self.alignment.sites[i].module) for i in self._measured}
         return tuple(same for same in self.alignment.modules if id(same) in compared)
 
@@ -95,33 +95,33 @@ class Comparison:
 
     @cached_property
     def full(self) -> int:
-        """How many of the steps are measured in full in both."""
+        """The number of steps that are measured in full in both."""
         return len(np.intersect1d(self.a.steps, self.b.steps, assume_unique=True))
 
     @cached_property
     def unlike(self) -> int:
-        """How many of the steps are measured in full in one recording alone."""
+        """The number of steps that are measured in full in one recording alone."""
         return int(np.isin(self.steps, np.setxor1d(self.a.steps, self.b.steps, assume_unique=True)).sum())
 
     @cached_property
     def first(self) -> Parting | None:
-        """Where they first part: the first step, and in it the first site in the order of the data."""
+        """The first difference: in the first step with one, at the first site in the order of the data."""
         columns = np.flatnonzero(self.parted.any(axis=0))
         return self.parting(int(np.argmax(self.parted[:, columns[0]])), int(columns[0])) if len(columns) else None
 
     def parting(self, site: int, step: int) -> Parting:
-        """Tell how two sites are apart in one step, by their places in the matrices."""
+        """Return the difference of two sites in one step, by their places in the matrices."""
         same, statistic = self.alignment.sites[site], COMPARED[self.which[site, step]]
         a, b = (self.value(site, step, statistic, side) for side in ("a", "b"))
         return Parting(int(self.steps[step]), same, statistic, a, b, float(self.apart[site, step]))
 
     def value(self, site: int, step: int, statistic: Compared, side: str) -> float:
-        """Give one statistic of a site in one step of one of the recordings."""
+        """Return one statistic of a site in one step of one of the recordings."""
         rows = (self.a if side == "a" else self.b).rows(getattr(self.alignment.sites[site], side))
         return float(rows.statistic(statistic)[np.searchsorted(rows.step, self.steps[step])])
 
     def of_module(self, same: SameModule) -> list[int]:
-        """Give the places of a module's sites."""
+        """Return the places of a module's sites."""
         return self._places.get(id(same), [])
 
     @cached_property
@@ -138,7 +138,7 @@ def compare(a: Recording, b: Recording, tolerance: float = 0.0) -> Comparison:
     Args:
         a: The first recording.
         b: The second.
-        tolerance: How far values may be apart and still count as equal, see Note [Apart].
+        tolerance: The largest distance of values that count as equal, see Note [Apart].
 
     Raises:
         CannotCompare: They have no site or no step in common.
@@ -154,7 +154,7 @@ def compare(a: Recording, b: Recording, tolerance: float = 0.0) -> Comparison:
     which = np.zeros(far.shape, dtype=np.int8)
     for i, (same, (found, here, there)) in enumerate(zip(alignment.sites, places, strict=True)):
         where = slice(None) if len(found) == len(steps) else np.searchsorted(steps, found)
-        one, other = Chosen(a.rows(same.a), here), Chosen(b.rows(same.b), there)
+        one, other = ChosenRows(a.rows(same.a), here), ChosenRows(b.rows(same.b), there)
         for number, (_, distance) in enumerate(apart(one, other)):
             more = distance > far[i, where]
             which[i, where] = np.where(more, number, which[i, where])
@@ -164,14 +164,14 @@ def compare(a: Recording, b: Recording, tolerance: float = 0.0) -> Comparison:
     return Comparison(a, b, alignment, steps[measured], tolerance, far[:, measured], which[:, measured])
 
 
-Place = Ints | slice
+Indices = Ints | slice
 
 
-def _common(a: Rows, b: Rows, kind: str) -> tuple[Ints, Place, Place]:
-    """Give the steps in which both have the same kind of value, and where they are in either.
+def _common(a: Rows, b: Rows, kind: str) -> tuple[Ints, Indices, Indices]:
+    """Return the steps in which both have the same kind of value, and their places in either.
 
-    Off schedule a parameter's gradient is seen only where one is not finite: it is not compared with those on schedule.
-    An update is that of some elements: if there are more of them in one recording, they are other ones.
+    Between measured steps a parameter's gradient is recorded only if one is not finite: it is compared with others of its
+    kind alone. An update has some of the elements: other numbers of them mean other elements.
     """
     telling = {"param.grad": "level", "update": "count"}.get(kind)
     if np.array_equal(a.step, b.step) and (telling is None or np.array_equal(getattr(a, telling), getattr(b, telling))):
@@ -184,7 +184,7 @@ def _common(a: Rows, b: Rows, kind: str) -> tuple[Ints, Place, Place]:
 
 
 def _union(steps: Iterator[Ints]) -> Ints:
-    """Give all steps of several sites, most of which have the same."""
+    """Return all steps of several sites, most of which have the same ones."""
     distinct: dict[tuple[int, ...], list[Ints]] = {}
     for found in steps:
         if len(found):

@@ -1,4 +1,4 @@
-"""What is known of the step in which two recordings part: the evidence that causes are told from."""
+"""The first step in which two recordings differ: the evidence for its cause."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ROUNDING_ULPS = 64
 
 
 @dataclass(frozen=True)
-class Cause:
-    """Why two recordings part, as far as they show it.
+class PartingCause:
+    """The cause of a difference, as far as the recordings show it.
 
     Attributes:
         code: One word for programs.
-        headline: What the cause is, in a few words.
-        evidence: What shows it.
+        headline: The cause, in a few words.
+        evidence: The facts that show it.
     """
 
     code: str
@@ -32,12 +32,12 @@ class Cause:
     evidence: str
 
 
-class Facts:
-    """The first step in which two recordings part, and what is equal until then.
+class FirstParting:
+    """The first step in which two recordings differ, and the values that are equal until then.
 
     Attributes:
         comparison: The comparison.
-        first: The first parting.
+        first: The first difference.
         column: The place of its step in the comparison's matrices.
     """
 
@@ -52,27 +52,27 @@ class Facts:
 
     @property
     def step(self) -> int:
-        """The step in which they part."""
+        """The step in which they differ."""
         return self.first.step
 
     def compared(self, *kinds: str) -> list[int]:
-        """Give the places of the sites of some kinds that were compared in that step."""
+        """Return the places of the sites of some kinds that were compared in that step."""
         return [i for i, same in enumerate(self.sites) if same.kind in kinds and self.is_compared(i)]
 
     def is_compared(self, site: int) -> bool:
-        """Tell whether a site was compared in that step."""
+        """Whether a site was compared in that step."""
         return not np.isnan(self.comparison.apart[site, self.column])
 
     def parted(self, *kinds: str) -> list[int]:
-        """Give the places of the sites of some kinds that part in that step."""
+        """Return the places of the sites of some kinds that differ in that step."""
         return [i for i in self.compared(*kinds) if self.comparison.parted[i, self.column]]
 
     def parting(self, site: int) -> Parting:
-        """Tell how a site is apart in that step."""
+        """Return the difference of a site in that step."""
         return self.comparison.parting(site, self.column)
 
     def earlier(self, *kinds: str) -> int | None:
-        """Give the last step before in which sites of some kinds were compared; None if there is none."""
+        """Return the last step before in which sites of some kinds were compared; None if there is none."""
         rows = [i for i, same in enumerate(self.sites) if same.kind in kinds]
         before = ~np.isnan(self.comparison.apart[rows, : self.column]).all(axis=0) if rows else np.zeros(0, dtype=bool)
         found = np.flatnonzero(before)
@@ -84,7 +84,7 @@ class Facts:
         return all(len(r.steps) and r.steps[0] == self.step for r in (self.comparison.a, self.comparison.b))
 
     def ratios(self, sites: Iterable[int]) -> Floats:
-        """Give how many times as large each site's root mean square is in B; NaN where both are zero."""
+        """Return the root mean square of each site in B relative to A; NaN if both are zero."""
         values = [[self.comparison.value(i, self.column, "rms", side) for side in ("b", "a")] for i in sites]
         both = np.array(values, dtype=np.float64).reshape(-1, 2)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -93,36 +93,36 @@ class Facts:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether the first parting is as small as another order of the same operations makes it."""
+        """Whether another order of the same operations explains the size of the first difference."""
         return self.first.ulps is not None and self.first.ulps <= ROUNDING_ULPS
 
     def differing_dtypes(self, sites: Iterable[int]) -> list[int]:
-        """Choose the sites that have another dtype in B."""
+        """Return the sites that have another dtype in B."""
         return [i for i in sites if self.sites[i].a.dtype != self.sites[i].b.dtype]
 
     def fits_dtypes(self, parting: Parting) -> bool:
-        """Whether two values are as near to each other as the coarser of both dtypes allows."""
+        """Whether the coarser of both dtypes explains the distance of two values."""
         return parting.ulps is not None and parting.ulps <= ROUNDING_ULPS / 8
 
     def equal_before(self) -> str:
-        """Say how equal everything is that comes before the parting."""
+        """Return words for the equality of everything before the difference."""
         return "equal to the last bit" if not self.comparison.tolerance else "equal within the tolerance"
 
 
 def is_from_outside(recording: Recording, same: SameSite) -> bool:
-    """Tell whether a site is an input that no watched module made, of a module that was called from outside."""
+    """Whether a site is an input that no watched module made, of a module that the program itself calls."""
     outside = same.kind == "in" and is_called_from_outside(recording, same)
     return outside and all(source is None for source in same.a.sources)
 
 
 def is_called_from_outside(recording: Recording, same: SameSite) -> bool:
-    """Tell whether the program itself calls the module of a site: the whole model, or the loss."""
+    """Whether the program itself calls the module of a site: the whole model, or the loss."""
     roots, site = recording.roots, same.a
     return site.path == (roots[site.root].prefix if site.root < len(roots) else "")
 
 
-def steady(ratios: Floats, spread: float) -> float | None:
-    """Give the factor that all ratios are, give or take a share; None if they differ."""
+def common_factor(ratios: Floats, spread: float) -> float | None:
+    """Return the factor that all ratios equal up to a share; None if they differ."""
     known = ratios[~np.isnan(ratios)]
     if not len(known) or not np.all(np.isfinite(known) & (known > 0)):
         return None

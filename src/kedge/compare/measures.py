@@ -1,14 +1,14 @@
-"""How far two values of a statistic are apart.
+"""The distance of two values of a statistic.
 
 # Note [Apart]
 Two values are ``|a - b| / scale`` apart: 0 if they are equal to the last bit, about 1 if one is much larger than the
 other, at most 2. The scale is the larger of the two sizes. For a mean these are the root mean squares, as the mean of
 many numbers around zero is itself hardly more than rounding; for an extreme the larger extremes of either side; for
-all others the values. A share is compared as it is. What is not finite on one side alone is infinitely far apart.
+all others the values. A share is compared directly. If one side alone is not finite, the distance is infinite.
 NaN: not measured on both sides.
 
-A light step's norms and the sums of a full one are added up in other orders, and their last bits differ. So a step that
-is light in one recording and full in the other is compared up to what rounding makes of it.
+The norms of a guarded step and the sums of a measured one are added up in other orders, and their last bits differ. So a
+step that is guarded in one recording and measured in the other is compared up to rounding.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from kedge.store.rows import Bools, Floats, Ints, Rows, Statistic
 
 Compared = Literal["rms", "max", "min", "mean", "zero", "nonfinite", "count"]
 
-#: The statistics that are compared; of several that are equally far apart the first is named.
+#: The statistics that are compared; of several with the same distance the first is named.
 COMPARED: tuple[Compared, ...] = ("rms", "max", "min", "mean", "zero", "nonfinite", "count")
 
-#: The statistics that tell nothing about rounding: one element more that is zero is no smaller than any other.
+#: The statistics that do not show rounding: they count elements.
 COUNTS = frozenset({"zero", "nonfinite", "count"})
 
 
-#: How far apart the same values are at most, measured in a light step and in a full one.
+#: The largest distance of the same values in a guarded step and in a measured one.
 MEASURED_OTHERWISE = 2.0**-16
 
 
-class Chosen:
+class ChosenRows:
     """The rows of one site in the steps that are compared."""
 
     def __init__(self, rows: Rows, where: Ints | slice) -> None:
@@ -42,21 +42,21 @@ class Chosen:
 
     @property
     def broken(self) -> Bools:
-        """Where something was not finite."""
+        """Whether something was not finite, for each step."""
         return np.asarray(~self._rows.clean & (self._rows.count > 0))[self._where]
 
     @property
     def level(self) -> Ints:
-        """How closely each step was measured."""
+        """The level of measurement of each step."""
         return np.asarray(self._rows.level[self._where])
 
     def __getitem__(self, statistic: Statistic) -> Floats:
-        """Give a statistic, NaN where it was not measured."""
+        """Return a statistic, NaN where it was not measured."""
         return self._rows.statistic(statistic)[self._where]
 
 
-def apart(a: Chosen, b: Chosen) -> Iterator[tuple[Compared, Floats]]:
-    """Give for each statistic how far two sites are apart in each step; see Note [Apart]."""
+def apart(a: ChosenRows, b: ChosenRows) -> Iterator[tuple[Compared, Floats]]:
+    """Yield for each statistic the distance of two sites in each step; see Note [Apart]."""
     broken, other = a.broken, b.broken
     both, one = broken & other, broken != other
     otherwise = a.level != b.level
@@ -89,11 +89,11 @@ def _relative(x: Floats, y: Floats, sizes: Floats | None) -> Floats:
 
 
 def eps(dtype: str) -> float | None:
-    """Give the relative distance of a format's neighbouring numbers; None for what is no floating-point format."""
+    """Return the relative distance of a format's neighbouring numbers; None if it is not a floating-point format."""
     known = FORMATS.get(dtype)
     return known.smallest / known.smallest_normal if known else None
 
 
 def coarser(a: str, b: str) -> str:
-    """Give the coarser of two formats."""
+    """Return the coarser of two formats."""
     return max((a, b), key=lambda dtype: eps(dtype) or 0.0)

@@ -1,4 +1,4 @@
-"""Whether two recordings part, where first, and why."""
+"""The verdict on two recordings: whether they differ, the first difference, and its cause."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from kedge.compare import causes_before_forward, causes_in_backward, causes_in_forward
 from kedge.compare.comparison import Comparison, Parting
-from kedge.compare.first_parting import Cause, Facts, is_from_outside
+from kedge.compare.first_parting import FirstParting, PartingCause, is_from_outside
 from kedge.numbers import counted
 
-Finder = Callable[[Facts], Cause | None]
+Finder = Callable[[FirstParting], PartingCause | None]
 
-#: Who tells a cause, in the order of a step: the first that knows one is believed.
+#: The finders of causes, in the order of a step: the first cause counts.
 FINDERS: tuple[Finder, ...] = (
     causes_before_forward.unseen,
     causes_before_forward.late,
@@ -40,37 +40,37 @@ FINDERS: tuple[Finder, ...] = (
     causes_in_backward.optimizer,
 )
 
-#: What the ranks of one run share; the rest of what they see is their own.
+#: The kinds of sites that the ranks of one run share; all others belong to one rank.
 SHARED = ("param", "grad.norm", "update")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of two recordings.
+    """The verdict on two recordings.
 
     Attributes:
-        parted: Whether they differ by more than the tolerance, where they should not.
-        first: Where they first differ; None if they do not.
-        cause: Why, or that they do not.
+        parted: Whether they differ by more than the tolerance, and should not.
+        first: The first difference; None if there is none.
+        cause: Its cause, or that there is no difference.
     """
 
     parted: bool
     first: Parting | None
-    cause: Cause
+    cause: PartingCause
 
 
 def judge(comparison: Comparison) -> Verdict:
-    """Say whether two runs part, and why."""
+    """Return the verdict on two runs."""
     first = comparison.first
     if first is None:
         return Verdict(parted=False, first=None, cause=_same(comparison))
-    facts = Facts(comparison, first)
+    facts = FirstParting(comparison, first)
     found = next(cause for find in (*FINDERS, _unknown) if (cause := find(facts)) is not None)
     return Verdict(parted=True, first=first, cause=found)
 
 
 def judge_ranks(comparison: Comparison) -> Verdict:
-    """Say whether two ranks of one run drift apart: their data may differ, what they share may not."""
+    """Return the verdict on two ranks of one run: their data may differ, the values that they share may not."""
     sites = comparison.alignment.sites
     shared = [i for i, same in enumerate(sites) if same.kind in SHARED]
     parted = comparison.parted[shared]
@@ -82,38 +82,44 @@ def judge_ranks(comparison: Comparison) -> Verdict:
     return Verdict(parted=False, first=comparison.first, cause=_agreement(comparison, shared))
 
 
-def _same(comparison: Comparison) -> Cause:
+def _same(comparison: Comparison) -> PartingCause:
     values = f"{counted(comparison.values, 'value')} of {counted(len(comparison.alignment.sites), 'site')}"
     steps = counted(len(comparison.steps), "step")
     if comparison.tolerance:
         furthest = float(np.nanmax(comparison.apart))
         found = f"{values} in {steps} are at most {furthest:.2g} apart, and {comparison.tolerance:g} is tolerated"
-        return Cause("same", "no difference beyond the tolerance", found)
+        return PartingCause("same", "no difference beyond the tolerance", found)
     rounded = f", those of {counted(comparison.unlike, 'step')} that one alone measured in full up to rounding"
     rounded *= comparison.unlike > 0
-    return Cause("same", "no difference", f"{values} in {steps} are equal to the last bit{rounded}")
+    return PartingCause("same", "no difference", f"{values} in {steps} are equal to the last bit{rounded}")
 
 
-def _unknown(facts: Facts) -> Cause:
-    return Cause("unknown", f"they part in {facts.first.same.text}", f"everything before is {facts.equal_before()}")
+def _unknown(facts: FirstParting) -> PartingCause:
+    return PartingCause(
+        "unknown", f"they part in {facts.first.same.text}", f"everything before is {facts.equal_before()}"
+    )
 
 
-def _drift(first: Parting) -> Cause:
-    what = {"param": "parameters", "grad.norm": "gradients at the end of backward", "update": "updates"}
-    return Cause(
+def _drift(first: Parting) -> PartingCause:
+    names = {"param": "parameters", "grad.norm": "gradients at the end of backward", "update": "updates"}
+    return PartingCause(
         "drift",
-        f"the ranks drift apart: their {what[first.same.kind]} differ from step {first.step} on",
+        f"the ranks drift apart: their {names[first.same.kind]} differ from step {first.step} on",
         f"{first.same.text} is the first; ranks that hold parts of a sharded model differ without fault",
     )
 
 
-def _agreement(comparison: Comparison, shared: list[int]) -> Cause:
+def _agreement(comparison: Comparison, shared: list[int]) -> PartingCause:
     if np.isnan(comparison.apart[shared]).all():
-        return Cause("ranks", "nothing that ranks share was measured in both", "no parameter, gradient norm or update")
+        return PartingCause(
+            "ranks", "nothing that ranks share was measured in both", "no parameter, gradient norm or update"
+        )
     sites = comparison.alignment.sites
     inputs = [i for i, same in enumerate(sites) if is_from_outside(comparison.a, same)]
     known = comparison.apart[inputs]
     equal = f"parameters, gradient norms and updates are equal in {counted(len(comparison.steps), 'step')}"
     if inputs and not np.isnan(known).all() and not comparison.parted[inputs].any():
-        return Cause("same-data", "the ranks agree, and they get the same data: is it meant to be shared out?", equal)
-    return Cause("ranks", "the ranks agree in all that they share", equal + "; each has data of its own")
+        return PartingCause(
+            "same-data", "the ranks agree, and they get the same data: should each get a part of it?", equal
+        )
+    return PartingCause("ranks", "the ranks agree in all that they share", equal + "; each has data of its own")

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kedge.compare.alignment.modules import Module
+from kedge.compare.alignment.modules import RecordedModule
 
-#: How many modules are named before the rest is counted.
+#: The number of modules that are named before the rest is counted.
 NAMED = 3
 
 
-def shaped(shape: Sequence[int]) -> str:
-    """Write a shape: ``32x64``."""
+def text_of_shape(shape: Sequence[int]) -> str:
+    """Return a shape as text: ``32x64``."""
     return "x".join(map(str, shape)) or "a single number"
 
 
-def told_modules(modules: Sequence[Module]) -> str:
-    """Name some modules with their types."""
-    named = ", ".join(told_module(module) for module in modules[:NAMED])
+def names_of_modules(modules: Sequence[RecordedModule]) -> str:
+    """Return the names of some modules with their types."""
+    named = ", ".join(name_of_module(module) for module in modules[:NAMED])
     return named + (f" and {len(modules) - NAMED} more" if len(modules) > NAMED else "")
 
 
-def told_module(module: Module) -> str:
-    """Name a module with its type: ``fc1 (Linear)``, ``CrossEntropyLoss``."""
+def name_of_module(module: RecordedModule) -> str:
+    """Return the name of a module with its type: ``fc1 (Linear)``, ``CrossEntropyLoss``."""
     return module.label if module.type in ("", module.label.strip("()")) else f"{module.label} ({module.type})"
 
 
-def told_change(a: Module, b: Module) -> str:
-    """Say what is different between two modules, one in the place of the other."""
+def change_between(a: RecordedModule, b: RecordedModule) -> str:
+    """Return the difference between two modules, one in the place of the other."""
     if a.type != b.type:
         return f"{a.label} is {a.type} in A, {b.label + ' is ' if b.path != a.path else ''}{b.type} in B"
     ones, others = dict(a.parameters), dict(b.parameters)
     changed = [name for name in sorted({*ones, *others}) if ones.get(name) != others.get(name)]
     held = [" and ".join(_held(name, side) for name in changed) for side in (ones, others)]
-    return f"{told_module(a)} has {held[0]} in A, {held[1]} in B"
+    return f"{name_of_module(a)} has {held[0]} in A, {held[1]} in B"
 
 
 def _held(name: str, shapes: dict[str, tuple[int, ...]]) -> str:
-    return f"{name} {shaped(shapes[name])}" if name in shapes else f"no {name}"
+    return f"{name} {text_of_shape(shapes[name])}" if name in shapes else f"no {name}"

@@ -26,7 +26,7 @@ from kedge.hooks.gates.modules import After, Before, Begin, End
 from kedge.hooks.gates.saved import Saves
 from kedge.hooks.operations.switch import Doors
 from kedge.hooks.placing.installed import Mount
-from kedge.sites.select import Layout, Place, Selector
+from kedge.sites.select import ModelLayout, Selector, SitePlace
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.checkpoint import Segments
@@ -58,7 +58,7 @@ class Target:
         #: What its modules are, where it may be gone in the end.
         self.kinds: dict[str, weakref.ref[type[nn.Module]]] = {}
         self.compiled = False
-        session.mount(dynamo.Hold())
+        session.mount(dynamo.DynamoHold())
         modules.attach(session, model, self.begin)
         modules.attach(session, model, End(self.begin))
         count_steps(session, model)
@@ -68,7 +68,7 @@ class Target:
         model = self.model()
         if model is None:
             return None
-        layout = Layout(model)
+        layout = ModelLayout(model)
         if name in layout.modules:
             return layout.first[id(layout.modules[name])]
         return layout.first_param[id(layout.params[name])] if name in layout.params else None
@@ -85,7 +85,7 @@ class Target:
         if self.ops is not None:
             self.ops.doors = doors
 
-    def knows(self, place: Place) -> bool:
+    def knows(self, place: SitePlace) -> bool:
         """Whether the place's module is hooked on a side already, so that code was compiled with hooks on it."""
         hooked = id(place.module) in self.before or id(place.module) in self.after
         return hooked or (self.ops is not None and id(place.module) in self.ops.doors)
@@ -196,12 +196,12 @@ def _hook_model(session: Session, whole: nn.Module, selector: Selector | None, s
     _preserve(session, known, spec)
 
 
-def _names(places: list[Place]) -> str:
+def _names(places: list[SitePlace]) -> str:
     shown = ", ".join(p.site.path for p in places[:3])
     return shown + (f" and {len(places) - 3} more" if len(places) > 3 else "")
 
 
-def _place(session: Session, target: Target, place: Place, spec: Spec) -> None:
+def _place(session: Session, target: Target, place: SitePlace, spec: Spec) -> None:
     site = place.site
     if site.kind in _PARAM_KINDS:
         _place_param(session, target, place, spec)
@@ -230,7 +230,7 @@ def _place(session: Session, target: Target, place: Place, spec: Spec) -> None:
         gate.add(tap)
 
 
-def _place_saved(session: Session, target: Target, place: Place, spec: Spec) -> None:
+def _place_saved(session: Session, target: Target, place: SitePlace, spec: Spec) -> None:
     """Look at what autograd saves while a module is the innermost."""
     model = target.model()
     if target.saves is None and model is not None:
@@ -241,7 +241,7 @@ def _place_saved(session: Session, target: Target, place: Place, spec: Spec) -> 
             gate.add(tap)
 
 
-def _place_op(session: Session, target: Target, place: Place, spec: Spec) -> None:
+def _place_op(session: Session, target: Target, place: SitePlace, spec: Spec) -> None:
     """Stand at the operations inside a module's own forward."""
     model = target.model()
     if target.ops is None and model is not None:
@@ -284,7 +284,7 @@ def _after(session: Session, target: Target, module: nn.Module, path: str) -> Af
     return gate
 
 
-def _place_param(session: Session, target: Target, place: Place, spec: Spec) -> None:
+def _place_param(session: Session, target: Target, place: SitePlace, spec: Spec) -> None:
     if place.param is None:
         return
     if is_lazy(place.param):

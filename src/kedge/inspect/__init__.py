@@ -1,1 +1,1 @@
-"""What is there already: the hooks on a model, the graph that autograd has made, the operations of a forward."""
+"""Views of existing things: the hooks on a model, the autograd graph, the operations of a forward."""

@@ -1,7 +1,6 @@
-"""What is hooked on a model already: every hook, whose it is, and what it will do.
+"""The existing hooks on a model: every hook, its owner, and its effects.
 
-Nothing is called and nothing is changed: the tables of hooks are read, and the hooks' own source
-and attributes.
+It calls and changes nothing: it reads the tables of hooks, and the hooks' own source and attributes.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from kedge.inspect.effects import (
     FORWARD,
     STATE,
     TENSOR,
+    CopyTrial,
     Effect,
-    Found,
+    FoundHook,
     Standing,
-    Trial,
     effects,
     function_in,
     standings,
@@ -50,15 +49,15 @@ class HookEntry:
 
     Attributes:
         kind: One of `KINDS`.
-        path: The first name of the module or tensor it is on; "every module" or "every optimizer" for global hooks.
+        path: The first name of its module or tensor; "every module" or "every optimizer" for global hooks.
         type: Class name of that module, "Parameter" or "buffer"; empty for global hooks.
         order: Its place in the firing order among the hooks of its kind there, from 0. Global hooks come before a
             module's own.
-        name: What is called.
-        owner: "kedge", a library, or file and line of somebody's own code.
+        name: The name of the function.
+        owner: "kedge", a library, or file and line of the program's own code.
         source: File and line of the code; empty if it has none.
-        notes: How it was registered (with_kwargs, always_call), and what a hook of Kedge's serves.
-        effects: What it does to compile, gradients, in-place operations, pickle, deepcopy and state_dict.
+        notes: How it was registered (with_kwargs, always_call), and the sites and actions that a Kedge hook serves.
+        effects: Its effects on compile, gradients, in-place operations, pickle, deepcopy and state_dict.
     """
 
     kind: str
@@ -94,7 +93,7 @@ class Audit:
         return iter(self.entries)
 
     def __len__(self) -> int:
-        """How many hooks."""
+        """The number of hooks."""
         return len(self.entries)
 
     def of(self, kind: str) -> tuple[HookEntry, ...]:
@@ -104,17 +103,17 @@ class Audit:
             ValueError: If there is no such kind of hook.
         """
         if kind not in KINDS:
-            raise ValueError(f'"{kind}" is no kind of hook; kinds are {", ".join(KINDS)}')
+            raise ValueError(f'"{kind}" is not a kind of hook; kinds are {", ".join(KINDS)}')
         return tuple(e for e in self.entries if e.kind == kind)
 
     def __str__(self) -> str:
-        """A table by place, equal places in one, and below it what the hooks do, what may hurt first."""
+        """A table by place, equal places in one, and below it the effects of the hooks, harmful ones first."""
         if not self.entries:
             return "no hook is on this model"
         return "\n".join([_headline(self), "", *_places(self.entries), "", *_sentences(self.entries)])
 
     def _repr_html_(self) -> str:
-        """The hooks and what they do, for a notebook."""
+        """The hooks and their effects, for a notebook."""
         if not self.entries:
             return notebook.paragraph(str(self))
         hooks = [(e.path or "the model", e.type, e.order, e.kind, e.name, e.owner, ", ".join(e.notes)) for e in self]
@@ -125,7 +124,7 @@ class Audit:
 
 
 def audit(model: nn.Module) -> Audit:
-    """Find every hook that is on a model already: whose it is, when it fires, and what it does.
+    """Return every hook that is on a model already: its owner, its place in the firing order, and its effects.
 
     It sees hooks on modules, parameters and buffers, on all modules and all optimizers,
     parametrizations, a ``forward`` that was replaced, and `torch.compile`. It cannot see hooks on
@@ -136,7 +135,7 @@ def audit(model: nn.Module) -> Audit:
         model: The model; compiled ones too.
 
     Raises:
-        TypeError: If it is no module.
+        TypeError: If it is not a module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"audit takes a torch.nn.Module, this is a {type(model).__name__}")
@@ -144,52 +143,52 @@ def audit(model: nn.Module) -> Audit:
     named = [*([("", model)] if inner is not model else []), *inner.named_modules()]
     where = standings(module for _, module in named)
     everywhere = _on_everything("inside" if where else "")
-    trial = Trial({id(module) for _, module in named})
+    trial = CopyTrial({id(module) for _, module in named})
     found = itertools.chain(_on_modules(named, where), _on_tensors(inner), everywhere)
     return Audit(type(inner).__name__, tuple(_entry(f, trial) for f in found))
 
 
-def _on_modules(named: list[tuple[str, nn.Module]], where: Mapping[int, Standing]) -> Iterator[Found]:
+def _on_modules(named: list[tuple[str, nn.Module]], where: Mapping[int, Standing]) -> Iterator[FoundHook]:
     for path, module in named:
         for found in _on_module(module):
             name = f"{path}{found.path}".removeprefix(".")
             yield replace(found, path=name, compiled=where.get(id(module), ""))
 
 
-def _on_module(module: nn.Module) -> Iterator[Found]:
-    """Find what is on one module, as if it were the whole model."""
+def _on_module(module: nn.Module) -> Iterator[FoundHook]:
+    """Yield the hooks on one module, as if it were the whole model."""
     own, name = vars(module), type(module).__name__
     if dynamo.unwrap(module) is not module:
-        yield Found("compiled", "torch.compile", "", name, module=module)
+        yield FoundHook("compiled", "torch.compile", "", name, module=module)
     elif "forward" in own and not isinstance(module, torch.jit.ScriptModule):
-        yield Found("replaced-forward", own["forward"], "", name, module=module)
+        yield FoundHook("replaced-forward", own["forward"], "", name, module=module)
     if dynamo.is_compiled_in_place(module):
-        yield Found("compiled", "Module.compile", "", name, module=module)
+        yield FoundHook("compiled", "Module.compile", "", name, module=module)
     if parametrize.is_parametrized(module):
         for tensor, several in module.parametrizations.items():  # type: ignore[operator,union-attr]
             for i, one in enumerate(several):
-                yield Found("parametrization", one, f".{tensor}", "parametrized", i, module)
+                yield FoundHook("parametrization", one, f".{tensor}", "parametrized", i, module)
     for one in hook_tables.hooks_on_module(module):
-        yield Found(one.kind, one.hook, "", name, one.order, module, one.flags)
+        yield FoundHook(one.kind, one.hook, "", name, one.order, module, one.flags)
 
 
-def _on_tensors(model: nn.Module) -> Iterator[Found]:
+def _on_tensors(model: nn.Module) -> Iterator[FoundHook]:
     named: list[tuple[str, Tensor, str]] = [(name, p, "Parameter") for name, p in model.named_parameters()]
     named += [(name, b, "buffer") for name, b in model.named_buffers()]
     for name, tensor, type_ in named:
         for one in hook_tables.hooks_on_tensor(tensor):
-            yield Found(one.kind, one.hook, name, type_, one.order)
+            yield FoundHook(one.kind, one.hook, name, type_, one.order)
 
 
-def _on_everything(standing: Standing) -> Iterator[Found]:
+def _on_everything(standing: Standing) -> Iterator[FoundHook]:
     for one in hook_tables.hooks_on_every_module():
         where = "" if one.kind == "registration" else standing
-        yield Found(one.kind, one.hook, EVERY_MODULE, "", one.order, None, one.flags, where)
+        yield FoundHook(one.kind, one.hook, EVERY_MODULE, "", one.order, None, one.flags, where)
     for one in hook_tables.hooks_on_every_optimizer():
-        yield Found(one.kind, one.hook, EVERY_OPTIMIZER, "", one.order)
+        yield FoundHook(one.kind, one.hook, EVERY_OPTIMIZER, "", one.order)
 
 
-def _entry(found: Found, trial: Trial) -> HookEntry:
+def _entry(found: FoundHook, trial: CopyTrial) -> HookEntry:
     function = function_in(found.hook)
     source, owner = source_of(function), library_of(function)
     found = replace(found, ours=owner == "kedge")
@@ -228,7 +227,7 @@ def _where(places: list[tuple[str, str]], what: str) -> str:
 
 
 def _sentences(entries: Iterable[HookEntry]) -> Iterator[str]:
-    """What the hooks do, each sentence once, with the hooks it is true of."""
+    """The effects of the hooks, each sentence once, with the hooks that have it."""
     said = _said(entries)
     yield "what they do (! may hurt)" if any(effect.harms for effect, _ in said) else "what they do"
     for effect, hooks in said:
@@ -237,7 +236,7 @@ def _sentences(entries: Iterable[HookEntry]) -> Iterator[str]:
 
 
 def _said(entries: Iterable[HookEntry]) -> list[tuple[Effect, list[HookEntry]]]:
-    """Each effect with the hooks that have it, what may hurt first."""
+    """Each effect with the hooks that have it, harmful ones first."""
     said: dict[Effect, list[HookEntry]] = {}
     for e in entries:
         for effect in e.effects:

@@ -1,13 +1,13 @@
-"""The graph that autograd has made: its operations, what each saved, whose calls made it, and the hooks on it.
+"""The autograd graph: its operations, their saved tensors, the module calls that made them, and the hooks on it.
 
 # Note [Hooks of nodes]
-A node lists its hooks nowhere. But whoever hooks it gets a handle, which refers to the table that they all stand in. So
-a hook goes in, the table is read, and the hook is taken out again. What remains is a table, empty where there was none,
-and PyTorch goes through it and calls nothing.
+A node does not list its hooks. But registering a hook returns a handle, which refers to the table of all of them. So
+Kedge adds a hook, reads the table, and removes the hook again. An empty table remains if there was none before;
+PyTorch goes through it and calls nothing.
 
 # Note [Hooks of tensors that are gone]
-A hook on a tensor in the middle of a graph stands in a table of the tensor's, and no node names it. It is seen on results
-and leaves, on tensors that are saved, and on what modules were given and returned while their calls were followed.
+A hook on a tensor in the middle of a graph is in a table of the tensor, and no node refers to it. Kedge finds it on results
+and leaves, on saved tensors, and on inputs and outputs of modules whose calls were followed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from torch.autograd.graph import Node
 from kedge.hooks.placing.concealed import Own
 from kedge.hooks.placing.module_calls import Span, Spans
 from kedge.inspect.effects import function_in
-from kedge.inspect.owners import behind as actions_behind
-from kedge.inspect.owners import library_of, name_of, source_of
+from kedge.inspect.owners import library_of, name_of, source_of, taps_behind
 from kedge.sites import leaves
-from kedge.sites.select import Layout, runs
+from kedge.sites.select import ModelLayout, runs
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.autograd_nodes import (
     SavedTensor,
@@ -55,8 +54,8 @@ class GraphHook:
 
     Attributes:
         kind: "pre" or "post" on the node, "tensor" on a tensor that it makes, "accumulated" on a leaf.
-        name: What is called; of Kedge's own the site and the action.
-        owner: "kedge", a library, or file and line of somebody's own code.
+        name: The name of the function; for Kedge's own hooks the site and the action.
+        owner: "kedge", a library, or file and line of the program's own code.
     """
 
     kind: str
@@ -73,11 +72,11 @@ class SavedField:
     """A tensor that a node saved.
 
     Attributes:
-        name: What the node calls it, such as "self" or "result"; empty for what a function keeps on its ``ctx``.
-        shape: Its shape; None where a pair of hooks has put something else in its place.
-        bytes: The bytes of its storage, where it is the first to save that; 0 for parameters, buffers and what is saved
-            already.
-        why: Why it counts nothing: "parameter", "shared", "packed" or "checkpoint"; empty where it counts.
+        name: Its name in the node, such as "self" or "result"; empty for attributes of a function's ``ctx``.
+        shape: Its shape; None if a pair of hooks has packed it.
+        bytes: The bytes of its storage, if it is the first to save that; 0 for parameters, buffers and storages that
+            another node saved before.
+        why: The reason for 0 bytes: "parameter", "shared", "packed" or "checkpoint"; empty otherwise.
     """
 
     name: str
@@ -92,13 +91,13 @@ class GraphNode:
 
     Attributes:
         number: Its place in the order of execution, leaves first.
-        name: What PyTorch calls it, such as "ConvolutionBackward0".
-        kind: An operation, or where the gradient of a parameter or of another leaf is accumulated.
-        leaf: The parameter's name; of another leaf that of the argument, if it is one.
+        name: Its name in PyTorch, such as "ConvolutionBackward0".
+        kind: An operation, or the accumulation of the gradient of a parameter or another leaf.
+        leaf: The parameter's name; for another leaf that of the argument, if it is one.
         shape: Shape of its first output.
         calls: The calls of modules in which it was made, with their numbers, the outermost first.
-        saved: What it saved.
-        hooks: The hooks on it and on what it makes.
+        saved: The tensors that it saved.
+        hooks: The hooks on it and on its results.
         takes: The numbers of the nodes whose outputs it takes.
     """
 
@@ -114,14 +113,14 @@ class GraphNode:
 
     @property
     def bytes(self) -> int:
-        """The bytes that it alone, or as the first, holds for backward."""
+        """The bytes that it holds for backward, alone or as the first."""
         return sum(field.bytes for field in self.saved)
 
 
-class Calls(Spans):
-    """Follows the calls of a model's modules, so that it can be told which of them made a node.
+class CallFollower(Spans):
+    """Follows the calls of a model's modules, to know which of them made a node.
 
-    Nodes are told by their numbers, see Note [Whose node], and those of one thread alone.
+    Nodes are identified by their numbers, see Note [Whose node], and only for one thread.
     """
 
     def __init__(self) -> None:
@@ -129,7 +128,7 @@ class Calls(Spans):
         self._thread = threading.get_ident()
         self._from: list[int] = []
         self._stacks: list[tuple[Span, ...]] = []
-        self.met: list[tuple[Node | None, int, Any, Tensor]] = []
+        self.kept: list[tuple[Node | None, int, Any, Tensor]] = []
         self.arguments: dict[int, str] = {}
 
     def add(self, model: nn.Module, paths: Iterable[str], label: Callable[[str], str] = str) -> None:
@@ -137,10 +136,10 @@ class Calls(Spans):
         chosen = list(paths)
         super().add(model, chosen, label)
         for path in chosen:
-            self._handles.append(model.get_submodule(path).register_forward_hook(Result(self)))
+            self._handles.append(model.get_submodule(path).register_forward_hook(OnResult(self)))
 
     def begin(self, path: str, given: Any) -> None:
-        """Note that the call of a module begins."""
+        """Called when the call of a module begins."""
         if threading.get_ident() != self._thread:
             return
         if not self.under_way:
@@ -148,23 +147,23 @@ class Calls(Spans):
             named = [*leaves.find(args), *leaves.find(kwargs)]
             self.arguments.update((id(tensor), name) for name, tensor in named)
         super().begin(path, given)
-        self.meet(given)
+        self.keep(given)
         self._mark()
 
     def end(self, path: str) -> None:
-        """Note that it ends."""
+        """Called when it ends."""
         if threading.get_ident() == self._thread:
             super().end(path)
             self._mark()
 
-    def meet(self, value: Any) -> None:
-        """Keep hold of what a module was given or returned, for the hooks that stand on it."""
+    def keep(self, value: Any) -> None:
+        """Keep inputs or outputs of a module, for the hooks on them."""
         for _, tensor in leaves.find(value):
             if tensor.requires_grad:
-                self.met.append((tensor.grad_fn, tensor.output_nr, on_tensor(tensor), tensor))
+                self.kept.append((tensor.grad_fn, tensor.output_nr, on_tensor(tensor), tensor))
 
     def of(self, number: int) -> tuple[Span, ...]:
-        """Return the calls that were under way when a node was made."""
+        """Return the active calls when a node was made."""
         at = bisect_right(self._from, number) - 1
         return self._stacks[at] if at >= 0 else ()
 
@@ -173,23 +172,23 @@ class Calls(Spans):
         self._stacks.append(self.under_way)
 
 
-class Result(Own):
-    """The hook behind a module that takes what it returned."""
+class OnResult(Own):
+    """Forward hook that keeps the outputs of a module."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: CallFollower) -> None:
         self.calls = calls
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Be a forward hook."""
+        """Called after the forward."""
         if not torch.compiler.is_compiling() and threading.get_ident() == self.calls._thread:
-            self.calls.meet(output)
+            self.calls.keep(output)
 
 
 @contextmanager
-def following(model: nn.Module) -> Iterator[Calls]:
-    """Follow the calls of a model's modules for the length of a block."""
+def following(model: nn.Module) -> Iterator[CallFollower]:
+    """A follower of the calls of a model's modules during a block."""
     model = dynamo.unwrap(model)
-    layout, calls = Layout(model), Calls()
+    layout, calls = ModelLayout(model), CallFollower()
     try:
         calls.add(model, [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)])
         yield calls
@@ -197,13 +196,15 @@ def following(model: nn.Module) -> Iterator[Calls]:
         calls.close()
 
 
-def read_graph(results: Any, model: nn.Module | None = None, calls: Calls | None = None) -> tuple[GraphNode, ...]:
-    """Read the graph behind some results; nothing of it is run, unpacked or kept.
+def read_graph(
+    results: Any, model: nn.Module | None = None, calls: CallFollower | None = None
+) -> tuple[GraphNode, ...]:
+    """Return the graph behind some results, without running, unpacking or keeping anything.
 
     Args:
         results: A tensor, or any structure of tensors.
-        model: Whose parameters give leaves their names, and whose parameters and buffers are not counted.
-        calls: What has followed the calls of the model's modules; without it no node is known to be a module's.
+        model: The model whose parameters give leaves their names, and whose parameters and buffers are not counted.
+        calls: The follower of the calls of the model's modules; without it nodes have no modules.
 
     Returns:
         The nodes in the order of execution.
@@ -215,7 +216,7 @@ def read_graph(results: Any, model: nn.Module | None = None, calls: Calls | None
 class _Reader:
     """One reading of one graph."""
 
-    def __init__(self, results: Any, model: nn.Module | None, calls: Calls | None) -> None:
+    def __init__(self, results: Any, model: nn.Module | None, calls: CallFollower | None) -> None:
         self.roots = [tensor for _, tensor in leaves.find(results)]
         self.calls = calls
         self.names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
@@ -251,7 +252,7 @@ class _Reader:
     def _saved(self, node: Node) -> Iterator[SavedField]:
         for name, saved in saved_by(node):
             yield from self._field(name, saved.data, saved)
-        for kept in getattr(node, "__dict__", {}).values():  # what a function of the program put on its ctx
+        for kept in getattr(node, "__dict__", {}).values():  # attributes that a function of the program set on its ctx
             yield from self._field("", kept, None) if isinstance(kept, Tensor) else ()
 
     def _field(self, name: str, value: Any, saved: Any) -> Iterator[SavedField]:
@@ -263,7 +264,7 @@ class _Reader:
             yield SavedField(name, None, 0, "packed" if frame_of(saved.unpack_hook) is None else "checkpoint")
 
     def _charge(self, value: Tensor) -> tuple[int, str]:
-        """Count the storages of a tensor that nobody before it saved."""
+        """Count the storages of a tensor that no tensor before it saved."""
         own = storages([value])
         if self.owned.issuperset(own):
             return 0, "parameter"
@@ -272,14 +273,14 @@ class _Reader:
         return sum(storage.nbytes() for storage in new.values()), "" if new else "shared"
 
     def _collect(self, found: Iterable[Node]) -> None:
-        """Gather the tables of hooks of those tensors that can be had; see Note [Hooks of tensors that are gone]."""
+        """Collect the tables of hooks of tensors that still exist; see Note [Hooks of tensors that are gone]."""
         for root in self.roots:
             self._table(root.grad_fn, on_tensor(root))
         for node in found:
             for _, saved in saved_by(node):
                 if isinstance(saved.data, Tensor) and saved.data.requires_grad:
                     self._table(saved.data.grad_fn, on_tensor(saved.data))
-        for maker, number, table, tensor in self.calls.met if self.calls is not None else ():
+        for maker, number, table, tensor in self.calls.kept if self.calls is not None else ():
             still = tensor.grad_fn is maker and tensor.output_nr == number
             self._table(maker, table or (on_tensor(tensor) if still else None))
 
@@ -298,7 +299,7 @@ class _Reader:
 
 
 def _in_order(found: Iterable[Node]) -> list[Node]:
-    """Put nodes in the order of execution, and before them the leaves in the order in which they are used."""
+    """Return the leaves in the order in which they are used, then the other nodes in the order of execution."""
     nodes = list(found)
     operations = in_order(node for node in nodes if not is_leaf(node))
     used = dict.fromkeys(before for node in operations for before, _ in node.next_functions if before is not None)
@@ -311,7 +312,7 @@ def _accumulator(leaf: Tensor) -> Node:
 
 
 def _on_node(node: Node) -> dict[str, list[Mapping[int, Any]]]:
-    """Read the tables of a node's own hooks; see Note [Hooks of nodes]."""
+    """Return the tables of a node's own hooks; see Note [Hooks of nodes]."""
     found: dict[str, list[Mapping[int, Any]]] = {}
     for kind, register in (("pre", node.register_prehook), ("post", node.register_hook)):
         handle = register(_nothing)
@@ -322,13 +323,13 @@ def _on_node(node: Node) -> dict[str, list[Mapping[int, Any]]]:
 
 
 def _nothing(*_grads: Any) -> None:
-    """Be a hook that does nothing."""
+    """Hook that does nothing."""
 
 
 def _described(kind: str, hook: Any) -> Iterator[GraphHook]:
     function = function_in(hook)
     library, source = library_of(function), source_of(function)
-    actions = actions_behind(hook) if library == "kedge" else ()
+    actions = taps_behind(hook) if library == "kedge" else ()
     for tap in actions:
         yield GraphHook(kind, f"{tap.site} {tap.label}", "kedge")
     if not actions:

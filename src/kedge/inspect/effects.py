@@ -1,6 +1,6 @@
-"""What a hook does to torch.compile, pickle, deepcopy, in-place operations and gradients.
+"""The effects of a hook on torch.compile, pickle, deepcopy, in-place operations and gradients.
 
-Each sentence that is said of a hook here is made to happen by a test.
+A test shows each effect that a sentence here describes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _READ = (
     "the graph. Code compiled before, for this model or another of its class, leaves it out"
 )
 _LEFT_OUT = "if it came after the compile: code compiled before leaves it out, until torch.compiler.reset()"
-_READ_ANEW = (
+_READ_AGAIN = (
     "is read into the compiled code, which compiles again whenever it comes or goes; what Dynamo cannot read, such as a "
     "print, breaks the graph"
 )
@@ -43,7 +43,7 @@ _IDENTITY = (
 )
 _KEYWORDS = "; its grad_input leaves out keyword arguments"
 _LAST = "sees the gradients of the last operation in its module, not of the module's inputs"
-_RAISES = "working in place on what goes into or comes out of its module raises, if that requires grad"
+_RAISES = "working in place on inputs or outputs of its module raises, if they require grad"
 _RAISES_HERE = "raises, if the input requires grad: its module works in place"
 _OVERWRITTEN = "is given an input that is overwritten already: its module works in place"
 _REFUSED = "pickle and torch.save of the model raise ({}); saving its state_dict() works"
@@ -61,12 +61,12 @@ Standing: TypeAlias = Literal["", "root", "entry", "inside"]
 
 
 class Effect(NamedTuple):
-    """One thing that a hook does.
+    """One effect of a hook.
 
     Attributes:
-        on: To what: compile, gradients, in-place, pickle, deepcopy or state_dict.
+        on: Its object: compile, gradients, in-place, pickle, deepcopy or state_dict.
         what: The sentence.
-        harms: Whether it makes something raise, be wrong or be silent.
+        harms: Whether it can cause an error, a wrong result or silence.
     """
 
     on: str
@@ -75,14 +75,14 @@ class Effect(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A hook where it was found.
+class FoundHook:
+    """A hook and its place.
 
     Attributes:
         kind: Its kind.
-        hook: What PyTorch calls.
-        path: The name of its module or tensor; what it is for if that is all of them.
-        type: Class name of the module or tensor; empty if it is for all.
+        hook: The object that PyTorch calls.
+        path: The name of its module or tensor; a description for hooks on all of them.
+        type: Class name of the module or tensor; empty for hooks on all of them.
         order: Its place in the firing order, among its kind there.
         module: The module that holds it; None for tensors' and global hooks.
         flags: How it was registered.
@@ -116,12 +116,12 @@ def function_in(hook: Any) -> Any:
             return hook
 
 
-def effects(found: Found, trial: Trial) -> tuple[Effect, ...]:
-    """Say all that a hook does."""
+def effects(found: FoundHook, trial: CopyTrial) -> tuple[Effect, ...]:
+    """Return all effects of a hook."""
     return (*_on_compile(found), *_on_gradients(found), *_in_place(found), *_on_copies(found, trial))
 
 
-def _on_compile(found: Found) -> Iterator[Effect]:
+def _on_compile(found: FoundHook) -> Iterator[Effect]:
     if found.kind in TENSOR:
         yield Effect("compile", _OUTSIDE)
     if found.ours or found.kind not in FORWARD + BACKWARD:
@@ -132,7 +132,7 @@ def _on_compile(found: Found) -> Iterator[Effect]:
     if found.kind in BACKWARD:
         yield Effect("compile", _BREAKS, harms=True)
     elif found.compiled == "entry":
-        yield Effect("compile", _READ_ANEW)
+        yield Effect("compile", _READ_AGAIN)
         return
     if found.compiled == "inside":
         yield Effect("compile", _LEFT_OUT, harms=True)
@@ -141,11 +141,11 @@ def _on_compile(found: Found) -> Iterator[Effect]:
 
 
 def standings(modules: Iterable[nn.Module]) -> dict[int, Standing]:
-    """Tell of modules, by id, whether compiled code calls them ("inside") or they call compiled code ("root").
+    """Return for modules, by id, whether compiled code calls them ("inside") or they call compiled code ("root").
 
     # Note [Where compiled code begins]
-    Dynamo compiles a module's ``forward``; the call with its hooks is around that, and only what this
-    ``forward`` calls is inside. It does not compile the ``forward`` of PyTorch's own modules by itself:
+    Dynamo compiles a module's ``forward``; the call with its hooks is around that, and only the calls of this
+    ``forward`` are inside. It does not compile the ``forward`` of PyTorch's own modules by itself:
     `torch.compile` puts a function around such a module, which is then inside as a whole, and after
     ``module.compile()`` compiled code begins further down, at the first ``forward`` that is not PyTorch's. Since 2.14
     ``module.compile()`` puts a function around such a module too, whose hooks Dynamo looks for at each call: that module
@@ -174,18 +174,18 @@ def _mark(module: nn.Module, standing: Standing, at: dict[int, Standing]) -> Non
 
 
 def _is_torchs(module: nn.Module) -> bool:
-    """Tell whether Dynamo passes over a module's ``forward``."""
+    """Whether Dynamo skips a module's ``forward``."""
     return isinstance(module.forward, types.MethodType) and dynamo.passes_over(module.forward)
 
 
-def _on_gradients(found: Found) -> Iterator[Effect]:
+def _on_gradients(found: FoundHook) -> Iterator[Effect]:
     if found.kind in FULL:
         yield Effect("gradients", _IDENTITY + _KEYWORDS * (found.kind == "full-backward"), harms=True)
     elif found.kind == "legacy-backward":
         yield Effect("gradients", _LAST, harms=True)
 
 
-def _in_place(found: Found) -> Iterator[Effect]:
+def _in_place(found: FoundHook) -> Iterator[Effect]:
     works_in_place = getattr(found.module, "inplace", False) is True
     if found.kind in FULL:
         yield Effect("in-place", _RAISES_HERE if works_in_place else _RAISES, harms=True)
@@ -193,7 +193,7 @@ def _in_place(found: Found) -> Iterator[Effect]:
         yield Effect("in-place", _OVERWRITTEN)
 
 
-def _on_copies(found: Found, trial: Trial) -> Iterator[Effect]:
+def _on_copies(found: FoundHook, trial: CopyTrial) -> Iterator[Effect]:
     if found.kind in TENSOR:
         yield Effect("pickle", _WITHOUT if found.type == "Parameter" else _WITHOUT_WARNED)
     elif found.kind == "parametrization":
@@ -208,16 +208,16 @@ def _on_copies(found: Found, trial: Trial) -> Iterator[Effect]:
         yield _deepcopied(found, trial)
 
 
-def _compiled(found: Found) -> Effect:
+def _compiled(found: FoundHook) -> Effect:
     if found.type == "OptimizedModule":
         return Effect("state_dict", _PREFIX, harms=True)
     return Effect("pickle", _WITHOUT)
 
 
-def _deepcopied(found: Found, trial: Trial) -> Effect:
+def _deepcopied(found: FoundHook, trial: CopyTrial) -> Effect:
     name = computed_by(found.hook)
     if name is not None and not _copies(getattr(found.module, name, None)):
-        return Effect("deepcopy", _NO_COPY.format(f"{name} is computed from others, so it is no leaf"), harms=True)
+        return Effect("deepcopy", _NO_COPY.format(f"{name} is computed from others, so it is not a leaf"), harms=True)
     refused = trial.deepcopy(found.hook)
     if refused:
         return Effect("deepcopy", _NO_COPY.format(refused), harms=True)
@@ -233,8 +233,8 @@ def _copies(value: Any) -> bool:
 _ATOMIC = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, property, weakref.ref)
 
 
-class Trial:
-    """Tries whether hooks can be pickled and copied, writing nothing down and copying no tensor.
+class CopyTrial:
+    """A trial of pickling and copying hooks that writes nothing and copies no tensor.
 
     Args:
         known: The ids of the model's own modules, which are pickled and copied anyway.
@@ -246,14 +246,14 @@ class Trial:
         self._copied: dict[int, str | None] = {}
 
     def pickle(self, hook: Any) -> str | None:
-        """Say why a hook cannot be pickled, None if it can."""
+        """Return why a hook cannot be pickled; None if it can."""
         if id(hook) not in self._pickled:
             refused = self._try(hook, _Dry)
             self._pickled[id(hook)] = refused and (_named(function_in(hook)) or refused)
         return self._pickled[id(hook)]
 
     def deepcopy(self, hook: Any) -> str | None:
-        """Say why a hook cannot be copied, None if it can."""
+        """Return why a hook cannot be copied; None if it can."""
         if id(hook) not in self._copied:
             self._copied[id(hook)] = self._try(hook, _DryCopy)
         return self._copied[id(hook)]
@@ -261,14 +261,14 @@ class Trial:
     def _try(self, hook: Any, how: Callable[[Container[int]], _Dry]) -> str | None:
         try:
             how(self.known).dump(hook)
-        except Exception as error:  # noqa: BLE001 - whatever somebody's object raises is what we came to know
+        except Exception as error:  # noqa: BLE001 - any error of the program's object is the result
             text = re.sub(r" at 0x[0-9a-f]+", "", str(error)).partition("\n")[0]
             return f"{type(error).__name__}: {text}"
         return None
 
 
 def _named(function: Any) -> str | None:
-    """Say what is wrong with a function that pickle finds by its name."""
+    """Return why pickle cannot find a function by its name; None if it can."""
     name = getattr(function, "__qualname__", "")
     if name.endswith("<lambda>"):
         return "a lambda has no name to be found by"
@@ -276,14 +276,14 @@ def _named(function: Any) -> str | None:
 
 
 class _Nowhere:
-    """A file that keeps nothing."""
+    """A file that discards its content."""
 
     def write(self, data: Any) -> int:
         return len(data)
 
 
 class _Dry(pickle.Pickler):
-    """Pickles to nowhere, past tensors and past the modules of the model."""
+    """A pickler without output that skips tensors and the modules of the model."""
 
     def __init__(self, known: Container[int]) -> None:
         super().__init__(_Nowhere(), 5, buffer_callback=lambda buffer: None)
@@ -294,10 +294,10 @@ class _Dry(pickle.Pickler):
 
 
 class _DryCopy(_Dry):
-    """As deepcopy does it: by the same protocol, except that functions and classes are kept."""
+    """A pickler by the protocol of deepcopy, which keeps functions and classes."""
 
     def persistent_id(self, obj: Any) -> str | None:
         if not _copies(obj):
-            raise RuntimeError(f"it holds a tensor of shape {list(obj.shape)} that is no leaf")
+            raise RuntimeError(f"it holds a tensor of shape {list(obj.shape)} that is not a leaf")
         atomic = isinstance(obj, _ATOMIC) or hasattr(type(obj), "__deepcopy__")
         return "kept" if atomic else super().persistent_id(obj)

@@ -1,4 +1,4 @@
-"""What operations a model's forwards make: `operations`, a printable table."""
+"""The operations of a model's forwards: `operations`, a printable table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kedge.hooks.session import Session
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_calls import CALLS
-from kedge.torch_internals.source_lines import Source, is_between, source_of
+from kedge.torch_internals.source_lines import SourceLine, is_between, source_of
 
 _SHOWN = 4
 _HEAD = ("operation", "in", "out", "line", "")
@@ -33,15 +33,15 @@ class Operation:
 
     Attributes:
         site: Its site: of the module's path, the call of the module, and the operation's name and index.
-        inputs: Shapes of the tensors it was given, by their names among the arguments.
-        outputs: Shapes of the tensors it made, by their names; that of a bare one is empty.
+        inputs: Shapes of its input tensors, by their names among the arguments.
+        outputs: Shapes of its output tensors, by their names; the name of a bare one is empty.
         source: The line of the forward that makes it.
     """
 
     site: Site
     inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     outputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    source: Source | None = None
+    source: SourceLine | None = None
 
 
 class Operations:
@@ -57,7 +57,7 @@ class Operations:
         return iter(self.rows)
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of operations."""
         return len(self.rows)
 
     def __getitem__(self, name: str) -> Operation:
@@ -102,7 +102,7 @@ def _shapes(shapes: dict[str, tuple[int, ...]]) -> str:
     return " ".join(shown[:_SHOWN]) + (" ..." if len(shown) > _SHOWN else "")
 
 
-def _line(source: Source | None) -> tuple[str, str]:
+def _line(source: SourceLine | None) -> tuple[str, str]:
     if source is None:
         return "", ""
     file = source.file.rpartition(f"site-packages{os.sep}")[2]
@@ -110,7 +110,7 @@ def _line(source: Source | None) -> tuple[str, str]:
 
 
 class Listing:
-    """Lists the operations of forwards while they run."""
+    """A listing of the operations of forwards while they run."""
 
     observes = True
 
@@ -119,7 +119,7 @@ class Listing:
         self._rows: dict[tuple[int, Site], Operation] = {}
 
     def add(self, model: nn.Module, *, begun: bool = False) -> None:
-        """List the operations of a model from here on.
+        """Start listing the operations of a model.
 
         Args:
             model: The model.
@@ -131,7 +131,7 @@ class Listing:
             ops.doors[id(model)](model, (), {})
 
     def bind(self, site: Site) -> Act:
-        """Return what lists the operations of one module."""
+        """Return the action that lists the operations of one module."""
 
         def act(value: Tensor, event: Event) -> None:
             own = replace(event.site, kind="out", leaf=None, call=event.call)
@@ -143,7 +143,7 @@ class Listing:
         return act
 
     def operations(self) -> Operations:
-        """What was listed so far, of the first pass of each module."""
+        """Return the operations listed so far, for the first pass of each module."""
         rows: dict[Site, Operation] = {}
         for (_, site), row in self._rows.items():
             if row.outputs:
@@ -151,8 +151,8 @@ class Listing:
         return Operations(tuple(rows.values()))
 
 
-def _source() -> Source | None:
-    """The line of a program that makes the operation under way; in a module of PyTorch's, the line of its forward."""
+def _source() -> SourceLine | None:
+    """The program's line that makes the current operation; in a PyTorch module, the line of its forward."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and id(frame.f_code) != OPERATE:
         frame = frame.f_back
@@ -165,15 +165,15 @@ def _source() -> Source | None:
 
 
 def operations(model: nn.Module, *args: Any, **kwargs: Any) -> Operations:
-    """Run a model's forward once and list the operations that its modules make, with their shapes and source lines.
+    """Run a model's forward once and return the operations of its modules, with their shapes and source lines.
 
-    The model, its buffers and the random numbers are as before. A compiled model is run uncompiled: that is where
-    operations are called one by one.
+    The model, its buffers and the random numbers are as before. A compiled model runs uncompiled, where operations
+    are called one by one.
 
     Args:
         model: The model.
-        args: What its forward takes.
-        kwargs: And by keyword.
+        args: The positional arguments of its forward.
+        kwargs: Its keyword arguments.
     """
     inner, listing = dynamo.unwrap(model), Listing()
     listing.add(inner)
@@ -187,7 +187,7 @@ def operations(model: nn.Module, *args: Any, **kwargs: Any) -> Operations:
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Put buffers and random numbers back to what they were."""
+    """Restore buffers and random numbers after the block."""
     before = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
@@ -201,6 +201,6 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
             for module, name, buffer, value in before:
                 if getattr(module, name, None) is not buffer:
                     setattr(module, name, buffer)
-                if not torch.equal(buffer, value):  # its version does not tell: a batch norm changes it on the quiet
+                if not torch.equal(buffer, value):  # a batch norm changes it without a new version
                     with torch.no_grad():
                         buffer.copy_(value)

@@ -1,4 +1,4 @@
-"""Whose a hook is: its name, where its code is, the library it is from, and what a hook of Kedge's serves."""
+"""The owner of a hook: its name, its code, its library, and the sites and actions that a Kedge hook serves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OWNERS = {
 
 
 def name_of(hook: Any) -> str:
-    """What is called, by its name in the code."""
+    """The name of a hook's function in the code."""
     if isinstance(hook, functools.partial):
         return f"partial({name_of(hook.func)})"
     function = function_in(hook)
@@ -54,7 +54,7 @@ def source_of(function: Any) -> str:
 
 
 def library_of(function: Any) -> str:
-    """The library that a function comes from; empty for somebody's own."""
+    """The library of a function; empty for the program's own."""
     module = str(getattr(function, "__module__", ""))
     known = next((name for prefix, name in _OWNERS.items() if f"{module}.".startswith(prefix)), "")
     installed = {"site-packages", "dist-packages"} & set(Path(source_of(function)).parts)
@@ -62,7 +62,7 @@ def library_of(function: Any) -> str:
 
 
 def serves(hook: Any) -> tuple[str, ...]:
-    """The sites and actions behind a hook of Kedge's on a module or a tensor of a model."""
+    """The sites and actions that a Kedge hook on a module or a tensor serves."""
     if isinstance(hook, (Begin, End)):
         return ("counts forward passes",)
     cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
@@ -75,8 +75,8 @@ def serves(hook: Any) -> tuple[str, ...]:
     return tuple(taps)
 
 
-def behind(hook: Any) -> tuple[Tap, ...]:
-    """The actions with their sites that a hook of Kedge's on a tensor or on a node of a graph runs."""
+def taps_behind(hook: Any) -> tuple[Tap, ...]:
+    """The actions with their sites that a Kedge hook on a tensor or a node runs."""
     cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     holders = [hook, getattr(hook, "__self__", None), *cells]
     taps = [h.taps for h in holders if isinstance(h, Station)]

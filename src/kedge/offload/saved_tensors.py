@@ -19,7 +19,7 @@ from kedge.offload.bill.bill_keeper import LEAST, Clerk, Origins
 from kedge.offload.bill.storage_numbers import Storages
 from kedge.offload.rebuild import find
 from kedge.sites import leaves
-from kedge.sites.select import Layout, runs
+from kedge.sites.select import ModelLayout, runs
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.kernels import keeping_versions
 from kedge.torch_internals.module_tables import own_buffers, put_back
@@ -84,7 +84,7 @@ class _Look:
 
     def _forward(self, call: Callable[[], Any], loss: Callable[[Any], Any] | None) -> list[Tensor]:
         model = dynamo.unwrap(self.model)
-        layout = Layout(model)
+        layout = ModelLayout(model)
         paths = [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)]
         with ExitStack() as stack:
             stack.callback(self.spans.close)

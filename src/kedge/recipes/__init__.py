@@ -1,9 +1,9 @@
-"""What most people reach for a hook for.
+"""The most common uses of hooks.
 
-What recipes do to a model they do with `kedge.session`, `kedge.hook` and actions, as anybody could: no recipe touches
-PyTorch's hooks or modes. Beside that they, and the features and figures below them, use a few of Kedge's own parts, so that
-there is one way to call an action, read a graph, tell compiled code, warn, name a site and write a file. These are listed
-in a contract in `pyproject.toml`.
+Recipes work on a model by `kedge.session`, `kedge.hook` and actions, as a program could: they do not touch PyTorch's hooks
+or modes. Besides, they, and the features and figures below them, use a few internal parts of Kedge, so that there is one way
+to call an action, read a graph, recognise compiled code, warn, name a site and write a file. A contract in `pyproject.toml`
+lists these parts.
 
 Names are loaded when they are first used, so that one recipe does not wait for the imports of another.
 """

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.torch_internals.module_tables import MADE_ANEW
+from kedge.torch_internals.module_tables import REBUILT
 
 _PLAIN = (type(None), bool, int, str, bytes, type(Ellipsis))
 _TORCH = (torch.dtype, torch.memory_format, torch.layout)
@@ -123,7 +123,7 @@ def attributes(module: nn.Module) -> dict[str, Any]:
     """Give what a module's own code has put into it, without parameters, buffers, modules and hooks."""
     own = {n: v for n, v in vars(module).items() if n not in _BARE and n not in _OURS}
     if isinstance(module, nn.RNNBase):  # made anew from the parameters
-        own = {n: v for n, v in own.items() if n not in MADE_ANEW}
+        own = {n: v for n, v in own.items() if n not in REBUILT}
     return own
 
 

@@ -1,4 +1,9 @@
-"""Judgement: rules take a recording and give findings. Nothing here imports torch."""
+"""Judgement: rules take a recording and return findings. Nothing here imports torch.
+
+Each code has a file of its name: rules about values in `activations`, about gradients in `gradients`, about parameters and
+optimizers in `parameters`, about losses and modes in `training`, and NAN-BORN in `nonfinite`. They read recordings by means
+of `recorded`.
+"""
 
 from kedge.errors import NoSuchRule
 from kedge.rules.registry import ALL, check, explain

@@ -1,4 +1,4 @@
-"""The commands that would show more of a run, made of what its manifest says of the one that ran; never of what was in use."""
+"""Commands that would show more of a run: the command in its manifest, with options that it did not have."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from pathlib import PurePath
 
 from kedge.store.recording import Recording
 
-#: What the manifest calls the script of a program that was not started as one.
+#: The script in the manifest of a program that was not started as one.
 _UNNAMED = ("python", "-c", "-m")
 _NOTEBOOKS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
 
-#: What stands for the program where the manifest does not name it.
+#: The placeholder for a program that the manifest does not name.
 _ANY = "SCRIPT"
 
 
 def closer_look(recording: Recording) -> str:
-    """Return the whole command that measures every step; empty if every step was to be measured already."""
+    """Return the whole command that measures every step; empty if the run had these options."""
     return "" if measures_all(recording) else _command(recording, dump=False)
 
 
 def with_dump_on(recording: Recording) -> str:
-    """Return the whole command that keeps the first call that goes wrong; empty if calls were kept already."""
+    """Return the whole command that keeps the first bad call; empty if the run had this option."""
     return "" if dumps(recording) else _command(recording, dump=True)
 
 
 def measures_all(recording: Recording) -> bool:
-    """Whether every step was to be measured."""
+    """Whether the options of the run ask for every step to be measured."""
     manifest = recording.manifest
     return manifest.get("every") == 1 and "budget" in manifest and manifest["budget"] is None
 
 
 def dumps(recording: Recording) -> bool:
-    """Whether the first call that goes wrong was to be kept."""
+    """Whether the options of the run ask for the first bad call to be kept."""
     return bool(recording.manifest.get("dump")) or any(event.get("kind") == "dump" for event in recording.events)
 
 
 def again(recording: Recording, purpose: str, since: str = "") -> str:
-    """Return a sentence that says how to see more, with a space after it; empty if every option was in use.
+    """Return a sentence with a command that shows more, and a space; empty if the run had every option.
 
     Args:
         recording: The recording.
-        purpose: What it is for: ``To have the module named``.
-        since: Where to start from, if not from the beginning, with a space after it.
+        purpose: The beginning of the sentence: ``To have the module named``.
+        since: The point to start from, if not the beginning, with a space after it.
     """
     command = closer_look(recording) or with_dump_on(recording)
     return f"{purpose}, run it again {since}as `{command}`. " if command else ""

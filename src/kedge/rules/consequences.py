@@ -1,11 +1,11 @@
-"""What follows from what: of a fault and what it leads to, the fault is a warning, and the rest is a hint.
+"""Causes and effects among findings: the cause is a warning or an error, its effects become hints.
 
 # Note [Consequences]
-A learning rate that is too large kills units, stops gradients and makes the loss jump. Each of these is found by a rule of
-its own, and the remedies of all but one would mislead. So a finding becomes info if a cause of it was found as a warning or
-an error, in the same model or in one that the same optimizer trains, and not clearly later. What has become info is the
-cause of nothing: the first in the table decides, and there are no circles. The cause is as severe as the worst of what
-follows from it: an input that stops all training is an error. A NaN ends the training, so it stays an error by itself.
+A learning rate that is too large kills units, stops gradients and makes the loss jump. A rule of its own finds each of
+these, and the remedies of all but one would mislead. So a finding becomes info if a cause of it was found as a warning or
+an error, in the same model or in one that the same optimizer trains, and not clearly later. A finding that has become info
+is not a cause: the first in the table decides, and there are no circles. The cause gets the worst severity of its effects:
+an input that stops all training is an error. A NaN ends the training, so it stays an error by itself.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from functools import cached_property
 
 import numpy as np
 
+from kedge.rules.recorded.roots import root_of
 from kedge.rules.rule import SEVERITIES, Finding
-from kedge.rules.trained import root_of
 from kedge.store.recording import Recording
 
-#: A finding that begins more than so many measured steps before another one does not follow from it.
+#: A finding that begins more than this number of measured steps before another one does not follow from it.
 LAG = 3
 
-#: Each cause with what follows from it, the deepest first. After a colon stands the ``kind`` that its evidence gives.
+#: Each cause with its effects, the deepest cause first. After a colon stands the ``kind`` in the finding's evidence.
 FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
     (cause, frozenset(effects.split()))
     for cause, effects in (
-        # Weights that are alike get gradients that are alike; weights of zero get and pass on none.
+        # Equal weights get equal gradients; weights of zero get none, and pass none on.
         ("NEVER-INITIALISED", "INIT-SCALE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SPIKE"),
-        # What is too large or too small at the first step makes outputs, gradients and steps so.
+        # Inputs or weights that are too large or too small at the first step make outputs, gradients and steps so.
         (
             "INPUT-SCALE",
             "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
@@ -38,7 +38,7 @@ FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
             "INIT-SCALE",
             "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
         ),
-        # A loss without a lower bound drives the weights away for ever; logarithms of logits make one.
+        # A loss without a lower bound moves the weights without end; logarithms of logits make one.
         (
             "DOUBLE-SOFTMAX",
             "LOSS-BELOW-ZERO RATE-TOO-LARGE GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
@@ -51,27 +51,27 @@ FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ),
         # One sample less its own mean is zero, whatever it was.
         ("BATCH-OF-ONE", "DEAD-CHANNEL GRAD-ZERO SPIKE"),
-        # Steps that are too long overthrow the weights.
+        # Steps that are too long overwrite the weights.
         ("RATE-TOO-LARGE", "DEAD-CHANNEL GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large"),
-        # What is not trained cannot leave the state that it began in.
+        # Parameters that are not trained stay in their first state.
         ("NOT-OPTIMIZED", "DEAD-CHANNEL UPDATE-RATIO:small"),
         ("UNUSED-PARAM", "UPDATE-RATIO:small"),
-        # What a narrow dtype cannot hold is zero.
+        # Numbers below the range of a narrow dtype become zero.
         ("UNDERFLOW", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small"),
-        # Where no gradient was ever anything but zero, no weight has moved, and units that are dead were so at the start.
+        # If all gradients were always zero, no weight has changed, and dead units were dead at the start.
         ("GRAD-ZERO:all", "DEAD-CHANNEL UPDATE-RATIO:small"),
         # Units without a slope pass no gradient on.
         ("DEAD-CHANNEL", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small"),
         ("SATURATED", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small"),
         ("GRAD-ZERO", "UPDATE-RATIO:small"),
-        # The gradient that grew is what jumps, and what makes the steps long.
+        # The gradient that grew is also the one that jumps, and it makes the steps long.
         ("GRAD-EXPLODE", "SPIKE SCALE-DRIFT UPDATE-RATIO:large"),
     )
 )
 
 
 def follow(recording: Recording, findings: Iterable[Finding]) -> list[Finding]:
-    """Turn the findings that may follow from others into hints that name these; see Note [Consequences]."""
+    """Return findings, with those that may follow from others as hints that name these; see Note [Consequences]."""
     found = list(findings)
     models = _Models(recording)
     for cause, effects in FOLLOWS:
@@ -94,18 +94,18 @@ def _lowered(finding: Finding, cause: str) -> Finding:
         severity="info",
         message=f"{finding.message} It may follow from {cause}.",
         evidence={**finding.evidence, "follows": cause},
-        remedy=f"See to {cause} first.",
+        remedy=f"Fix {cause} first.",
     )
 
 
 @dataclass(frozen=True)
 class _Models:
-    """The models that the findings of a recording are about."""
+    """The models that the findings of a recording belong to."""
 
     recording: Recording
 
     def may_follow(self, finding: Finding, cause: Finding) -> bool:
-        """Whether a finding is of the same models as a cause, and not clearly earlier."""
+        """Whether a finding belongs to the same models as a cause, and is not clearly earlier."""
         here, there = self._concerned(finding.site), self._concerned(cause.site)
         if here is not None and there is not None and not here & there:
             return False
@@ -117,9 +117,9 @@ class _Models:
         return {site.site: site.root for site in self.recording.sites}
 
     def _concerned(self, site: str) -> frozenset[int] | None:
-        """Return the roots that share an optimizer with that of a site; None if the whole program is concerned.
+        """Return the roots that share an optimizer with that of a site; None if the site concerns the whole program.
 
-        It is by a loss, and by a model that no optimizer trains: which others it serves is not known.
+        Sites of losses do, and those of models that no optimizer trains: the models that they serve are not known.
         """
         roots = self.recording.roots
         own = self._roots.get(site, root_of(self.recording, site.rpartition(":")[0]))
@@ -130,6 +130,6 @@ class _Models:
 
 
 def _kinds(finding: Finding) -> frozenset[str]:
-    """Return the names under which the table may know a finding: its code, and the code with its kind."""
+    """Return the names under which the table may have a finding: its code, and the code with its kind."""
     kind = finding.evidence.get("kind")
     return frozenset((finding.code, f"{finding.code}:{kind}") if kind else (finding.code,))

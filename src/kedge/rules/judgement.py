@@ -1,6 +1,6 @@
-"""What the rules make of a recording: the findings, and the rules that could not judge it.
+"""The judgement of a recording: the findings, and the rules that could not judge it.
 
-"No findings" means something only where every rule could judge. So each rule says what it lacks, and the judgement
+"No findings" means something only if every rule could judge. So each rule reports what it lacks, and the judgement
 names the whole command that would supply it, unless the run had these options already, or is too short with any.
 """
 
@@ -21,11 +21,11 @@ class Judgement:
     """The findings of a recording, and how far they can be relied on.
 
     Attributes:
-        findings: What was found, the worst first.
+        findings: The findings, the worst first.
         unjudged: One entry for each rule that could not judge.
-        rules: How many rules were asked.
-        measured: How many steps were measured in full.
-        command: What to type so that all or most of them can; empty if no option would help.
+        rules: The number of rules that ran.
+        measured: The number of steps that were measured in full.
+        command: The command with which all or most of the others can judge; empty if no option would help.
         helped: The codes of the rules that the command helps.
     """
 
@@ -36,19 +36,19 @@ class Judgement:
     command: str = ""
     helped: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
-    "What took place where nothing was watched, in words."
+    "Computations that Kedge could not watch, in words."
 
     @property
     def complete(self) -> bool:
-        """Whether every rule could judge, and nothing took place unseen."""
+        """Whether every rule could judge, and Kedge could watch all computations."""
         return not self.unjudged and not self.unseen
 
 
 def judge(recording: Recording, rules: Iterable[Rule] | None = None) -> Judgement:
-    """Run rules over a recording, and ask each whether it could judge.
+    """Return the judgement of some rules about a recording.
 
     Args:
-        recording: What to judge; it may still be growing, or have been cut short.
+        recording: The recording; it may still be growing, or have been cut short.
         rules: The rules to run; all of them, with their default thresholds, if None.
     """
     asked = list(ALL if rules is None else rules)
@@ -81,21 +81,18 @@ def helps(recording: Recording, lack: Lack) -> bool:
 
 
 def _words(event: Mapping[str, Any]) -> str:
-    """Say what took place where nothing was watched."""
+    """Return a description of computations that Kedge could not watch."""
     detail = event.get("detail") or {}
     if event.get("what") == "children":
-        number, seconds = detail.get("processes"), detail.get("seconds")
-        who = f"{number} child processes" if number and number != 1 else "a child process"
-        return f"{who} computed{f' for {seconds:.3g} s' if seconds else ''}"
+        seconds = detail.get("seconds")
+        return f"child processes computed{f' for {seconds:.3g} s' if seconds else ''}"
     if event.get("what") == "hook-tables":
-        step = detail.get("step")
-        since = f" since step {step}" if step is not None else ""
-        return f"what modules did{since}, as the program replaced PyTorch's global hooks"
+        return "the modules' computations, as the program replaced PyTorch's global hooks"
     return str(event.get("what", "a part of the program"))
 
 
 def _length(recording: Recording) -> int:
-    """Return how many steps the run had, as far as is known."""
+    """Return the number of steps of the run, as far as it is known."""
     end = recording.end or {}
     last = int(recording.steps[-1]) + 1 if len(recording.steps) else 0
     return max(int(end.get("steps") or 0), last)

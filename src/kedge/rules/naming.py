@@ -1,22 +1,43 @@
-"""How findings name modules and figures."""
+"""The names of modules, lines of the program, lists and figures in findings."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
-from kedge.rules.wiring import Module
+from kedge.rules.recorded.wiring import ModuleSites
 
 #: How many sites a list in the evidence names.
 NAMED = 6
 
 
-def name_of(module: Module) -> str:
-    """Name a module in a sentence."""
-    if module.path and module.type and module.path != module.type:
-        return f"{module.path} ({module.type})"
-    return module.path or module.type or "the model"
+def name_of(module: ModuleSites) -> str:
+    """Return the name of a module in a sentence: ``path (Type)``."""
+    return name_at(module.path, module.type)
+
+
+def name_at(path: str, kind: str) -> str:
+    """Return the name of a module with a path and a type, either of which may be empty."""
+    return f"{path} ({kind})" if path and kind and path != kind else path or kind or "the model"
+
+
+def listed(names: Sequence[str], most: int = NAMED) -> str:
+    """Return some names with commas between, and the number of the rest."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def line_of(source: Mapping[str, Any]) -> str:
+    """Return a line of the program as ``file:line``."""
+    return f"{source['file']}:{source['line']}"
+
+
+def text_of(source: Mapping[str, Any]) -> str:
+    """Return the text of a line for the end of a sentence; empty if it is not known."""
+    return f": `{source['text']}`" if source.get("text") else ""
 
 
 def plain(number: float) -> float | None:
-    """Round a figure to six digits for a finding's evidence; None in place of what JSON cannot hold."""
+    """Return a figure rounded to six digits for a finding's evidence; None for NaN and infinity, which JSON lacks."""
     return float(f"{number:.6g}") if np.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""The rules that apply in a folder: what was typed, over what the nearest ``pyproject.toml`` says."""
+"""The rules that apply in a folder, by the command line and the nearest ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ NAME = "pyproject.toml"
 def configured_rules(
     select: str | None = None, ignore: str | None = None, config: str | None = None, folder: Path | None = None
 ) -> tuple[Rule, ...]:
-    """Give the rules that apply, with their thresholds.
+    """Return the rules that apply, with their thresholds.
 
-    Codes that were typed go before those of the file, as with ruff: ``select`` takes the place of both its
+    Codes on the command line take precedence over those of the file, as in ruff: ``select`` replaces both its
     ``select`` and its ``ignore``; ``ignore`` alone adds to its ``ignore``.
 
     Args:
-        select: Codes with commas between, as typed; None if nothing was.
+        select: Codes with commas between, from the command line; None if there are none.
         ignore: The same.
         config: The file to read; the nearest ``pyproject.toml`` with a ``[tool.kedge]`` if None.
-        folder: Where to begin looking; the working directory if None.
+        folder: The folder where the search for the file begins; the working directory if None.
 
     Raises:
-        ConfigError: The file cannot be read, or asks for what there is not.
-        NoSuchRule: A code that was typed is no rule's.
+        ConfigError: The file cannot be read, or has unknown keys, codes or thresholds.
+        NoSuchRule: A code on the command line does not belong to any rule.
     """
     typed, left_out = _typed(select), _typed(ignore) or []
     where, table = _read(config, folder)
@@ -44,7 +44,7 @@ def configured_rules(
 
 
 def _read(config: str | None, folder: Path | None) -> tuple[str, Mapping[str, Any]]:
-    """Find and read the table; nothing found is an empty one."""
+    """Return the file and its table; an empty table if there is none."""
     if config is not None:
         table = _table_of(Path(config))
         if table is None:
@@ -63,7 +63,9 @@ def _table_of(path: Path) -> Mapping[str, Any] | None:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}; name another file with --config") from error
     except ValueError as error:
-        raise ConfigError(f"cannot read {path}: it is not TOML ({error}); mend it, or name another file") from error
+        raise ConfigError(
+            f"cannot read {path}: it is not TOML ({error}); correct it, or name another file with --config"
+        ) from error
     tool = document.get("tool", {})
     table = tool.get("kedge") if isinstance(tool, dict) else None
     if table is not None and not isinstance(table, dict):
@@ -72,7 +74,7 @@ def _table_of(path: Path) -> Mapping[str, Any] | None:
 
 
 def _typed(text: str | None) -> list[str] | None:
-    """Read codes with commas between."""
+    """Return the codes of a text with commas between them."""
     if text is None:
         return None
     return [registry.known_code(code.strip()) for code in text.split(",") if code.strip()]

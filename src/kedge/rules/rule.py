@@ -1,4 +1,4 @@
-"""What a finding is, and what a rule looks like."""
+"""Findings and rules."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a rule has to say about a recording.
+    """One result of a rule about a recording.
 
     Attributes:
         code: The rule's code.
-        severity: How bad it is; a rule may find the same thing in several degrees.
-        site: The text of the site it is about.
-        step: The step in which it shows first; -1 where it belongs to no step.
+        severity: How bad it is; a rule may report the same fault with several severities.
+        site: The text of the site that it belongs to.
+        step: The first step in which it shows; -1 if it belongs to no step.
         message: One sentence that names the site, the step and the figure.
-        evidence: The figures it rests on, as plain JSON values.
-        confidence: From 0 to 1: how much of what the rule would like to know was recorded.
-        remedy: What to do about it.
+        evidence: The figures that support it, as plain JSON values.
+        confidence: From 0 to 1: the share of the rule's information that was recorded.
+        remedy: Instructions for the user.
     """
 
     code: str
@@ -41,14 +41,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Lack:
-    """Why a rule cannot judge a recording.
+    """The reason why a rule cannot judge a recording.
 
     Attributes:
         code: The rule's code.
-        lacks: What there is too little of, such as ``measured steps``; in the singular where one is needed.
-        have: How many there are.
-        need: How many it takes.
-        grows: Whether a run of which more steps are measured has more of it.
+        lacks: The missing samples, such as ``measured steps``; in the singular if one is needed.
+        have: The number of them in the recording.
+        need: The number that the rule needs.
+        grows: Whether a run with more measured steps has more of them.
     """
 
     code: str
@@ -67,14 +67,14 @@ class Rule(Protocol):
 
     @property
     def name(self) -> str:
-        """What is wrong, in a few words."""
+        """The fault, in a few words."""
 
     @property
     def severity(self) -> Severity:
         """The worst severity that its findings have."""
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Give what this rule finds in a recording."""
+        """Return the findings of this rule in a recording."""
 
     def lacking(self, recording: Recording) -> Lack | None:
-        """Return what the rule would need to judge a recording; None if it could, or if nothing there concerns it."""
+        """Return what the rule lacks to judge a recording; None if it could judge, or if it does not apply."""

@@ -1,4 +1,4 @@
-"""The rules as a project wants them: which ones, and with which thresholds."""
+"""The rules that a project chose, with its thresholds."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ R = TypeVar("R", bound=Rule)
 
 
 def thresholds(rule: Rule) -> dict[str, int | float]:
-    """Give a rule's thresholds by name, in the order of its page."""
+    """Return a rule's thresholds by name, in the order of its page."""
     return {name: getattr(rule, name) for name in _names(rule)}
 
 
 def chosen(rules: Iterable[R], select: Sequence[str] | None, ignore: Sequence[str]) -> tuple[R, ...]:
-    """Leave out the rules that are not selected or are ignored; all are selected if ``select`` is None."""
+    """Return the rules that are selected and not ignored; all are selected if ``select`` is None."""
     return tuple(rule for rule in rules if (select is None or rule.code in select) and rule.code not in ignore)
 
 
 def configured(rules: Sequence[Rule], table: Mapping[str, Any], where: str) -> tuple[Rule, ...]:
-    """Give rules as a table asks for them: ``select``, ``ignore``, and ``rules`` with thresholds by code.
+    """Return rules with the thresholds of a table: ``select``, ``ignore``, and ``rules`` with thresholds by code.
 
     Args:
-        rules: The rules there are, with their default thresholds.
-        table: What ``[tool.kedge]`` holds.
+        rules: All rules, with their default thresholds.
+        table: The content of ``[tool.kedge]``.
         where: The file's name, for messages.
 
     Returns:
-        The rules with their thresholds set; not yet without those that ``select`` and ``ignore`` leave out.
+        All rules with their thresholds set; ``select`` and ``ignore`` are not applied yet.
 
     Raises:
         ConfigError: A key, code or threshold is unknown, or a value is of the wrong type.
@@ -51,10 +51,10 @@ def configured(rules: Sequence[Rule], table: Mapping[str, Any], where: str) -> t
 
 
 def codes(rules: Sequence[Rule], table: Mapping[str, Any], key: str, where: str) -> list[str] | None:
-    """Read a list of codes of a table; None if there is none.
+    """Return a list of codes of a table; None if it has no such list.
 
     Raises:
-        ConfigError: It is not a list, or names a rule that there is not.
+        ConfigError: It is not a list, or names a rule that does not exist.
     """
     if key not in table:
         return None
@@ -67,12 +67,12 @@ def codes(rules: Sequence[Rule], table: Mapping[str, Any], key: str, where: str)
 
 
 def toml(rules: Iterable[Rule], defaults: Iterable[Rule]) -> str:
-    """Write the thresholds of rules as they would stand in ``pyproject.toml``; what was changed names its default."""
+    """Return the thresholds of rules in the form of ``pyproject.toml``; changed ones with their default."""
     usual = {rule.code: thresholds(rule) for rule in defaults}
     return "\n".join(_section(rule, usual.get(rule.code, {})) for rule in rules if thresholds(rule))
 
 
-#: What ``[tool.kedge]`` may hold.
+#: The keys of ``[tool.kedge]``.
 KEYS = ("select", "ignore", "rules")
 
 
@@ -99,11 +99,11 @@ def _with(rule: Rule, given: Mapping[str, Any], where: str) -> Rule:
 
 
 def _number(value: Any, default: float, name: str, where: str) -> float:
-    """Take a whole number where the default is one, any number elsewhere."""
+    """Return a threshold: a whole number where the default is one, any number elsewhere."""
     whole = isinstance(default, int)
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or math.isnan(value):
         raise ConfigError(
-            f"{where}: {name} is {value!r}; it must be a {'whole ' if whole else ''}number, as {default!r} is"
+            f"{where}: {name} is {value!r}; it must be a {'whole ' if whole else ''}number, such as {default!r}"
         )
     return value if whole else float(value)
 
@@ -124,9 +124,9 @@ def _code(code: str, rules: Sequence[Rule], name: str, where: str) -> str:
 def _require_known(name: str, given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in given:
         if key not in known:
-            raise ConfigError(f"{where}: {name} has a key {key!r}, which nothing reads; {_nearest(key, known)}")
+            raise ConfigError(f"{where}: {name} has an unknown key {key!r}; {_nearest(key, known)}")
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
     near = get_close_matches(word, known, n=3, cutoff=0.4)
-    return f"the nearest are {', '.join(near)}" if near else f"there are {', '.join(known)}"
+    return f"the nearest are {', '.join(near)}" if near else f"the known ones are {', '.join(known)}"

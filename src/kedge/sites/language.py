@@ -21,7 +21,7 @@ class Term:
         types: Class names in braces; empty for any.
         call: Call index after ``#``.
         op: Operation after ``/``, with its index.
-        kind: What flows; None where the text leaves it out, which means ``out``.
+        kind: The kind of values; None if the text leaves it out, which means ``out``.
         leaf: Leaf in brackets after the kind.
         excluded: Written with ``!`` in front: takes sites away.
     """
@@ -49,19 +49,19 @@ class Term:
         return re.compile(_path_regex(self.path), re.DOTALL)
 
     def matches(self, path: str, types: tuple[str, ...]) -> bool:
-        """Tell whether a module or parameter of this path and these class names is meant."""
+        """Whether it selects a module or parameter of this path and these class names."""
         named = self.pattern.fullmatch(f".{path}" if path else "") is not None
         return named and (not self.types or any(t in types for t in self.types))
 
     @property
     def literal(self) -> str | None:
-        """The path, if the pattern can mean only one."""
+        """The path, if the pattern can select only one."""
         if self.types or re.search(r"(?<!\\)(\\\\)*[*?\[]", ".".join(self.path)):
             return None
         return re.sub(r"\\(.)", r"\1", ".".join(self.path))
 
     def names(self, site: Site) -> bool:
-        """Tell whether this is a name of a site, read literally: of its module, and of its operation if it has one."""
+        """Whether this is the literal name of a site: of its module, and of its operation if it has one."""
         if self.literal != site.path or (self.op is None) != (site.op is None):
             return False
         return self.op is None or site.op is None or (self.op[0] == site.op[0] and self.op[1] in (None, site.op[1]))
@@ -74,12 +74,12 @@ def op_pattern(name: str) -> re.Pattern[str]:
 
 
 def means_op(pattern: tuple[str, int | None], op: tuple[str, int | None]) -> bool:
-    """Tell whether a pattern of operations stands for one, or for all of a name if its index is None."""
+    """Whether a pattern of operations selects one, or all of a name if its index is None."""
     return pattern[1] in (None, op[1]) and op_pattern(pattern[0]).fullmatch(op[0]) is not None
 
 
 def _path_regex(segments: tuple[str, ...]) -> str:
-    """Match a path written with a dot before each segment, so that ``**`` may match none."""
+    """Return a regular expression over a path with a dot before each segment, so that ``**`` may match none."""
     return "".join(r"(?:\.[^.]+)*" if s == "**" else r"\." + _segment_regex(s) for s in segments if s)
 
 
@@ -101,7 +101,7 @@ def _piece_regex(piece: str) -> str:
 
 
 class _Reader:
-    """Reads the site language, keeping the position for the caret of an error."""
+    """A reader of the site language that keeps the position for the caret of an error."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
@@ -124,7 +124,7 @@ class _Reader:
             self.at += 1
 
     def until(self, stops: str) -> str:
-        """Take characters up to one of the stops; an escape or a character class is taken whole."""
+        """Return the characters up to one of the stops; escapes and character classes are read whole."""
         start = self.at
         while (char := self.peek()) and char not in stops:
             if char == "[":
@@ -217,7 +217,7 @@ class _Reader:
 
 
 def parse(text: str) -> tuple[Term, ...]:
-    """Read a selector's text.
+    """Return the terms of a selector's text.
 
     Raises:
         SelectorError: With a caret under the place that cannot be read.

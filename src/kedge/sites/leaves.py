@@ -83,7 +83,7 @@ def _with(value: Any, changed: Mapping[str, Any]) -> Any:
 
 
 def describe(value: Any) -> str:
-    """Say in a few words what a value holds, for messages: type, and shape or leaves."""
+    """Return a short description of a value for messages: type, and shape or leaves."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(shape_of(value))}"
     names = [f"[{n}]" for n, _ in find(value)]
@@ -92,16 +92,16 @@ def describe(value: Any) -> str:
 
 
 def shape_of(value: Tensor) -> tuple[Any, ...]:
-    """Return a tensor's shape; that of each part for a nested one that has none itself."""
+    """Return a tensor's shape; for a nested tensor that of each part."""
     if value.is_nested and value.layout is torch.strided:
         return tuple(tuple(part.shape) for part in value.detach().unbind())
     return tuple(value.shape)
 
 
 def own_part(value: Tensor) -> Tensor:
-    """Return what this process holds of a tensor that is spread over several, such as a DTensor; another as it is.
+    """Return this process's part of a distributed tensor, such as a DTensor; any other tensor itself.
 
-    To look at the whole would make the processes talk to each other, at a moment that is not the same for all.
+    Reading the whole would make the processes communicate, at a time that is not the same for all.
     """
     if type(value) is Tensor or type(value) is Parameter:
         return value
@@ -110,14 +110,14 @@ def own_part(value: Tensor) -> Tensor:
 
 
 def untransformed(value: Tensor) -> Tensor:
-    """Return what is inside of the wrappers of `torch.func`: under ``vmap`` the values of all samples."""
+    """Return the tensor inside the wrappers of `torch.func`: under ``vmap`` the values of all samples."""
     while modes.is_wrapped(value):
         value = modes.unwrapped(value)
     return value
 
 
 def has_memory(value: Tensor) -> bool:
-    """Whether a dense tensor has the memory that its elements lie in; to read one whose memory was freed ends the process.
+    """Whether a dense tensor has memory for its elements; reading one whose memory was freed ends the process.
 
     Sharded training frees the gathered parameters between a module's forward and its backward.
     """
@@ -128,13 +128,13 @@ def has_memory(value: Tensor) -> bool:
     )
     try:
         return value.untyped_storage().nbytes() >= (last + 1) * value.element_size()
-    except (NotImplementedError, RuntimeError):  # of another's making
+    except (NotImplementedError, RuntimeError):  # a library's own kind of tensor
         return False
 
 
 def storage_of(value: Tensor) -> int:
-    """Tell one piece of memory from another; -1 for a tensor that has none of the usual kind."""
+    """Return a number that identifies a tensor's storage; -1 if it has no ordinary storage."""
     try:
         return int(identity_of(untransformed(value).untyped_storage()))
-    except (NotImplementedError, RuntimeError):  # sparse, or of another's making
+    except (NotImplementedError, RuntimeError):  # sparse, or a library's own kind of tensor
         return -1

@@ -1,7 +1,7 @@
-"""Selectors: text that says where.
+"""Selectors: text that names places.
 
-A `Selector` is a value that knows no model; on a model it resolves to a `Selection`, the sites
-it stands for. One that stands for nothing is an error that names the nearest sites.
+A `Selector` is independent of a model; on a model it resolves to a `Selection`, its sites there. A selector without
+sites is an error that names the nearest ones.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from kedge.sites.site import (
 
 
 @dataclass(frozen=True)
-class Place:
-    """A site together with what it is on.
+class SitePlace:
+    """A site together with its module or parameter.
 
     Attributes:
         site: The site, under the first name of its module or parameter.
         module: The module; for a parameter the one that owns it.
         param: The parameter of a parameter's site.
-        without: Operations that the site does not stand for, although its pattern would.
-        many: Whether the module is one of those that a pattern stands for, so that it may well have no such operation.
+        without: Operations that the site excludes, although its pattern would select them.
+        many: Whether a pattern selected the module, so that it may have no such operation.
     """
 
     site: Site
@@ -48,7 +48,7 @@ class Place:
 
 
 class Selector:
-    """A question about where; on a model it resolves to a `Selection`."""
+    """A selection of places by text; on a model it resolves to a `Selection`."""
 
     def __init__(self, text: str) -> None:
         self.terms = parse(text)
@@ -58,7 +58,7 @@ class Selector:
         return ", ".join(map(str, self.terms))
 
     def __repr__(self) -> str:
-        """As one would write it."""
+        """The call that makes it."""
         return f"select({str(self)!r})"
 
     def __eq__(self, other: object) -> bool:
@@ -70,14 +70,14 @@ class Selector:
         return hash(self.terms)
 
     def on(self, model: nn.Module) -> Selection:
-        """Resolve on a model.
+        """Return the selected sites of a model.
 
         Raises:
-            NoSiteMatched: When a term stands for nothing; the message names the nearest paths.
+            NoSiteMatched: When a term selects nothing; the message names the nearest paths.
             NoSuchKind: When the path exists but not with this kind.
         """
-        layout = Layout(model)
-        places: dict[Site, Place] = {}
+        layout = ModelLayout(model)
+        places: dict[Site, SitePlace] = {}
         for term in self.terms:
             found = layout.find(term)
             if term.excluded:
@@ -90,14 +90,14 @@ class Selector:
 
 
 def _key(site: Site, excluding: Term) -> tuple[str, str | None, int | None]:
-    """What an excluding term compares: kind and call only if it names them."""
+    """The key that an excluding term compares: kind and call only if it names them."""
     return site.path, site.kind if excluding.kind else None, None if excluding.call is None else site.call
 
 
-def _excluding(places: dict[Site, Place], term: Term, gone: set[Any]) -> dict[Site, Place]:
-    """Take away what an excluding term means; of a pattern of operations, those it means.
+def _excluding(places: dict[Site, SitePlace], term: Term, gone: set[Any]) -> dict[Site, SitePlace]:
+    """Return the places without those that a term excludes; a pattern of operations loses the excluded operations.
 
-    A term without an operation means the operations too if it names no kind: ``!layer1`` is all of layer1.
+    A term without an operation excludes the operations too if it names no kind: ``!layer1`` is all of layer1.
     """
     kept = {}
     for site, place in places.items():
@@ -112,8 +112,8 @@ def _excluding(places: dict[Site, Place], term: Term, gone: set[Any]) -> dict[Si
     return kept
 
 
-def _once(found: list[Place], known: dict[Site, Place]) -> Iterator[Place]:
-    """Leave out the operations that a selector has named before: an operation fires once for each action."""
+def _once(found: list[SitePlace], known: dict[Site, SitePlace]) -> Iterator[SitePlace]:
+    """Yield the places without operations that the selector named before: an operation fires once for each action."""
     for place in found:
         site = place.site
         before = [o.op for o in known if o.op is not None and site.op and replace(o, op=site.op) == site]
@@ -122,7 +122,7 @@ def _once(found: list[Place], known: dict[Site, Place]) -> Iterator[Place]:
 
 
 def select(text: str) -> Selector:
-    """Read a selector; ``print(kedge.select("layer4.**").on(model))`` shows what it stands for.
+    """Return a selector; ``print(kedge.select("layer4.**").on(model))`` shows its sites on a model.
 
     Raises:
         SelectorError: With a caret under the place that cannot be read.
@@ -131,13 +131,13 @@ def select(text: str) -> Selector:
 
 
 class Selection:
-    """The sites that a selector stands for on one model: it prints, counts and iterates them."""
+    """The sites of a selector on one model: it prints, counts and iterates them."""
 
-    def __init__(self, selector: Selector, places: tuple[Place, ...]) -> None:
+    def __init__(self, selector: Selector, places: tuple[SitePlace, ...]) -> None:
         self.selector, self.places = selector, places
 
     def __len__(self) -> int:
-        """How many sites."""
+        """The number of sites."""
         return len(self.places)
 
     def __iter__(self) -> Iterator[Site]:
@@ -162,23 +162,23 @@ _T = TypeVar("_T")
 
 
 def _candidates(named: dict[str, _T], term: Term) -> dict[str, _T]:
-    """What a term may stand for: the one of its name, if the name says so, which spares a search of large models."""
+    """The candidates for a term: only the one of its name if it is literal, which saves a search of large models."""
     name = term.literal
     return {name: named[name]} if name is not None and name in named else named
 
 
 def runs(module: nn.Module) -> bool:
-    """Tell whether a module has a forward of its own; lists and dicts of modules have none."""
+    """Whether a module has a forward of its own; lists and dicts of modules have none."""
     return getattr(type(module), "forward", None) is not nn.Module.forward  # TorchScript's have none of their own
 
 
 def type_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of a module's class and of what it inherits from, nearest first."""
+    """The names of a module's class and of its base classes, nearest first."""
     return tuple(c.__name__ for c in type(module).__mro__ if c not in (object, nn.Module))
 
 
-class Layout:
-    """What a model consists of, by name."""
+class ModelLayout:
+    """The modules and parameters of a model, by name."""
 
     def __init__(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
@@ -192,8 +192,8 @@ class Layout:
         """The module that a parameter's qualified name belongs to."""
         return self.modules[param.rpartition(".")[0]]
 
-    def find(self, term: Term) -> list[Place]:
-        """Every place a term stands for, in the model's order and each once."""
+    def find(self, term: Term) -> list[SitePlace]:
+        """Every place that a term selects, in the model's order and each once."""
         if term.op is not None and term.kind not in (None, *OP_KINDS):
             has = ", ".join(f":{kind}" for kind in OP_KINDS)
             raise NoSuchKind(f'"{term}": an operation has no :{term.kind}; it has {has}')
@@ -205,7 +205,7 @@ class Layout:
             raise self._nothing(term)
         return found
 
-    def _modules(self, term: Term) -> list[Place]:
+    def _modules(self, term: Term) -> list[SitePlace]:
         hits = {
             id(m): m
             for name, m in _candidates(self.modules, term).items()
@@ -215,13 +215,15 @@ class Layout:
             raise self._never_called(term)
         kind = term.kind or "out"
         many = term.literal is None
-        return [Place(Site(self.first[i], kind, term.leaf, term.call, term.op), m, many=many) for i, m in hits.items()]
+        return [
+            SitePlace(Site(self.first[i], kind, term.leaf, term.call, term.op), m, many=many) for i, m in hits.items()
+        ]
 
-    def _params(self, term: Term) -> list[Place]:
+    def _params(self, term: Term) -> list[SitePlace]:
         candidates = _candidates(self.params, term)
         hits = {id(p): p for n, p in candidates.items() if term.matches(n, type_names(self.owner(n)))}
         names = [(self.first_param[i], p) for i, p in hits.items()]
-        return [Place(Site(n, term.kind or "param", term.leaf, term.call), self.owner(n), p) for n, p in names]
+        return [SitePlace(Site(n, term.kind or "param", term.leaf, term.call), self.owner(n), p) for n, p in names]
 
     def _never_called(self, term: Term) -> NoSuchKind:
         module = self.modules[term.literal or ""]

@@ -18,12 +18,12 @@ _SPECIAL = re.compile(r"([\\*?\[\]{}#/:,!\s])")
 
 
 def escape(path: str) -> str:
-    """Return a path in which no character has a meaning in the site language."""
+    """Return a path with backslashes before the characters that the site language uses."""
     return _SPECIAL.sub(r"\\\1", path)
 
 
 def op_text(op: tuple[str, int | None] | None) -> str:
-    """Write an operation as it follows a module's path: ``/relu#1``; empty for none."""
+    """Return the text of an operation after a module's path: ``/relu#1``; empty for none."""
     return "" if op is None else f"/{op[0]}" + ("" if op[1] is None else f"#{op[1]}")
 
 
@@ -33,10 +33,10 @@ class Site:
 
     Attributes:
         path: PyTorch's qualified name of the module or parameter; empty for the root.
-        kind: What flows there, one of `KINDS`, `TENSOR_KINDS` or `NODE_KINDS`.
-        leaf: Which leaf of a structured value ("0", "logits", "cache.1"); None for all.
-        call: Which call of the module within one forward; None for all.
-        op: An operation inside the module's own forward: its name, and which of that name within the
+        kind: The kind of values there, one of `KINDS`, `TENSOR_KINDS` or `NODE_KINDS`.
+        leaf: The leaf of a structured value ("0", "logits", "cache.1"); None for all.
+        call: The number of the module's call within one forward; None for all.
+        op: An operation inside the module's own forward: its name, and its number among those of that name within the
             call, None for all; None for the module itself.
     """
 

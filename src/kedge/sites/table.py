@@ -1,4 +1,4 @@
-"""What a model offers: `sites`, a printable table."""
+"""The sites of a model: `sites`, a printable table."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from torch import nn
 
 from kedge import notebook
-from kedge.sites.select import Layout, runs
+from kedge.sites.select import ModelLayout, runs
 from kedge.sites.site import MODULE_KINDS, PARAM_KINDS
 
 
 @dataclass(frozen=True)
-class Row:
+class SiteRow:
     """One module or parameter.
 
     Attributes:
@@ -37,18 +37,18 @@ class Row:
 class Sites:
     """The modules that can be called and the parameters of a model, in the model's order."""
 
-    def __init__(self, rows: tuple[Row, ...]) -> None:
+    def __init__(self, rows: tuple[SiteRow, ...]) -> None:
         self.rows = rows
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[SiteRow]:
         """The rows."""
         return iter(self.rows)
 
     def __len__(self) -> int:
-        """How many modules and parameters."""
+        """The number of modules and parameters."""
         return len(self.rows)
 
-    def __getitem__(self, path: str) -> Row:
+    def __getitem__(self, path: str) -> SiteRow:
         """The row of a path."""
         for row in self.rows:
             if path == row.path or path in row.also:
@@ -56,7 +56,7 @@ class Sites:
         raise KeyError(f'no module or parameter is called "{path}"')
 
     def __str__(self) -> str:
-        """A table: path, type, and what can be hooked there."""
+        """A table: path, type, and the kinds of sites there."""
         lines = [("path", "type", "sites")]
         lines += [(row.path or '""', _type(row), _kinds(row)) for row in self.rows]
         widths = [max(len(line[i]) for line in lines) for i in (0, 1)]
@@ -68,11 +68,11 @@ class Sites:
         return notebook.table(("path", "type", "sites"), rows, align="mmm")
 
 
-def _type(row: Row) -> str:
+def _type(row: SiteRow) -> str:
     return row.type if row.shape is None else f"{row.type}{list(row.shape)}"
 
 
-def _kinds(row: Row) -> str:
+def _kinds(row: SiteRow) -> str:
     text = " ".join(":" + kind for kind in row.kinds)
     if not row.trainable:
         text += "  (requires no grad)"
@@ -80,30 +80,30 @@ def _kinds(row: Row) -> str:
 
 
 def sites(model: nn.Module) -> Sites:
-    """List every place of a model where a hook can go: each module that can be called, each parameter.
+    """Return every place of a model that can be hooked: each module that can be called, each parameter.
 
-    Lists and dicts of modules are left out: they are never called. What is registered under several
-    names stands there once, under the first.
+    Lists and dicts of modules are left out: they are never called. Modules and parameters with several
+    names have one row, under the first.
     """
-    layout = Layout(model)
-    rows: list[Row] = []
+    layout = ModelLayout(model)
+    rows: list[SiteRow] = []
     for name, module in layout.modules.items():
         if layout.first[id(module)] != name:
             continue
         if runs(module):
             also = _others(layout.modules, name)
-            rows.append(Row(name, type(module).__name__, None, MODULE_KINDS, also))
+            rows.append(SiteRow(name, type(module).__name__, None, MODULE_KINDS, also))
         rows += _params(layout, name)
     return Sites(tuple(rows))
 
 
-def _params(layout: Layout, owner: str) -> list[Row]:
+def _params(layout: ModelLayout, owner: str) -> list[SiteRow]:
     rows = []
     for name, param in layout.params.items():
         if name.rpartition(".")[0] == owner and layout.first_param[id(param)] == name:
             kinds = PARAM_KINDS if param.requires_grad else ("param",)
             also = _others(layout.params, name)
-            rows.append(Row(name, "Parameter", tuple(param.shape), kinds, also, param.requires_grad))
+            rows.append(SiteRow(name, "Parameter", tuple(param.shape), kinds, also, param.requires_grad))
     return rows
 
 

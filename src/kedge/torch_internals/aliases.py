@@ -1,11 +1,11 @@
 """Gradients of views.
 
 # Note [Gradients of views]
-When a view, or anything it shares memory with, is changed in place, autograd gives the tensor a
-new history that goes around the view's own node: a hook there misses what flows through the
-change, or everything. If all of the memory is this view's alone, as of what `nn.Linear` returns
-for inputs of three dimensions, the gradient is listened to one node earlier, where nothing can
-go around. Otherwise it cannot be had, and a part of it must not be taken for it.
+When a view, or a tensor that shares memory with it, is changed in place, autograd gives the tensor a
+new history that bypasses the view's own node: a hook there misses the gradient through the
+change, or all of it. If the view alone uses all of the memory, like the output of `nn.Linear`
+for inputs of three dimensions, Kedge reads the gradient one node earlier, which no history bypasses.
+Otherwise the gradient is not available, and a part of it must not count as all of it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from kedge.torch_internals.autograd_nodes import operation_number, sequence_numb
 from kedge.torch_internals.tensors import base_of, version_of
 
 
-class Pulse:
-    """Tells whether a tensor's memory was changed in place since, without holding that memory."""
+class MemoryVersion:
+    """The version of a tensor's memory, to notice changes in place without holding that memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.twin = tensor.detach()
-        self.twin.data = tensor.detach().new_empty(0)  # the version counter stays the one they share
+        self.twin.data = tensor.detach().new_empty(0)  # both still share the version counter
         self.version = version_of(self.twin)
 
     def changed(self) -> bool:
-        """Whether it was, or may have been."""
+        """Whether the memory was changed since, or may have been."""
         return self.version < 0 or version_of(self.twin) != self.version
 
 
 def whole(tensor: Tensor) -> Tensor | None:
-    """Return the tensor that a view is all of, if nothing else uses it or ever can; see Note [Gradients of views]."""
+    """Return the base that a view covers, if nothing else uses it or ever can; see Note [Gradients of views]."""
     if type(tensor) is not Tensor or not tensor.is_contiguous():
         return None
     base = base_of(tensor)

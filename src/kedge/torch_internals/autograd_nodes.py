@@ -1,9 +1,9 @@
-"""What autograd nodes hold, and what lies behind them.
+"""The saved tensors of autograd nodes, and the graphs behind them.
 
 # Note [Reading without unpacking]
-A node gives what it saved in two ways. ``_saved_self`` unpacks it, by the hooks under which it was
+A node has two attributes for a saved tensor. ``_saved_self`` unpacks it, by the hooks under which it was
 packed: under activation checkpointing that would run the block again. ``_raw_saved_self`` is the
-`SavedTensor` itself, whose ``data`` is the tensor, or what the program's own hook packed it into.
+`SavedTensor` itself, whose ``data`` is the tensor, or the result of the program's own pack hook.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBER_OF = "torch:_C._functions.AccumulateGrad._sequence_nr"
 
 
 def numbers_operations() -> bool:
-    """Whether this PyTorch shows the numbers that autograd gives to operations; where not, each number is 0."""
+    """Whether this PyTorch shows autograd's numbers of operations; if not, each number is 0."""
     return find(_NUMBER) is not None and find(_NUMBER_OF) is not None
 
 
@@ -49,7 +49,7 @@ _NUMBERS = (torch.float64, torch.int64, torch.complex128, torch.bool)
 
 @cache
 def fields(kind: type[Node]) -> tuple[str, ...]:
-    """Return what nodes of a kind call that which they save: the ``self`` of ``_raw_saved_self``."""
+    """Return the names of saved tensors in nodes of a kind: the ``self`` of ``_raw_saved_self``."""
     return tuple(name.removeprefix(_RAW) for name in dir(kind) if name.startswith(_RAW))
 
 
@@ -64,7 +64,7 @@ def raw(node: Any, name: str) -> Any:
 
 
 def saved(node: Any, name: str) -> Any:
-    """Return what a node saved under a name: a number, or a tensor, which this unpacks; errors as of `raw`."""
+    """Return a node's saved number or tensor of a name; a tensor is unpacked. Raises the errors of `raw`."""
     return getattr(node, _UNPACKED + name)
 
 
@@ -75,7 +75,7 @@ def number_in(node: Any, name: str) -> Any:
 
 def first_shape(node: Node) -> tuple[int, ...] | None:
     """Return the shape of a node's first output; None if it is not known."""
-    described = getattr(node, "_input_metadata", ())  # what arrives at the node in the backward pass
+    described = getattr(node, "_input_metadata", ())  # the shapes of the node's gradients in the backward pass
     shape = getattr(described[0], "shape", None) if described else None
     return None if shape is None else tuple(map(int, shape))
 
@@ -86,12 +86,12 @@ def function_of(node: Node) -> Any:
 
 
 def is_leaf(node: Any) -> bool:
-    """Whether a node accumulates the gradient of a leaf; such nodes are made at no time."""
+    """Whether a node accumulates the gradient of a leaf; such nodes have no place in the order of execution."""
     return type(node).__name__ == "AccumulateGrad"
 
 
 def in_order(nodes: Iterable[Node]) -> list[Node]:
-    """Put nodes in the order of execution, leaves last; where they have no numbers, each behind those that it needs."""
+    """Return nodes in the order of execution, leaves last; without numbers, each node behind those that it needs."""
     found = list(nodes)
     if numbers_operations():
         return sorted(found, key=sequence_number)
@@ -100,7 +100,7 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
 
 
 def _by_need(roots: Iterable[Node]) -> Iterator[Node]:
-    """Yield each node behind some others behind those that it needs."""
+    """Yield each node behind some roots after the nodes that it needs."""
     met: set[Node] = set()
     for root in roots:
         stack: list[tuple[Node, bool]] = [(root, False)]
@@ -115,11 +115,11 @@ def _by_need(roots: Iterable[Node]) -> Iterator[Node]:
 
 
 def saved_by(node: Node) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the `SavedTensor` of everything that a node saved; nothing once that is freed."""
+    """Yield the names and the `SavedTensor` objects of a node, unless they are freed."""
     for name in fields(type(node)):
         try:
             kept = raw(node, name)
-        except RuntimeError:  # its backward has run, and has freed what it saved
+        except RuntimeError:  # its backward has run, and has freed its saved tensors
             continue
         for each in kept if isinstance(kept, tuple) else (kept,):
             if isinstance(each, SavedTensor):
@@ -127,7 +127,7 @@ def saved_by(node: Node) -> Iterator[tuple[str, Any]]:
 
 
 def is_number(tensor: Tensor) -> bool:
-    """Whether it is what PyTorch makes of a Python number, as of the 2 in ``x * 2``."""
+    """Whether PyTorch made a tensor from a Python number, such as the 2 in ``x * 2``."""
     return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in _NUMBERS
 
 
@@ -135,8 +135,8 @@ def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
     """Yield each node of a graph once, from the nodes that made its results.
 
     Args:
-        roots: Those nodes; None is passed over.
-        since: The number, in the order of execution, from which nodes are wanted; earlier ones depend on no later one.
+        roots: Those nodes; None is skipped.
+        since: The first number, in the order of execution, that is yielded; earlier nodes do not depend on later ones.
     """
     stack = [node for node in roots if node is not None]
     seen = set(stack)
@@ -151,5 +151,5 @@ def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
 
 
 def name_in_messages(node: Node) -> str:
-    """Return what autograd's messages call a node: ``Relu``, or ``ReluBackward0`` up to PyTorch 2.12."""
+    """Return the name of a node in autograd's messages: ``Relu``, or ``ReluBackward0`` up to PyTorch 2.12."""
     return node.name() if torch.__version__ < "2.13" else re.sub(r"Backward\d*$", "", node.name())

@@ -1,4 +1,4 @@
-"""Activation checkpointing: which call of the forward a recompute runs again.
+"""Activation checkpointing: the call of the forward that a recompute runs again.
 
 # Note [Which call is recomputed]
 A checkpointed block runs a second time inside backward, blocks in the opposite order, and on a GPU
@@ -8,10 +8,10 @@ the calls seen under it in the forward are, in their order, those of the recompu
 are private to PyTorch; without them a recompute's calls are counted from 0.
 
 # Note [Selective checkpoints]
-A selective checkpoint holds tensors outside of the graph, past all saved-tensor hooks. Since 2.14 a program may ask for
-these to go through the hooks around it, and is warned if it has hooks there and has not said which it wants. A pair of
-ours is not the program's, so it does not count as long as the program has not asked: then PyTorch is led on to the
-pair below, as it is led past the pairs of its own checkpoints.
+A selective checkpoint holds tensors outside of the graph, without saved-tensor hooks. Since 2.14 a program may choose
+that they go through the hooks around it, and PyTorch warns if the program has hooks there and has not chosen. A Kedge
+pair is not the program's, so it does not count as long as the program has not chosen: then PyTorch skips it and looks at
+the pair below, as it skips the pairs of its own checkpoints.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kedge.torch_internals.saved_hooks import top_hooks
 _PRUNE = 256
 _Frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
 Stopped: Any = getattr(checkpoint, "_StopRecomputationError", ())
-"""What ends a recompute as soon as it has made again all that is needed, from within whatever is being computed."""
+"""The exception that ends a recompute as soon as it has recomputed all needed tensors."""
 
 
-class _Unasked:
-    """Whether PyTorch is to pass over a pair of ours where it looks for the program's; see Note [Selective checkpoints]."""
+class _NotAsked:
+    """Whether PyTorch should skip a Kedge pair in its search for the program's; see Note [Selective checkpoints]."""
 
     def __bool__(self) -> bool:
         asker = sys._getframe(1).f_back
@@ -44,15 +44,15 @@ class _Unasked:
 _RESPECT = "respect_saved_tensors_hooks"
 
 
-def lead_past(pack: Any, below: Any) -> None:
-    """Have PyTorch pass over a pair of ours, by its first function, as Note [Selective checkpoints] says."""
+def make_skippable(pack: Any, below: Any) -> None:
+    """Let PyTorch skip a Kedge pair, given by its first function; see Note [Selective checkpoints]."""
     while below is not None and getattr(below[0], "_checkpoint_internal", None) is True:
         below = getattr(below[0], "_user_hooks", None)
-    pack._checkpoint_internal, pack._user_hooks = _Unasked(), below
+    pack._checkpoint_internal, pack._user_hooks = _NotAsked(), below
 
 
 class Segment:
-    """One checkpointed block in one forward: its pass, and the calls made in it."""
+    """One checkpointed block in one forward: its pass, and the calls in it."""
 
     __slots__ = ("calls", "heard", "micro_batch", "pass_", "reentrant", "replica", "seen", "step")
 
@@ -64,7 +64,7 @@ class Segment:
         self.seen: dict[tuple[int, Any], int] = {}
 
     def again(self, task: int, key: Any) -> int:
-        """Return which call a recompute runs again."""
+        """Return the number of the call that a recompute runs again."""
         nth = self.seen.get((task, key), 0)
         self.seen[task, key] = nth + 1
         calls = self.calls.get(key, ())
@@ -72,7 +72,7 @@ class Segment:
 
 
 class Segments:
-    """The checkpointed blocks of one model that may still be recomputed, from whichever thread."""
+    """The checkpointed blocks of one model that any thread may still recompute."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Segment]] = {}
@@ -83,12 +83,12 @@ class Segments:
         return bool(self._known)
 
     def forward(self, here: Any) -> Segment | None:
-        """The block that a forward is in, if it is in one."""
+        """Return the block that a forward is in, if any."""
         owner, reentrant = owner_around(here)
         return None if owner is None else self._of(owner, here, reentrant=reentrant)
 
     def recompute(self) -> Segment | None:
-        """The block that is being recomputed, if it was seen in a forward."""
+        """Return the block that is being recomputed, if its forward was seen."""
         owner = _owner("unpack_hook", "frame") or _owner("backward", "ctx")
         known = self._known.get(id(owner))
         return known[1] if known is not None and known[0]() is owner else None
@@ -105,7 +105,7 @@ class Segments:
 
 
 def owner_around(here: Any) -> tuple[Any, bool]:
-    """Return the object of the checkpoint that a forward is in, None if in none, and whether that one is reentrant."""
+    """Return the object of the checkpoint around a forward, None without one, and whether it is reentrant."""
     hooks = top_hooks(True)
     if hooks is not None:
         return frame_of(hooks[0]), False
@@ -113,18 +113,18 @@ def owner_around(here: Any) -> tuple[Any, bool]:
 
 
 def reentrant_around() -> Any:
-    """Return the context of the reentrant checkpoint that a forward is in, None if in none."""
+    """Return the context of the reentrant checkpoint around a forward; None without one."""
     return _owner("forward", "ctx")
 
 
 def frame_of(hook: Any) -> Any:
-    """Return the frame of the non-reentrant checkpoint that a saved-tensor hook belongs to, if to any."""
+    """Return the frame of the non-reentrant checkpoint that a saved-tensor hook belongs to; None without one."""
     cells = getattr(hook, "__closure__", None) or ()
     return next((c for c in map(content, cells) if _Frame and isinstance(c, _Frame)), None)
 
 
 def content(cell: Any) -> Any:
-    """Return what is in the cell of a closure; None where that is nothing yet."""
+    """Return the content of a closure's cell; None if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -132,7 +132,7 @@ def content(cell: Any) -> Any:
 
 
 def _owner(function: str, variable: str) -> Any:
-    """Find a checkpoint's object in the frames of PyTorch's checkpoint code that are running."""
+    """Return a checkpoint's object from the running frames of PyTorch's checkpoint code; None if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == function and frame.f_code.co_filename == checkpoint.__file__:

@@ -1,4 +1,4 @@
-"""Containers that a library has registered with PyTorch, taken apart and put together as it said."""
+"""Containers that a library has registered with PyTorch, taken apart and rebuilt by its functions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def is_registered(value: Any) -> bool:
 
 
 def apart(value: Any) -> tuple[Sequence[Any], Any]:
-    """Return what is in such a container, and what `together` needs besides."""
+    """Return the children of such a container, and the context that `together` needs."""
     children, context = _registered[type(value)].flatten_fn(value)
     return children, context
 
 
 def together(like: Any, children: Sequence[Any], context: Any) -> Any:
-    """Make a container like another one, of other things."""
+    """Return a container like another one with other children."""
     return _registered[type(like)].unflatten_fn(children, context)

@@ -1,4 +1,4 @@
-"""What Kedge uses of PyTorch's private names, corner by corner, and what it costs where a PyTorch lacks one.
+"""PyTorch's private names that Kedge uses, corner by corner, and the cost of a missing one.
 
 A name is looked up when it is first needed, by `late`. So importing Kedge needs none of them, and a PyTorch without one
 loses the feature that its corner names.
@@ -20,10 +20,10 @@ class Corner:
     """One corner of PyTorch.
 
     Attributes:
-        name: What it is about: the file of this folder that uses it.
+        name: Its subject, or the file of this folder that uses it.
         privates: The private names, each as module and attributes, such as ``torch.autograd:_get_sequence_nr``; one that
             belongs to an instance, such as ``torch.nn:Module()._parameters``.
-        costs: What is lost without one of them, in a sentence.
+        costs: The loss without one of them, in a sentence.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Corner:
     costs: str
 
     def missing(self) -> tuple[str, ...]:
-        """The names that this PyTorch does not have."""
+        """Return the names that this PyTorch does not have."""
         return tuple(path for path in self.privates if find(path) is None)
 
 
@@ -139,7 +139,7 @@ CORNERS = (
     ),
     Corner(
         "kernels",
-        ("torch:_foreach_norm", "torch:_foreach_sub", "torch:_assert_async", "torch:_neg_view"),
+        ("torch:_foreach_norm", "torch:_assert_async", "torch:_neg_view"),
         "norms of many tensors take one call each, and offload waits for a GPU where it checks what it has rebuilt.",
     ),
     Corner(
@@ -233,13 +233,13 @@ def _resolve(path: str) -> Any:
 
 
 def find(path: str) -> Any:
-    """Return what a private name stands for; None if this PyTorch does not have it."""
+    """Return the object of a private name; None if this PyTorch does not have it."""
     return _resolve(path)
 
 
 @functools.cache
 def lacks(*names: str) -> bool:
-    """Whether this PyTorch lacks a part of one of some corners, so that the rest of it is of no use either."""
+    """Whether this PyTorch lacks any name of some corners, so that their other names are useless too."""
     return any(corner.missing() for corner in CORNERS if corner.name in names)
 
 
@@ -248,7 +248,7 @@ def late(path: str, instead: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         path: As in `Corner.privates`.
-        instead: Is called where this PyTorch does not have it.
+        instead: The function to call if this PyTorch does not have it.
     """
     known: Callable[..., Any] | None = None
 
@@ -268,7 +268,7 @@ def late(path: str, instead: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forget() -> None:
-    """Look every name up again when it is needed next."""
+    """Forget all names, so that each is looked up again."""
     _resolve.cache_clear()
     lacks.cache_clear()
     for each in _latest:

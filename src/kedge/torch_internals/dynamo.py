@@ -1,9 +1,9 @@
-"""Living with Dynamo, without importing it: it takes a second, and most programs never need it.
+"""Dynamo's state and settings, without importing it: that takes a second, and most programs never need it.
 
 # Note [Whose code]
-Dynamo does not look for hooks that came after it had compiled, and lends the code of an unhooked
-instance to a hooked one of the same class. So code that exists when hooks are attached is thrown
-away, and while they are there Dynamo is told to look for hooks.
+Dynamo does not check for hooks that came after compilation, and reuses the code of an unhooked
+instance for a hooked one of the same class. So Kedge discards existing code when it attaches hooks, and
+has Dynamo check for hooks as long as they are there.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _holders = 0
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside what `torch.compile` made of it."""
+    """Return the model inside a result of `torch.compile`; any other model itself."""
     dynamo = sys.modules.get("torch._dynamo")  # absent as long as nothing was compiled: importing it takes a second
     return model._orig_mod if dynamo is not None and isinstance(model, dynamo.OptimizedModule) else model
 
 
 def compiles(module: nn.Module) -> bool:
-    """Tell whether a call of this very module is compiled."""
+    """Whether calls of this module itself are compiled."""
     dynamo = sys.modules.get("torch._dynamo")
     wrapped = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
     return wrapped or is_compiled_in_place(module)
 
 
 def is_compiled_in_place(module: nn.Module) -> bool:
-    """Whether ``module.compile()`` was called, so that the module itself calls what was compiled."""
+    """Whether ``module.compile()`` was called, so that the module itself calls compiled code."""
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
@@ -45,24 +45,24 @@ def is_loaded() -> bool:
 
 
 def takes_calls_in() -> bool:
-    """Tell whether ``compile()`` of one of PyTorch's own modules takes its call into the graph, hooks and all, as since 2.14."""
+    """Whether ``compile()`` of a PyTorch module compiles its call with its hooks, as since 2.14."""
     dynamo: Any = sys.modules.get("torch._dynamo")
     return hasattr(getattr(dynamo, "OptimizedModule", None), "_should_wrap_module_call_impl")
 
 
 def passes_over(function: Any) -> bool:
-    """Tell whether Dynamo does not compile a function by itself."""
+    """Whether Dynamo does not compile a function by itself."""
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")  # there, if anything is compiled
     return rules is not None and bool(rules.check(function))
 
 
 def break_graph() -> None:
-    """Have Dynamo, if it reads this, end its graph here."""
+    """End Dynamo's graph here, if Dynamo traces this."""
     torch._dynamo.graph_break()
 
 
 def has_code(function: Any) -> bool:
-    """Tell whether there is compiled code of a function or method, or a compiled one in its place."""
+    """Whether there is compiled code of a function or method, or a compiled one in its place."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     entries = find("torch:_C._dynamo.eval_frame._debug_get_cache_entry_list")
     compiled = code is not None and entries is not None and has_compiled() and bool(entries(code))
@@ -70,26 +70,26 @@ def has_code(function: Any) -> bool:
 
 
 def has_compiled() -> bool:
-    """Tell whether there is compiled code in this process."""
+    """Whether there is compiled code in this process."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     return frames is not None and bool(getattr(frames, "FRAME_COUNTER", True))
 
 
 def frames() -> int:
-    """Count what was compiled in this process since the last reset, again for each time it was compiled again."""
+    """Return the number of compilations in this process since the last reset."""
     converted: Any = sys.modules.get("torch._dynamo.convert_frame")
     return 0 if converted is None else sum(getattr(converted, "FRAME_COMPILE_COUNTER", {0: 1}).values())
 
 
 def hold() -> None:
-    """Begin to need that Dynamo looks for hooks; see Note [Whose code]."""
+    """Switch on Dynamo's check for hooks until `release`; see Note [Whose code]."""
     global _holders  # noqa: PLW0603 - Dynamo has one setting for the process
     _holders += 1
     look_for_hooks()
 
 
 def look_for_hooks() -> None:
-    """Tell Dynamo to look for hooks, if something has imported it by now."""
+    """Switch on Dynamo's check for hooks, if Dynamo is imported by now."""
     config: Any = sys.modules.get("torch._dynamo.config")
     if hasattr(config, "skip_nnmodule_hook_guards") and not _before:
         _before.append(config.skip_nnmodule_hook_guards)
@@ -97,7 +97,7 @@ def look_for_hooks() -> None:
 
 
 def release() -> None:
-    """Need it no longer; the last one gives Dynamo its setting back."""
+    """End one `hold`; the last one restores Dynamo's setting."""
     global _holders  # noqa: PLW0603
     _holders -= 1
     if not _holders and _before:
@@ -105,35 +105,34 @@ def release() -> None:
         config.skip_nnmodule_hook_guards = _before.pop()
 
 
-class Hold:
-    """Has Dynamo look for hooks as long as it stands."""
+class DynamoHold:
+    """Keeps Dynamo checking for hooks until it is removed."""
 
     def __init__(self) -> None:
         self._on = False
         self.back()
 
     def back(self) -> None:
-        """Begin to need it."""
+        """Switch on Dynamo's check for hooks."""
         if not self._on:
             hold()
             self._on = True
 
     def out(self) -> None:
-        """Need it no longer, for now."""
+        """Pause it."""
         if self._on:
             self._on = False
             release()
 
     def remove(self) -> None:
-        """Need it no longer."""
+        """End it."""
         self.out()
 
 
 def refresh() -> bool:
-    """Throw compiled code away, so that the next call is compiled with the hooks in it; tells whether there was any.
+    """Discard compiled code, so that the next call is compiled with the hooks; returns whether there was any.
 
-    Dynamo does not look for hooks that came later, and lends the code of an unhooked instance to a
-    hooked one of the same class.
+    See Note [Whose code].
     """
     if has_compiled():
         torch.compiler.reset()
@@ -142,10 +141,10 @@ def refresh() -> bool:
 
 
 def untraced(*functions: Any) -> None:
-    """Have these functions, the functions defined in them, and all they call run as plain Python.
+    """Exclude these functions, the functions defined in them, and all that they call from compilation.
 
-    Dynamo may take up any function that is called between the graphs it has captured. What a hook
-    does in Python is not for it. A hook that it reads while it captures the module is not affected.
+    Dynamo may compile any function that is called between its graphs, also the Python code of a hook. Hooks that it
+    traces as part of a module are not affected.
     """
     frames: Any = find("torch:_C._dynamo.eval_frame")
     if find("torch:_C._dynamo.eval_frame.set_code_exec_strategy") is None:

@@ -8,7 +8,7 @@ from typing import Any
 from kedge.torch_internals.corners import find, late
 
 graph_task: Callable[[], int] = late("torch:_C._current_graph_task_id", lambda: -1)
-"""The number of the backward pass that this thread is in; -1 in none."""
+"""The number of the backward pass that this thread is in; -1 outside of one."""
 
 current_node: Callable[[], Any] = late("torch:_C._current_autograd_node", lambda: None)
 """The node of the graph that this thread runs; None outside of a backward pass."""
@@ -20,9 +20,9 @@ def in_backward() -> bool:
 
 
 def at_end_of_backward(work: Callable[[], None]) -> bool:
-    """Have something called at the end of the backward pass under way; tells whether that is possible.
+    """Call a function at the end of the current backward pass; returns whether that is possible.
 
-    It is called after what others have asked for during the pass, in whichever order: DDP exchanges gradients there.
+    It runs after all callbacks that others queued during the pass: DDP exchanges gradients in one.
     """
     queue = find("torch.autograd:Variable._execution_engine.queue_callback")
     if queue is None:

@@ -1,8 +1,8 @@
-"""The tables that PyTorch's hooks stand in: those of a module, of a tensor, and those for all modules and optimizers.
+"""The tables of PyTorch's hooks: those of a module, of a tensor, and those for all modules and optimizers.
 
 # Note [Tables without a name]
-Where PyTorch's name for a table is not known, the table is found as whoever hooks something finds it: the handle that one
-gets refers to it. So a hook goes in, the table is read, and the hook is taken out again.
+If PyTorch's name for a table is not known, Kedge finds it through the handle that registering a hook returns: the handle
+refers to the table. So Kedge adds a hook, reads the table, and removes the hook again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 FLAGS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
 _BACKWARD = "_backward_hooks"
 _EVERYWHERE = "_global"
-# What follows is in the order in which PyTorch runs it.
+# In the order in which PyTorch runs them.
 _OF_MODULE = {
     "_forward_pre_hooks": "forward-pre",
     "_forward_hooks": "forward",
@@ -46,14 +46,14 @@ _RESTORED = (*FORWARD, *FLAGS, _BACKWARD, "_backward_pre_hooks")
 Table = Mapping[int, Any]
 
 
-class Hook(NamedTuple):
+class RegisteredHook(NamedTuple):
     """A hook in a table.
 
     Attributes:
-        kind: What it is: "forward", "full-backward-pre", "tensor", "optimizer-step" and so on.
+        kind: Its kind: "forward", "full-backward-pre", "tensor", "optimizer-step" and so on.
         order: Its place in the table.
-        hook: What is called.
-        flags: How it was registered: "with_kwargs", "always_call"; of a registration what is registered.
+        hook: The function.
+        flags: How it was registered: "with_kwargs", "always_call"; for a registration hook the registered kind.
     """
 
     kind: str
@@ -83,7 +83,7 @@ def _nothing(*_: Any) -> None:
 
 
 def _behind(register: Callable[..., Any]) -> Any:
-    """Return the table that a way to register leads to; see Note [Tables without a name]."""
+    """Return the table of a registering function; see Note [Tables without a name]."""
     handle = register(_nothing)
     table = handle.hooks_dict_ref()
     handle.remove()
@@ -118,39 +118,39 @@ before_forward: Callable[[nn.Module], Table] = _behind_pre if _hidden else _befo
 after_forward: Callable[[nn.Module], Table] = _behind_forward if _hidden else _after_forward
 
 
-def hooks_on_module(module: nn.Module) -> Iterator[Hook]:
+def hooks_on_module(module: nn.Module) -> Iterator[RegisteredHook]:
     """Yield the hooks on a module itself, in the order in which PyTorch runs the kinds."""
     full = getattr(module, "_is_full_backward_hook", None) is not False
     yield from _read(vars(module), "", full=full)
 
 
-def hooks_on_tensor(tensor: Tensor) -> Iterator[Hook]:
+def hooks_on_tensor(tensor: Tensor) -> Iterator[RegisteredHook]:
     """Yield the hooks on a tensor."""
     for kind, table in (("tensor", on_tensor(tensor)), ("post-accumulate", after_accumulation(tensor))):
-        yield from (Hook(kind, i, hook) for i, hook in enumerate((table or {}).values()))
+        yield from (RegisteredHook(kind, i, hook) for i, hook in enumerate((table or {}).values()))
 
 
-def hooks_on_every_module() -> Iterator[Hook]:
-    """Yield the hooks on all modules, and those that are called when something becomes part of one."""
+def hooks_on_every_module() -> Iterator[RegisteredHook]:
+    """Yield the hooks on all modules, and those on registrations in modules."""
     everywhere = vars(modules)
     yield from _read(everywhere, _EVERYWHERE, full=everywhere.get("_global_is_full_backward_hook") is not False)
     for table, what in _OF_BUILDING.items():
-        yield from (Hook("registration", i, hook, (what,)) for i, hook in _numbered(everywhere, table))
+        yield from (RegisteredHook("registration", i, hook, (what,)) for i, hook in _numbered(everywhere, table))
 
 
-def hooks_on_every_optimizer() -> Iterator[Hook]:
+def hooks_on_every_optimizer() -> Iterator[RegisteredHook]:
     """Yield the hooks on the steps of all optimizers."""
     for table, kind in _OF_OPTIMIZER.items():
-        yield from (Hook(kind, i, hook) for i, hook in _numbered(vars(optimizers), table))
+        yield from (RegisteredHook(kind, i, hook) for i, hook in _numbered(vars(optimizers), table))
 
 
-def _read(tables: Mapping[str, Any], prefix: str, *, full: bool) -> Iterator[Hook]:
+def _read(tables: Mapping[str, Any], prefix: str, *, full: bool) -> Iterator[RegisteredHook]:
     for table, said in _OF_MODULE.items():
         kind = said if full or table != _BACKWARD else "legacy-backward"
         flags = {name: flag for name, flag in _SAID_WITH.items() if name.startswith(table)}
         for i, (key, hook) in enumerate(tables.get(prefix + table, {}).items()):
             own = tuple(flag for name, flag in flags.items() if key in tables.get(prefix + name, ()))
-            yield Hook(kind, i, hook, own)
+            yield RegisteredHook(kind, i, hook, own)
 
 
 def _numbered(tables: Mapping[str, Any], name: str) -> Iterator[tuple[int, Any]]:
@@ -158,7 +158,7 @@ def _numbered(tables: Mapping[str, Any], name: str) -> Iterator[tuple[int, Any]]
 
 
 def unwrapped(hook: Any) -> Any:
-    """Return what PyTorch has wrapped to put a module in front of its arguments; None if it is not wrapped so."""
+    """Return the function inside PyTorch's wrapper that adds the module to its arguments; None without such a wrapper."""
     wrapper = find("torch.nn.modules.module:_WrappedHook")
     return hook.hook if wrapper is not None and isinstance(hook, wrapper) else None
 
@@ -188,5 +188,5 @@ def _tables_in(names: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def tables_of(module: nn.Module) -> dict[str, dict[int, Any]]:
-    """Copy the tables of a module's hooks that are called in a pass, and their flags."""
+    """Return copies of the tables of a module's hooks in a pass, and of their flags."""
     return {name: dict(table) for name in _RESTORED if (table := vars(module).get(name)) is not None}

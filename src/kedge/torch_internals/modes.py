@@ -13,10 +13,10 @@ from kedge.torch_internals.corners import find, late
 push_function_mode: Callable[[Any], None] = late("torch:_C._push_on_torch_function_stack", lambda _: None)
 pop_function_mode: Callable[[], Any] = late("torch:_C._pop_torch_function_stack", lambda: None)
 function_modes: Callable[[], int] = late("torch:_C._len_torch_function_stack", lambda: 0)
-"""How many function modes are on this thread's stack."""
+"""The number of function modes on this thread's stack."""
 
 dispatch_modes: Callable[[], int] = late("torch:_C._len_torch_dispatch_stack", lambda: 0)
-"""How many dispatch modes are."""
+"""The number of dispatch modes on this thread's stack."""
 
 is_under_jit: Callable[[], bool] = late("torch:_C._is_tracing", lambda: False)
 """Whether `torch.jit.trace` is under way."""
@@ -42,7 +42,7 @@ without_transforms: Callable[[], AbstractContextManager[Any]] = late(
 """Suspends the transforms of `torch.func`."""
 
 without_wrapping: Callable[[], AbstractContextManager[Any]] = late("torch:_C._DisableFuncTorch", nullcontext)
-"""Has what is computed inside of a transform not wrapped again."""
+"""A block in which results inside of a transform are not wrapped again."""
 
 
 def is_transforming() -> bool:
@@ -56,23 +56,23 @@ def is_wrapped(value: Tensor) -> bool:
 
 
 def unwrapped(value: Tensor) -> Tensor:
-    """Return what is inside of a transform's wrapper."""
+    """Return the tensor inside a transform's wrapper."""
     inner: Tensor = _inside(value)
     return inner
 
 
 def is_captured() -> bool:
-    """Whether the operations of this thread become a graph, as by ``make_fx``."""
+    """Whether the operations of this thread become a graph, for example by ``make_fx``."""
     key = find("torch:_C._TorchDispatchModeKey.PROXY")
     return key is not None and dispatch_modes() > 0 and _mode(key) is not None
 
 
 def is_fake(value: Any) -> bool:
-    """Whether a tensor holds nothing."""
+    """Whether a tensor is fake: it has no data."""
     kind = find("torch._subclasses.fake_tensor:FakeTensor")
     return kind is not None and isinstance(value, kind)
 
 
 def plainly() -> AbstractContextManager[Any]:
-    """Suspend the modes in which tensors hold nothing or become part of a graph."""
+    """Suspend the modes in which tensors have no data or become part of a graph."""
     return without_modes() if is_captured() else _without_fake()

@@ -1,4 +1,4 @@
-"""The code in which PyTorch calls a module, its hooks and its forward: by it a call is known among the running frames."""
+"""The code with which PyTorch calls a module, its hooks and its forward: it identifies calls among the running frames."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import nn
 from kedge.torch_internals.corners import find
 
 
-class _Asked(nn.Module):
-    """Finds the code that calls a forward by being called."""
+class _CallFinder(nn.Module):
+    """A module that finds the code of a module call when it is called."""
 
     def __init__(self) -> None:
         super().__init__()
         self.code: CodeType | None = None
 
     def forward(self) -> None:
-        """Take the outermost frame of PyTorch's around this, but for the one of ``__call__`` itself."""
+        """Keep the code of PyTorch's outermost frame around this, except that of ``__call__`` itself."""
         frame: FrameType | None = sys._getframe(1)
         begun = getattr(nn.Module.__call__, "__code__", None)
         while frame is not None and frame.f_locals.get("self") is self:
@@ -30,7 +30,7 @@ class _Asked(nn.Module):
 
 
 def _found_by_calling() -> CodeType | None:
-    asked = _Asked()
+    asked = _CallFinder()
     asked()
     return asked.code
 
@@ -44,7 +44,7 @@ SLOW: Any = getattr(find("torch.nn:Module._slow_forward"), "__code__", "none")
 
 
 def inside(code: CodeType | None, name: str) -> Iterator[int]:
-    """Yield the ids of the code of a function that is defined in another."""
+    """Yield the ids of the code of a function defined inside another."""
     yield from (id(c) for c in getattr(code, "co_consts", ()) if isinstance(c, CodeType) and c.co_name == name)
 
 

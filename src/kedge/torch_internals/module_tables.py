@@ -1,4 +1,4 @@
-"""What a module holds under its own name, not looking further down: parameters, buffers, modules, None entries too."""
+"""A module's own parameters, buffers and modules, entries of None included."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kedge.torch_internals.corners import find, lacks
 
 _TABLES = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}
-MADE_ANEW = ("_flat_weights", "_flat_weight_refs")
+REBUILT = ("_flat_weights", "_flat_weight_refs")
 """Attributes of recurrent modules that follow from their parameters."""
 
 _Table = Mapping[str, Any]
@@ -48,18 +48,18 @@ own_children: Callable[[nn.Module], Mapping[str, nn.Module | None]] = _named_chi
 
 
 def is_made(module: nn.Module) -> bool:
-    """Whether the constructor of `torch.nn.Module` has run, so that a module can be asked for what it holds."""
+    """Whether the constructor of `torch.nn.Module` has run, so that a module has its tables."""
     return ("training" if _hidden else "_parameters") in vars(module)
 
 
 def empty_entries(module: nn.Module) -> list[str]:
-    """List the entries of a module that hold None, each as ``parameter bias``; none where they cannot be seen."""
+    """Return the entries of a module that are None, each as ``parameter bias``; empty if they are not visible."""
     tables = {"parameter": own_parameters, "buffer": own_buffers, "module": own_children}
-    return [f"{what} {name}" for what, of in tables.items() for name, held in of(module).items() if held is None]
+    return [f"{kind} {name}" for kind, of in tables.items() for name, held in of(module).items() if held is None]
 
 
 def put(module: nn.Module, what: str, name: str, value: Any) -> None:
-    """Have a module hold a "parameter", "buffer" or "module", or None in its place, whatever else has that name."""
+    """Set a "parameter", "buffer" or "module" of a module, or None in its place, even if the name is in use."""
     if _hidden:
         getattr(module, f"register_{what}")(name, value)
     else:
@@ -67,7 +67,7 @@ def put(module: nn.Module, what: str, name: str, value: Any) -> None:
 
 
 def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
-    """Have a module hold the buffers that it held before, and no others."""
+    """Restore the buffers of a module, and remove all others."""
     if _hidden:
         for name in own_buffers(module).keys() - buffers.keys():
             delattr(module, name)
@@ -80,12 +80,12 @@ def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
 
 
 def is_replica(module: nn.Module) -> bool:
-    """Whether `DataParallel` made it for one call, of a model that is hooked itself."""
+    """Whether `DataParallel` made a module for one call, as a replica of the hooked one."""
     return bool(getattr(module, "_is_replica", False))
 
 
 def join_weights(module: nn.RNNBase) -> None:
-    """Have a recurrent module find its parameters again, which were put into it one by one."""
+    """Rebuild a recurrent module's list of its parameters, after they were set one by one."""
     join = find("torch.nn:RNNBase._init_flat_weights")
     if join is not None:
         join(module)

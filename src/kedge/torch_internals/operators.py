@@ -8,7 +8,7 @@ from kedge.torch_internals.corners import find
 
 
 def has_effect(library: torch.library.Library, name: str) -> bool:
-    """Have an operator count as having an ordered effect; tells whether this PyTorch can."""
+    """Register an operator as having an ordered effect; returns whether this PyTorch can."""
     ordered = find("torch._library.effects:EffectType.ORDERED")
     register = getattr(library, "_register_effectful_op", None)
     if ordered is None or register is None:

@@ -1,8 +1,8 @@
-"""Functions of one's own: which `torch.autograd.Function` a frame runs the forward of.
+"""Custom functions: the `torch.autograd.Function` whose forward a frame runs.
 
 # Note [The forward of a Function]
-Since 2.14 `Function.apply` is built in and leaves no frame between a Function's forward and what calls it. So the
-frame itself is recognised, by the code of its function: every class that inherits from `Function` is known to it.
+Since 2.14 `Function.apply` is built in and leaves no frame between a Function's forward and its caller. So Kedge
+recognises the frame itself by its code: `Function` lists every class that inherits from it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _counted = 0
 
 
 def own_function(code: CodeType) -> str:
-    """Return the name of the `torch.autograd.Function` whose forward this is; empty if it is the forward of none.
+    """Return the name of the `torch.autograd.Function` whose forward has this code; empty if there is none.
 
-    That of a reentrant checkpoint is none either: its backward runs the forward again.
+    The forward of a reentrant checkpoint does not count: its backward runs the forward again.
     """
     global _counted  # noqa: PLW0603 - classes are defined for the process
     classes = len(Function.__subclasses__())

@@ -27,22 +27,22 @@ _disable: Callable[[str, bool], None] = late(f"{_AUTOGRAD}_saved_tensors_hooks_d
 
 
 def _useless() -> bool:
-    """Whether what a pair takes cannot be told from what was changed since, or from what others hold."""
+    """Whether Kedge cannot notice changes of packed tensors, or other users of their memory."""
     return lacks("saved_hooks", "versions", "storages")
 
 
 def disabled() -> str | None:
-    """Why no pair may be in force on this thread, as `torch.func` says it; None if one may."""
+    """Return why no pair may be active on this thread, in the words of `torch.func`; None if one may."""
     return _CANNOT if _useless() else _why()
 
 
 def enable() -> None:
-    """Let pairs be in force on this thread again."""
+    """Allow pairs on this thread again."""
     if not _useless():
         _enable()
 
 
 def disable(why: str, nested: bool) -> None:
-    """Let no pair be in force on this thread."""
+    """Forbid pairs on this thread."""
     if not _useless():
         _disable(why, nested)

@@ -1,11 +1,11 @@
-"""Where a program's own code is: the line that calls a module, the line where its forward begins, its tree.
+"""The program's own code: the line that calls a module, the line where its forward begins, its tree of modules.
 
 # Note [Whose line]
 Between a hook and the line that called its module there may be frames of PyTorch (the call itself,
 `nn.Sequential`), of Python's library, and of the module's own class, where that wraps ``__call__``.
-The line is that of the first frame which is none of these: somebody's model, in the program or in a
+The line is that of the first other frame: a model in the program or in a
 library of models. So a layer of an `nn.Sequential` has the line that calls the whole. A frame's
-local variables are not asked for: Python would keep them alive with the frame.
+local variables are not read: Python would keep them alive with the frame.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PASSING = frozenset(f"{TORCH}{name}" for name in ("overrides.py", "_tensor.py",
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceLine:
     """One place in a program's code.
 
     Attributes:
@@ -53,14 +53,14 @@ class Source:
     text: str | None
 
 
-def call_site(module: nn.Module | None = None) -> Source | None:
+def call_site(module: nn.Module | None = None) -> SourceLine | None:
     """Return, inside a module's hook, the line of the program that calls it; see Note [Whose line].
 
     Args:
-        module: The module whose hook it is; its own ``__call__`` is passed over.
+        module: The module of the hook; its own ``__call__`` is skipped.
 
     Returns:
-        The line; None if there is none, as where a thread runs nothing but the module.
+        The line; None if there is none, for example in a thread that runs only the module.
     """
     passed = _own_calls(type(module)) if module is not None else ()
     frame: FrameType | None = sys._getframe(1)
@@ -81,18 +81,18 @@ def forward_of(module: nn.Module) -> tuple[str, int] | None:
 
 
 def module_tree(root: nn.Module, label: Callable[[str], str]) -> list[dict[str, Any]]:
-    """Describe every module of a root, in the order of registration.
+    """Return a description of every module of a root, in the order of registration.
 
-    A module or parameter that is registered several times counts where it comes first. A lazy
+    A module or parameter that is registered several times counts at its first place. A lazy
     parameter without a shape counts 0.
 
     Args:
         root: The root module.
-        label: Makes the path under which it is recorded of a path inside the root.
+        label: Returns the recorded path for a path inside the root.
 
     Returns:
-        For each module ``path``, ``type``, ``file`` and ``line`` of its forward (or None), and how many
-        elements its own ``parameters`` have, and how many of them are ``trainable``.
+        For each module ``path``, ``type``, ``file`` and ``line`` of its forward (or None), and the numbers of
+        elements of its own ``parameters`` and of the ``trainable`` ones.
     """
     seen: set[int] = set()
     forwards: dict[type, tuple[str | None, int | None]] = {}
@@ -112,20 +112,20 @@ def module_tree(root: nn.Module, label: Callable[[str], str]) -> list[dict[str, 
     return entries
 
 
-def source_of(frame: FrameType) -> Source:
-    """Describe the line that a frame is at."""
+def source_of(frame: FrameType) -> SourceLine:
+    """Return the current line of a frame."""
     code, line = frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno
     # The loader knows the text of its own module, not that of code which was executed in its names.
     names = frame.f_globals if frame.f_globals.get("__file__") == code.co_filename else None
     text = linecache.getline(code.co_filename, line, names).strip()
-    return Source(place_of(code.co_filename), line, code.co_qualname, text[:_LONGEST] or None)
+    return SourceLine(place_of(code.co_filename), line, code.co_qualname, text[:_LONGEST] or None)
 
 
 def is_dropped(frame: FrameType | None) -> bool:
-    """Whether what a call returns is not used, as in a line that is nothing but the call.
+    """Whether the result of a call is not used, as in a line with only the call.
 
     Args:
-        frame: Where the call is; PyTorch's functions that pass it on are passed over.
+        frame: The frame of the call; PyTorch's functions that pass it on are skipped.
     """
     while frame is not None and frame.f_code.co_filename in _PASSING:
         frame = frame.f_back
@@ -150,7 +150,7 @@ def _own_calls(kind: type) -> tuple[CodeType, ...]:
 
 
 def _codes(function: Any) -> Iterator[CodeType]:
-    """Yield the code of a function, and of each that it decorates."""
+    """Yield the code of a function, and of each function that it decorates."""
     seen: set[int] = set()
     while function is not None and id(function) not in seen:
         seen.add(id(function))
@@ -169,7 +169,7 @@ def _code(function: Any) -> CodeType | None:
 
 
 def place_of(file: str) -> str:
-    """Return a file as it is shown: relative to the current folder if it is inside."""
+    """Return a file for display: relative to the current folder if it is inside."""
     try:
         here = f"{Path.cwd()}{os.sep}"
     except FileNotFoundError:  # the program has deleted the folder that it runs in
@@ -178,7 +178,7 @@ def place_of(file: str) -> str:
 
 
 def is_running(frame: FrameType | None, within: FrameType | None) -> bool:
-    """Whether a frame is among those that have led to another, or that one."""
+    """Whether a frame is another one or among its callers."""
     while within is not None and within is not frame:
         within = within.f_back
     return within is not None

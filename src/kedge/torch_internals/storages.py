@@ -1,4 +1,4 @@
-"""The plain tensors behind a tensor: where its memory is, whatever wraps it."""
+"""The plain tensors behind a tensor, inside all its wrappers, and their storages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ identity_of: Callable[[torch.UntypedStorage], int] = _address if lacks("storages
 def parts(tensor: Tensor) -> list[Tensor]:
     """Return the strided tensors that a tensor consists of.
 
-    Itself, for an ordinary one; indices and values of a sparse one; what is inside a subclass such as
+    An ordinary one itself; indices and values of a sparse one; the tensors inside a subclass such as
     DTensor, or inside the wrapper of a `torch.func` transform.
     """
     if modes.is_wrapped(tensor):
@@ -75,13 +75,13 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
 
 
 def users_of(storage: torch.UntypedStorage) -> int:
-    """Count who holds a storage, this caller's own object among them; where that cannot be known it is many."""
+    """Return the number of holders of a storage, the caller included; a large number if it is not known."""
     count = None if lacks("storages") else find("torch:_C._storage_Use_Count")
     return sys.maxsize if count is None else int(count(identity_of(storage)))
 
 
 def behind(pointer: Any) -> torch.UntypedStorage | None:
-    """Return the storage that a weak reference leads to; None if it is gone, or cannot be had."""
+    """Return the storage of a weak reference; None if it is gone or not available."""
     make = find("torch:UntypedStorage._new_with_weak_ptr")
     found: torch.UntypedStorage | None = None if make is None else make(pointer)
     return found

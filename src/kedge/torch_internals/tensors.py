@@ -1,4 +1,4 @@
-"""What PyTorch knows of a tensor besides its values: how often it was changed, whose memory it has, which part of it is here."""
+"""Properties of a tensor besides its values: its version, its base, and this process's part of it."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def _always(_: Tensor) -> bool:
 
 
 base_of: Callable[[Tensor], Tensor | None] = _no_base if lacks("aliases") else _base
-"""The tensor that autograd knows another to be made of without a copy; None if it knows none."""
+"""The tensor of which another one is a view, for autograd; None if it is not a view."""
 
 may_alias: Callable[[Tensor], bool] = _always if lacks("aliases") else find("torch:Tensor._is_view")
-"""Whether autograd knows, or cannot rule out, that a tensor shares its memory with the one it was made of."""
+"""Whether a tensor shares its memory with the one that it was made of, or may share it."""
 
 
 def _root(value: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _itself(value: Tensor) -> Tensor:
 
 
 root_of: Callable[[Tensor], Tensor] = _itself if lacks("aliases") else _root
-"""The tensor that another one is made of without a copy; itself if it is none of these."""
+"""The base of a view; any other tensor itself."""
 
 
 def _has_no_memory(value: Tensor) -> bool:
@@ -78,11 +78,11 @@ def _has_no_memory(value: Tensor) -> bool:
 
 
 is_only_zeros: Callable[[Tensor], bool] = find("torch:Tensor._is_zerotensor") or _has_no_memory
-"""Whether a tensor stands for zeros that are nowhere in memory."""
+"""Whether a tensor is zeros without memory."""
 
 
 def part_here(value: Any) -> Tensor | None:
-    """Return what this process holds of a tensor that is spread over several; None if it is not spread."""
+    """Return this process's part of a distributed tensor; None if it is not distributed."""
     part = getattr(value, "_local_tensor", None)
     if part is None and callable(local := getattr(value, "to_local", None)):
         with torch.no_grad():
@@ -91,5 +91,5 @@ def part_here(value: Any) -> Tensor | None:
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether the memory of a parameter comes and goes, as that of one that is spread over several processes."""
+    """Whether the memory of a parameter comes and goes, as for one that is distributed over several processes."""
     return hasattr(parameter, "to_local") or bool(getattr(parameter, "_is_flat_param", False))

@@ -1,4 +1,4 @@
-"""Models that are handed to `torch.jit.script` while they are hooked."""
+"""Hooked models that the program passes to `torch.jit.script`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Unhooked = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def twin_of(module: nn.Module, unhooked: Unhooked, known: dict[int, nn.Module] | None = None) -> nn.Module:
-    """Make a module without our hooks that shares parameters and buffers; so do all modules inside it.
+    """Return a module without Kedge's hooks that shares parameters and buffers; so do all modules inside it.
 
-    Those have to be twins too: what is prepared for scripting is put in the place of what it was
-    made of, and that place must not be in the program's own model.
+    The inner modules have to be twins too: scripting replaces modules by their prepared form in their container, which
+    must not be the program's own model.
     """
     known = {} if known is None else known
     if isinstance(module, torch.jit.ScriptModule):

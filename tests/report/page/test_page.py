@@ -73,7 +73,7 @@ def test_findings_come_first_with_evidence_remedy_and_source(shown: Any) -> None
     assert finding.locator("canvas").count() == 1
 
     finding.locator("summary").click()
-    assert "What it says:" in finding.locator("pre").inner_text()
+    assert "Meaning:" in finding.locator("pre").inner_text()
     assert not shown.locator("#panel").is_visible()
 
 

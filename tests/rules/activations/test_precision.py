@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kedge.rules.activations.precision import NearOverflow, Underflow
+from kedge.rules.activations.near_overflow import NearOverflow
+from kedge.rules.activations.underflow import Underflow
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 from tests.rules.scenes import histogram, size
@@ -137,8 +138,8 @@ def test_gradients_that_lose_digits_are_reported():
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "l2:out.grad", -1)
     assert finding.message == (
-        "60% of what is left of l2:out.grad lies below 6.1e-05, where float16 loses digits; "
-        "more than 5% does in 2 of the 3 gradients of the model in float16."
+        "60% of the non-zero elements of l2:out.grad lie below 6.1e-05, where float16 loses digits; "
+        "more than 5% do in 2 of the 3 gradients of the model in float16."
     )
     assert finding.evidence["shares"] == {"l2:out.grad": 0.6, "l0:out.grad": 0.3}
     assert "GradScaler" in finding.remedy

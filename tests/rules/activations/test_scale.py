@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kedge.rules.activations.scale import InitScale, ScaleDrift
+from kedge.rules.activations.init_scale import InitScale
+from kedge.rules.activations.scale_drift import ScaleDrift
 from kedge.rules.rule import Finding
 from tests.rules.scenes import Course, steady
 
@@ -115,7 +116,7 @@ def test_a_scale_that_keeps_growing_is_reported():
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "fc:out", 500)
     assert finding.message == (
-        "fc:out grew from 32 to 955 (rms) since step 500, 10 doublings per 1,000 steps, and has not come to rest."
+        "fc:out grew from 32 to 955 (rms) since step 500, 10 doublings per 1,000 steps, and has not levelled off."
     )
     assert finding.evidence["doublings"] == pytest.approx(4.9)
     assert finding.evidence["sites"] == {"fc:out": pytest.approx(10.0)}
@@ -187,7 +188,7 @@ def test_the_fastest_speaks_for_the_root():
     (finding,) = ScaleDrift().check(made.recording())
 
     assert finding.site == "l1:out"
-    assert finding.message.endswith("has not come to rest; so do 1 more modules.")
+    assert finding.message.endswith("has not levelled off; so do 1 more modules.")
     assert list(finding.evidence["sites"]) == ["l1:out", "l0:out"]
 
 

@@ -268,4 +268,4 @@ def test_skipped_steps_are_one_finding_of_little_weight(dtype, severity):
     finding = only(scene)
 
     assert (finding.severity, finding.evidence["module"], finding.evidence["steps"]) == (severity, "log", 3)
-    assert finding.message.endswith("It was so in 3 steps from step 5 on, and the run went on.")
+    assert finding.message.endswith("This happened in 3 steps from step 5 on, and the run went on.")

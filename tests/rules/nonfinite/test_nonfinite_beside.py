@@ -177,7 +177,7 @@ def test_an_operation_beside_a_linear_map_is_not_blamed_on_it(tmp_path):
 
     assert (
         "the gradient that arrived at b (Linear) was finite, and too small to leave the range there: the backward of an "
-        "operation in Net's own forward made it, or of one on what it returned, which takes the same value. b (Linear) is called at"
+        "operation in Net's own forward made it, or of one on its output, which takes the same value. b (Linear) is called at"
         in found.message
     )
     assert found.remedy.startswith(

@@ -271,7 +271,7 @@ def test_a_bad_batch_that_was_skipped_is_reported_once():
 
     finding = only(scene)
 
-    assert finding.message.endswith("It was so in 2 steps from step 20 on, and the run went on.")
+    assert finding.message.endswith("This happened in 2 steps from step 20 on, and the run went on.")
     assert (finding.evidence["steps"], finding.evidence["recovered"]) == (2, True)
 
 

@@ -143,5 +143,5 @@ def test_a_parameter_last_seen_before_is_said_so():
 
     finding = only(scene)
 
-    assert finding.message.endswith("its input was finite, and so were its parameters when they were last seen.")
+    assert finding.message.endswith("its input was finite, and so were its parameters when they were last recorded.")
     assert finding.confidence == 0.8

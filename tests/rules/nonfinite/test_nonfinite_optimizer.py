@@ -181,7 +181,7 @@ def test_a_skipped_step_is_not_held_against_a_run(dtype, severity):
 
     assert (finding.severity, finding.evidence["skipped"]) == (severity, True)
     assert finding.message.endswith("The run went on, as the optimizer never got these gradients.")
-    assert finding.remedy.startswith("Now and then this is as it should be") is (dtype == "float16")
+    assert finding.remedy.startswith("Now and then this is normal") is (dtype == "float16")
 
 
 @pytest.mark.parametrize(("dtype", "severity"), [("float32", "error"), ("float16", "info")])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kedge.rules.nonfinite.advice import Maker
 from kedge.rules.nonfinite.nan_born import NanBorn
+from kedge.rules.nonfinite.wording.advice import OperationAdvice
 from kedge.rules.rule import Finding
 from tests.rules.scenes import FINITENESS, INF, NAN, Scene, all_of, row
 
@@ -59,10 +59,10 @@ def test_a_softmax_of_masked_scores_that_was_not_looked_at_is_named_as_well():
     finding = only(scene)
 
     assert finding.message == (
-        "att:out was the first to hold NaN at step 17; of the modules inside it those that were looked at returned finite "
-        "values, so an operation in its own forward made it, or att.soft (Softmax) inside it, which was not looked at."
+        "att:out was the first to hold NaN at step 17; of the modules inside it those with records returned finite "
+        "values, so an operation in its own forward made it, or att.soft (Softmax) inside it, which has no record."
     )
-    assert "a row that is -inf all over" in finding.remedy
+    assert "a row of nothing but -inf" in finding.remedy
 
 
 def two_linear(**root: Any) -> Scene:
@@ -150,4 +150,4 @@ def test_the_node_of_what_a_container_passed_on_is_not_that_of_its_own_operation
 @pytest.mark.parametrize(("kind", "told"), [("BatchNorm1d", True), ("LayerNorm", False)])
 def test_running_statistics_are_named_where_there_are_some(kind: str, told: bool):
     """What a batch norm keeps is no parameter, and spoils what it returns in eval mode."""
-    assert ("running_var" in Maker("bn", kind, None, "float32", 0.0).advice()) is told
+    assert ("running_var" in OperationAdvice("bn", kind, None, "float32", 0.0).advice()) is told

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kedge.rules.losses import losses
+from kedge.rules.recorded.losses import losses
 from kedge.rules.rule import Finding
 from kedge.rules.training.no_learning import NoLearning
 from tests.rules.scenes import Course, steady

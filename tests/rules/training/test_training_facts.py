@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from kedge.rules.gradients.grads_kept import GradsKept
+from kedge.rules.parameters.not_optimized import NotOptimized
 from kedge.rules.rule import Finding, Rule
 from kedge.rules.training.batch_of_one import BatchOfOne
 from kedge.rules.training.double_softmax import DoubleSoftmax
 from kedge.rules.training.eval_mode import EvalMode
-from kedge.rules.training.grads_kept import GradsKept
 from kedge.rules.training.loss_below_zero import LossBelowZero
-from kedge.rules.training.not_optimized import NotOptimized
 from tests.rules.scenes import Course, size, steady
 
 ADAM = {"index": 0, "type": "Adam", "roots": [0], "rates": [0.001], "steps": 9}
@@ -47,7 +47,7 @@ def test_an_optimizer_that_holds_what_the_model_lost_is_an_error():
 
     assert (finding.severity, finding.site) == ("error", "fc.weight:param")
     assert finding.message == (
-        "fc.weight, fc.bias of Net are not what the optimizer (Adam with a learning rate of 0.001) holds: it was given other "
+        "fc.weight, fc.bias of Net are not in the optimizer (Adam with a learning rate of 0.001): it holds other "
         "tensors under these names, and its steps do not change the model."
     )
 
@@ -126,7 +126,9 @@ def test_tensors_with_gradients_that_are_no_parameters_are_a_hint():
     (finding,) = found(NotOptimized(), left(tensors=["position"]))
 
     assert (finding.severity, finding.site) == ("info", "position:param")
-    assert finding.message.startswith("position of Net is a tensor that requires a gradient, but no nn.Parameter")
+    assert finding.message.startswith(
+        "position of Net is a tensor that requires a gradient, but is not an nn.Parameter"
+    )
 
 
 @pytest.mark.parametrize(("passes", "number"), [(9, 0), (10, 1)])
@@ -341,7 +343,7 @@ def of_loss(*values: float, nodes: tuple[str, ...], others: int = 0) -> list[tup
             "nll_loss, which cannot be below zero, and was in 2 of 3",
         ),
         (("NllLoss2DBackward0", "AddmmBackward0"), "warning", "first in step 1, and down to -4"),
-        (("DivBackward0", "MeanBackward0", "NllLossBackward0"), "warning", "takes logarithms of probabilities"),
+        (("DivBackward0", "MeanBackward0", "NllLossBackward0"), "warning", "must be logarithms of probabilities"),
         (("BinaryCrossEntropyBackward0", "SigmoidBackward0"), "warning", "targets must lie between 0 and 1"),
         (("BinaryCrossEntropyWithLogitsBackward0",), "warning", "targets must lie between 0 and 1"),
         (("NegBackward0", "BinaryCrossEntropyBackward0"), "info", "the optimizer raises binary_cross_entropy"),
@@ -412,16 +414,16 @@ def of_graph(*nodes: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("nodes", "severity", "says"),
     [
-        ((NLL, LOG, SOFT, LINEAR), "warning", "applies log_softmax to what has been through softmax already"),
-        ((NLL, LOG, "ViewBackward0", "TBackward0", SOFT), "warning", "through softmax already"),
-        (("MeanBackward0", "DivBackward0", NLL, LOG, SOFT, LINEAR), "warning", "through softmax already"),
-        (("NllLoss2DBackward0", LOG, SOFT, "ConvolutionBackward0"), "warning", "through softmax already"),
-        ((NLL, LOG, SIG, LINEAR), "warning", "applies log_softmax to what has been through sigmoid already"),
-        ((LOGITS, SIG, LINEAR), "warning", "applies a sigmoid to what has been through sigmoid already"),
+        ((NLL, LOG, SOFT, LINEAR), "warning", "applies log_softmax to the output of softmax"),
+        ((NLL, LOG, "ViewBackward0", "TBackward0", SOFT), "warning", "to the output of softmax"),
+        (("MeanBackward0", "DivBackward0", NLL, LOG, SOFT, LINEAR), "warning", "to the output of softmax"),
+        (("NllLoss2DBackward0", LOG, SOFT, "ConvolutionBackward0"), "warning", "to the output of softmax"),
+        ((NLL, LOG, SIG, LINEAR), "warning", "applies log_softmax to the output of sigmoid"),
+        ((LOGITS, SIG, LINEAR), "warning", "applies a sigmoid to the output of sigmoid"),
         (
             (LOGITS, "SqueezeBackward1", SOFT, LINEAR),
             "warning",
-            "applies a sigmoid to what has been through softmax already",
+            "applies a sigmoid to the output of softmax",
         ),
         ((NLL, LINEAR), "warning", "is nll_loss of logits"),
         ((NLL, SOFT, LINEAR), "warning", "is nll_loss of the output of softmax"),

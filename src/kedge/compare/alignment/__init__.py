@@ -1,1 +1,1 @@
-"""Which sites of two recordings are the same site: by their names, or by their place in the data's flow."""
+"""Pairs of the same site in two recordings, by their names or by their place in the data's flow."""

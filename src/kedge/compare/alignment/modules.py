@@ -1,4 +1,4 @@
-"""The modules of a recording in the order of the data, as alignment sees them."""
+"""The modules of a recording in the order of the data, for the alignment."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from functools import cached_property
 
 from kedge.store.recording import Recording, SiteInfo
 
-#: What fires in a forward pass; everything else of a module comes after it.
+#: Kinds of sites that fire in a forward pass; all others of a module come after it.
 FORWARD = ("out", "in")
-#: What describes a parameter by its own shape; that of an update is of a sample.
+#: Kinds of sites with the shape of a parameter; an update has the shape of a sample of it.
 OF_PARAMETER = ("param", "param.grad")
 
 
 def flow(site: SiteInfo) -> str:
-    """Give a site's kind without the leaf that its text may have."""
+    """Return a site's kind without the leaf that its text may have."""
     return site.kind.partition("[")[0]
 
 
 @dataclass(frozen=True, eq=False)
-class Module:
+class RecordedModule:
     """One module with all its sites.
 
     Attributes:
@@ -60,26 +60,26 @@ class Module:
 
     @property
     def label(self) -> str:
-        """What it is called in text; the root has no path."""
+        """Its name in text; the root has no path."""
         return self.path or f"({self.type or 'root'})"
 
     def part(self, site: SiteInfo) -> str:
-        """Give what a site's text says besides the path of the module: ``:out``, ``weight:param``."""
+        """Return a site's text without the path of the module: ``:out``, ``weight:param``."""
         if flow(site).startswith("param") or flow(site) == "update":
             return f"{site.path.removeprefix(self.path).removeprefix('.')}:{site.kind}"
         return site.site[len(_unescaped(site.site, self.path)) :]
 
 
 def _unescaped(text: str, path: str) -> str:
-    """Give the beginning of a site's text that stands for its path, in which some characters have backslashes."""
+    """Return the beginning of a site's text that stands for its path; some characters of it have backslashes."""
     end = 0
     for _ in path:
         end += 2 if text[end] == "\\" else 1
     return text[:end]
 
 
-def modules_of(recording: Recording) -> tuple[Module, ...]:
-    """List the modules of a recording, without the losses: those that fire in the order of the data, then the others."""
+def modules_of(recording: Recording) -> tuple[RecordedModule, ...]:
+    """Return the modules of a recording, without the losses: those that fire in the order of the data, then the others."""
     own: dict[str, list[SiteInfo]] = {}
     for site in recording.sites:
         if flow(site) != "loss":
@@ -87,10 +87,10 @@ def modules_of(recording: Recording) -> tuple[Module, ...]:
     holders = {path[:i] for path in own for i in range(len(path)) if path[i] == "."}
     if any(path and sites[0].root == own[""][0].root for path, sites in own.items() if "" in own):
         holders.add("")
-    modules = [Module(path, tuple(sites), path not in holders) for path, sites in own.items()]
+    modules = [RecordedModule(path, tuple(sites), path not in holders) for path, sites in own.items()]
     return tuple(sorted(modules, key=_place))
 
 
-def _place(module: Module) -> tuple[bool, int]:
+def _place(module: RecordedModule) -> tuple[bool, int]:
     ids = [site.id for site in module.sites if flow(site) in FORWARD] or [site.id for site in module.sites]
     return not module.fires, min(ids)

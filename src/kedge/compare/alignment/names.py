@@ -1,9 +1,9 @@
-"""Modules of two recordings that have the same name, as it is or without what wraps a model.
+"""Modules of two recordings with the same name, complete or without the names of wrappers.
 
 # Note [Numbered names]
 A name in a container such as ``Sequential`` is a place: one more layer gives all that follow another name. So the names
-in a numbered container count only while its children have the same types one after another, as far as both go.
-What a container like that holds is aligned by structure instead.
+in a numbered container count only if its children have the same types one after another, as far as both go.
+The children of other numbered containers are aligned by structure instead.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from kedge.compare.alignment.modules import Module
+from kedge.compare.alignment.modules import RecordedModule
 
-#: What wrappers of PyTorch and of others call the module that they wrap.
+#: The attributes under which wrappers of PyTorch and of libraries hold the wrapped module.
 WRAPPERS = frozenset(
     {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module", "_original_module"}
 )
@@ -22,30 +22,30 @@ WRAPPERS = frozenset(
 LEAST_VOTES = 2
 
 Name = tuple[str, ...]
-Named = Mapping[Name, Module]
-Pair = tuple[Module, Module]
+Named = Mapping[Name, RecordedModule]
+Pair = tuple[RecordedModule, RecordedModule]
 
 
-def plain(modules: Iterable[Module]) -> dict[Name, Module]:
-    """Name modules by their paths."""
+def plain(modules: Iterable[RecordedModule]) -> dict[Name, RecordedModule]:
+    """Return modules by their paths."""
     return {module.segments: module for module in modules}
 
 
-def unwrapped(modules: Iterable[Module]) -> dict[Name, Module]:
-    """Name modules by their paths without the segments that wrappers add, where that leaves one module a name.
+def unwrapped(modules: Iterable[RecordedModule]) -> dict[Name, RecordedModule]:
+    """Return modules by their paths without the segments that wrappers add.
 
-    The inner one of two modules keeps a name: the outer is the wrapper.
+    Of two modules with the same name the inner one keeps it: the outer one is the wrapper.
     """
     return {tuple(s for s in module.segments if s not in WRAPPERS): module for module in modules}
 
 
-def without(modules: Iterable[Module], prefix: Name) -> dict[Name, Module]:
-    """Name those modules whose paths begin with a prefix by what follows it."""
+def without(modules: Iterable[RecordedModule], prefix: Name) -> dict[Name, RecordedModule]:
+    """Return the modules whose paths begin with a prefix, by the rest of their paths."""
     return {m.segments[len(prefix) :]: m for m in modules if m.segments[: len(prefix)] == prefix}
 
 
 def by_name(a: Named, b: Named) -> Iterator[Pair]:
-    """Pair modules of the same name and type; see Note [Numbered names]."""
+    """Yield pairs of modules of the same name and type; see Note [Numbered names]."""
     moved = _moved(a, b)
     for name, module in a.items():
         other = b.get(name)
@@ -54,17 +54,17 @@ def by_name(a: Named, b: Named) -> Iterator[Pair]:
 
 
 def _moved(a: Named, b: Named) -> set[Name]:
-    """Give the numbered containers whose children differ in type where both have one."""
+    """Return the numbered containers whose children differ in type where both have one."""
     children, others = _numbered(a), _numbered(b)
-    return {name for name in children.keys() & others.keys() if not _goes_on(children[name], others[name])}
+    return {name for name in children.keys() & others.keys() if not _have_same_types(children[name], others[name])}
 
 
-def _goes_on(a: Sequence[str], b: Sequence[str]) -> bool:
+def _have_same_types(a: Sequence[str], b: Sequence[str]) -> bool:
     return all(one == other for one, other in zip(a, b, strict=False))
 
 
 def _numbered(named: Named) -> dict[Name, list[str]]:
-    """Give the types of the numbered children of every container, in the order of the numbers."""
+    """Return the types of the numbered children of every container, in the order of the numbers."""
     found: dict[Name, list[tuple[int, str]]] = {}
     for name, module in named.items():
         if name and name[-1].isdecimal():
@@ -76,11 +76,11 @@ def _inside(name: Name, containers: set[Name]) -> bool:
     return any(name[:i] in containers and name[i].isdecimal() for i in range(len(name)))
 
 
-def prefixes(a: Sequence[Module], b: Sequence[Module]) -> tuple[Name, Name] | None:
-    """Find what to leave out at the beginning of the paths of one side so that most names are the same.
+def prefixes(a: Sequence[RecordedModule], b: Sequence[RecordedModule]) -> tuple[Name, Name] | None:
+    """Return the prefix to leave out of the paths of one side so that most names are the same.
 
     Returns:
-        The prefixes of either side, one of them empty; None where leaving out anything gains no two pairs.
+        The prefixes of either side, one of them empty; None if leaving out any prefix makes fewer than two pairs.
     """
     votes: Counter[tuple[Name, Name]] = Counter({((), prefix): n for prefix, n in _votes(a, b).items()})
     votes.update({(prefix, ()): n for prefix, n in _votes(b, a).items()})
@@ -90,8 +90,8 @@ def prefixes(a: Sequence[Module], b: Sequence[Module]) -> tuple[Name, Name] | No
     return min(pair for pair, n in votes.items() if n == most)
 
 
-def _votes(a: Sequence[Module], b: Sequence[Module]) -> Counter[Name]:
-    """Count for each beginning of paths in ``b`` how many of them name a module of ``a`` without it."""
+def _votes(a: Sequence[RecordedModule], b: Sequence[RecordedModule]) -> Counter[Name]:
+    """Return for each beginning of paths in ``b`` the number of them that name a module of ``a`` without it."""
     types = {module.segments: module.type for module in a}
     votes: Counter[Name] = Counter()
     for module in b:

@@ -1,10 +1,10 @@
-"""Which sites of two recordings are the same site.
+"""Pairs of the same site in two recordings.
 
 # Note [Alignment]
-Modules are aligned first, the surest way first: by their path and type; by their path without what wrappers such as
-``torch.compile`` or ``DistributedDataParallel`` put into it; by their path without a beginning that one side has and
-the other has not; by structure, see Note [Structure]; last, where one took the place of another. Each way only sees
-what those before it left. The sites of two modules are then the same where the rest of their text is.
+Modules are aligned first, the surest way first: by their path and type; by their path without the segments of wrappers
+such as ``torch.compile`` or ``DistributedDataParallel``; by their path without a beginning that only one side has;
+by structure, see Note [Structure]; last, if one took the place of another. Each way gets only the modules that those
+before it left. Two sites of aligned modules are the same if the rest of their text is.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from kedge.compare.alignment.modules import Module, flow, modules_of
+from kedge.compare.alignment.modules import RecordedModule, flow, modules_of
 from kedge.compare.alignment.names import Named, Pair, by_name, plain, prefixes, unwrapped, without
 from kedge.compare.alignment.structure import Weigh, aligned, alike, changed, gaps
 from kedge.store.recording import Recording, SiteInfo
 
 How = Literal["name", "wrapper", "prefix", "structure", "changed"]
 
-#: How many beginnings of paths are looked for; there is one for each root that was wrapped.
+#: The number of beginnings of paths that are tried; each wrapped root has one.
 MOST_PREFIXES = 8
 
-#: In which part of a step each kind of site fires.
+#: The part of a step in which each kind of site fires.
 PHASES = {"param": 0, "out": 1, "in": 1, "loss": 2, "out.grad": 3, "param.grad": 3, "grad.norm": 4, "update": 5}
 BACKWARD, LAST_PHASE = 3, 6
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SameModule:
-    """A module of either recording, taken to be the same, and how that is known."""
+    """A pair of modules that count as the same, and the way in which they were paired."""
 
-    a: Module
-    b: Module
+    a: RecordedModule
+    b: RecordedModule
     how: How
 
     def __repr__(self) -> str:
@@ -53,13 +53,13 @@ class SameModule:
 
     @property
     def label(self) -> str:
-        """What it is called: as in A, and as in B where that differs."""
+        """Its name in A, and in B if that differs."""
         return self.a.label if self.a.path == self.b.path else f"{self.a.label} = {self.b.label}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SameSite:
-    """A site of either recording, taken to be the same."""
+    """A pair of sites that count as the same."""
 
     a: SiteInfo
     b: SiteInfo
@@ -70,49 +70,49 @@ class SameSite:
 
     @property
     def kind(self) -> str:
-        """What flows there, as in ``out.grad``."""
+        """The kind of values there, such as ``out.grad``."""
         return flow(self.a)
 
     @property
     def phase(self) -> int:
-        """In which part of a step it fires: parameters, forward, loss, backward, norms, updates."""
+        """The part of a step in which it fires: parameters, forward, loss, backward, norms, updates."""
         return PHASES.get(self.kind, LAST_PHASE)
 
     @property
     def text(self) -> str:
-        """What it is called in text: the site of A, and that of B where its text differs."""
+        """Its name in text: the site of A, and that of B if its text differs."""
         return self.a.site if self.a.site == self.b.site else f"{self.a.site} = {self.b.site}"
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """What of one recording is what of another.
+    """The modules and sites of two recordings that are the same, and the others.
 
     Attributes:
         modules: The modules that both have, in A's order of the data.
         sites: The sites that both have, in the order in which they fire in a step of A.
         only_a: The modules that A alone has.
         only_b: The modules that B alone has.
-        sites_a: The sites of modules that both have which A alone has.
-        sites_b: The same of B.
+        sites_a: The sites of common modules that A alone has.
+        sites_b: The sites of common modules that B alone has.
     """
 
     modules: tuple[SameModule, ...]
     sites: tuple[SameSite, ...]
-    only_a: tuple[Module, ...]
-    only_b: tuple[Module, ...]
+    only_a: tuple[RecordedModule, ...]
+    only_b: tuple[RecordedModule, ...]
     sites_a: tuple[SiteInfo, ...]
     sites_b: tuple[SiteInfo, ...]
 
     @cached_property
     def renames(self) -> tuple[tuple[str, str, int], ...]:
-        """What paths of A are called in B, the most frequent first, with how many modules each is true of."""
+        """Paths of A with their names in B, the most frequent first, and the number of modules with each."""
         moved = Counter(_moved(same.a, same.b) for same in self.modules if same.a.path != same.b.path)
         return tuple((*paths, n) for paths, n in sorted(moved.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _moved(a: Module, b: Module) -> tuple[str, str]:
-    """Give the paths of two modules without the end that both share."""
+def _moved(a: RecordedModule, b: RecordedModule) -> tuple[str, str]:
+    """Return the paths of two modules without their common end."""
     ones, others = list(a.segments), list(b.segments)
     while ones and others and ones[-1] == others[-1]:
         del ones[-1], others[-1]
@@ -120,7 +120,7 @@ def _moved(a: Module, b: Module) -> tuple[str, str]:
 
 
 def align(a: Recording, b: Recording) -> Alignment:
-    """Find out which sites are the same; see Note [Alignment]."""
+    """Return the alignment of two recordings; see Note [Alignment]."""
     ones, others = modules_of(a), modules_of(b)
     found = _Pairs(ones, others)
     found.name(plain, "name")
@@ -145,35 +145,35 @@ def align(a: Recording, b: Recording) -> Alignment:
 
 
 class _Pairs:
-    """The pairs found so far, and what is left of either side."""
+    """The pairs found so far, and the modules that are left on either side."""
 
-    def __init__(self, a: Sequence[Module], b: Sequence[Module]) -> None:
+    def __init__(self, a: Sequence[RecordedModule], b: Sequence[RecordedModule]) -> None:
         self.a, self.b = tuple(a), tuple(b)
         self.same: list[SameModule] = []
         self._taken: set[int] = set()
 
     @property
-    def left(self) -> tuple[tuple[Module, ...], tuple[Module, ...]]:
+    def left(self) -> tuple[tuple[RecordedModule, ...], tuple[RecordedModule, ...]]:
         """The modules that are in no pair."""
         return self._rest(self.a), self._rest(self.b)
 
-    def _rest(self, modules: Iterable[Module]) -> tuple[Module, ...]:
+    def _rest(self, modules: Iterable[RecordedModule]) -> tuple[RecordedModule, ...]:
         return tuple(module for module in modules if id(module) not in self._taken)
 
     def take(self, pairs: Iterable[Pair], how: How) -> int:
-        """Keep pairs, and count them."""
+        """Keep pairs; returns their number."""
         found = list(pairs)
         self.same += [SameModule(a, b, how) for a, b in found]
         self._taken |= {id(module) for pair in found for module in pair}
         return len(found)
 
-    def name(self, named: Callable[[Iterable[Module]], Named], how: How) -> None:
-        """Pair what has the same name; the names of all modules tell where numbers cannot be trusted."""
+    def name(self, named: Callable[[Iterable[RecordedModule]], Named], how: How) -> None:
+        """Pair modules of the same name; the names of all modules show which numbered containers count."""
         pairs = by_name(named(self.a), named(self.b))
         self.take(((a, b) for a, b in pairs if id(a) not in self._taken and id(b) not in self._taken), how)
 
     def leave_out_prefixes(self) -> None:
-        """Pair what has the same name but for its beginning."""
+        """Pair modules of the same name except for its beginning."""
         for _ in range(MOST_PREFIXES):
             a, b = self.left
             prefix = prefixes(a, b)
@@ -181,13 +181,13 @@ class _Pairs:
                 return
 
     def match(self, weigh: Weigh, how: How) -> None:
-        """Pair by structure what lies between the same pairs."""
+        """Pair by structure the modules that lie between the same pairs."""
         pairs = [(same.a, same.b) for same in self.same]
         self.take([pair for gap in gaps(self.a, self.b, pairs) for pair in aligned(gap, weigh)], how)
 
 
 def _sites(same: SameModule) -> Iterator[SameSite]:
-    """Pair the sites of two modules: by the rest of their texts, then by kind and shape, in order."""
+    """Yield pairs of the sites of two modules: by the rest of their texts, then by kind and shape, in order."""
     others = {same.b.part(site): site for site in same.b.sites}
     left = []
     for site in same.a.sites:
@@ -204,7 +204,7 @@ def _sites(same: SameModule) -> Iterator[SameSite]:
 
 
 def _norms(a: Recording, b: Recording, modules: Sequence[SameModule], sites: Sequence[SameSite]) -> Iterator[SameSite]:
-    """Pair the norms of whole models, which stand at the path of a root that may itself have no pair."""
+    """Yield pairs of the norms of whole models, which have the path of a root that may itself have no pair."""
     taken = {id(site) for same in sites for site in (same.a, same.b)}
     roots = Counter((same.a.sites[0].root, same.b.sites[0].root) for same in modules)
     for site in a.of_kind("grad.norm"):
@@ -216,9 +216,9 @@ def _norms(a: Recording, b: Recording, modules: Sequence[SameModule], sites: Seq
 
 
 def _losses(a: Recording, b: Recording) -> Iterator[SameSite]:
-    """Pair the losses, which belong to no module, in the order in which the program came to them."""
+    """Yield pairs of losses, which do not belong to modules, in the order of the program."""
     others = {site.path: site for site in b.of_kind("loss")}
     for site in a.of_kind("loss"):
         if site.path in others:
-            sides = [Module(one.path, (one,), leaf=True) for one in (site, others[site.path])]
+            sides = [RecordedModule(one.path, (one,), leaf=True) for one in (site, others[site.path])]
             yield SameSite(site, others[site.path], SameModule(sides[0], sides[1], "name"))

@@ -1,10 +1,10 @@
 """Modules of two recordings that are the same by their place in the data's flow, their types and their shapes.
 
 # Note [Structure]
-Between two modules that are aligned, the others are two short lists in the order of the data. They are aligned as two
-texts are: pairs that do not cross, of the largest total weight. A pair weighs most where types and parameters are the
-same; names and output shapes decide between such pairs. Of equal solutions the one with the earliest pairs is taken,
-so that the same two recordings always give the same alignment.
+Between two pairs of aligned modules, the others are two short lists in the order of the data. They are aligned like two
+texts: by pairs that do not cross and have the largest total weight. A pair weighs most if types and parameters are the
+same; names and output shapes decide between such pairs. Of equal solutions the one with the earliest pairs counts,
+so that the same two recordings always have the same alignment.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.compare.alignment.modules import Module
+from kedge.compare.alignment.modules import RecordedModule
 from kedge.compare.alignment.names import Pair
 
 #: Longer lists are not aligned by structure: time and memory grow with the product of their lengths.
 MOST = 3_000
 
 Weights = NDArray[np.int32]
-Weigh = Callable[[Sequence[Module], Sequence[Module]], Weights]
-Gap = tuple[list[Module], list[Module]]
+Weigh = Callable[[Sequence[RecordedModule], Sequence[RecordedModule]], Weights]
+Gap = tuple[list[RecordedModule], list[RecordedModule]]
 
 
-def gaps(a: Sequence[Module], b: Sequence[Module], pairs: Sequence[Pair]) -> Iterator[Gap]:
-    """Give the modules of both sides that are not in a pair and follow the same pair."""
+def gaps(a: Sequence[RecordedModule], b: Sequence[RecordedModule], pairs: Sequence[Pair]) -> Iterator[Gap]:
+    """Yield the modules of both sides that are not in a pair and follow the same pair."""
     anchors = {id(module): i for i, pair in enumerate(pairs) for module in pair}
     ones, others = _after(a, anchors), _after(b, anchors)
     for anchor, left in ones.items():
@@ -34,9 +34,9 @@ def gaps(a: Sequence[Module], b: Sequence[Module], pairs: Sequence[Pair]) -> Ite
             yield left, others[anchor]
 
 
-def _after(modules: Sequence[Module], anchors: dict[int, int]) -> dict[tuple[int, bool], list[Module]]:
-    """Group modules by the pair that they follow; those that never fire are apart."""
-    found: dict[tuple[int, bool], list[Module]] = {}
+def _after(modules: Sequence[RecordedModule], anchors: dict[int, int]) -> dict[tuple[int, bool], list[RecordedModule]]:
+    """Return modules by the pair that they follow; those that never fire have groups of their own."""
+    found: dict[tuple[int, bool], list[RecordedModule]] = {}
     anchor = -1
     for module in modules:
         if id(module) in anchors:
@@ -47,7 +47,7 @@ def _after(modules: Sequence[Module], anchors: dict[int, int]) -> dict[tuple[int
 
 
 def aligned(gap: Gap, weigh: Weigh) -> Iterator[Pair]:
-    """Pair the modules of a gap; see Note [Structure]."""
+    """Yield pairs of the modules of a gap; see Note [Structure]."""
     a, b = gap
     if max(len(a), len(b)) > MOST:
         return
@@ -65,7 +65,7 @@ def aligned(gap: Gap, weigh: Weigh) -> Iterator[Pair]:
 
 
 def _best(weights: Weights) -> Weights:
-    """Give the largest total weight of what begins at each place."""
+    """Return the largest total weight of pairs from each place on."""
     rows, columns = weights.shape
     best = np.zeros((rows + 1, columns + 1), dtype=np.int32)
     for i in range(rows - 1, -1, -1):
@@ -74,16 +74,16 @@ def _best(weights: Weights) -> Weights:
     return best
 
 
-def alike(a: Sequence[Module], b: Sequence[Module]) -> Weights:
-    """Weigh pairs of the same type with the same parameters."""
+def alike(a: Sequence[RecordedModule], b: Sequence[RecordedModule]) -> Weights:
+    """Return the weights of pairs of the same type with the same parameters."""
     same = _equal(a, b, lambda m: (m.type, m.parameters, m.leaf))
     named = _equal(a, b, _name)
     sized = _equal(a, b, lambda m: m.size)
     return np.asarray(same * (8 + 4 * named + 2 * sized))
 
 
-def changed(a: Sequence[Module], b: Sequence[Module]) -> Weights:
-    """Weigh pairs of the same name, or of the same type with other parameters."""
+def changed(a: Sequence[RecordedModule], b: Sequence[RecordedModule]) -> Weights:
+    """Return the weights of pairs of the same name, or of the same type with other parameters."""
     level = _equal(a, b, lambda m: m.leaf)
     named = _equal(a, b, lambda m: m.segments[-1:])
     typed = _equal(a, b, lambda m: m.type)
@@ -92,14 +92,16 @@ def changed(a: Sequence[Module], b: Sequence[Module]) -> Weights:
     return np.asarray(level * (named | typed | alone) * (4 + 4 * named + 2 * typed + sized))
 
 
-def _name(module: Module) -> object:
-    """Give the last part of a path if it says something: a number or nothing is only equal to itself."""
+def _name(module: RecordedModule) -> object:
+    """Return the last part of a path; a number or an empty path equals only itself."""
     last = module.segments[-1:]
     return last if last and not last[0].isdecimal() else id(module)
 
 
-def _equal(a: Sequence[Module], b: Sequence[Module], key: Callable[[Module], object]) -> Weights:
-    """Tell which pairs have the same key."""
+def _equal(
+    a: Sequence[RecordedModule], b: Sequence[RecordedModule], key: Callable[[RecordedModule], object]
+) -> Weights:
+    """Return 1 for pairs with the same key, and 0 for the others."""
     numbers: dict[object, int] = {}
     ones = [numbers.setdefault(key(m), len(numbers)) for m in a]
     others = [numbers.setdefault(key(m), len(numbers)) for m in b]

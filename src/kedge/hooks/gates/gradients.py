@@ -26,7 +26,7 @@ from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.tap import Tap
 from kedge.sites.site import Site
-from kedge.torch_internals.aliases import Pulse, whole
+from kedge.torch_internals.aliases import MemoryVersion, whole
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import on_tensor
 from kedge.torch_internals.tensors import base_of, may_alias
@@ -144,7 +144,7 @@ class Listener:
         self.gate, self.origin = gate, origin
         self.also: Mapping[Site, Event] = {}  # where else in the same call this very tensor stands
         self.shape: torch.Size | None = None  # of the view, where the whole of its memory is listened to
-        self.pulse: Pulse | None = None
+        self.pulse: MemoryVersion | None = None
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """Be the tensor's hook; PyTorch gives None at an output that nothing used, where others of its node were."""
@@ -179,7 +179,7 @@ class ValueListener(Listener):
 
     also: Mapping[Site, Event] = MappingProxyType({})
     shape: torch.Size | None = None
-    pulse: Pulse | None = None
+    pulse: MemoryVersion | None = None
 
     def __init__(self, gate: Gate, site: Site, call: int, here: Here) -> None:
         self.gate, self.site, self.call = gate, site, call
@@ -264,7 +264,7 @@ def listen(tensor: Tensor, listener: Listener, *, recompute: bool = False) -> Li
     if base is not None:
         listener.shape = tensor.shape
     elif aliased and type(tensor) is Tensor:
-        listener.pulse = Pulse(tensor)
+        listener.pulse = MemoryVersion(tensor)
     listener.gate.session.mounts.keep((tensor if base is None else base).register_hook(listener))
     return listener
 

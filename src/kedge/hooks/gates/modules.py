@@ -27,7 +27,7 @@ from kedge.hooks.placing.concealed import Own, Veil
 from kedge.hooks.placing.installed import Mount
 from kedge.sites import leaves
 from kedge.sites.site import Site
-from kedge.torch_internals.aliases import Pulse
+from kedge.torch_internals.aliases import MemoryVersion
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_tables import own_parameters
@@ -54,7 +54,7 @@ class Gate(Own):
         self.leaves: dict[str, None] = {}
         self.empty: str | None = None
         self.share_cause: str | None = None
-        self.pulses: dict[str, Pulse] = {}
+        self.pulses: dict[str, MemoryVersion] = {}
 
     @property
     def whose(self) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kedge.hooks.operations.mode import Entry
     from kedge.hooks.operations.switch import Door
     from kedge.hooks.session import Session
-    from kedge.sites.select import Place
+    from kedge.sites.select import SitePlace
 
 Op = tuple[str, int | None]
 
@@ -30,7 +30,7 @@ class OpGate(Gate):
 
     kinds = OP_KINDS
 
-    def __init__(self, session: Session, passes: Passes, door: Door, op: Op, place: Place) -> None:
+    def __init__(self, session: Session, passes: Passes, door: Door, op: Op, place: SitePlace) -> None:
         super().__init__(session, passes, door.path)
         self.door, self.op, self.without, self.many = door, op, place.without, place.many
         self.early = self.late = self.backward = False

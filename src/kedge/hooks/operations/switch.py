@@ -24,7 +24,7 @@ from kedge.torch_internals.dynamo import untraced
 if TYPE_CHECKING:
     from kedge.hooks.firing.schedule import Passes
     from kedge.hooks.session import Session
-    from kedge.sites.select import Place
+    from kedge.sites.select import SitePlace
 
 
 class Door(Own):
@@ -106,7 +106,7 @@ class Doors:
         self.names = {id(m): name for name, m in model.named_modules()}
         session.mount(self)
 
-    def gate(self, place: Place) -> OpGate:
+    def gate(self, place: SitePlace) -> OpGate:
         """Return the gate for a place, behind all that was attached at its module."""
         module, site = place.module, place.site
         door = self._door(module, site.path)

@@ -37,7 +37,7 @@ from kedge.hooks.placing.module_calls import running
 from kedge.hooks.saved import torch_func
 from kedge.hooks.saved.checkpoint_inputs import Waiting
 from kedge.hooks.saved.pairs import is_checkpoint, lane
-from kedge.sites.select import Layout, runs
+from kedge.sites.select import ModelLayout, runs
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.checkpoint import frame_of, reentrant_around
 from kedge.torch_internals.dynamo import untraced
@@ -278,7 +278,7 @@ class Keep:
         self._lives: weakref.WeakSet[OnThread] = weakref.WeakSet()
         self._said: set[str] = set()
         root = dynamo.unwrap(model)
-        layout = Layout(root)
+        layout = ModelLayout(root)
         self.compiled = compiled or any(map(dynamo.compiles, (model, *layout.modules.values())))
         with ExitStack() as attached:
             self._undo = attached

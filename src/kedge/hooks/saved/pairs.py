@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.utils import checkpoint
 
 from kedge.hooks.saved.reference import Kept, Reader
-from kedge.torch_internals.checkpoint import lead_past
+from kedge.torch_internals.checkpoint import make_skippable
 from kedge.torch_internals.modes import is_fake
 from kedge.torch_internals.saved_hooks import disable, disabled, enable, pop, push, top_hooks
 
@@ -93,7 +93,7 @@ class Pair:
             self.hooks = _watching(lives, below)
         else:
             self.hooks = _joint(lives, below)
-        lead_past(self.hooks[0], below)
+        make_skippable(self.hooks[0], below)
 
 
 def _alone(live: Live) -> Hooks:

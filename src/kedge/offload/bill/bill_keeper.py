@@ -24,7 +24,7 @@ from kedge.offload.held.handle import Referred
 from kedge.offload.rebuild.failure import RuleFailed
 from kedge.torch_internals.autograd_nodes import behind, saved_by, sequence_number
 from kedge.torch_internals.graph_task import current_node, in_backward
-from kedge.torch_internals.source_lines import Source
+from kedge.torch_internals.source_lines import SourceLine
 from kedge.torch_internals.tensors import base_of, version_of
 
 LEAST = 65_536
@@ -70,7 +70,7 @@ class Draft:
     version: int
     alias: bool
     plain: bool
-    source: Source | None
+    source: SourceLine | None
     rule: str | None = None
     extra: int = 0
     node: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-from kedge.torch_internals.source_lines import Source, is_between, source_of
+from kedge.torch_internals.source_lines import SourceLine, is_between, source_of
 
 
 class Lines:
@@ -15,9 +15,9 @@ class Lines:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, int | None], Source] = {}
+        self._known: dict[tuple[str, str, int | None], SourceLine] = {}
 
-    def here(self) -> Source | None:
+    def here(self) -> SourceLine | None:
         """Return the line that runs now; None where a thread runs no line of the program, as in backward."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and is_between(frame.f_code.co_filename):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from kedge.torch_internals.source_lines import Source
+from kedge.torch_internals.source_lines import SourceLine
 
 Origin = Literal["parameter", "buffer", "input", "made"]
 
@@ -59,7 +59,7 @@ class Item:
     alias: bool
     output: bool
     shared: tuple[int, ...]
-    source: Source | None
+    source: SourceLine | None
     rule: str | None
     extra: int
     movable: bool

@@ -1,1 +1,1 @@
-"""Which part of an input a model's answer depends on: methods that are hooks and nothing else."""
+"""Attribution: the parts of an input that a model's output depends on, by methods made of hooks alone."""

@@ -1,4 +1,4 @@
-"""A method and a model: called as the model is called, it says what the model's answer depends on."""
+"""An attribution: a method and a model, called like the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kedge.hooks.opening import session
 from kedge.hooks.session import Session
 from kedge.recipes.attribution.graph import REENTRANT, nodes_between, operation_of
 from kedge.recipes.attribution.named import name_of, shortened
-from kedge.recipes.attribution.preserve_state import undisturbed
+from kedge.recipes.attribution.preserve_state import preserved_state
 from kedge.recipes.attribution.scores import Target, Targets, score
 from kedge.sites import leaves
 
@@ -25,35 +25,35 @@ INPUT = ":in"
 
 
 class Method:
-    """What a method does besides taking a gradient; this one does nothing, and gives the gradient."""
+    """The steps of a method besides taking the gradient; this one has none, and returns the gradient."""
 
     noisy: str | None = None
-    """Where `smoothgrad` adds noise; None for where the gradient is taken."""
+    """The selector where `smoothgrad` adds noise; None for the place of the gradient."""
 
     def begin(self, s: Session, model: nn.Module) -> None:
         """Hook the model before its forward."""
 
     def cut(self, s: Session, scores: list[Tensor], values: list[Tensor]) -> bool:
-        """Hook the graph between the values and the scores; False asks for another forward, with `closer` hooks."""
+        """Hook the graph between the values and the scores; False requests another forward, with `closer` hooks."""
         return True
 
     def closer(self) -> Method:
-        """Make the method for another forward."""
+        """Return the method for another forward."""
         return self
 
     def check(self) -> None:
-        """See after each backward that it did what it should."""
+        """Called after each backward: raise if the method had no effect."""
 
     def read(self, value: Tensor, gradient: Tensor) -> Tensor:
-        """Make the answer of a value and its gradient."""
+        """Return the attribution for a value and its gradient."""
         return gradient
 
 
-class Leaf:
-    """An action that hands a copy of a value on, so that the gradient of that value can be taken.
+class LeafCopy:
+    """An action that replaces a value by a copy whose gradient can be taken.
 
-    What was before it is cut off: no gradient is needed there, and a frozen model has one here all the same. Where other
-    values are asked for as well, only what depends on none of them is cut off. The copy may be worked on in place.
+    The graph before the value is cut off: no gradient is needed there, and frozen models get one here too. With several
+    values, only values that do not depend on the others are cut off. The program may work on the copy in place.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -62,7 +62,7 @@ class Leaf:
         self.others: dict[str, Tensor] = {}
 
     def __call__(self, value: Tensor, event: Event) -> Tensor | None:
-        """Take a value in; a recompute of the forward meets the same again."""
+        """Return the copy of a value; a recompute of the forward gets the same one."""
         name = name_of(event)
         if not value.is_floating_point():
             self.others[name] = value
@@ -76,7 +76,7 @@ class Leaf:
         """Return the value, if there is exactly one.
 
         Raises:
-            AttributionError: If not; the message says what there is.
+            AttributionError: If not; the message names the values.
         """
         if len(self.values) == 1:
             return next(iter(self.values.values()))
@@ -94,14 +94,14 @@ class Leaf:
 
 
 class Attribution:
-    """A method of attribution for one model; call it as the model is called.
+    """A method of attribution for one model; call it like the model.
 
     Args:
-        model: The model, in the mode in which it is to be asked: usually `eval`.
-        method: Makes, for each question, what is done with the gradient, and on its way.
+        model: The model, in the mode for the attribution: usually `eval`.
+        method: Returns a new `Method` for each call.
         target: The class, one class a sample, or a function of the output; None for the class with the highest score of
             each sample. A list explains several in one forward, and the answer has a first dimension for them.
-        wrt: Where the gradient is taken: a selector that stands for one value, or several such.
+        wrt: The place of the gradient: a selector of one value, or several such selectors.
     """
 
     def __init__(
@@ -112,24 +112,24 @@ class Attribution:
         self.model, self.method, self.target, self.wrt = model, method, target, wrt
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Explain what the model answers to these arguments.
+        """Return the attribution of the model's output for these arguments.
 
         Returns:
             A tensor like the value at `wrt`; for several, a dict of them.
 
         Raises:
-            AttributionError: If something of the question does not fit the model.
+            AttributionError: If the target or `wrt` do not fit the model.
         """
         return self.answer(args, kwargs)
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any], *first: Any, target: Targets = None) -> Any:
-        """Explain with actions of others in front.
+        """Return the attribution with another action before the method's own.
 
         Args:
             args: The model's positional arguments.
             kwargs: Its keyword arguments.
-            first: A selector and an action that come before all else; or nothing.
-            target: What to explain; None for what the attribution was made with.
+            first: A selector and an action that come before all others; or nothing.
+            target: The target; None for that of the attribution.
         """
         method = self.method()
         targets, several = _listed(self.target if target is None else target)
@@ -141,15 +141,15 @@ class Attribution:
     def _asked(
         self, method: Method, targets: list[Target], forward: Callable[[], Any], first: tuple[Any, ...]
     ) -> list[list[Tensor]]:
-        """Run the forward and a backward for each target; return no answer if the method asks for another forward."""
+        """Return an answer for each target; none if the method requests another forward."""
         where = [self.wrt] if isinstance(self.wrt, str) else list(self.wrt)
         with ExitStack() as stack:
-            stack.enter_context(undisturbed(self.model))
+            stack.enter_context(preserved_state(self.model))
             s = stack.enter_context(session())
-            stack.callback(s.end, quiet=True)  # what did not fire is said here, and by name
+            stack.callback(s.end, quiet=True)  # errors here name the values that did not fire
             if first:
                 s.hook(self.model, *first)
-            found = [(text, leaf := Leaf(alone=len(where) == 1), s.hook(self.model, text, leaf)) for text in where]
+            found = [(text, leaf := LeafCopy(alone=len(where) == 1), s.hook(self.model, text, leaf)) for text in where]
             method.begin(s, self.model)
             output = forward()
             values = [leaf.only(text, hooked) for text, leaf, hooked in found]
@@ -160,7 +160,7 @@ class Attribution:
 
 
 def _differentiated(method: Method, one: Tensor, where: list[str], values: list[Tensor], *, last: bool) -> list[Tensor]:
-    """Take the gradient of one score, and let the method make its answer of it."""
+    """Return the method's answers for the gradient of one score."""
     try:
         grads = torch.autograd.grad(one, values, retain_graph=not last, allow_unused=True)
     except RuntimeError as error:
@@ -178,7 +178,7 @@ def _differentiated(method: Method, one: Tensor, where: list[str], values: list[
 
 
 def _listed(targets: Targets) -> tuple[list[Target], bool]:
-    """The targets as a list, and whether they were one."""
+    """Return the targets as a list, and whether they were a list."""
     if isinstance(targets, str):
         raise AttributionError(f"target {targets!r} is a text; a class is a number, from 0")
     if isinstance(targets, Sequence):
@@ -194,20 +194,20 @@ class _Magnitude(Method):
 
 
 def gradient(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
-    """Make what gives the gradient of the score, signed; arguments as of `saliency`."""
+    """Return an attribution by the signed gradient of the score; arguments as of `saliency`."""
     return Attribution(model, Method, target, wrt)
 
 
 def saliency(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
-    """Make what gives the size of the gradient of the score: where a small change would change the score most.
+    """Return an attribution by the size of the gradient of the score: the places where a small change has the largest effect.
 
     Simonyan, Vedaldi and Zisserman, "Deep inside convolutional networks", 2013; their maps are the largest over the
     channels: ``saliency(model)(images).amax(1)``.
 
     Args:
-        model: The model, in the mode in which it is to be asked: usually `eval`.
-        target: What to explain; see `Attribution`.
-        wrt: Where; the input, if it holds one floating-point tensor. Others by name, such as ``":in[image]"``; text at
-            the output of its embedding.
+        model: The model, in the mode for the attribution: usually `eval`.
+        target: The target; see `Attribution`.
+        wrt: The place; by default the input, if it holds one floating-point tensor. Others by name, such as
+            ``":in[image]"``; for text the output of its embedding.
     """
     return Attribution(model, _Magnitude, target, wrt)

@@ -1,4 +1,4 @@
-"""Grad-CAM: where in an image a layer's channels speak for a class."""
+"""Grad-CAM: the parts of an image where a layer's channels support a class."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 @dataclass(frozen=True)
 class Tokens:
-    """How the tokens [n, t, d] of a transformer lie on the image; makes them [n, d, *grid].
+    """The layout of a transformer's tokens [n, t, d] on the image; turns them into [n, d, *grid].
 
     Attributes:
         grid: Rows and columns of patches.
-        skip: How many tokens stand in front of the patches, such as one class token.
+        skip: The number of tokens before the patches, such as one class token.
     """
 
     grid: tuple[int, ...]
     skip: int = 0
 
     def __call__(self, value: Tensor) -> Tensor:
-        """Lay tokens out."""
+        """Return tokens in the layout of the image."""
         count = prod(self.grid)
         if value.dim() != 3 or value.shape[1] != self.skip + count:
             raise AttributionError(
@@ -54,7 +54,7 @@ class _GradCam(Method):
         self.images: dict[str, tuple[int, ...]] = {}
 
     def begin(self, s: Session, model: nn.Module) -> None:
-        """Learn the size of the input."""
+        """Hook the input for its size."""
         if self.size == "input":
             s.hook(model, INPUT, self._measure)
 
@@ -63,7 +63,7 @@ class _GradCam(Method):
             self.images[str(event.site)] = tuple(value.shape[2:])
 
     def read(self, value: Tensor, gradient: Tensor) -> Tensor:
-        """Weigh each channel by its mean gradient, and keep what speaks for the score."""
+        """Return the sum of the channels, weighted by their mean gradients, and its positive part if that is chosen."""
         if self.layout is not None:
             value, gradient = self.layout(value), self.layout(gradient)
         if value.dim() < 3 or (self.layout is None and value.dim() == 3 and self._is_image()):
@@ -110,21 +110,22 @@ def grad_cam(
     size: Size = "input",
     positive: bool = True,
 ) -> Attribution:
-    """Make what gives a map of where a layer speaks for the score.
+    """Return an attribution by a map of the places where a layer supports the score.
 
-    The channels at the site, each weighed by the mean of its gradient over the image, are summed, and what is positive is
-    kept (Selvaraju et al., "Grad-CAM: visual explanations from deep networks via gradient-based localization", 2017).
+    It is the sum of the channels at the site, each weighted by the mean of its gradient over the image, and of that the
+    positive part (Selvaraju et al., "Grad-CAM: visual explanations from deep networks via gradient-based localization",
+    2017).
 
     Args:
-        model: The model, in the mode in which it is to be asked: usually `eval`.
-        site: A selector that stands for one value of [samples, channels, rows, columns], such as ``"layer4"``.
-        target: What to explain; see `Attribution`.
-        layout: For values of another form, what makes them that: `Tokens` for [samples, tokens, width], or a function such as
-            ``lambda value: value.movedim(-1, 1)`` for channels that stand last.
+        model: The model, in the mode for the attribution: usually `eval`.
+        site: A selector of one value of [samples, channels, rows, columns], such as ``"layer4"``.
+        target: The target; see `Attribution`.
+        layout: A function from values of another form to this one: `Tokens` for [samples, tokens, width], or a function
+            such as ``lambda value: value.movedim(-1, 1)`` for channels in the last dimension.
         size: Of the map: "input" for the image's, rows and columns, or None for that of the site.
-        positive: Keep only what speaks for the score, not what speaks against it.
+        positive: Whether to keep only the support for the score, and not the evidence against it.
 
     Returns:
-        What is to be called as the model is; it gives [samples, rows, columns].
+        The attribution, to be called like the model; it returns [samples, rows, columns].
     """
     return Attribution(model, partial(_GradCam, site, layout, size, positive=positive), target, site)

@@ -1,4 +1,4 @@
-"""The operations between a score and a value, as autograd knows them."""
+"""The operations between a score and a value in the autograd graph."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ REENTRANT = "CheckpointFunctionBackward"
 
 
 def nodes_between(scores: Sequence[Tensor], values: Sequence[Tensor]) -> list[Node]:
-    """Return the nodes that pass a gradient from the scores on to the values, from the scores backwards."""
+    """Return the nodes that pass a gradient from the scores to the values, from the scores backwards."""
     ends = {get_gradient_edge(value).node for value in values}
     order = _postorder([score.grad_fn for score in scores if score.grad_fn is not None])
     leading: set[Node] = set(ends)
-    for node in order:  # what comes behind a node stands before it
+    for node in order:  # the nodes behind a node are before it
         if any(behind in leading for behind, _ in node.next_functions):
             leading.add(node)
     return [node for node in reversed(order) if node in leading and node not in ends]
 
 
 def _postorder(roots: list[Node]) -> list[Node]:
-    """Every node that is reached, each after all that it leads to; deep graphs need no deep stack."""
+    """Return every node behind some roots, each after the nodes behind it; without recursion, for deep graphs."""
     order: list[Node] = []
     seen: set[Node] = set()
     stack = [(root, False) for root in roots]
@@ -38,5 +38,5 @@ def _postorder(roots: list[Node]) -> list[Node]:
 
 
 def operation_of(node: Node) -> str:
-    """The name of a node's operation, as PyTorch prints it, without its namespaces."""
+    """Return PyTorch's name of a node's operation, without namespaces."""
     return node.name().rpartition("::")[2]

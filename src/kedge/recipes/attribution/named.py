@@ -11,17 +11,17 @@ _CALL = re.compile(r"(?<!\\)#\d+")
 
 
 def name_of(event: Event) -> str:
-    """The name of a value of one call, which is also a selector that means it alone."""
+    """Return the name of a value of one call, which is also a selector of it alone."""
     return str(event.site.at(call=event.call))
 
 
 def without_call(name: str) -> str:
-    """A name of all calls."""
+    """Return a name without its call."""
     return _CALL.sub("", name)
 
 
 def shortened(names: Iterable[str]) -> list[str]:
-    """The names, without the call where there is one only."""
+    """Return the names, without the call if there is only one."""
     names = list(names)
     plain = [without_call(name) for name in names]
     return [short if plain.count(short) == 1 else name for name, short in zip(names, plain, strict=True)]

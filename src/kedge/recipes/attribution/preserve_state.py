@@ -1,4 +1,4 @@
-"""A model that is asked is afterwards what it was before."""
+"""Running a model without changing its state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kedge.torch_internals import dynamo
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run a model eagerly, and give back the random numbers that it draws and the statistics that it gathers.
+def preserved_state(model: nn.Module) -> Iterator[None]:
+    """Run a model eagerly in a block, and restore its random number generators and its statistics afterwards.
 
-    Whatever holds outside - ``no_grad``, inference mode, compiled code - does not hold in the block.
+    ``no_grad``, inference mode and compiled code outside have no effect in the block.
     """
     with ExitStack() as stack:
         for kind, devices in _generators(model).items():
@@ -30,7 +30,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def _generators(model: nn.Module) -> dict[str, list[int]]:
-    """The devices whose generators a model may draw from, by type; the CPU's is always among them."""
+    """Return the devices whose generators a model may use, by type; the CPU's is always among them."""
     devices = {tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())}
     found: dict[str, list[int]] = {"cuda": []}  # no device: the CPU alone
     for device in devices:
@@ -40,7 +40,7 @@ def _generators(model: nn.Module) -> dict[str, list[int]]:
 
 
 def _gathered(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]:
-    """Copies of the buffers that training may change, such as batch normalization's statistics."""
+    """Return copies of the buffers that training may change, such as batch normalization's statistics."""
     return [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()

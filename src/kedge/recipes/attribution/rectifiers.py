@@ -1,17 +1,17 @@
-"""Gradients that are cut at every ReLU: guided backpropagation and the deconvolutional network.
+"""Gradients cut at every ReLU: guided backpropagation and the deconvolutional network.
 
 # Note [Where the ReLUs are]
 A ReLU may be a module, one module used many times, ``F.relu``, ``torch.relu``, ``x.relu()`` or ``relu_``, in a module of
-the model, in one that it keeps in a list, or in none. Autograd knows all of them by one name, so they are looked for in
-the graph between the score and the input, and not in the text of the model: nothing that takes part can be missed. What
-autograd cannot look into - a compiled or scripted part, a reentrant checkpoint - is an error, because ReLUs in there
-would be passed over without a word.
+the model, in one that it keeps in a list, or in none. Autograd has one name for all of them, so Kedge searches
+the graph between the score and the input, and not the code of the model: it cannot miss one. Parts that are opaque to
+autograd - compiled or scripted code, a reentrant checkpoint - are an error, because ReLUs in them would be skipped
+silently.
 
 # Note [A ReLU in place on a view]
-What `nn.Linear` makes of tokens is a view, and so is what ``flatten`` makes. An operation that works in place on one has
-no node of its own: autograd puts it into the node `CopySlices` of the whole tensor, which does not tell what is inside. So
-where there is one, the forward runs once more, with a hook on every operation that may be a ReLU. If the view has all of
-the tensor, the gradient can be cut at that node, as element for element it is the ReLU's own; if it has a part, it is
+The output of `nn.Linear` for tokens is a view, and so is that of ``flatten``. An operation that works in place on a view
+has no node of its own: autograd puts it into the node `CopySlices` of the whole tensor, which does not show its content.
+So if there is one, the forward runs once more, with a hook on every operation that may be a ReLU. If the view covers
+the tensor, the gradient can be cut at that node, as each element of it is the ReLU's own; if it covers a part, it is
 an error.
 """
 
@@ -40,7 +40,7 @@ FLOORS = {
     "ClampMinBackward0": "min",
     "ThresholdBackward0": "threshold",
 }
-"""Operations that are a ReLU, or a ReLU6, if they begin at 0, and where they keep that."""
+"""Operations that are a ReLU or a ReLU6 if their lower bound is 0, and the attribute with that bound."""
 NODES = ("ReluBackward0", *FLOORS)
 OPERATIONS = "**/relu:out, **/relu_:out, **/relu6:out, **/hardtanh:out, **/hardtanh_:out"
 CLAMPS = ", **/clamp_:out, **/clamp_min_:out, **/clip_:out, **/threshold_:out, **/threshold:out"
@@ -56,30 +56,30 @@ OPAQUE = {
 
 
 def rectifies(node: Node) -> bool:
-    """Tell whether a node is a ReLU's, or a ReLU6's, by whatever name."""
+    """Whether a node belongs to a ReLU or a ReLU6, under any of their names."""
     name = operation_of(node)
     return name == "ReluBackward0" or (name in FLOORS and number_in(node, FLOORS[name]) == 0)
 
 
-class Slices:
+class InPlaceRelus:
     """The ReLUs of a forward that worked in place on views; see Note [A ReLU in place on a view].
 
     Attributes:
-        whole: The nodes of those whose view had all of a tensor.
-        parts: The sites of the others.
+        whole: The nodes of ReLUs whose view covers a tensor.
+        parts: The sites of the other ReLUs.
     """
 
     def __init__(self) -> None:
         self.whole: set[Node] = set()
         self.parts: dict[str, None] = {}
 
-    def look(self, model: nn.Module, value: Tensor, event: Event) -> None:
-        """Be the action at an operation that may be a ReLU."""
+    def check_operation(self, model: nn.Module, value: Tensor, event: Event) -> None:
+        """Action on an operation that may be a ReLU."""
         made = value.grad_fn
         if made is None or operation_of(made) in NODES:
             return
         if bool((value < 0).any()):
-            return  # no ReLU leaves that
+            return  # the output of a ReLU is never negative
         joined = made.next_functions[0][0]
         ceiling = isinstance(model.get_submodule(event.site.path), nn.ReLU6)
         known = ceiling or str(event.site).rpartition("/")[2].startswith("relu")
@@ -90,7 +90,7 @@ class Slices:
 
 
 def _has_all(value: Tensor) -> bool:
-    """Tell whether a tensor shows all of the memory that it shares."""
+    """Whether a tensor covers all of its storage."""
     return value.untyped_storage().nbytes() == value.nbytes
 
 
@@ -99,19 +99,19 @@ class _Cut(Method):
 
     name = ""
 
-    def __init__(self, slices: Slices | None = None) -> None:
+    def __init__(self, slices: InPlaceRelus | None = None) -> None:
         self.sites = self.cuts = self.before = 0
         self.others: Counter[str] = Counter()
         self.slices = slices
 
     def closer(self) -> Method:
-        """Make one that knows what was done in place to views; see Note [A ReLU in place on a view]."""
-        return type(self)(Slices())
+        """Return the method with the ReLUs that worked in place on views; see Note [A ReLU in place on a view]."""
+        return type(self)(InPlaceRelus())
 
     def begin(self, s: Session, model: nn.Module) -> None:
-        """Look at the operations, where it is needed."""
+        """Hook the operations, if they are needed."""
         if self.slices is not None:
-            s.hook(model, OPERATIONS + CLAMPS, partial(self.slices.look, model))
+            s.hook(model, OPERATIONS + CLAMPS, partial(self.slices.check_operation, model))
 
     def cut(self, s: Session, scores: list[Tensor], values: list[Tensor]) -> bool:
         """Hook every node of a rectifier; see Note [Where the ReLUs are]."""
@@ -140,12 +140,12 @@ class _Cut(Method):
         raise NotImplementedError
 
     def positive(self, grad: Tensor) -> Tensor:
-        """Be the action that cuts, and counts it."""
+        """Action that cuts a gradient, and counts it."""
         self.cuts += 1
         return grad.clamp(min=0)
 
     def check(self) -> None:
-        """See that the backward came by."""
+        """Raise if the last backward passed no ReLU."""
         if self.cuts == self.before:
             raise NothingCut(
                 f"{self.name} cut nothing: the gradient of this score passes none of the {self.sites} ReLUs"
@@ -186,34 +186,34 @@ class _Deconvolution(_Cut):
 
 
 def guided_backprop(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
-    """Make what gives the gradient of the score where it speaks for it at every ReLU on the way.
+    """Return an attribution by the gradient that is positive at every ReLU on the way.
 
     At each ReLU the gradient passes where both the ReLU's input and the gradient are positive (Springenberg, Dosovitskiy,
     Brox and Riedmiller, "Striving for simplicity: the all convolutional net", 2015).
 
     Args:
-        model: The model, in the mode in which it is to be asked: usually `eval`.
-        target: What to explain; see `Attribution`.
-        wrt: Where; see `saliency`.
+        model: The model, in the mode for the attribution: usually `eval`.
+        target: The target; see `Attribution`.
+        wrt: The place; see `saliency`.
 
     Raises:
-        NothingCut: When it is called and there is no ReLU between the score and the input, or it cannot be known.
+        NothingCut: When it is called and there is no ReLU between the score and the input, or an opaque part.
     """
     return Attribution(model, _Guided, target, wrt)
 
 
 def deconvnet(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
-    """Make what gives the deconvolutional network's projection of the score back to the input.
+    """Return an attribution by the deconvolutional network's projection of the score back to the input.
 
-    At each ReLU the gradient passes where it is positive, whatever the ReLU's input was (Zeiler and Fergus, "Visualizing and
-    understanding convolutional networks", 2014); max-pooling sends it to where the maximum was.
+    At each ReLU the gradient passes where it is positive, for any input of the ReLU (Zeiler and Fergus, "Visualizing and
+    understanding convolutional networks", 2014); max-pooling passes it to the place of the maximum.
 
     Args:
-        model: The model, in the mode in which it is to be asked: usually `eval`.
-        target: What to explain; see `Attribution`.
-        wrt: Where; see `saliency`.
+        model: The model, in the mode for the attribution: usually `eval`.
+        target: The target; see `Attribution`.
+        wrt: The place; see `saliency`.
 
     Raises:
-        NothingCut: When it is called and there is no ReLU between the score and the input, or it cannot be known.
+        NothingCut: When it is called and there is no ReLU between the score and the input, or an opaque part.
     """
     return Attribution(model, _Deconvolution, target, wrt)

@@ -1,4 +1,4 @@
-"""The number that is explained: which entry of a model's output, or which function of it."""
+"""The number that an attribution explains: an entry of a model's output, or a function of it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from kedge.errors import AttributionError
 from kedge.sites import leaves
 
 Target: TypeAlias = int | Tensor | Callable[[Any], Tensor] | None
-"""A class; a class for each sample; a function of the model's output that gives scores; None for the class with the highest."""
+"""A class; a class for each sample; a function from the output to scores; None for the class with the highest score."""
 
 Targets: TypeAlias = Target | Sequence[Target]
-"""One target; or a list of several, each of which is explained."""
+"""One target, or a list of several."""
 
 
 def score(output: Any, target: Target) -> Tensor:
-    """Return the number whose gradient is asked for: the sum of the samples' scores.
+    """Return the number whose gradient is taken: the sum of the samples' scores.
 
     Raises:
-        AttributionError: If it cannot be told from the output, or has no gradient.
+        AttributionError: If the output does not determine it, or it has no gradient.
     """
     found = target(output) if callable(target) and not isinstance(target, Tensor) else _entries(output, target)
     if not isinstance(found, Tensor) or not found.is_floating_point():
-        what = leaves.describe(found) if leaves.find(found) else repr(found)
-        raise AttributionError(f"the target gave {what}; it must give a floating-point tensor: a score for each sample")
+        given = leaves.describe(found) if leaves.find(found) else repr(found)
+        raise AttributionError(
+            f"the target returned {given}; it must return a floating-point tensor: a score for each sample"
+        )
     if not found.requires_grad:
         raise AttributionError(
             f"the score, {leaves.describe(found)}, has no gradient: the forward runs under no_grad, detaches, or does not "
@@ -37,12 +39,12 @@ def score(output: Any, target: Target) -> Tensor:
 
 
 def settled(output: Any, target: Target) -> Target:
-    """Return the target as it is now: the class with the highest score becomes a class for each sample."""
+    """Return the target; for None the class with the highest score of each sample."""
     return _best(_logits(output)) if target is None else target
 
 
 def _entries(output: Any, target: int | Tensor | None) -> Tensor:
-    """The scores of the classes that were asked for."""
+    """Return the scores of the target classes."""
     logits = _logits(output)
     if logits.dim() == 0 and target is None:
         return logits
@@ -51,18 +53,18 @@ def _entries(output: Any, target: int | Tensor | None) -> Tensor:
 
 
 def _logits(output: Any) -> Tensor:
-    """The one tensor of an output that holds scores."""
+    """Return the only tensor of an output that holds scores."""
     found = [(name, t) for name, t in leaves.find(output) if t.is_floating_point()]
     if len(found) != 1:
         raise AttributionError(
-            f"the model gave {leaves.describe(output)}: which of it is to be explained? Give a function of the output as "
-            'target, such as target=lambda output: output["logits"][:, 3]'
+            f"the model returned {leaves.describe(output)}. Which part should be explained? Pass a function of the output, "
+            'such as target=lambda output: output["logits"][:, 3]'
         )
     logits = found[0][1]
     if logits.dim() > 2:
         raise AttributionError(
-            f"the model gave {leaves.describe(logits)}, which has no classes in its second and last dimension; give a "
-            "function of the output as target, such as target=lambda output: output[:, 3].mean((1, 2))"
+            f"the model returned {leaves.describe(logits)}, which has no classes in its second and last dimension; pass a "
+            "function of the output, such as target=lambda output: output[:, 3].mean((1, 2))"
         )
     return logits
 
@@ -70,14 +72,14 @@ def _logits(output: Any) -> Tensor:
 def _best(logits: Tensor) -> Tensor:
     if logits.dim() != 2:
         raise AttributionError(
-            f"the model gave {leaves.describe(logits)}: are these classes, or samples? Give a class as target, or "
+            f"the model returned {leaves.describe(logits)}: are these classes, or samples? Pass a class as target, or "
             "target=lambda output: output for samples"
         )
     return logits.detach().argmax(-1)
 
 
 def _classes(logits: Tensor, target: int | Tensor) -> Tensor:
-    """The class of each sample, as a tensor of indices."""
+    """Return the class of each sample, as a tensor of indices."""
     classes = torch.as_tensor(target, device=logits.device)
     wanted = logits.shape[:-1]
     if classes.is_floating_point() or classes.dtype == torch.bool or classes.shape not in (torch.Size(()), wanted):

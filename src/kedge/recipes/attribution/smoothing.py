@@ -13,13 +13,13 @@ from kedge.flow import Event
 from kedge.hooks.opening import session
 from kedge.recipes.attribution.attribution import Attribution
 from kedge.recipes.attribution.named import name_of
-from kedge.recipes.attribution.preserve_state import undisturbed
+from kedge.recipes.attribution.preserve_state import preserved_state
 from kedge.recipes.attribution.scores import Target, score, settled
 from kedge.sites import leaves
 
 
 class Noise:
-    """An action that adds noise to a batch of copies; the numbers do not depend on how many copies come at once."""
+    """An action that adds noise to a batch of copies; the noise does not depend on the number of copies in a batch."""
 
     def __init__(self, share: float, seed: int) -> None:
         self.share, self.generator = share, torch.Generator().manual_seed(seed)
@@ -27,12 +27,12 @@ class Noise:
         self.drawn: dict[str, Tensor] = {}
 
     def start(self, copies: int) -> None:
-        """Begin another forward, of so many copies."""
+        """Begin another forward with a number of copies."""
         self.copies = copies
         self.drawn.clear()
 
     def __call__(self, value: Tensor, event: Event) -> Tensor | None:
-        """Add the noise; a recompute of the forward adds the same again."""
+        """Return the value with noise; a recompute of the forward gets the same noise."""
         if not value.is_floating_point():
             return None
         name = name_of(event)
@@ -50,14 +50,14 @@ class Noise:
 
 
 class Smoothed:
-    """An attribution, averaged over noisy copies of what it is given; called as the model is called."""
+    """An attribution, averaged over noisy copies of its input; called like the model."""
 
     def __init__(self, attribution: Attribution, samples: int, noise: float, seed: int, at_once: int) -> None:
         self.attribution, self.samples, self.noise = attribution, samples, noise
         self.seed, self.at_once = seed, at_once
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Explain what the model answers to these arguments; see `Attribution`."""
+        """Return the averaged attribution for these arguments; see `Attribution`."""
         targets, n = self._settled(args, kwargs)
         noise = Noise(self.noise, self.seed)
         total: dict[str, Tensor] = {}
@@ -79,12 +79,12 @@ class Smoothed:
 
     @property
     def where(self) -> str:
-        """The selector of what the noise is added to."""
+        """The selector of the values that get noise."""
         wrt = self.attribution.wrt
         return self.attribution.method().noisy or (wrt if isinstance(wrt, str) else ", ".join(wrt))
 
     def _settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Target], int]:
-        """Ask the model once without noise: for the classes to explain in all copies, and the number of samples."""
+        """Return the targets for all copies, and the number of samples, by one forward without noise."""
         sizes: list[int] = []
 
         def measure(value: Tensor) -> None:
@@ -92,7 +92,7 @@ class Smoothed:
                 sizes.append(len(value))
 
         given = self.attribution.target
-        with undisturbed(self.attribution.model), torch.no_grad(), session() as s:
+        with preserved_state(self.attribution.model), torch.no_grad(), session() as s:
             s.hook(self.attribution.model, self.where, measure)
             output = self.attribution.model(*args, **kwargs)
             s.end(quiet=True)
@@ -102,7 +102,7 @@ class Smoothed:
 
 
 def _for_each(target: Target, n: int, copies: int) -> Target:
-    """The target for so many copies of the samples: a function is asked about each copy, as it is about the samples."""
+    """Return the target for a number of copies of the samples; a function is called for each copy."""
     if copies == 1 or target is None or isinstance(target, int):
         return target
     if isinstance(target, Tensor) or not callable(target):
@@ -121,7 +121,7 @@ def _for_each(target: Target, n: int, copies: int) -> Target:
 
 
 def _repeated(given: tuple[tuple[Any, ...], dict[str, Any]], n: int, copies: int) -> Any:
-    """The arguments with every tensor that has a row a sample repeated."""
+    """Return the arguments with repeated tensors, where a tensor has a row for each sample."""
     if copies == 1:
         return given
     found = [(name, t) for name, t in leaves.find(given) if t.dim() and len(t) == n]
@@ -131,17 +131,17 @@ def _repeated(given: tuple[tuple[Any, ...], dict[str, Any]], n: int, copies: int
 def smoothgrad(
     attribution: Attribution, *, samples: int = 25, noise: float = 0.15, seed: int = 0, at_once: int = 1
 ) -> Smoothed:
-    """Average an attribution over noisy copies of the input, such as ``smoothgrad(saliency(model))(images)``.
+    """Return an attribution averaged over noisy copies of the input, such as ``smoothgrad(saliency(model))(images)``.
 
     Smilkov, Thorat, Kim, Viégas and Wattenberg, "SmoothGrad: removing noise by adding noise", 2017. The class with the
     highest score is that of the input without noise. The noise has a generator of its own.
 
     Args:
-        attribution: What `gradient`, `saliency`, `guided_backprop`, `deconvnet` or `grad_cam` made.
-        samples: How many copies.
+        attribution: The result of `gradient`, `saliency`, `guided_backprop`, `deconvnet` or `grad_cam`.
+        samples: The number of copies.
         noise: The standard deviation of the noise, as a share of each sample's range of values.
         seed: Of the noise.
-        at_once: How many copies go through the model in one batch; every argument that has a row a sample is repeated.
+        at_once: The number of copies in one batch; every argument with a row for each sample is repeated.
     """
     if samples < 1 or at_once < 1 or noise < 0:
         raise AttributionError(

@@ -1,1 +1,1 @@
-"""What a model does when its activations are other ones: patched between inputs, ablated, steered."""
+"""Interventions: a model's output with changed activations, by patching between inputs, ablation or steering."""

@@ -1,4 +1,4 @@
-"""Ablation: what a model does without a part of it."""
+"""Ablation: a model's output without a part of its values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kedge.hooks.firing.contract import as_act
 from kedge.hooks.handle import Hooked
 from kedge.hooks.opening import hook, session
 from kedge.recipes.attribution.named import name_of, without_call
-from kedge.recipes.attribution.preserve_state import undisturbed
+from kedge.recipes.attribution.preserve_state import preserved_state
 from kedge.recipes.interventions.inputs import run
 from kedge.recipes.interventions.positions import Positions, mask
 from kedge.sites import leaves
@@ -25,11 +25,11 @@ By: TypeAlias = float | Tensor | Callable[..., Tensor]
 
 
 def ablate(model: nn.Module, sites: str, by: By = 0.0, *, positions: Positions = None, dim: int = 1) -> Hooked:
-    """Put something that says nothing in the place of values, until the handle is removed or its block ends.
+    """Replace values by ones without information, until the handle is removed or its block ends.
 
     Args:
         model: The model.
-        sites: A selector of what is ablated, such as ``"h.3.attn"``.
+        sites: A selector of the ablated values, such as ``"h.3.attn"``.
         by: A number; a tensor that broadcasts to the value; `means` over a reference; `resample`; or any other action
             that returns a tensor.
         positions: Only these, counted along `dim`; None for all.
@@ -42,7 +42,7 @@ def ablate(model: nn.Module, sites: str, by: By = 0.0, *, positions: Positions =
 
 
 class Ablation:
-    """The action that `ablate` attaches; `kedge.hook` takes it as well."""
+    """The action of `ablate`; `kedge.hook` takes it too."""
 
     def __init__(self, by: By, positions: Positions = None, dim: int = 1) -> None:
         if not (isinstance(by, (Tensor, Real)) or callable(by)):
@@ -53,12 +53,12 @@ class Ablation:
         self.act = as_act(by) if callable(by) and not isinstance(by, Tensor) else None
 
     def __repr__(self) -> str:
-        """What replaces the value."""
+        """The replacement of the value."""
         by = leaves.describe(self.by) if isinstance(self.by, Tensor) else self.by
         return f"Ablation({by})" if self.positions is None else f"Ablation({by}, {self.positions})"
 
     def __call__(self, value: Tensor, event: Event) -> Tensor:
-        """Return the value without what is ablated."""
+        """Return the ablated value."""
         new = self._substitute(value, event)
         if self.positions is None:
             return new
@@ -71,7 +71,7 @@ class Ablation:
             new = self.act(value, event)
             if not isinstance(new, Tensor):
                 raise InterventionError(
-                    f"what {self.by!r} returned is a {type(new).__name__}, so nothing was ablated; return a tensor"
+                    f"{self.by!r} returned a {type(new).__name__}, so nothing was ablated; return a tensor"
                 )
             return new
         number: Any = self.by
@@ -87,7 +87,7 @@ def _holds(dtype: torch.dtype, number: float) -> bool:
 
 
 def _fitting(new: Tensor, value: Tensor) -> Tensor:
-    """Make a tensor of a value's shape, dtype and device; the program may work on it in place."""
+    """Return a tensor with a value's shape, dtype and device; the program may work on it in place."""
     try:
         return torch.empty_like(value).copy_(new)
     except RuntimeError as error:
@@ -102,7 +102,7 @@ class Means:
 
     Attributes:
         over: The dimensions that were averaged; None for all but the last.
-        sums: For each site the sum in float64, and over how many values.
+        sums: For each site the sum in float64, and the number of values.
     """
 
     def __init__(self, over: Sequence[int] | None) -> None:
@@ -110,7 +110,7 @@ class Means:
         self.sums: dict[str, tuple[Tensor, int]] = {}
 
     def take(self, value: Tensor, event: Event) -> None:
-        """Be the action that learns."""
+        """Action that adds a value to the sum of its site."""
         if event.recompute or not value.is_floating_point():
             return
         name, dims = name_of(event), _dimensions(value, self.over)
@@ -145,11 +145,11 @@ class Means:
         return total / count
 
     def __call__(self, value: Tensor, event: Event) -> Tensor:
-        """Return the mean in a value's place."""
+        """Return the mean of the site."""
         return _fitting(self[name_of(event)], value)
 
     def __repr__(self) -> str:
-        """As a short name in messages."""
+        """A short name for messages."""
         return f"means of {len(self.sums)} sites"
 
 
@@ -164,11 +164,11 @@ def _dimensions(value: Tensor, over: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def means(model: nn.Module, sites: str, inputs: Iterable[Any], *, over: int | Sequence[int] | None = 0) -> Means:
-    """Average values over a reference, one batch at a time; `ablate` puts them in place.
+    """Return mean values over a reference, one batch at a time, for `ablate`.
 
     Args:
-        model: The model, in the mode in which it is to be run: usually `eval`.
-        sites: A selector; each value that it stands for gets a mean.
+        model: The model, in the mode for the run: usually `eval`.
+        sites: A selector; each selected value gets a mean.
         inputs: Batches: a tensor, a tuple of arguments, or a dict of keyword arguments each.
         over: The dimensions to average: 0 for samples; (0, 1) for tokens of sequences of any length; (0, 2, 3) for the
             pixels of images as well; None for all but the last.
@@ -179,7 +179,7 @@ def means(model: nn.Module, sites: str, inputs: Iterable[Any], *, over: int | Se
             "such as [inputs]"
         )
     found = Means([over] if isinstance(over, int) else over)
-    with undisturbed(model), torch.no_grad(), session() as s:
+    with preserved_state(model), torch.no_grad(), session() as s:
         hooked = s.hook(model, sites, found.take)
         for given in inputs:
             run(model, given)
@@ -191,14 +191,14 @@ def means(model: nn.Module, sites: str, inputs: Iterable[Any], *, over: int | Se
 
 
 class Resample:
-    """An action that gives each sample the value of another one; made by `resample`."""
+    """An action that replaces each sample's value by that of another one; made by `resample`."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.others: dict[tuple[int, str, int], tuple[Tensor, set[str]]] = {}
 
     def __call__(self, value: Tensor, event: Event) -> Tensor:
-        """Return the values of other samples; all sites of one forward take them from the same ones."""
+        """Return the values of other samples; all sites of one forward use the same other samples."""
         n = len(value) if value.dim() else 1
         if n < 2:
             raise InterventionError(
@@ -217,13 +217,13 @@ class Resample:
         return value[others.to(value.device)]
 
     def __repr__(self) -> str:
-        """As a short name in messages."""
+        """A short name for messages."""
         return "resample()"
 
 
 def resample(seed: int = 0) -> Resample:
-    """Make what replaces each sample's value by that of another sample of its batch, never its own.
+    """Return an action that replaces each sample's value by that of another sample of its batch, never its own.
 
-    Each forward draws anew, from a generator of its own.
+    Each forward draws new samples, from a generator of its own.
     """
     return Resample(seed)

@@ -1,4 +1,4 @@
-"""How a model is called with what was given as one input."""
+"""Calling a model with one input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def run(model: nn.Module, given: Any) -> Any:
-    """Call a model: a tuple or list holds its arguments, a dict those by keyword, anything else is its one argument."""
+    """Return a model's output: a tuple or list holds its arguments, a dict its keyword arguments; else one argument."""
     if isinstance(given, Mapping):
         return model(**given)
     return model(*given) if isinstance(given, (tuple, list)) else model(given)

@@ -1,4 +1,4 @@
-"""Activation patching: which site carries what two inputs differ in."""
+"""Activation patching: the sites that carry the difference between two inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kedge.errors import InterventionError
 from kedge.flow import Event
 from kedge.hooks.opening import session
 from kedge.recipes.attribution.named import name_of, shortened
-from kedge.recipes.attribution.preserve_state import undisturbed
+from kedge.recipes.attribution.preserve_state import preserved_state
 from kedge.recipes.interventions.inputs import run
 from kedge.recipes.interventions.positions import mask
 from kedge.sites import leaves
@@ -23,14 +23,14 @@ Metric: TypeAlias = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one patch did.
+class PatchRow:
+    """The effect of one patch.
 
     Attributes:
-        site: Where.
-        position: Which position; None for all at once.
-        metric: What the metric gave with the clean value there.
-        effect: How much of the way from the corrupted to the clean metric that is: 0 nothing, 1 all.
+        site: The site.
+        position: The position; None for all at once.
+        metric: The metric with the clean value there.
+        effect: The share of the way from the corrupted to the clean metric: 0 nothing, 1 all.
     """
 
     site: str
@@ -48,19 +48,19 @@ class Patching:
         rows: One a patch, sites in the order of the forward.
     """
 
-    def __init__(self, clean: float, corrupted: float, rows: tuple[Row, ...]) -> None:
+    def __init__(self, clean: float, corrupted: float, rows: tuple[PatchRow, ...]) -> None:
         self.clean, self.corrupted, self.rows = clean, corrupted, rows
 
     def __len__(self) -> int:
-        """How many patches."""
+        """The number of patches."""
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[PatchRow]:
         """The rows."""
         return iter(self.rows)
 
     def __getitem__(self, site: str) -> Any:
-        """The effect of a site; where positions were patched one by one, a list of theirs."""
+        """The effect of a site; a list of effects if positions were patched one by one."""
         found = [row for row in self.rows if row.site in (site, f"{site}:out")]
         if not found:
             names = ", ".join(dict.fromkeys(row.site for row in self.rows))
@@ -97,7 +97,7 @@ class Patching:
 
 
 class _Values:
-    """The action that keeps a copy of each value by its name, in the order of the forward."""
+    """An action that keeps a copy of each value by its name, in the order of the forward."""
 
     observes = True
 
@@ -111,7 +111,7 @@ class _Values:
 
 
 class _Patch:
-    """The action that puts a kept value in place, or a position of it."""
+    """An action that replaces a value, or a position of it, by a kept one."""
 
     def __init__(self, kept: Tensor, position: int | None, dim: int) -> None:
         self.kept, self.position, self.dim = kept, position, dim
@@ -137,16 +137,16 @@ def patch(
     *,
     along: int | None = None,
 ) -> Patching:
-    """Run the corrupted input again and again, each time with the clean input's value at one site.
+    """Return the effects of patches: the corrupted input runs once for each site, with the clean input's value there.
 
-    What brings the metric back to that of the clean input carries what the two differ in (Vig et al., 2020; Meng et al.,
+    Sites that bring the metric back to that of the clean input carry the difference of the two (Vig et al., 2020; Meng et al.,
     "Locating and editing factual associations in GPT", 2022). The model runs without gradients, and is left as it was.
 
     Args:
-        model: The model, in the mode in which it is to be run: usually `eval`.
+        model: The model, in the mode for the run: usually `eval`.
         clean: The one input: a tensor, a tuple of arguments, or a dict of keyword arguments.
         corrupted: The other, of the same shapes.
-        sites: A selector; each value that it stands for, each call of a module, is patched by itself.
+        sites: A selector; each selected value, for each call of a module, is patched by itself.
         metric: A function of the model's output that returns one number, such as the difference of two logits.
         along: Patch each position along this dimension by itself, such as 1 for the tokens of a sequence.
 
@@ -163,25 +163,25 @@ def patch(
         for position in _positions(name, kept, along):
             reached = _run(model, corrupted, metric, name, _Patch(kept, position, along or 0))[1]
             effect = (reached - broken) / (whole - broken) if whole != broken else float("nan")
-            rows.append(Row(site, position, reached, effect))
+            rows.append(PatchRow(site, position, reached, effect))
     return Patching(whole, broken, tuple(rows))
 
 
-def _run(model: nn.Module, given: Any, metric: Metric, *what: Any) -> tuple[str, float]:
-    """Run a model with a hook on it, or with none; return the hook's ledger and the metric."""
-    with undisturbed(model), torch.no_grad(), session() as s:
-        hooked = s.hook(model, *what) if what else None
+def _run(model: nn.Module, given: Any, metric: Metric, *hook: Any) -> tuple[str, float]:
+    """Return the ledger of a hook and the metric of a model's run with it, or without a hook."""
+    with preserved_state(model), torch.no_grad(), session() as s:
+        hooked = s.hook(model, *hook) if hook else None
         number = metric(run(model, given))
         ledger = str(hooked.ledger()) if hooked is not None else ""
-        if hooked is not None and not any(entry.fired for entry in hooked.ledger()) and isinstance(what[1], _Patch):
-            raise InterventionError(f"{what[0]} has a value for the clean input, and none for the corrupted: {ledger}")
+        if hooked is not None and not any(entry.fired for entry in hooked.ledger()) and isinstance(hook[1], _Patch):
+            raise InterventionError(f"{hook[0]} has a value for the clean input, and none for the corrupted: {ledger}")
         s.end(quiet=True)
     if isinstance(number, Tensor) and number.numel() != 1:
-        raise InterventionError(f"the metric gave {leaves.describe(number)}; it must give one number")
+        raise InterventionError(f"the metric returned {leaves.describe(number)}; it must return one number")
     try:
         return ledger, float(number)
     except (TypeError, ValueError) as error:
-        raise InterventionError(f"the metric gave {number!r}; it must give one real number") from error
+        raise InterventionError(f"the metric returned {number!r}; it must return one real number") from error
 
 
 def _positions(name: str, kept: Tensor, along: int | None) -> list[int] | list[None]:

@@ -1,4 +1,4 @@
-"""Positions: which entries along one dimension of a value are changed."""
+"""Positions: the entries along one dimension of a value that are changed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kedge.errors import InterventionError
 from kedge.sites import leaves
 
 Positions: TypeAlias = int | slice | Sequence[int] | Tensor | None
-"""An index, a slice, several indices, or a mask of true and false; None for all."""
+"""An index, a slice, several indices, or a boolean mask; None for all."""
 
 
 def mask(value: Tensor, positions: Positions, dim: int) -> Tensor:
-    """Return true where a value is to be changed, in a shape that broadcasts to the value's.
+    """Return a mask of the changed positions, in a shape that broadcasts to the value's.
 
-    A mask of two dimensions says it for each sample; it needs `dim` 1.
+    A mask of two dimensions has a row for each sample; it needs `dim` 1.
 
     Raises:
         InterventionError: If the value has no such positions.
@@ -49,7 +49,7 @@ def mask(value: Tensor, positions: Positions, dim: int) -> Tensor:
 
 
 def _marked(positions: Positions, length: int, device: torch.device) -> Tensor:
-    """Mark the positions that indices stand for."""
+    """Return a mask of some indices."""
     marked = torch.zeros(length, dtype=torch.bool, device=device)
     if positions is None:
         return ~marked

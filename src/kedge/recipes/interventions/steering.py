@@ -1,4 +1,4 @@
-"""Steering: a direction that is added to what a model thinks."""
+"""Steering: a direction that is added to a model's values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kedge.sites import leaves
 
 
 class Steering:
-    """The action that `steer` attaches; `kedge.hook` takes it as well.
+    """The action of `steer`; `kedge.hook` takes it too.
 
     Args:
-        direction: What is added: [width], or anything that broadcasts to the value.
-        strength: How many times.
-        norm: The length to which the direction is brought first; None leaves it.
-        keep_norm: Bring each position of the sum back to the length that it had.
+        direction: The direction: [width], or anything that broadcasts to the value.
+        strength: The factor of the direction.
+        norm: The length to which the direction is scaled first; None leaves it.
+        keep_norm: Whether to scale each position of the sum back to its former length.
         positions: Only these, counted along `dim`; None for all.
         dim: The dimension of the positions: 1 for tokens.
     """
@@ -39,9 +39,9 @@ class Steering:
         dim: int = 1,
     ) -> None:
         if not isinstance(direction, Tensor) or not direction.is_floating_point():
-            what = leaves.describe(direction) if isinstance(direction, Tensor) else type(direction).__name__
+            given = leaves.describe(direction) if isinstance(direction, Tensor) else type(direction).__name__
             raise InterventionError(
-                f"the direction is {what}; it is a floating-point tensor, such as contrast(...) gives"
+                f"the direction is {given}; pass a floating-point tensor, such as the result of contrast(...)"
             )
         self.direction, self.strength = direction.detach(), strength
         self.keep_norm, self.positions, self.dim = keep_norm, positions, dim
@@ -52,7 +52,7 @@ class Steering:
             self.direction = self.direction * (norm / length)
 
     def __repr__(self) -> str:
-        """As one would write it."""
+        """A short form for messages."""
         return f"Steering({leaves.describe(self.direction)}, {self.strength})"
 
     def __call__(self, value: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Steering:
             length = moved.norm(dim=-1, keepdim=True)
             moved = moved * torch.where(
                 length > 0, value.norm(dim=-1, keepdim=True) / length, 0
-            )  # nothing has no length
+            )  # zero has no direction
         return moved if self.positions is None else torch.where(mask(value, self.positions, self.dim), moved, value)
 
 
@@ -87,10 +87,10 @@ def steer(
         model: The model.
         site: A selector, such as ``"h.6"``.
         direction: [width], or anything that broadcasts to the value, such as a difference of two `means`; see `contrast`.
-        strength: How many times.
-        norm: The length to which the direction is brought first; None leaves it.
+        strength: The factor of the direction.
+        norm: The length to which the direction is scaled first; None leaves it.
         positions: Only these tokens (dimension 1); None for all. `Steering` has other dimensions, and can keep the
-            length of what is steered.
+            length of the value.
 
     Returns:
         Kedge's handle: a block, or ``.remove()``.
@@ -102,10 +102,10 @@ def contrast(model: nn.Module, site: str, toward: Iterable[Any], away: Iterable[
     """Return the direction from one set of inputs to another: the difference of their mean values over samples and positions.
 
     Args:
-        model: The model, in the mode in which it is to be run: usually `eval`.
-        site: A selector that stands for one value, [..., width].
-        toward: Batches of what the direction shall lead to; each as for `means`.
-        away: Batches of what it shall lead away from.
+        model: The model, in the mode for the run: usually `eval`.
+        site: A selector of one value, [..., width].
+        toward: Batches of inputs that the direction leads to; each as for `means`.
+        away: Batches of inputs that it leads away from.
     """
     ends = [means(model, site, inputs, over=None) for inputs in (toward, away)]
     for end in ends:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kedge.compare.alignment.modules import Module
+from kedge.compare.alignment.modules import RecordedModule
 from kedge.compare.alignment.sites import Alignment
 from kedge.compare.circumstances import circumstances
 from kedge.compare.comparison import Comparison, Parting
@@ -62,7 +62,7 @@ def _alignment(alignment: Alignment) -> dict[str, Any]:
     }
 
 
-def _modules(modules: Sequence[Module]) -> list[dict[str, str]]:
+def _modules(modules: Sequence[RecordedModule]) -> list[dict[str, str]]:
     return [{"path": module.path, "type": module.type} for module in modules]
 
 

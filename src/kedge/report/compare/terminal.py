@@ -8,10 +8,10 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from kedge.compare.alignment.modules import Module
+from kedge.compare.alignment.modules import RecordedModule
 from kedge.compare.comparison import Comparison
 from kedge.compare.verdict import Verdict
-from kedge.compare.wording import told_change, told_module
+from kedge.compare.wording import change_between, name_of_module
 from kedge.numbers import compact, counted
 from kedge.report.compare.head import SIDES, Names, head, told_verdict
 from kedge.report.compare.module_lines import BACKWARD, FORWARD, Line, drawn, grown, in_order_of_parting, lines
@@ -170,7 +170,7 @@ def _common(comparison: Comparison) -> Iterator[Text]:
         yield Text(f"  and {len(alignment.renames) - NAMED} more renamings")
     for same in alignment.modules:
         if not same.kept:
-            yield Text(f"  changed: {told_change(same.a, same.b)}", "yellow")
+            yield Text(f"  changed: {change_between(same.a, same.b)}", "yellow")
     for side, modules, sites in (
         ("A", alignment.only_a, alignment.sites_a),
         ("B", alignment.only_b, alignment.sites_b),
@@ -206,8 +206,8 @@ def _extent(steps: Ints) -> str:
     return f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
 
 
-def _only(modules: Sequence[Module], sites: Sequence[SiteInfo]) -> str:
-    named = [told_module(module) for module in modules] + [site.site for site in sites]
+def _only(modules: Sequence[RecordedModule], sites: Sequence[SiteInfo]) -> str:
+    named = [name_of_module(module) for module in modules] + [site.site for site in sites]
     more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
     return ", ".join(named[:NAMED]) + more
 

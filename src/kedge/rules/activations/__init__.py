@@ -1,1 +1,1 @@
-"""Rules about the values in a model: their scale, their range, and what never fires."""
+"""Rules about the values in a model: their scale, their range, and channels that never fire."""

@@ -1,4 +1,4 @@
-"""Channels of an activation that never fire."""
+"""DEAD-CHANNEL: channels of an activation that never fire."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.naming import NAMED, plain
+from kedge.rules.naming import listed, plain
+from kedge.rules.recorded.roots import by_root
+from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.rule import Finding, Lack, Severity
-from kedge.rules.trained import trained_sites
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Ints
 
@@ -19,37 +20,37 @@ from kedge.store.rows import Bools, Ints
 class DeadChannel:
     """Channels of a ReLU that are zero for every input: they compute nothing and cannot recover.
 
-    What it says:
+    Meaning:
         A share of a layer's channels was not above zero once in many samples. Their gradient is zero
-        too, so no training step can wake them.
+        too, so no training step can revive them.
 
     Formula:
-        A channel is dead if it was never above zero in the window. That half of a layer's values are zero is
-        healthy: each input silences other channels. Only one that no input wakes is dead.
+        A channel is dead if it was never above zero in the window. A layer of which half the values are zero is
+        healthy: each input silences other channels. Only a channel that no input activates is dead.
 
     Window:
         The last sampled steps of the run that hold samples values of every channel, and at least
-        min_steps of them. In a run that has fewer values few_samples are enough, with less confidence. A
-        layer none of whose channels was above zero in the last all_dead values is judged by these.
+        min_steps of them. In a run that has fewer values few_samples are enough, with less confidence. A layer in which
+        no channel was above zero in the last all_dead values is judged by these values.
         Steps in which the site held NaN or infinity are left out.
 
     Thresholds:
-        - warning (0.5), error (0.75): the share of dead channels. smdebug reports a layer from 50 % of
-          inactive units on. Plain ReLU networks that learned scikit-learn's digits well ended with
+        - warning (0.5), error (0.75): the share of dead channels. smdebug reports a layer with 50 % or more
+          inactive units. Plain ReLU networks that learned scikit-learn's digits well ended with
           20 to 40 % in some layer (an autoencoder: 47 %, six layers at a learning rate of 0.01:
-          52 %), and with none after batch normalisation, so that less would be a false alarm.
+          52 %), and with none after batch normalisation, so a lower threshold would raise false alarms.
         - samples (10,000), few_samples (2,000): a channel that fires for one input in a thousand is
           missed in 10,000 with a probability of 5 in 100,000, in 2,000 with one of 14 %.
         - all_dead (100): a whole healthy layer is not silent a hundred times in a row.
-        - min_steps (10): positions of one image or sentence are no independent samples.
+        - min_steps (10): positions of one image or sentence are not independent samples.
         - min_dead (2): in a very small layer one channel is a large share.
         - starving (0.95): a layer with so many dead channels feeds the layers after it with
-          constants, which leaves some of their channels silent: those layers are named in its
-          evidence alone.
+          constants, which leaves some of their channels silent: the evidence names those layers, and
+          they have no finding of their own.
 
     Evidence:
-        How many channels are dead, of how many, over how many samples and steps; how many
-        of them were alive before, and the first dead ones by number.
+        The number of dead channels and of all, of samples and steps; how many of the dead ones
+        were alive before, and the numbers of the first ones.
 
     Remedy:
         Lower the learning rate or warm it up (a large step that pushes the biases down kills units at
@@ -66,21 +67,20 @@ class DeadChannel:
     starving: float = 0.95
 
     code: ClassVar[str] = "DEAD-CHANNEL"
-    name: ClassVar[str] = "channels that no input wakes"
+    name: ClassVar[str] = "channels that no input activates"
     severity: ClassVar[Severity] = "error"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Give one finding for every layer, but for those that a layer before them starves."""
+        """Yield one finding for every layer, except for layers that a layer before them starves."""
         found = [layer for site in trained_sites(recording, "out") if (layer := self._layer(recording, site))]
-        for root in sorted({layer.site.root for layer in found}):
-            layers = [layer for layer in found if layer.site.root == root]
+        for _, layers in by_root(found, lambda layer: layer.site.root):
             starving = (i + 1 for i, layer in enumerate(layers) if layer.share >= self.starving)
             cut = next(starving, len(layers))
             yield from (self._finding(layer, []) for layer in layers[: cut - 1])
             yield self._finding(layers[cut - 1], layers[cut:])
 
     def lacking(self, recording: Recording) -> Lack | None:
-        """Return how many values the layer with the fewest has; layers that are seldom called do not count."""
+        """Return the lack of values of the layer with the fewest; layers that are seldom called do not count."""
         seen = [a for site in trained_sites(recording, "out") if (a := _Activity.of(recording, site)) is not None]
         most = max((len(activity.steps) for activity in seen), default=0)
         usual = [activity for activity in seen if 2 * len(activity.steps) >= most]
@@ -90,7 +90,7 @@ class DeadChannel:
         return Lack(self.code, "values a channel", fewest, self.few_samples) if fewest < self.few_samples else None
 
     def _layer(self, recording: Recording, site: SiteInfo) -> _Layer | None:
-        """Judge one site; None if it is healthy or cannot be judged."""
+        """Return a site with dead channels; None if it is healthy or cannot be judged."""
         activity = _Activity.of(recording, site)
         start = None if activity is None else self._window(activity)
         if activity is None or start is None:
@@ -101,7 +101,7 @@ class DeadChannel:
         return _Layer(site, activity, start, dead)
 
     def _window(self, activity: _Activity) -> int | None:
-        """Give the index of the window's first step; None if the run is too short."""
+        """Return the index of the window's first step; None if the run is too short."""
         backwards = np.cumsum(activity.samples[::-1])
         silent = self._silent_end(activity)
         if silent is not None or backwards[-1] < self.few_samples:
@@ -111,7 +111,7 @@ class DeadChannel:
         return len(backwards) - length if length <= len(backwards) else None
 
     def _silent_end(self, activity: _Activity) -> int | None:
-        """Give the index of the step from which on no channel was above zero; None if that is not long ago."""
+        """Return the index of the first step after any channel was above zero; None if too few values follow it."""
         lively = np.flatnonzero(activity.above.any(axis=1))
         start = int(lively[-1]) + 1 if len(lively) else 0
         steps, samples = len(activity.samples) - start, activity.samples[start:].sum()
@@ -121,7 +121,7 @@ class DeadChannel:
         samples, steps = layer.window
         since = layer.silent_since(max(self.min_dead, int(self.warning * len(layer.dead)) + 1))
         past = f"they fell silent by step {since}" if layer.once_alive else "nor at any time before"
-        others = f"; many were silent after it too, in {_named(after)}" if after else ""
+        others = f"; many were silent after it too, in {listed([a.site.site for a in after])}" if after else ""
         return Finding(
             code=self.code,
             severity="error" if layer.share > self.error else "warning",
@@ -144,11 +144,6 @@ class DeadChannel:
         )
 
 
-def _named(layers: list[_Layer]) -> str:
-    more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
-    return ", ".join(layer.site.site for layer in layers[:NAMED]) + more
-
-
 _FELL_SILENT = (
     "Lower the learning rate or warm it up: a large step that pushes the biases down kills units at once. "
     "LeakyReLU or GELU cannot die; normalisation before the activation keeps the units in range."
@@ -161,7 +156,7 @@ _NEVER_ALIVE = (
 
 @dataclass(frozen=True)
 class _Activity:
-    """Which channels of a site were above zero, step by step."""
+    """The channels of a site that were above zero, step by step."""
 
     steps: Ints
     samples: Ints
@@ -169,7 +164,7 @@ class _Activity:
 
     @classmethod
     def of(cls, recording: Recording, site: SiteInfo) -> _Activity | None:
-        """Read the steps in which the site was finite; None if its channels were not tracked."""
+        """Return the steps in which the site was finite; None if its channels were not tracked."""
         rows = recording.rows(site)
         if not site.channels:
             return None
@@ -189,26 +184,26 @@ class _Layer:
 
     @property
     def count(self) -> int:
-        """How many channels are dead."""
+        """The number of dead channels."""
         return int(self.dead.sum())
 
     @property
     def share(self) -> float:
-        """Which share of the channels is dead."""
+        """The share of dead channels."""
         return float(self.dead.mean())
 
     @property
     def window(self) -> tuple[int, int]:
-        """How many samples and steps were judged."""
+        """The number of samples and of steps that were judged."""
         return int(self.activity.samples[self.start :].sum()), len(self.activity.steps) - self.start
 
     @property
     def once_alive(self) -> int:
-        """How many of the dead channels were above zero before the window."""
+        """The number of dead channels that were above zero before the window."""
         return int(self.activity.above[:, self.dead].any(axis=0).sum())
 
     def silent_since(self, number: int) -> int:
-        """Give the first step from which a number of the dead channels stayed silent."""
+        """Return the first step from which a number of the dead channels stayed silent."""
         silent = self.activity.above[:, self.dead]
         last = np.where(silent.any(axis=0), len(silent) - 1 - np.argmax(silent[::-1], axis=0), -1)
         return int(self.activity.steps[np.sort(last)[number - 1] + 1])

@@ -1,4 +1,4 @@
-"""Activations driven to where they are flat."""
+"""SATURATED: activations whose outputs lie where they are flat."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.samples import too_few
+from kedge.rules.recorded.trained import trained_sites
+from kedge.rules.recorded.wiring import Wiring, wire
 from kedge.rules.rule import Finding, Lack, Severity
-from kedge.rules.samples import too_few
-from kedge.rules.trained import trained_sites
-from kedge.rules.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
 
@@ -26,32 +26,31 @@ FLAT_BY_DESIGN = frozenset(
 class Saturated:
     """A tanh or sigmoid whose inputs are so large that it is flat: nearly no gradient passes it.
 
-    What it says:
-        Most outputs of an activation lie where its slope is next to nothing. What is before it hardly learns, and what it
-        gives on is little more than a sign.
+    Meaning:
+        Most outputs of an activation lie where its slope is close to zero. The layers before it hardly learn, and its
+        output is little more than a sign.
 
     Formula:
         S = the share of a saturating activation's outputs with a slope |f'(x)| < 1e-3, counted among
         elements drawn in each sampled step. Reported if the median of S over the window > share. Left out are the
-        last module of a model, as a sigmoid that gives a probability is to become sure; and activations that are
-        flat for half of their inputs by design, as ReLU6, or for all classes but one, as softmax.
+        last module of a model, as a sigmoid that returns a probability should become sure; and activations that are
+        flat for half of their inputs by design, such as ReLU6, or for all classes but one, such as softmax.
 
     Window:
         The last window sampled steps, at least min_samples.
 
     Thresholds:
-        - share (0.5): as smdebug, for the share of saturated neurons of a layer. The slope of 1e-3 is reached by
-          tanh at |x| = 4.1, by sigmoid at |x| = 6.9. smdebug's limits on the input (tanh: 9.5) are of a slope of 2e-8.
-          Healthy networks with tanh stayed below
-          0.01, spoiled ones had 0.6 and more.
-        - window (20), min_samples (10): sustained, and not the swing of a few steps.
+        - share (0.5): as in smdebug, for the share of saturated neurons of a layer. tanh reaches the slope of 1e-3 at
+          |x| = 4.1, sigmoid at |x| = 6.9. smdebug's limits on the input (tanh: 9.5) belong to a slope of 2e-8.
+          Healthy networks with tanh stayed below 0.01, faulty ones had 0.6 and more.
+        - window (20), min_samples (10): a lasting state, not one of a few steps.
 
     Evidence:
-        The share at the site, its course over the last sampled steps, and the other sites that are saturated.
+        The share at the site, in the median and in each of the last sampled steps, and the other saturated sites.
 
     Remedy:
-        Scale what goes in: a smaller initialisation (Xavier), normalisation before it, a smaller learning rate,
-        inputs with zero mean and unit variance. Or take an activation without flat ends.
+        Scale its input down: a smaller initialisation (Xavier), normalisation before it, a smaller learning rate,
+        inputs with zero mean and unit variance. Or use an activation without flat ends.
     """
 
     share: float = 0.5
@@ -59,11 +58,11 @@ class Saturated:
     min_samples: int = 10
 
     code: ClassVar[str] = "SATURATED"
-    name: ClassVar[str] = "an activation is driven to where it is flat"
+    name: ClassVar[str] = "the outputs of an activation lie where it is flat"
     severity: ClassVar[Severity] = "warning"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Give at most one finding for every root: the first saturated site of the flow."""
+        """Yield at most one finding for every root: the first saturated site of the flow."""
         wiring = wire(recording)
         found: dict[int, list[tuple[SiteInfo, float, Ints, Floats]]] = {}
         for site in trained_sites(recording, "out"):
@@ -75,7 +74,7 @@ class Saturated:
             yield self._finding(sites)
 
     def lacking(self, recording: Recording) -> Lack | None:
-        """Return how many measured shares are missing; a model without such activations has nothing to judge."""
+        """Return the lack of measured shares; a model without such activations has nothing to judge."""
         wiring = wire(recording)
         courses = [
             len(_course(recording, site)[0])
@@ -103,13 +102,13 @@ class Saturated:
                 "course": [plain(value) for value in course[-NAMED:]],
             },
             confidence=0.9,
-            remedy=f"Scale down what goes in: a smaller initialisation (Xavier){rate}"
-            ", normalisation before it, inputs of zero mean and unit variance; or take an activation without flat ends.",
+            remedy=f"Scale its input down: a smaller initialisation (Xavier){rate}"
+            ", normalisation before it, inputs of zero mean and unit variance; or use an activation without flat ends.",
         )
 
 
 def _course(recording: Recording, site: SiteInfo) -> tuple[Ints, Floats]:
-    """Give the share of saturated outputs in every step that measured it."""
+    """Return the share of saturated outputs in every step that measured it."""
     rows = recording.rows(site)
     shares = rows.statistic("saturated")
     known = np.isfinite(shares) & rows.clean
@@ -117,7 +116,7 @@ def _course(recording: Recording, site: SiteInfo) -> tuple[Ints, Floats]:
 
 
 def _is_last(wiring: Wiring, site: SiteInfo) -> bool:
-    """Tell whether nothing of its root comes after a module but those that hold it."""
+    """Whether only the containers of a module return after it, of the modules of its root."""
     module = wiring.modules[site.owner]
     holders = {holder.path for holder in wiring.ancestors(module)}
     later = (m for m in wiring if m.root == module.root and m.position > module.position)

@@ -1,1 +1,1 @@
-"""NAN-BORN: where the first value that is not finite was made, and the words for it."""
+"""NAN-BORN: the place where the first non-finite value was made, and the words for it."""

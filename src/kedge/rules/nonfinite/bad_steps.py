@@ -1,9 +1,9 @@
 """The steps in which something was not finite, each as the state of every site.
 
 # Note [Recovered]
-A run has recovered from a step if later the gradients of the roots that were hurt were finite again, as the optimizer
-got them: steps that loss scaling skips never reach it. A step that is not mentioned shows nothing: of steps that go on
-as badly as the one before not all are written. Another model that does well says nothing about the one that was hurt.
+A run has recovered from a step if the optimizer later got finite gradients of the roots that were hurt: gradients of steps
+that loss scaling skips never reach it. A step without rows shows nothing: of several bad steps in a row not all are
+written. Finite gradients of another model say nothing about the one that was hurt.
 """
 
 from __future__ import annotations
@@ -14,89 +14,93 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.rules.wiring import Module, Wiring
+from kedge.rules.recorded.roots import root_paths
+from kedge.rules.recorded.wiring import ModuleSites, Wiring
 from kedge.store.recording import Recording, Rows, SiteInfo
 
-#: What a row says of its elements. A row of an infinity without a NaN comes before one with a NaN.
+#: The states of a row, in the order of their severity.
 ABSENT, FINITE, INFINITE, NAN = 0, 1, 2, 3
 
 #: The kind of the site that stands for all gradients of a root at the end of the backward pass.
 TOTAL = "grad.norm"
 
-#: Sites whose values show that a root was hurt, and not only what it computed with.
+#: Sites whose values show that a root was hurt; inputs may be bad without harm.
 _JUDGED = ("out", "param", "param.grad", "update", TOTAL)
 
-#: Modules that make a NaN of a row that is -inf all over, and finite values of one that is so in places.
+#: Modules that make NaN of a row of -inf, and finite values of a row with some -inf.
 _OF_MASKED = ("Softmax",)
 
 States = NDArray[np.int8]
 
 
 @dataclass(frozen=True)
-class Moment:
+class BadStep:
     """One step in which something was not finite.
 
     Attributes:
         step: The step.
         states: One of ``ABSENT``, ``FINITE``, ``INFINITE``, ``NAN`` for every site.
-        tainted: Parameters that were not finite when last seen, in this step or before it.
-        sound: Whether all of this step's gradients and updates, and what the model returned, were fit
-            for use.
-        full: Whether the step was on schedule. Off schedule some sites are left out on purpose.
-        steps: In how many steps in a row the same sites were not finite.
-        before: The last step before it of which anything was recorded; -1 if there is none.
-        sane: The last one of those in which all that counts was fit for use; -1 if there is none.
-        worked: Sites that were not looked at, whose state was worked out.
-        excused: Sites whose infinities are taken for finite values.
+        bad_params: Parameters that were not finite when last recorded, in this step or before it.
+        sound: Whether all of this step's gradients, updates and outputs of the model were usable.
+        full: Whether the step was measured. Other steps leave some sites out on purpose.
+        steps: The number of steps in a row with the same states.
+        last_sound: The last recorded step before it that was sound; -1 if there is none.
+        inferred: Sites without a row, with a state inferred from others.
+        excused: Sites whose infinities count as finite values.
     """
 
     step: int
     states: States
-    tainted: frozenset[int]
+    bad_params: frozenset[int]
     sound: bool
     full: bool
     steps: int
-    before: int = -1
-    sane: int = -1
-    worked: frozenset[int] = frozenset()
+    last_sound: int = -1
+    inferred: frozenset[int] = frozenset()
     excused: frozenset[int] = frozenset()
 
-    def finite(self, sites: Iterable[int]) -> bool | None:
-        """Tell whether all of some sites were finite; None where none of them was seen."""
-        seen = [self.states[site] for site in sites if self.states[site] != ABSENT]
-        return bool(max(seen) == FINITE) if seen else None
+    def are_finite(self, sites: Iterable[int]) -> bool | None:
+        """Whether all of some sites were finite; None if none of them has a row."""
+        known = [self.states[site] for site in sites if self.states[site] != ABSENT]
+        return bool(max(known) == FINITE) if known else None
 
-    def bad(self, sites: Iterable[int]) -> list[int]:
-        """List those of some sites that were not finite."""
+    def nonfinite(self, sites: Iterable[int]) -> list[int]:
+        """Return those of some sites that were not finite."""
         return [site for site in sites if self.states[site] > FINITE]
+
+    def is_unmeasured(self, sites: Iterable[int]) -> bool:
+        """Whether none of some sites has a row in this step."""
+        return all(self.states[site] == ABSENT or site in self.inferred for site in sites)
 
 
 @dataclass(frozen=True)
-class Course:
-    """The moments of a recording, and how long all was well.
+class BadSteps:
+    """The steps of a recording with non-finite values.
 
-    ``sound`` gives for each root the last step in which it was; see Note [Recovered]. ``habitual`` are sites
-    that held an infinity while all was well, as a masked attention does on purpose.
+    Attributes:
+        steps: The steps; of neighbouring ones with the same states only the first.
+        last_sound: For each root, its last sound step; see Note [Recovered].
+        habitual: Sites that hold an infinity in sound steps, such as a masked attention.
     """
 
-    moments: tuple[Moment, ...]
-    sound: dict[int, int]
+    steps: tuple[BadStep, ...]
+    last_sound: dict[int, int]
     habitual: frozenset[int]
 
-    def recovered(self, recording: Recording, moment: Moment) -> bool:
-        """Tell whether every root that was hurt in a moment was sound later, or in that step after all."""
-        if moment.sound:
+    def recovered(self, recording: Recording, bad_step: BadStep) -> bool:
+        """Whether every root that a step hurt was sound later, or in that step itself."""
+        if bad_step.sound:
             return True
-        hurt = {recording.sites[site].root for site in moment.bad(s.id for s in recording.sites if s.kind in _JUDGED)}
-        last = [self.sound.get(root, -1) for root in hurt & set(self.sound)] or list(self.sound.values())
-        return min(last, default=-1) >= moment.step
+        hurt = {
+            recording.sites[site].root
+            for site in bad_step.nonfinite(s.id for s in recording.sites if s.kind in _JUDGED)
+        }
+        last = [self.last_sound[root] for root in hurt & set(self.last_sound)] or list(self.last_sound.values())
+        return min(last, default=-1) >= bad_step.step
 
 
-def course(recording: Recording) -> Course:
-    """Find the steps in which something was not finite.
-
-    Of neighbouring ones with the same sites in the same states only the first is kept.
-    """
+def find_bad_steps(recording: Recording) -> BadSteps:
+    """Return the steps in which something was not finite."""
     states = [states_of(recording.rows(site)) for site in recording.sites]
     steps = _steps_not_finite(recording, states)
     table = np.zeros((len(recording.sites), len(steps)), dtype=np.int8)
@@ -104,17 +108,17 @@ def course(recording: Recording) -> Course:
         _place(table[site.id], steps, recording.rows(site).step, state)
     wrong, known = _judge(recording, steps, table)
     sound = np.asarray(known.any(axis=0) & ~wrong.any(axis=0))
-    return Course(
-        moments=tuple(_moments(recording, steps, table, sound)),
-        sound=_last_sound(recording, steps, wrong),
+    return BadSteps(
+        steps=tuple(_bad_steps(recording, steps, table, sound)),
+        last_sound=_last_sound(recording, steps, wrong),
         habitual=_habitual(recording, table, sound),
     )
 
 
 def _habitual(recording: Recording, table: States, sound: NDArray[np.bool_]) -> frozenset[int]:
-    """Find the sites that held an infinity while all was well.
+    """Return the sites that held an infinity in sound steps.
 
-    Where a parameter's gradient held one too, the step was sound only because the optimizer never got it.
+    If a parameter's gradient held one too, the step was sound only because the optimizer never got it.
     """
     clean = ~(table[[site.id for site in recording.of_kind("param.grad")]] > FINITE).any(axis=0)
     found = np.flatnonzero((table[:, sound & clean] == INFINITE).any(axis=1))
@@ -123,42 +127,41 @@ def _habitual(recording: Recording, table: States, sound: NDArray[np.bool_]) -> 
     return frozenset(forward | set(found.tolist()))
 
 
-def excuse(moment: Moment, habitual: Iterable[int]) -> Moment:
-    """Take the infinities of some sites for finite values."""
-    states = moment.states.copy()
+def excuse(bad_step: BadStep, habitual: Iterable[int]) -> BadStep:
+    """Return a step in which the infinities of some sites count as finite values."""
+    states = bad_step.states.copy()
     excused = [site for site in habitual if states[site] == INFINITE]
     states[excused] = FINITE
-    return replace(moment, states=states, excused=frozenset(excused))
+    return replace(bad_step, states=states, excused=frozenset(excused))
 
 
-def complete(moment: Moment, wiring: Wiring) -> Moment:
-    """Work out what was left out of a step because it says nothing new.
+def infer_states(bad_step: BadStep, wiring: Wiring) -> BadStep:
+    """Return a step with the states that follow from those of its rows.
 
-    Off schedule an input that is some watched module's output is not measured, and neither is the
-    output of a module such as ReLU that makes finite values of finite ones. What a module made of an
-    input that is not finite, and nobody could look at any more, is taken to be not finite either.
-    A softmax of masked scores may be either.
+    Between measured steps not all sites have rows. An input that is the output of a watched module has the state of that
+    output. The output of a module with inputs of one state has that state too; a non-finite input makes it non-finite. A
+    softmax of masked scores may be either.
     """
-    if moment.full:
-        return moment
-    states = moment.states.copy()
+    if bad_step.full:
+        return bad_step
+    states = bad_step.states.copy()
     for module in wiring:
         for site in module.ins:
             if states[site] == ABSENT:
-                states[site] = _given(wiring, states, module, site)
+                states[site] = _state_of_input(wiring, states, module, site)
         given = {int(states[site]) for site in module.ins}
-        if module.type in _OF_MASKED and not moment.excused.isdisjoint(module.ins):
+        if module.type in _OF_MASKED and not bad_step.excused.isdisjoint(module.ins):
             continue
         if not wiring.inside(module) and (given == {FINITE} or max(given, default=ABSENT) > FINITE):
             states[[site for site in module.outs if states[site] == ABSENT]] = max(given)
-    worked = np.flatnonzero((states != ABSENT) & (moment.states == ABSENT))
-    return replace(moment, states=states, worked=frozenset(worked.tolist()))
+    inferred = np.flatnonzero((states != ABSENT) & (bad_step.states == ABSENT))
+    return replace(bad_step, states=states, inferred=frozenset(inferred.tolist()))
 
 
-def _given(wiring: Wiring, states: States, module: Module, site: int) -> int:
-    """Work out the state of an input from the outputs that it was in other steps.
+def _state_of_input(wiring: Wiring, states: States, module: ModuleSites, site: int) -> int:
+    """Return the state of an input: that of the outputs that it was in other steps.
 
-    If something in between went wrong in this step, it may have been that for once.
+    If another module's output in between is bad in this step, the input may have been that one this time.
     """
     sources = wiring.sites[site].sources
     if not sources or None in sources:
@@ -173,14 +176,14 @@ def _given(wiring: Wiring, states: States, module: Module, site: int) -> int:
 
 
 def judged(recording: Recording) -> tuple[list[SiteInfo], list[SiteInfo]]:
-    """List the sites that decide whether a step was sound: gradients, and what the roots return."""
-    heads = {root.prefix.rstrip(".") for root in recording.roots} or {""}
+    """Return the sites that decide whether a step was sound: gradients, and the outputs of the roots."""
+    heads = root_paths(recording)
     returned = [site for site in recording.of_kind("out") if site.path in heads]
     return [*recording.of_kind("param.grad"), *recording.of_kind(TOTAL)], returned
 
 
 def has_nan(rows: Rows) -> NDArray[np.bool_]:
-    """Tell rows that hold a NaN from those that hold infinities alone.
+    """Return which rows hold a NaN, and not infinities alone.
 
     A NaN makes every figure of its row NaN, so an infinite one shows that there is none.
     """
@@ -190,7 +193,7 @@ def has_nan(rows: Rows) -> NDArray[np.bool_]:
 
 
 def states_of(rows: Rows) -> States:
-    """Give the state of each row."""
+    """Return the state of each row."""
     clean = rows.clean
     if clean.all():
         return np.full(len(rows), FINITE, dtype=np.int8)
@@ -202,16 +205,16 @@ def _steps_not_finite(recording: Recording, states: list[States]) -> NDArray[np.
     return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
 
-def _place(course: States, steps: NDArray[np.int64], at: NDArray[np.int64], state: States) -> None:
-    """Write the states of one site, known at some steps, into its course over others."""
+def _place(states: States, steps: NDArray[np.int64], at: NDArray[np.int64], state: States) -> None:
+    """Copy the states of one site at some steps into its row of states."""
     where = np.isin(at, steps, assume_unique=True)
-    course[np.searchsorted(steps, at[where])] = state[where]
+    states[np.searchsorted(steps, at[where])] = state[where]
 
 
 def _judge(
     recording: Recording, steps: NDArray[np.int64], table: States
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Tell for each root and step whether something that counts was not finite, and whether it is known; see Note [Recovered]."""
+    """Return for each root and step whether it was hurt, and whether that is known; see Note [Recovered]."""
     roots = max((site.root for site in recording.sites), default=0) + 1
     wrong, known = np.zeros((roots, len(steps)), dtype=bool), np.zeros((roots, len(steps)), dtype=bool)
     total = np.zeros((roots, len(steps)), dtype=np.int8)
@@ -220,8 +223,8 @@ def _judge(
     for site in recording.of_kind("param.grad"):
         known[site.root] |= table[site.id] == FINITE
         wrong[site.root] |= table[site.id] > FINITE
-    told = total != ABSENT
-    known, wrong = np.where(told, total == FINITE, known), np.where(told, total > FINITE, wrong)
+    has_total = total != ABSENT
+    known, wrong = np.where(has_total, total == FINITE, known), np.where(has_total, total > FINITE, wrong)
     trained = (known & ~wrong).any(axis=0)
     for site in recording.of_kind("update"):
         wrong[site.root] |= table[site.id] > FINITE
@@ -233,15 +236,15 @@ def _judge(
 
 
 def _only_below(rows: Rows, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell the steps in which -inf was the only value that was not finite, as in masked scores."""
+    """Return the steps in which -inf was the only non-finite value, as in masked scores."""
     below = (rows.sum == -np.inf) & ~(rows.max == np.inf)
     return np.isin(steps, rows.step[below])
 
 
 def _last_sound(recording: Recording, steps: NDArray[np.int64], wrong: NDArray[np.bool_]) -> dict[int, int]:
-    """Give the last step in which each root was sound, of those whose gradients or returned values were recorded.
+    """Return the last sound step of each root with recorded gradients or outputs.
 
-    If any root has gradients, those without are not asked: a loss that is finite shows nothing.
+    If any root has gradients, roots without are left out: a finite loss shows nothing.
     """
     gradients, returned = judged(recording)
     good: dict[int, int] = {}
@@ -252,9 +255,9 @@ def _last_sound(recording: Recording, steps: NDArray[np.int64], wrong: NDArray[n
     return good
 
 
-def _moments(
+def _bad_steps(
     recording: Recording, steps: NDArray[np.int64], table: States, sound: NDArray[np.bool_]
-) -> Iterator[Moment]:
+) -> Iterator[BadStep]:
     if not len(steps):
         return
     changed = np.ones(len(steps), dtype=bool)
@@ -263,27 +266,28 @@ def _moments(
     lengths = np.diff(np.append(kept, len(steps)))
     suspects = [site for site in recording.of_kind("param") if not usable(recording.rows(site)).all()]
     full = set(recording.steps.tolist())
-    every = seen_steps(recording)
-    fit = np.union1d(np.setdiff1d(every, steps), steps[sound])
+    every = recorded_steps(recording)
+    usable_steps = np.union1d(np.setdiff1d(every, steps), steps[sound])
     for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):
         step = int(steps[column])
-        tainted = frozenset(site.id for site in suspects if _bad_by(recording.rows(site), step))
-        before, sane = (int(some[: np.searchsorted(some, step)].max(initial=-1)) for some in (every, fit))
-        yield Moment(step, table[:, column], tainted, bool(sound[column]), step in full, length, before, sane)
+        bad_params = frozenset(site.id for site in suspects if _bad_by(recording.rows(site), step))
+        before = usable_steps[: np.searchsorted(usable_steps, step)]
+        last_sound = int(before.max(initial=-1))
+        yield BadStep(step, table[:, column], bad_params, bool(sound[column]), step in full, length, last_sound)
 
 
-def seen_steps(recording: Recording) -> NDArray[np.int64]:
-    """List the steps of which anything was recorded."""
+def recorded_steps(recording: Recording) -> NDArray[np.int64]:
+    """Return the steps of which anything was recorded."""
     return np.unique(np.concatenate([recording.rows(site).step for site in recording.sites] or [np.zeros(0, np.int64)]))
 
 
 def _bad_by(rows: Rows, step: int) -> bool:
-    """Tell whether a parameter was not finite when last seen, in this step or before it."""
+    """Whether a parameter was not finite when last recorded, in this step or before it."""
     latest = int(np.searchsorted(rows.step, step, side="right")) - 1
     return latest >= 0 and not bool(usable(rows)[latest])
 
 
 def usable(rows: Rows) -> NDArray[np.bool_]:
-    """Tell rows of a parameter that are finite, or whose sum of squares alone is too large for float32."""
+    """Return which rows of a parameter are finite, or only have a sum of squares that is too large for float32."""
     overflown = np.isinf(rows.sumsq) & np.isnan(rows.sum) & (rows.nonfinite < 0)
     return np.asarray(rows.clean | overflown)

@@ -1,1 +1,1 @@
-"""Rules about the training: its gradients, losses, optimizers and modes."""
+"""Rules about the training: its losses, batches and modes."""

@@ -1,4 +1,4 @@
-"""Batch statistics of a single sample."""
+"""BATCH-OF-ONE: batch statistics of a single sample."""
 
 from __future__ import annotations
 
@@ -9,44 +9,43 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.naming import NAMED
-from kedge.rules.optimizers import events_of
+from kedge.rules.naming import NAMED, listed
+from kedge.rules.recorded.optimizers import events_of
+from kedge.rules.recorded.samples import measured, too_few
+from kedge.rules.recorded.trained import trained_sites, trains
 from kedge.rules.rule import Finding, Lack, Severity
-from kedge.rules.samples import measured, too_few
-from kedge.rules.trained import trained_sites, trains
-from kedge.rules.training.never_called import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
 
 
 @dataclass(frozen=True)
 class BatchOfOne:
-    """Batch normalisation in training was given a single sample.
+    """Batch normalisation got a single sample in training.
 
-    What it says:
-        The mean and the variance of one sample say nothing of the data: the layer takes out what tells this sample from
-        others, and its running statistics, which evaluation uses, take the noise in.
+    Meaning:
+        The mean and the variance of one sample say nothing about the data: the layer removes the differences between
+        this sample and others, and its running statistics, which evaluation uses, take up the noise.
 
     Formula:
-        The output of a BatchNorm of a model that is trained has as many elements as one sample has in the first measured
-        step, and so has one that is of samples and channels alone, if the batch was larger then: images may be of several
-        sizes. Those in evaluation mode are left out, and SyncBatchNorm, whose batch is that of all processes.
+        The output of a BatchNorm of a trained model has as many elements as one sample had in the first measured
+        step. If the batch was larger then, an output of samples and channels alone must have so too, as images may have
+        several sizes. Modules in evaluation mode are left out, and SyncBatchNorm, whose batch is that of all processes.
 
     Window:
         The measured steps.
 
     Thresholds:
-        - named (3): how many modules the message names.
+        - named (3): the number of modules that the message names.
 
     Severity:
         - warning: it happened again and again.
-        - info: it happened in one measured step, as at the end of an epoch.
+        - info: it happened in one measured step, for example at the end of an epoch.
 
     Evidence:
-        The modules, their types, and in how many measured steps.
+        The modules, their types, and the number of measured steps.
 
     Remedy:
-        DataLoader(..., drop_last=True) if it is what is left of an epoch; else a larger batch, or GroupNorm or
+        DataLoader(..., drop_last=True) if it is the rest of an epoch; else a larger batch, or GroupNorm or
         LayerNorm, which need no batch.
     """
 
@@ -57,13 +56,13 @@ class BatchOfOne:
     severity: ClassVar[Severity] = "warning"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Give one finding for all modules."""
+        """Yield one finding for all modules."""
         found = [(site, steps) for site in _normalised(recording) if len(steps := _alone(recording, site))]
         if found:
             yield self._finding(found)
 
     def lacking(self, recording: Recording) -> Lack | None:
-        """Return how many measured steps are missing; a model without batch statistics has none to judge."""
+        """Return the lack of measured steps; a model without batch statistics has none to judge."""
         sites = _normalised(recording) if trains(recording) else []
         return too_few(self.code, measured(recording, sites), 1) if sites else None
 
@@ -85,13 +84,13 @@ class BatchOfOne:
                 "times": times,
             },
             confidence=0.9,
-            remedy="If it is what is left of an epoch, DataLoader(..., drop_last=True); else take a larger batch, or GroupNorm "
+            remedy="If it is the rest of an epoch, DataLoader(..., drop_last=True); else use a larger batch, or GroupNorm "
             "or LayerNorm, which need no batch.",
         )
 
 
 def _normalised(recording: Recording) -> list[SiteInfo]:
-    """List the outputs of the modules with batch statistics that are trained in training mode."""
+    """Return the outputs of the modules with batch statistics that are trained in training mode."""
     latest = {int(event["root"]): event for event in events_of(recording, "modes")}
     frozen = {str(path) for event in latest.values() for path in event.get("eval", ())}
     sites = (
@@ -101,13 +100,13 @@ def _normalised(recording: Recording) -> list[SiteInfo]:
 
 
 def _alone(recording: Recording, site: SiteInfo) -> Ints:
-    """Return the steps in which each value of a site was of one sample, of the size that its samples have."""
+    """Return the steps in which each value of a site had the size of one sample."""
     rows = recording.rows(site)
     alone = rows.count == rows.calls * math.prod(site.shape[1:])
     steps: Ints = rows.step[alone & (rows.level == FULL)]
     if len(site.shape) == 2 or site.shape[0] == 1:
         return steps
-    # Images of another size have another number of elements too: a value with nothing but samples and channels tells.
+    # Images of another size have another number of elements too: a value of samples and channels alone shows the batch.
     flat = (s for s in trained_sites(recording, "out") if s.root == site.root and len(s.shape) == 2)
     for other in flat:
         known = recording.rows(other)

@@ -1,4 +1,4 @@
-"""Training in evaluation mode."""
+"""EVAL-MODE: training in evaluation mode."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.naming import NAMED, plain
-from kedge.rules.optimizers import Entry, events_of, has_optimizer
+from kedge.rules.naming import NAMED, listed, plain
+from kedge.rules.recorded.optimizers import Entry, events_of, has_optimizer
+from kedge.rules.recorded.roots import names_of, root_path
+from kedge.rules.recorded.samples import too_few
+from kedge.rules.recorded.trained import steps_of_training, trained_roots
 from kedge.rules.rule import Finding, Lack, Severity
-from kedge.rules.samples import too_few
-from kedge.rules.trained import names_of, steps_of_training, trained_roots
-from kedge.rules.training.never_called import listed
 from kedge.store.recording import Recording
 from kedge.store.rows import Ints
 
@@ -20,26 +20,26 @@ from kedge.store.rows import Ints
 class EvalMode:
     """The model is trained in evaluation mode: dropout is off, or batch statistics stand still.
 
-    What it says:
-        eval() was called, or the model was loaded in this mode, and train() not after it. Dropout does nothing then, and
+    Meaning:
+        eval() was called, or the model was loaded in this mode, without train() after it. Dropout does nothing then, and
         batch normalisation uses running statistics that no longer follow the weights.
 
     Formula:
-        The model as a whole has training False in steps that its optimizer made, and holds dropout or batch
-        normalisation, all of them in evaluation mode. A model that trains with a part of it in evaluation mode is
-        meant to: nothing is said of that.
+        The model as a whole has training False in steps of its optimizer, and holds dropout or batch
+        normalisation, all of them in evaluation mode. A model that trains with only a part of it in evaluation mode
+        does so on purpose, and is not reported.
 
     Window:
         The measured steps in which parameters of the model had gradients and an optimizer stepped: a model that was
-        trained, and is a teacher from then on, is in evaluation mode for good. All measured steps, if no gradient was
+        trained, and is a teacher afterwards, stays in evaluation mode. All measured steps, if no gradient was
         recorded.
 
     Thresholds:
         - min_steps (3): of these steps in that mode; a single one may be a check.
-        - share (0.25): of all of them, so that a short phase is left alone.
+        - share (0.25): of all of them, so that a short phase is not reported.
 
     Evidence:
-        The modules in evaluation mode, since which step, and in how many measured steps of its training.
+        The modules in evaluation mode, the first step of it, and the number of measured steps of training.
 
     Remedy:
         Call model.train() before the training loop, and again after each evaluation. If statistics are to stay as they
@@ -54,7 +54,7 @@ class EvalMode:
     severity: ClassVar[Severity] = "warning"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Give at most one finding for every root."""
+        """Yield at most one finding for every root."""
         events, trained = events_of(recording, "modes"), trained_roots(recording)
         for root in sorted({int(event["root"]) for event in events} & trained):
             own = [event for event in events if int(event["root"]) == root]
@@ -65,7 +65,7 @@ class EvalMode:
                 yield self._finding(recording, root, phases[-1][0], (in_eval, len(steps)))
 
     def lacking(self, recording: Recording) -> Lack | None:
-        """Return how many measured steps are missing; nothing is missing where no optimizer stepped."""
+        """Return the lack of measured steps; nothing is missing where no optimizer stepped."""
         if not has_optimizer(recording):
             return None
         if not events_of(recording, "modes"):
@@ -74,9 +74,8 @@ class EvalMode:
 
     def _finding(self, recording: Recording, root: int, event: Entry, counted: tuple[int, int]) -> Finding:
         steps, of = counted
-        paths, prefix = [str(path) for path in event["eval"]], recording.roots[root].prefix.rstrip(".")
+        paths, site = [str(path) for path in event["eval"]], f"{root_path(recording, root)}:out"
         model, since = names_of(recording, [root]), int(event["step"])
-        site = f"{prefix}:out"
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -99,7 +98,7 @@ class EvalMode:
 
 
 def _phases(own: list[Entry], steps: Ints) -> Iterable[tuple[Entry, int]]:
-    """Return each time that a model was in evaluation mode, with the number of these steps that it lasted."""
+    """Yield each phase of a model in evaluation mode, with the number of these steps in it."""
     ends = [int(event["step"]) for event in own[1:]]
     for event, end in zip(own, [*ends, None], strict=True):
         if not event["training"] and event.get("eval") and not event.get("train"):

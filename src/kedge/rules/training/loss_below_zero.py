@@ -1,4 +1,4 @@
-"""Losses below the least value that they can have."""
+"""LOSS-BELOW-ZERO: losses below the least value that they can have."""
 
 from __future__ import annotations
 
@@ -6,60 +6,60 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.losses import LossCourse, losses
-from kedge.rules.naming import plain
-from kedge.rules.nonfinite.advice import operations
-from kedge.rules.optimizers import events_of
+from kedge.rules.naming import line_of, plain
+from kedge.rules.nonfinite.wording.advice import operations
+from kedge.rules.recorded.losses import LossCourse, losses
+from kedge.rules.recorded.optimizers import events_of
+from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Severity
-from kedge.rules.trained import trains
 from kedge.store.recording import Recording
 from kedge.store.rows import Bools
 
-#: Losses that are never below zero for what they are made for, and what was given to one that is.
+#: Losses that are never below zero for valid input, and the input of one that is.
 _GIVEN = {
-    "nll_loss": "it takes logarithms of probabilities, and these cannot be",
+    "nll_loss": "its input must be logarithms of probabilities",
     "binary_cross_entropy": "its targets must lie between 0 and 1",
     "binary_cross_entropy_with_logits": "its targets must lie between 0 and 1",
 }
 _REMEDIES = {
-    "nll_loss": "Take cross_entropy on what the last linear layer returns, or log_softmax before nll_loss; weights of classes "
+    "nll_loss": "Use cross_entropy on the output of the last linear layer, or log_softmax before nll_loss; weights of classes "
     "must not be negative.",
-    "binary_cross_entropy": "Bring the targets to 0 and 1: masks of 0 and 255 want dividing by 255, labels of -1 and 1 want "
+    "binary_cross_entropy": "Bring the targets to 0 and 1: divide masks of 0 and 255 by 255, replace labels of -1 and 1 by "
     "(labels + 1) / 2.",
-    "neg": "Leave out the minus sign, unless another model is to be misled on purpose.",
+    "neg": "Leave out the minus sign, unless the loss is to mislead another model on purpose.",
 }
-#: Operations that leave the sign of a loss as it is.
+#: Operations that do not change the sign of a loss.
 _KEEPS = frozenset(("mean", "sum", "div", "to_copy", "squeeze", "view", "reshape", "clone", "select"))
 
 
 @dataclass(frozen=True)
 class LossBelowZero:
-    """A loss that cannot be below zero is, or has its sign turned.
+    """A loss is below zero that cannot be, or has the wrong sign.
 
-    What it says:
-        Cross-entropy is a sum of logarithms of probabilities, each taken with the opposite sign: it cannot be negative.
-        Where it is, it was given something else, so that training raises or lowers numbers without a bound.
+    Meaning:
+        Cross-entropy is a sum of negated logarithms of probabilities: it cannot be negative. If it is, its input is not
+        what it expects, and training raises or lowers numbers without a bound.
 
     Formula:
         The autograd nodes from the loss backwards: nll_loss, binary_cross_entropy or binary_cross_entropy_with_logits,
-        behind means, sums and divisions alone. Reported in the first step in which its value is below -least; if one of them
-        stands behind a minus sign alone and the program has no other loss, that its sign is turned.
+        behind means, sums and divisions alone. Reported in the first step in which its value is below -least; if only a
+        minus sign stands between them and the program has no other loss, as a loss with the wrong sign.
 
     Window:
         All steps with a loss.
 
     Thresholds:
-        - least (1e-3): rounding and label smoothing do not go so far below zero.
+        - least (1e-3): rounding and label smoothing stay above -least.
 
     Severity:
-        - warning: the loss is below zero; or it is one of these with its sign turned, and is not finite in the end.
-        - info: the loss is one of these with its sign turned, as adversarial training has it too.
+        - warning: the loss is below zero; or it is one of these with a minus sign, and is not finite in the end.
+        - info: the loss is one of these with a minus sign, as in adversarial training.
 
     Evidence:
-        The least value and its step, in how many steps the loss was below zero, and the line that calls backward.
+        The least value, the number of steps in which the loss was below zero, and the line that calls backward.
 
     Remedy:
-        Give nll_loss logarithms of probabilities, and binary_cross_entropy targets between 0 and 1.
+        Pass logarithms of probabilities to nll_loss, and targets between 0 and 1 to binary_cross_entropy.
     """
 
     least: float = 1e-3
@@ -69,7 +69,7 @@ class LossBelowZero:
     severity: ClassVar[Severity] = "warning"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Give at most one finding for every line that calls backward."""
+        """Yield at most one finding for every line that calls backward."""
         chains = {
             str(event.get("site", "")): operations(event.get("nodes", ()))
             for event in events_of(recording, "loss-graph")
@@ -83,20 +83,18 @@ class LossBelowZero:
                 yield self._finding(loss, below, name.removeprefix("-"), turned=turned)
 
     def lacking(self, recording: Recording) -> Lack | None:
-        """Return that the graph of the loss was not recorded; without training there is none."""
-        if not trains(recording) or events_of(recording, "loss-graph"):
-            return None
-        return Lack(self.code, "record of the loss's graph", 0, 1, grows=False)
+        """Return the lack of a recorded graph of the loss; without training there is none."""
+        return no_loss_graph(self.code, recording)
 
     def _finding(self, loss: LossCourse, below: Bools, name: str, *, turned: bool) -> Finding:
         first, source = int(loss.steps[below.argmax()]), loss.site.source
-        where = f" at {source['file']}:{source['line']}" if source else ""
+        where = f" at {line_of(source)}" if source else ""
         least = float(loss.values.min())
         count = f"in {int(below.sum())} of {len(below)} steps, first in step {first}, and down to {least:.3g}"
         head = f"The loss ({loss.site.site}{where})"
         doubtful = turned and not loss.ends_badly
         if turned:
-            says = f"{head} is {name} with its sign turned: the optimizer raises {name}. It was below zero {count}"
+            says = f"{head} is {name} with a minus sign: the optimizer raises {name}. It was below zero {count}"
             says += ", and is not finite in the end." if loss.ends_badly else "."
         else:
             given = _GIVEN[name]
@@ -120,10 +118,10 @@ class LossBelowZero:
 
 
 def _behind(chain: Sequence[str]) -> str | None:
-    """Return the loss that a chain of operations begins with, after a ``-`` if its sign is turned; None if it is no such loss."""
+    """Return the loss that a chain of operations begins with, after a ``-`` if it is negated; None if it is not such a loss."""
     sign = ""
     for at, name in enumerate(chain):
-        loss = "nll_loss" if name.startswith("nll_loss") else name  # images have one of their own
+        loss = "nll_loss" if name.startswith("nll_loss") else name  # images have nll_loss2d
         if loss in _GIVEN:
             return None if loss == "nll_loss" and _is_weighed(chain[at + 1 :]) else sign + loss
         if name == "neg" and not sign:
@@ -134,5 +132,5 @@ def _behind(chain: Sequence[str]) -> str | None:
 
 
 def _is_weighed(behind: Sequence[str]) -> bool:
-    """Whether logarithms of probabilities are multiplied before a loss takes them, as by a policy's rewards."""
+    """Whether the program multiplies logarithms of probabilities before the loss, as a policy gradient does by rewards."""
     return "log_softmax" in behind and "mul" in behind[: behind.index("log_softmax")]

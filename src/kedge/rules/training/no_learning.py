@@ -1,4 +1,4 @@
-"""Losses that end where they began."""
+"""NO-LEARNING: losses that end where they began."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.losses import LossCourse, losses
 from kedge.rules.naming import plain
+from kedge.rules.recorded.losses import LossCourse, losses
+from kedge.rules.recorded.roots import root_path
+from kedge.rules.recorded.samples import too_few
+from kedge.rules.recorded.trained import trained_roots, trains
 from kedge.rules.rule import Finding, Lack, Severity
-from kedge.rules.samples import too_few
-from kedge.rules.trained import trained_roots, trains
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
 
@@ -22,26 +23,26 @@ from kedge.store.rows import Floats
 class NoLearning:
     """The loss at the end is not below its beginning by more than its noise, or has not left chance.
 
-    What it says:
-        Whatever the reason, nothing was learned that the loss shows: labels that do not belong to their inputs, a loss with
-        the wrong sign, a rate that is far too small or too large, a part that is not trained.
+    Meaning:
+        The loss does not show that the model learned anything. Possible reasons: labels that do not belong to their
+        inputs, a loss with the wrong sign, a rate that is far too small or too large, a part that is not trained.
 
     Formula:
         s = the noise of the loss, from the differences between neighbours (median absolute deviation). The loss has
         fallen if the median of its last quarter lies below the median of the first head values, below the first value, or
-        below the median of the first quarter by more than sure standard errors of their difference. Reported if it has fallen
-        by none of them. Or, for cross-entropy over the C outputs of a model, if the last quarter is not below
-        chance times log(C). A loss that crosses zero is not judged, as those of reinforcement learning; nor one of several
-        if another has fallen, as in a GAN.
+        below the median of the first quarter by more than sure standard errors of their difference. Reported if it has not
+        fallen by any of these comparisons. Or, for cross-entropy over the C outputs of a model, if the last quarter is not
+        below chance times log(C). A loss that crosses zero is not judged, as in reinforcement learning; nor are several
+        losses if one has fallen, as in a GAN.
 
     Window:
         All steps with a loss, at least min_losses, the first of them within the first ten.
 
     Thresholds:
         - min_losses (50): fewer show little but noise.
-        - head (5): values at the beginning, as most of the fall often lies in a few steps.
+        - head (5): values at the beginning, as most of the fall often happens in a few steps.
         - sure (3): standard errors.
-        - chance (0.98): of the logarithm of the number of classes, which is what a constant answer comes to.
+        - chance (0.98): of the logarithm of the number of classes, the loss of a constant answer.
 
     Evidence:
         The medians at the beginning and at the end, the noise, and chance where it is known.
@@ -61,7 +62,7 @@ class NoLearning:
     severity: ClassVar[Severity] = "info"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Give at most one finding: of the loss that has most values."""
+        """Yield at most one finding: for the loss with most values."""
         known = [] if not trains(recording) else self._judged(recording)
         if not known or any(self._fallen(loss.values) and not self._at_chance(recording, loss) for loss in known):
             return
@@ -71,7 +72,7 @@ class NoLearning:
         yield self._finding(recording, worst)
 
     def lacking(self, recording: Recording) -> Lack | None:
-        """Return how many losses are missing; without training there is nothing to judge."""
+        """Return the lack of losses; without training there is nothing to judge."""
         if not trains(recording):
             return None
         have = max((len(loss.values) for loss in losses(recording)), default=0)
@@ -124,7 +125,7 @@ class NoLearning:
         )
 
 
-#: The step up to which a first value is one of the beginning.
+#: The last step in which a first value belongs to the beginning.
 _START = 10
 
 #: The standard error of a median in units of that of a mean, and of a deviation in units of the median absolute one.
@@ -136,17 +137,17 @@ def _last(loss: LossCourse) -> Floats:
 
 
 def _noise(values: Floats) -> float:
-    """Return the standard deviation of a loss around its course, by the differences between neighbours."""
+    """Return the standard deviation of a loss around its trend, by the differences between neighbours."""
     return float(_DEVIATION * np.median(np.abs(np.diff(values))) / math.sqrt(2))
 
 
 def _classes(recording: Recording, loss: LossCourse) -> int | None:
-    """Return the number of classes where a loss is cross-entropy of what one trained model returns."""
+    """Return the number of classes if a loss is cross-entropy of the output of the only trained model; else None."""
     trained = trained_roots(recording)
-    roots = [root for i, root in enumerate(recording.roots) if i in trained]
+    roots = [root for root in range(len(recording.roots)) if root in trained]
     if not str(loss.site.node).startswith("NllLoss") or len(roots) != 1:
         return None
-    head = roots[0].prefix.rstrip(".")
+    head = root_path(recording, roots[0])
     shapes = [site.shape for site in recording.of_kind("out") if site.path == head]
     classes = shapes[0][-1] if len(shapes) == 1 and len(shapes[0]) == 2 else 0
     return classes if classes > 1 else None

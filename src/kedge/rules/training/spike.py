@@ -1,4 +1,4 @@
-"""Sudden jumps of the loss and of the gradient, in any step."""
+"""SPIKE: sudden jumps of the loss and of the gradient, in any step."""
 
 from __future__ import annotations
 
@@ -10,58 +10,58 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.losses import LossCourse, losses, whole_steps
 from kedge.rules.naming import NAMED, plain
-from kedge.rules.optimizers import later_starts
+from kedge.rules.recorded.losses import LossCourse, losses, whole_steps
+from kedge.rules.recorded.optimizers import later_starts
+from kedge.rules.recorded.samples import too_few
 from kedge.rules.rule import Finding, Lack, Severity
-from kedge.rules.samples import too_few
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
 class Spike:
-    """The loss or the norm of the gradients jumped far out of what the run was used to.
+    """The loss or the norm of the gradients jumped far above its usual range.
 
-    What it says:
-        In one step or a few the loss undid a good part of what had been learned, or the gradient was many times larger than
-        any before. A bad batch, a learning rate at its limit or a precision too low; with Adam, one such
-        gradient spoils its second moments for many steps.
+    Meaning:
+        In one step or a few the loss lost a good part of its progress, or the gradient was many times larger than
+        any before. Possible reasons: a bad batch, a learning rate at its limit, a precision that is too low. With Adam, one
+        such gradient distorts the second moments for many steps.
 
     Formula:
-        Loss L: the mean of the last recent losses is m. Lightning's rule: L - m >= rtol * |m|; or all that was
-        learned is undone, L - m > first - best, with L - m >= undone * |m|, as where a loss never comes near zero. And
-        besides, L - m > above * the greatest jump of that kind in the last history losses: no batch was anything like
-        it. And the jump undoes a good part of the progress:
-        L - m > undone * (first - best), the first being the median of the first recent losses, the best the
+        Loss L: the mean of the last recent losses is m. Lightning's rule: L - m >= rtol * |m|; or all progress is
+        lost, L - m > first - best, with L - m >= undone * |m|, for losses that never come near zero. And
+        L - m > above * the greatest jump of that kind in the last history losses, so that no batch was like
+        it. And the jump loses a good part of the progress:
+        L - m > undone * (first - best), where first is the median of the first recent losses, and best the
         least mean of recent ones so far.
         Gradient norm G: G > factor * the greatest of the last history norms.
-        Steps nearer than recent to the one before are the same spike.
+        Spikes less than recent steps apart count as one.
 
     Window:
-        Every step, those between the sampled ones too, from the one that has min_history before it. The loss is what
+        Every step, also between the sampled ones, from the one that has min_history before it. The loss is the value that
         backward was called on. The norm is taken at the end of the backward pass, before the gradients are clipped; of
         several passes, at the end of the last one before the optimizer's step. Steps with fewer or more calls than
-        usual are left out, as the last step of a GAN, which lacks a part of its losses. With the first step of a new
-        optimizer, as where a new head is trained, a new training begins, and with it the history.
+        usual are left out, such as the last step of a GAN, which lacks a part of its losses. The first step of a new
+        optimizer, for example for a new head, begins a new training with a new history.
 
     Severity:
-        A warning. An info for a loss that has a moving goal: one of several that as many models are trained by, each with
-        an optimizer of its own, as in a GAN, where the fall of one is the rise of another; or one beside which a copy of the
-        model runs untrained, as the target network of Q-learning, which is replaced from time to time.
+        A warning. An info for a loss with a moving goal: one of several losses of as many models, each with
+        an optimizer of its own, as in a GAN, where the fall of one is the rise of another; or the loss of a model of which
+        an untrained copy runs too, such as the target network of Q-learning, which is replaced from time to time.
 
     Thresholds:
         - rtol (2), recent (10): Lightning's SpikeDetection.
         - above (5): 140 of 141 healthy runs came to 2.9 at the most; one with 8 images a batch once came to 7. Bad batches
           and steps 30 to 100 times too long came to 34 and more.
-        - undone (0.25): a quarter of the progress; a loss near its end may triple, and it means nothing. And a quarter
-          of the loss, where Lightning's rule is blind: a language model's that jumps from 3.1 to 5.1.
+        - undone (0.25): a quarter of the progress; a loss near its end may triple without meaning. And a quarter
+          of the loss, for jumps that Lightning's rule misses: a language model's from 3.1 to 5.1.
         - factor (10): Megatron-LM's, of the largest of 100 too. Healthy runs came to 6.3, one bad batch or scaled loss
           to 40 and more.
-        - history (100), min_history (20): steps; 100 as in Megatron-LM, 20 for a spread that means something.
+        - history (100), min_history (20): steps; 100 as in Megatron-LM, 20 for a meaningful spread.
 
     Evidence:
-        The height, what was usual, the steps of all spikes, and whether the last of them had passed after ten steps.
+        The height, the usual value, the steps of all spikes, and whether the last of them had passed after ten steps.
 
     Remedy:
         Look at the batch of that step, clip gradients (torch.nn.utils.clip_grad_norm_), lower the learning rate or warm it
@@ -81,7 +81,7 @@ class Spike:
     severity: ClassVar[Severity] = "warning"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        """Give at most one finding for every loss, and one for the gradient of every root."""
+        """Yield at most one finding for every loss, and one for the gradient of every root."""
         for norms in _norms(recording):
             starts = later_starts(recording, norms.site.root)
             found = _in_each(norms, starts, self._jumps)
@@ -89,13 +89,13 @@ class Spike:
         known = losses(recording)
         moves = has_moving_goal(recording, len(known))
         for loss in known:
-            course = _Course.of_loss(loss)
+            course = _Values.of_loss(loss)
             found = _in_each(course, later_starts(recording), self._losses)
             for finding in self._finding(course, found, f"The loss ({loss.site.site})"):
                 yield replace(finding, severity="info", message=finding.message + _MOVING) if moves else finding
 
     def lacking(self, recording: Recording) -> Lack | None:
-        """Return how many steps with a loss or a norm are missing before there is a past to compare with."""
+        """Return the lack of steps with a loss or a norm for a past to compare with."""
         known = [len(x.steps) for x in losses(recording)] + [len(x.steps) for x in _norms(recording)]
         return too_few(self.code, max(known), self.min_history + 1, "steps with a loss") if known else None
 
@@ -119,7 +119,7 @@ class Spike:
             if values[at] > self.factor * past.max() > 0:
                 yield at
 
-    def _finding(self, course: _Course, found: Iterable[int], what: str) -> Iterator[Finding]:
+    def _finding(self, course: _Values, found: Iterable[int], what: str) -> Iterator[Finding]:
         at = list(found)
         spikes = [place for before, place in pairwise([-self.recent, *at]) if place - before >= self.recent]
         if not spikes:
@@ -150,11 +150,16 @@ class Spike:
         )
 
 
-_MOVING = " Its goal moves as other models are trained, so that may be no fault."
+_MOVING = " Its goal moves as other models are trained, so this may not be a fault."
 
 
 def has_moving_goal(recording: Recording, number: int) -> bool:
-    """Whether a run's losses, so many, measure against what changes: models trained against each other, or an untrained copy."""
+    """Whether a run's losses have a moving goal: models trained against each other, or an untrained copy of one.
+
+    Args:
+        recording: The recording.
+        number: The number of its losses.
+    """
     trained = [root for root in recording.roots if root.trained and root.parameters]
     copies = {(root.name, root.parameters) for root in recording.roots if root.trained is False and root.parameters}
     apart = any(not set(one.optimizers) & set(other.optimizers) for one, other in combinations(trained, 2))
@@ -163,16 +168,16 @@ def has_moving_goal(recording: Recording, number: int) -> bool:
 
 
 @dataclass(frozen=True)
-class _Course:
-    """One number in every step, those between the sampled ones too, in which it was finite."""
+class _Values:
+    """One number in every step in which it was finite, also between the sampled ones."""
 
     site: SiteInfo
     steps: Ints
     values: Floats
 
     @classmethod
-    def of_norm(cls, recording: Recording, site: SiteInfo) -> _Course:
-        """Read the norm of the gradients, in the steps that had all of them."""
+    def of_norm(cls, recording: Recording, site: SiteInfo) -> _Values:
+        """Return the norm of the gradients, in the steps that had all of them."""
         rows = recording.rows(site)
         values, whole = np.sqrt(rows.sumsq), whole_steps(rows.count)
         if len(recording.ranks) > 1:  # not every rank has a row in every step
@@ -181,21 +186,21 @@ class _Course:
         return cls(site, rows.step[known], values[known])
 
     @classmethod
-    def of_loss(cls, loss: LossCourse) -> _Course:
-        """Read a loss."""
+    def of_loss(cls, loss: LossCourse) -> _Values:
+        """Return a loss."""
         return cls(loss.site, loss.steps, loss.values)
 
     def usual(self, at: int, recent: int) -> float:
-        """Give the mean of the values right before a place."""
+        """Return the mean of the values right before a place."""
         return float(self.values[max(0, at - recent) : at].mean())
 
 
-def _in_each(course: _Course, starts: Sequence[int], find: Callable[[Floats], Iterator[int]]) -> Iterator[int]:
-    """Return the places that are found in each part of a course, which these steps divide."""
+def _in_each(course: _Values, starts: Sequence[int], find: Callable[[Floats], Iterator[int]]) -> Iterator[int]:
+    """Yield the places that are found in each part of a course; the parts begin at some steps."""
     cuts = [0, *np.searchsorted(course.steps, starts).tolist(), len(course.steps)]
     for begin, end in pairwise(cuts):
         yield from (begin + at for at in find(course.values[begin:end]))
 
 
-def _norms(recording: Recording) -> list[_Course]:
-    return [_Course.of_norm(recording, site) for site in recording.of_kind("grad.norm")]
+def _norms(recording: Recording) -> list[_Values]:
+    return [_Values.of_norm(recording, site) for site in recording.of_kind("grad.norm")]

@@ -1,0 +1,132 @@
+"""NEAR-OVERFLOW: values close to the largest number of their format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.activations.underflow import SCALED
+from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.samples import measured, too_few
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.formats import FORMATS, Format
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import Floats, Ints
+
+
+@dataclass(frozen=True)
+class NearOverflow:
+    """Values come close to the largest number that their dtype can hold.
+
+    Meaning:
+        A few more doublings and they are infinite; NaN follows. In float16 the end is at 65,504,
+        which activations of a network without normalisation reach.
+
+    Formula:
+        h = log2(largest / max |x|), largest being the greatest finite number of the site's own dtype: the number of
+        times that the greatest value could double. Reported if h < headroom in min_samples sampled steps. An extreme that
+        is the same in every step is left out: it is a constant of the program, such as the value of a mask. So are all
+        gradients in float16 and the 8-bit formats, because loss scaling drives them there on purpose.
+
+    Window:
+        The whole run: the sampled steps in which the site was finite.
+
+    Thresholds:
+        - headroom (2): two doublings. msProbe and transformers' DebugUnderflowOverflow show the
+          distance and set no limit; unit-scaling draws the line at the limit itself. Healthy networks in
+          float16 kept 11 doublings and more.
+        - min_samples (3): a single step is not reported, and a constant is recognised.
+
+    Evidence:
+        The largest value, the dtype and its limit, the headroom left, the other sites that are as near, and the
+        largest value in each of the last sampled steps.
+
+    Remedy:
+        Normalise before the module, scale its input or its weights down, or compute it in bfloat16 or float32; both
+        have the range of float32.
+    """
+
+    headroom: float = 2.0
+    min_samples: int = 3
+
+    code: ClassVar[str] = "NEAR-OVERFLOW"
+    name: ClassVar[str] = "values close to the largest number of their dtype"
+    severity: ClassVar[Severity] = "warning"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield one finding for every root and kind of site: the first site of the flow that comes near."""
+        groups: dict[tuple[int, str], list[_Magnitudes]] = {}
+        for site in recording.sites:
+            extreme = self._near(recording, site)
+            if extreme is not None:
+                groups.setdefault((site.root, site.kind), []).append(extreme)
+        for near in groups.values():
+            yield self._finding(near)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return the lack of measured steps."""
+        sites = [site for site in recording.sites if site.dtype in FORMATS and len(recording.rows(site))]
+        return too_few(self.code, measured(recording, sites), self.min_samples) if sites else None
+
+    def _near(self, recording: Recording, site: SiteInfo) -> _Magnitudes | None:
+        form = FORMATS.get(site.dtype)
+        if form is None or (site.dtype in SCALED and _is_gradient(site)):
+            return None
+        extreme = _Magnitudes.of(recording, site, form)
+        near = extreme.largest > form.largest / 2**self.headroom
+        return extreme if near.sum() >= self.min_samples else None
+
+    def _finding(self, near: list[_Magnitudes]) -> Finding:
+        first = near[0]
+        limit = first.form.largest / 2**self.headroom
+        step, largest = int(first.steps[first.largest > limit][0]), float(first.largest.max())
+        others = f"; so do {len(near) - 1} more sites" if len(near) > 1 else ""
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            site=first.site.site,
+            step=step,
+            message=f"{first.site.site} comes to {largest:.3g} where {first.site.dtype} ends at {first.form.largest:.3g} "
+            f"(first near it at step {step}){others}.",
+            evidence={
+                "largest": plain(largest),
+                "limit": plain(first.form.largest),
+                "headroom": plain(first.form.headroom(largest)),
+                "dtype": first.site.dtype,
+                "sites": [extreme.site.site for extreme in near[:NAMED]],
+                "steps": first.steps[-NAMED:].tolist(),
+                "course": [plain(value) for value in first.largest[-NAMED:]],
+            },
+            confidence=0.9,
+            remedy="Normalise before it, scale its input or its weights down, or compute it in bfloat16 or float32.",
+        )
+
+
+@dataclass(frozen=True)
+class _Magnitudes:
+    """The greatest magnitude at one site in every step that measured it, without constants of the program."""
+
+    site: SiteInfo
+    form: Format
+    steps: Ints
+    largest: Floats
+
+    @classmethod
+    def of(cls, recording: Recording, site: SiteInfo, form: Format) -> _Magnitudes:
+        """Return the steps in which the extremes were measured and finite."""
+        rows = recording.rows(site)
+        measured = np.isfinite(rows.min) & np.isfinite(rows.max)
+        low, high = _varying(rows.min[measured]), _varying(rows.max[measured])
+        return cls(site, form, rows.step[measured], np.maximum(np.abs(low), np.abs(high)))
+
+
+def _varying(extreme: Floats) -> Floats:
+    """Return an extreme; zeros in its place if it is the same in every step."""
+    return np.zeros_like(extreme) if len(extreme) and (extreme == extreme[0]).all() else extreme
+
+
+def _is_gradient(site: SiteInfo) -> bool:
+    return site.kind.endswith(".grad")

@@ -1,0 +1,130 @@
+"""SCALE-DRIFT: the scale of activations over the steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.activations.trends import log2, outputs_of_weights, theil_sen
+from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.roots import by_root
+from kedge.rules.recorded.samples import measured, too_few
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import Floats, Ints
+
+#: So many points are enough for a slope, which compares all pairs of them.
+_POINTS = 200
+
+
+@dataclass(frozen=True)
+class ScaleDrift:
+    """The scale of an activation grows or shrinks steadily, and does not level off.
+
+    Meaning:
+        Outputs that keep doubling end in overflow, in saturation or in logits without a gradient; outputs that keep
+        halving vanish. In a healthy run they change most at the start, and then less and less.
+
+    Formula:
+        a(t) = log2 rms(output) of a module with a weight, over the second half of the steps. D = the
+        Theil-Sen slope of a over the steps. Reported if |D| > slope per 1,000 steps, if |D| times the
+        length of that half > doublings, and if it changed all the time and has not levelled off: cut into eight
+        parts, a never leaves the line of slope D by more than straight times the doublings.
+
+    Window:
+        The second half of the run, at least min_samples sampled steps of it.
+
+    Thresholds:
+        - slope (0.5): doublings per 1,000 steps; a drift that takes longer belongs to learning.
+        - doublings (3): a factor of eight, within half a run. Healthy runs of 160 to 800 steps that
+          did not slow down changed by 2.0 at the most, in the logits of a run with a very small learning rate.
+        - straight (0.1): of the height of the line. Healthy runs that leave a plateau change by up to 9.3 doublings and
+          then slow down: they left the line by 0.15 and more, runs with a planted drift by 0.05 or less.
+        - min_samples (10): for the second half; the last samples, where most lie before it.
+
+    Evidence:
+        The slope, the doublings, the scale in the last samples, and the slopes of other modules that drift.
+
+    Remedy:
+        Add normalisation or weight decay, lower the learning rate, and look for a value that is scaled again and again: a
+        running statistic, a residual branch without a norm, a weight without decay.
+    """
+
+    slope: float = 0.5
+    doublings: float = 3.0
+    straight: float = 0.1
+    min_samples: int = 10
+
+    code: ClassVar[str] = "SCALE-DRIFT"
+    name: ClassVar[str] = "the scale of an activation changes and does not level off"
+    severity: ClassVar[Severity] = "warning"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield at most one finding for every root: the module that drifts fastest."""
+        drifts = [drift for site in outputs_of_weights(recording) if (drift := self._drift(recording, site))]
+        for _, own in by_root(drifts, lambda drift: drift.site.root):
+            yield self._finding(sorted(own, key=lambda drift: -abs(drift.slope)))
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return the lack of measured outputs for both halves of the run."""
+        sites = outputs_of_weights(recording)
+        return too_few(self.code, measured(recording, sites), 2 * self.min_samples - 1) if sites else None
+
+    def _drift(self, recording: Recording, site: SiteInfo) -> _Drift | None:
+        steps, scales = recording.steps, log2(recording.series(site, "rms"))
+        known = np.isfinite(scales)
+        steps, scales = steps[known], scales[known]
+        if len(steps) < 2 * self.min_samples - 1:
+            return None
+        start = min(int(np.searchsorted(steps, (steps[0] + steps[-1]) / 2)), len(steps) - self.min_samples)
+        steps, scales = steps[start:], scales[start:]
+        thinned = slice(None, None, -(-len(steps) // _POINTS))
+        steps, scales = steps[thinned], scales[thinned]
+        slope = theil_sen(steps, scales)
+        length = float(steps[-1] - steps[0])
+        fast = abs(slope) * 1000 > self.slope and abs(slope) * length > self.doublings
+        if not fast or _bent(steps, scales, slope) > self.straight * abs(slope) * length:
+            return None
+        return _Drift(site, slope, length, steps[0], scales)
+
+    def _finding(self, own: list[_Drift]) -> Finding:
+        worst = own[0]
+        start, end = 2 ** float(worst.scales[0]), 2 ** float(worst.scales[-1])
+        others = f"; so do {len(own) - 1} more modules" if len(own) > 1 else ""
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            site=worst.site.site,
+            step=int(worst.first),
+            message=f"{worst.site.site} {'grew' if worst.slope > 0 else 'shrank'} from {start:.3g} to {end:.3g} (rms) since step "
+            f"{worst.first}, {abs(worst.slope) * 1000:.2g} doublings per 1,000 steps, and has not levelled off{others}.",
+            evidence={
+                "doublings_per_1000_steps": plain(worst.slope * 1000),
+                "doublings": plain(worst.slope * worst.length),
+                "sites": {drift.site.site: plain(drift.slope * 1000) for drift in own[:NAMED]},
+                "course": [plain(2**scale) for scale in worst.scales[-NAMED:]],
+            },
+            confidence=0.8,
+            remedy="Add normalisation or weight decay, lower the learning rate, and look for a value that is scaled again "
+            "and again: a running statistic, a residual branch without a norm.",
+        )
+
+
+@dataclass(frozen=True)
+class _Drift:
+    """A site whose scale changes by so many doublings a step, from a first step on."""
+
+    site: SiteInfo
+    slope: float
+    length: float
+    first: int
+    scales: Floats
+
+
+def _bent(x: Ints, y: Floats, slope: float) -> float:
+    """Return the largest distance of a course from a line of some slope, by the medians of its eighths."""
+    rest = y - slope * x
+    return max(abs(float(np.median(part) - np.median(rest))) for part in np.array_split(rest, 8))

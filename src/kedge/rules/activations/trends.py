@@ -1,0 +1,29 @@
+"""The scale of what layers return, and how steadily it grows or shrinks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kedge.rules.recorded.weights import weights
+from kedge.rules.recorded.wiring import wire
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import Floats, Ints
+
+
+def outputs_of_weights(recording: Recording) -> list[SiteInfo]:
+    """Return the outputs of the modules that have a weight, in the order in which they return."""
+    modules = wire(recording).modules
+    owners = {w.param.owner: modules[w.param.owner] for w in weights(recording) if not w.table}
+    return [recording.sites[module.outs[0]] for module in owners.values() if module.outs]
+
+
+def log2(scales: Floats) -> Floats:
+    """Return base-2 logarithms: -inf for zero, NaN for NaN."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log2(scales))
+
+
+def theil_sen(x: Floats | Ints, y: Floats) -> float:
+    """Return the median of the slopes between all pairs of points, which no outlier moves."""
+    i, j = np.triu_indices(len(x), k=1)
+    return float(np.median((y[j] - y[i]) / (x[j] - x[i]))) if len(i) else 0.0

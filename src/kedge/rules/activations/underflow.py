@@ -1,0 +1,140 @@
+"""UNDERFLOW: gradients below the smallest normal number of their format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.roots import names_of
+from kedge.rules.recorded.samples import too_few
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.exponents import SMALLEST_NORMAL, below
+from kedge.store.formats import FORMATS, Format
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL, Rows
+
+#: Half formats are trained with a loss scale that is raised until gradients overflow: their gradients are large by design.
+SCALED = frozenset({"float16", "float8_e5m2", "float8_e4m3fn"})
+
+#: How many windows of steps are searched for one window of steps with a histogram.
+_SEARCHED = 4
+
+
+@dataclass(frozen=True)
+class Underflow:
+    """Gradients too small for their dtype: many have lost digits, and more have become zero.
+
+    Meaning:
+        Below its smallest normal number a format has fewer digits, and further below nothing but zero. Where a
+        share of the remaining gradients lies there, others were lost without a trace.
+
+    Formula:
+        U = the share of the non-zero elements of a gradient below the smallest normal number of its own dtype:
+        2^-14 in float16, 2^-126 in bfloat16 and float32, according to the histogram of exponents.
+        Reported for a root if the median of U over the window > share in spread of its gradients of one
+        dtype, and in two at least. Activations are not judged: a small output of softmax or of
+        GELU may be zero without harm.
+
+    Window:
+        The last window sampled steps in which the gradient was finite and not zero throughout, at least min_samples.
+
+    Thresholds:
+        - share (0.05): one in twenty. Transformer Engine shows the share of underflows and sets no limit.
+          Healthy runs in float16 with a loss scale: less than 0.01 at the median site; runs without one:
+          0.08 to 1.
+        - spread (0.5): of the gradients. A confident model's logits get tiny ones without harm: with a loss scale
+          a quarter of a model's gradients were beyond the share, without one two thirds and more.
+        - window (40), min_samples (10): enough for a median.
+
+    Evidence:
+        The share at the worst sites, the number of sites concerned and of all, and the dtype.
+
+    Remedy:
+        In float16 scale the loss (torch.amp.GradScaler), or use bfloat16, which has the range of float32. If there is
+        a scaler: it starts too low, or the loss is divided by too much.
+    """
+
+    share: float = 0.05
+    spread: float = 0.5
+    window: int = 40
+    min_samples: int = 10
+
+    code: ClassVar[str] = "UNDERFLOW"
+    name: ClassVar[str] = "gradients too small for their dtype"
+    severity: ClassVar[Severity] = "warning"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield at most one finding for every root and dtype."""
+        groups: dict[tuple[int, str], list[tuple[SiteInfo, float]]] = {}
+        for site in self._judged(recording):
+            lost = self._lost(recording, site, FORMATS[site.dtype])
+            if lost is not None:
+                groups.setdefault((site.root, site.dtype), []).append((site, lost))
+        for (root, dtype), sites in groups.items():
+            yield from self._judge(recording, root, dtype, sites)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return the lack of histograms of gradients; a gradient of zeros counts as one, though it has no histogram."""
+        known = [_drawn(recording.rows(site)) for site in self._judged(recording) if len(recording.rows(site))]
+        return too_few(self.code, max(known), self.min_samples, "steps with histograms of gradients") if known else None
+
+    def _judged(self, recording: Recording) -> Iterator[SiteInfo]:
+        """Yield the gradients in formats whose smallest numbers the histograms reach; those of float64 lie beyond."""
+        for site in (*recording.of_kind("out.grad"), *recording.of_kind("param.grad")):
+            form = FORMATS.get(site.dtype)
+            if form is not None and form.lowest_power >= SMALLEST_NORMAL:
+                yield site
+
+    def _lost(self, recording: Recording, site: SiteInfo, form: Format) -> float | None:
+        """Return the median share of elements below the smallest normal number; None with too few histograms."""
+        rows = recording.rows(site)
+        # A gradient of zeros has no histogram, so several windows of steps are searched for one.
+        _, counts = recording.exponents(site, rows.step[rows.clean][-_SEARCHED * self.window :])
+        counts = counts[-self.window :]
+        if len(counts) < self.min_samples:
+            return None
+        return float(np.median(below(counts, form.lowest_power)))
+
+    def _judge(
+        self, recording: Recording, root: int, dtype: str, sites: list[tuple[SiteInfo, float]]
+    ) -> Iterator[Finding]:
+        lossy = sorted((entry for entry in sites if entry[1] > self.share), key=lambda entry: -entry[1])
+        if len(lossy) < max(2, self.spread * len(sites)):
+            return
+        worst, lost = lossy[0]
+        yield Finding(
+            code=self.code,
+            severity=self.severity,
+            site=worst.site,
+            step=-1,
+            message=f"{lost:.0%} of the non-zero elements of {worst.site} lie below "
+            f"{FORMATS[dtype].smallest_normal:.2g}, where {dtype} loses digits; more than {self.share:.0%} do in {len(lossy)} "
+            f"of the {len(sites)} gradients of {names_of(recording, [root])} in {dtype}.",
+            evidence={
+                "shares": {site.site: plain(share) for site, share in lossy[:NAMED]},
+                "concerned": len(lossy),
+                "gradients": len(sites),
+                "dtype": dtype,
+            },
+            confidence=0.9,
+            remedy=_SCALE if dtype in SCALED else _WIDE,
+        )
+
+
+_SCALE = (
+    "Scale the loss (torch.amp.GradScaler), or use bfloat16, which has the range of float32; with a scaler in place, "
+    "start it higher or divide the loss by less."
+)
+_WIDE = (
+    "No scale helps a gradient as small as this: look for the cause of its decay (GRAD-VANISH), or for a loss that is "
+    "divided by too much."
+)
+
+
+def _drawn(rows: Rows) -> int:
+    """Return the number of steps with a histogram, or with a gradient of zeros."""
+    return int(((rows.held("exponents").lengths > 0) | (rows.level == FULL) & (rows.sumsq == 0)).sum())

@@ -1,0 +1,263 @@
+"""GRAD-EXPLODE: gradients against their own past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.roots import by_root
+from kedge.rules.recorded.samples import too_few
+from kedge.rules.recorded.trained import trained_sites
+from kedge.rules.recorded.weights import Weight, middle, rms, share, weights
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL, Bools, Floats, Ints, Rows
+
+
+@dataclass(frozen=True)
+class GradExplode:
+    """The gradient grew far beyond all earlier gradients of the run, and stayed there.
+
+    Meaning:
+        The norm of all gradients together rose to a multiple of its own past and did not come back.
+
+    Formula:
+        G = sqrt(sum of squares of all parameters' gradients of a root), in every sampled step.
+        Reported at the first sample with G > factor * max(G over the history steps before the last
+        lag ones), if sustained samples in a row lie above that bar, and from there on the
+        median over the weights of rms(update) / rms(weight) exceeds harm at least once. The two
+        conditions do not apply if G stays above the bar until it is no longer finite. Or else: G is
+        not finite in the end, and before that it rose for rising samples in a row, to more than
+        factor squared times the median of the samples before. Or else: the same as the first, for G in
+        every step, as it is at the end of the backward pass, before clipping, if the median over the weights of the
+        change of their size, from the sampled step before to the one after, exceeds ruin: explosions that begin and end
+        between two samples.
+
+    Window:
+        The whole run, sample by sample, from the first that has min_history samples before the lag. So
+        the first steps, in which gradients of a healthy run rise and fall, are never judged by the first
+        formula. Gradients that are missing in more than a tenth of the steps are left out: layers
+        that are thawed later would raise the norm.
+
+    Thresholds:
+        - factor (10): Megatron-LM calls a gradient unexpectedly large at 10 times the maximum of 100
+          samples.
+        - history (1,000): steps; as many samples as Megatron-LM's, if one step in ten is sampled.
+        - lag (50): steps; keeps growth over several samples out of its own past. In a run of less than four times
+          as many steps it is a quarter of the steps.
+        - sustained (3): one bad batch is not an explosion; SPIKE reports it.
+        - harm (0.1): 100 times the update ratio of 1e-3 that Karpathy gives as healthy: in one step a
+          weight changes by a tenth of its size. A large gradient that is clipped, or that Adam
+          normalises, does no such harm.
+        - ruin (1): the weights at least double. A bad batch that passed changed them by less than 0.2.
+        - min_history (20): samples that a past needs.
+        - rising (3): as sustained, for a run that is too short for the first formula.
+
+    Evidence:
+        The norm and its bar, the largest norm, the update ratio from there on, and the parameters
+        with the largest share of the norm.
+
+    Remedy:
+        Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), and look at
+        the batch and at the parameter that holds most of the norm.
+    """
+
+    factor: float = 10.0
+    history: int = 1_000
+    lag: int = 50
+    sustained: int = 3
+    harm: float = 0.1
+    ruin: float = 1.0
+    min_history: int = 20
+    rising: int = 3
+
+    code: ClassVar[str] = "GRAD-EXPLODE"
+    name: ClassVar[str] = "the gradient outgrew its own past and stayed there"
+    severity: ClassVar[Severity] = "error"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield at most one finding for every root."""
+        for root, _ in by_root(trained_sites(recording, "param.grad"), lambda site: site.root):
+            arrived, taken = _Norms.of(recording, root), _Norms.of_every_step(recording, root)
+            for norms, find in ((arrived, self._outgrown), (taken, self._outgrown), (arrived, self._runaway)):
+                found = find(norms)
+                if found is not None:
+                    yield self._finding(norms, *found, arrived.parts(int(norms.steps[found[0]])))
+                    break
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return the lack of norms for a past to compare with."""
+        roots = [root for root, _ in by_root(trained_sites(recording, "param.grad"), lambda site: site.root)]
+        norms = [(_Norms.of(recording, root), _Norms.of_every_step(recording, root)) for root in roots]
+        known = [max(len(arrived.steps), len(taken.steps)) for arrived, taken in norms]
+        # Three quarters of a short run are its past, and the last samples have to stay above the bar.
+        need = -(-4 * self.min_history // 3) + self.sustained
+        return too_few(self.code, min(known), need) if any(known) else None
+
+    def _lag(self, norms: _Norms) -> float:
+        """Return the number of steps between a sample and the end of its past."""
+        span = float(norms.steps[-1] - norms.steps[0]) if len(norms.steps) else 0.0
+        return min(float(self.lag), span / 4)
+
+    def _outgrown(self, norms: _Norms) -> tuple[int, float] | None:
+        """Return the first sample that lies far above its own past and is followed by others, and its bar."""
+        lag = self._lag(norms)
+        starts = np.searchsorted(norms.steps, norms.steps - lag - self.history)
+        ends = np.searchsorted(norms.steps, norms.steps - lag)
+        for at in np.flatnonzero(ends >= self.min_history).tolist():
+            past = norms.total[starts[at] : ends[at]]
+            bar = self.factor * float(past[np.isfinite(past)].max(initial=0))
+            if 0 < bar < norms.total[at] < np.inf and self._lasts(norms, at, bar):
+                return at, bar
+        return None
+
+    def _lasts(self, norms: _Norms, at: int, bar: float) -> bool:
+        if norms.end > at and norms.ends_badly:
+            return bool((norms.total[at : norms.end] > bar).all())
+        following = norms.total[at : at + self.sustained]
+        if len(following) < self.sustained or not (following > bar).all():
+            return False
+        return norms.change(at) > self.ruin if norms.taken else norms.harm(at) > self.harm
+
+    def _runaway(self, norms: _Norms) -> tuple[int, float] | None:
+        """Return the sample at which a norm that ended non-finite had grown far, and its bar."""
+        total = norms.total[: norms.end]
+        if not norms.ends_badly or len(total) <= self.rising:
+            return None
+        falls = np.flatnonzero(~(np.diff(total) > 0))
+        start = int(falls[-1]) + 2 if len(falls) else 1
+        bar = self.factor**2 * float(np.median(total[:start])) if np.isfinite(total[:start]).all() else np.inf
+        above = np.flatnonzero(total[start:] > bar)
+        return (start + int(above[0]), bar) if len(total) - start >= self.rising and len(above) else None
+
+    def _finding(self, norms: _Norms, at: int, bar: float, parts: dict[str, float | None]) -> Finding:
+        step, norm, harm = int(norms.steps[at]), norms.total[at], norms.harm(at)
+        rest = norms.total[at:]
+        largest = float(rest[np.isfinite(rest)].max())
+        fate = "and ended in values that are not finite" if norms.ends_badly else "and stayed above it"
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            site=next(iter(parts)),
+            step=step,
+            message=f"The norm of the gradients was {norm:.3g} at step {step}, above the {bar:.3g} that "
+            f"the run's own past allows, {fate} (largest: {largest:.3g}); {next(iter(parts))} held most of it.",
+            evidence={
+                "norm": plain(norm),
+                "bar": plain(bar),
+                "largest": plain(largest),
+                "samples_before": at,
+                "update_ratio": plain(harm),
+                "ends_badly": norms.ends_badly,
+                "shares": parts,
+            },
+            confidence=0.9 if (norms.steps < step - self._lag(norms)).sum() >= self.min_history else 0.7,
+            remedy="Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), "
+            "and look at the batch of this step and at the parameter that holds most of the norm.",
+        )
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """The norm of all gradients of one root, in every step that has them."""
+
+    recording: Recording
+    sites: list[SiteInfo]
+    steps: Ints
+    squares: Floats
+    "Sums of squares: a row a site, a column a step."
+    taken: bool = False
+    "Whether they are the norms that are recorded in every step."
+
+    @classmethod
+    def of(cls, recording: Recording, root: int) -> _Norms:
+        """Return the norms of a root from the gradients that are recorded in nearly all steps."""
+        sites = [site for site in recording.of_kind("param.grad") if site.root == root]
+        steps = np.unique(np.concatenate([_counted(recording.rows(site)) for site in sites]))
+        squares = np.zeros((len(sites), len(steps)))
+        present = np.zeros(squares.shape, dtype=bool)
+        for i, site in enumerate(sites):
+            rows = recording.rows(site)
+            where = np.isin(rows.step, steps)
+            at = np.searchsorted(steps, rows.step[where])
+            squares[i, at], present[i, at] = rows.sumsq[where], True
+        kept = _steady(present)
+        return cls(recording, [sites[i] for i in np.flatnonzero(kept)], steps, squares[kept])
+
+    @classmethod
+    def of_every_step(cls, recording: Recording, root: int) -> _Norms:
+        """Return the norms that are recorded in every step, for the steps that had as many gradients as usual."""
+        sites = [site for site in recording.of_kind("grad.norm") if site.root == root][:1]
+        if not sites:
+            return cls(recording, [], np.zeros(0, dtype=np.int64), np.zeros((0, 0)), taken=True)
+        rows = recording.rows(sites[0])
+        usual = np.asarray(rows.count == np.median(rows.count)) if len(rows) else np.zeros(0, dtype=bool)
+        return cls(recording, sites, rows.step[usual], rows.sumsq[None, usual], taken=True)
+
+    @cached_property
+    def total(self) -> Floats:
+        """The norm in every step; an absent gradient counts as zero."""
+        return np.asarray(np.sqrt(self.squares.sum(axis=0)))
+
+    @property
+    def end(self) -> int:
+        """The index after the last finite norm."""
+        return int(np.flatnonzero(np.isfinite(self.total)).max(initial=-1)) + 1
+
+    @property
+    def ends_badly(self) -> bool:
+        """Whether the norm is not finite in the end."""
+        return self.end < len(self.total)
+
+    def harm(self, at: int) -> float:
+        """Return the largest update ratio from a sample on, infinite if none was recorded."""
+        ratios = middle(share(rms(self.recording, [w.update for w in self.weights]), self.size))
+        later = ratios[self.recording.steps >= self.steps[at]]
+        return float(np.nanmax(later)) if np.isfinite(later).any() else np.inf
+
+    def change(self, at: int) -> float:
+        """Return the change of the weights' sizes around a step, from the last sampled one before it to the next after it."""
+        later = self.recording.steps > self.steps[at]
+        before, after = np.flatnonzero(~later)[-1:], np.flatnonzero(later)[:1]
+        if not len(before) or not len(after):
+            return 0.0
+        changed = middle(np.abs(share(self.size[:, after], self.size[:, before]) - 1))
+        return float(np.nan_to_num(changed[0]))
+
+    @cached_property
+    def weights(self) -> list[Weight]:
+        """The weights of the root."""
+        return [w for w in weights(self.recording) if w.root == self.sites[0].root]
+
+    @cached_property
+    def size(self) -> Floats:
+        """Their sizes: a row a weight, a column a sampled step."""
+        return rms(self.recording, [w.param for w in self.weights])
+
+    def parts(self, step: int) -> dict[str, float | None]:
+        """Return the gradients with the largest shares of the squared norm, in a step or the next one known."""
+        at = min(int(np.searchsorted(self.steps, step)), len(self.steps) - 1)
+        order = np.argsort(self.squares[:, at])[::-1][:NAMED]
+        whole = self.squares[:, at].sum()
+        return {self.sites[i].site: plain(self.squares[i, at] / whole) for i in order}
+
+
+def _counted(rows: Rows) -> Ints:
+    """Return the steps whose gradients can be compared.
+
+    Between measured steps gradients are recorded where one of them is not finite; only these count there.
+    """
+    return np.asarray(rows.step[(rows.level == FULL) | ~rows.clean])
+
+
+def _steady(present: Bools) -> Bools:
+    """Return which gradients are recorded in nine tenths of the steps; all of them, if none is."""
+    if not present.size:
+        return np.ones(len(present), dtype=bool)
+    kept = np.asarray(present.mean(axis=1) >= 0.9)
+    return kept if kept.any() else np.ones(len(present), dtype=bool)

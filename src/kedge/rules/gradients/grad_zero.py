@@ -1,0 +1,164 @@
+"""GRAD-ZERO: gradients that are exactly zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.naming import NAMED
+from kedge.rules.recorded.losses import steps_without_loss
+from kedge.rules.recorded.roots import by_root
+from kedge.rules.recorded.samples import measured, too_few
+from kedge.rules.recorded.trained import recorded_gradients, trained_sites
+from kedge.rules.recorded.wiring import wire
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL, Ints, Rows
+
+
+@dataclass(frozen=True)
+class GradZero:
+    """A gradient reaches a parameter, and is exactly zero step after step.
+
+    Meaning:
+        A parameter took part in backward and got nothing but zeros: no optimizer can train it.
+        An operation on the way has no slope: rounding, a comparison, argmax, a clamp beyond its bounds, dead
+        or saturated units, a product with zero, or a dtype too narrow for the gradient.
+
+    Formula:
+        A gradient is zero in a step if the sum of its squares is 0 and so are its extremes, where they were measured.
+        Reported if it was zero in each of the last samples sampled steps that had it; few are enough if all gradients
+        of the model were always zero.
+
+    Window:
+        The last samples sampled steps in which the parameter got a finite gradient. If the model ever got
+        another gradient, steps in which every loss is exactly zero are left out: a hinge or a triplet loss that every
+        sample has passed has nothing more to teach. A bias is left out where the weight of its module gets a gradient: the
+        gradient arrives there, and the loss is of differences, to which a bias adds nothing. UNUSED-PARAM reports
+        parameters without any gradient.
+
+    Thresholds:
+        - samples (20): a factor that starts at zero, as in LoRA or ReZero, blocks the gradient of its branch for one
+          step, and an expert of a mixture may get no token for a few.
+        - few (5): where all gradients are zero, neither of these can be the reason.
+
+    Severity:
+        - error: all gradients of the root were always zero; the model does not change.
+        - warning: some of them are zero, or all of them have become zero, though the loss is not.
+
+    Evidence:
+        Whether all gradients of the root were always zero, the parameters without a gradient, the number of the root's
+        parameters, and the next parameter towards the loss that got a gradient: the operation that cuts it lies before
+        that one, or in its module.
+
+    Remedy:
+        Look between the named module and the one before it for an operation without a slope: round, sign,
+        argmax, a comparison, clamp, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED).
+    """
+
+    samples: int = 20
+    few: int = 5
+
+    code: ClassVar[str] = "GRAD-ZERO"
+    name: ClassVar[str] = "a gradient is exactly zero"
+    severity: ClassVar[Severity] = "error"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield at most one finding for every root."""
+        for _, own in by_root(trained_sites(recording, "param.grad"), lambda site: site.root):
+            judged = _zeros_of(recording, own)
+            if any(course.moved for course in judged.values()):
+                judged = _zeros_of(recording, own, steps_without_loss(recording))
+            enough = self.samples if any(course.moved for course in judged.values()) else self.few
+            still = {site for site, course in judged.items() if course.length >= enough}
+            driven = {site for site, course in judged.items() if course.moved} - still
+            still -= {site for site in still if _is_shift(site, driven)}
+            if still:
+                yield self._finding(recording, judged, still, enough)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return the lack of measured gradients; without gradients there is nothing to judge."""
+        grads = recorded_gradients(recording)
+        return too_few(self.code, measured(recording, grads), self.samples) if grads else None
+
+    def _finding(
+        self, recording: Recording, judged: dict[SiteInfo, _Zeros], zero: set[SiteInfo], enough: int
+    ) -> Finding:
+        modules = wire(recording).modules
+        order = sorted(judged, key=lambda site: modules[site.owner].position)
+        still = [site for site in order if site in zero]
+        last = still[-1]
+        later = [site for site in order[order.index(last) + 1 :] if modules[site.owner] is not modules[last.owner]]
+        next_one = later[0] if later else None
+        names = ", ".join(site.path for site in still[-NAMED:])
+        step = max(judged[site].since for site in still)
+        never = len(still) == len(judged) and not any(course.moved for course in judged.values())
+        return Finding(
+            code=self.code,
+            severity="error" if never else "warning",
+            site=last.site,
+            step=step,
+            message=f"{_gradients(len(still))} exactly zero in each of the last {enough} sampled steps or more, since "
+            f"step {step}: {names}{_rest(len(still))}.{_nearer(next_one)}",
+            evidence={
+                "kind": "all" if never else "some",
+                "parameters": [site.path for site in still],
+                "of": len(judged),
+                "next_with_gradient": next_one.path if next_one else None,
+            },
+            confidence=0.95,
+            remedy=_REMEDY,
+        )
+
+
+_REMEDY = (
+    "Look from there towards the loss for an operation without a slope: round, sign, argmax, a comparison, clamp beyond "
+    "its bounds, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED), or float16 without a loss "
+    "scale (UNDERFLOW)."
+)
+
+
+def _is_shift(site: SiteInfo, driven: Iterable[SiteInfo]) -> bool:
+    """Whether a site is that of a bias beside another parameter of its module that gets a gradient."""
+    return site.path.rpartition(".")[2] == "bias" and any(other.owner == site.owner for other in driven)
+
+
+def _zeros_of(recording: Recording, sites: Iterable[SiteInfo], without: Ints | None = None) -> dict[SiteInfo, _Zeros]:
+    return {site: _Zeros.of(recording.rows(site), without) for site in sites}
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    """The number of samples for which a gradient has been zero, the first of them, and whether it ever was not zero."""
+
+    length: int
+    since: int
+    moved: bool
+
+    @classmethod
+    def of(cls, rows: Rows, without: Ints | None = None) -> _Zeros:
+        """Return the course over the sampled steps with a finite gradient, except some steps."""
+        known = (rows.level == FULL) & rows.clean & (rows.count > 0)
+        if without is not None:
+            known &= ~np.isin(rows.step, without)
+        extremes = np.maximum(np.abs(np.nan_to_num(rows.min)), np.abs(np.nan_to_num(rows.max)))
+        zero = ((rows.sumsq == 0) & (extremes == 0))[known]
+        moved = np.flatnonzero(~zero)
+        start = int(moved[-1]) + 1 if len(moved) else 0
+        length = len(zero) - start
+        return cls(length, int(rows.step[known][start]) if length else -1, len(moved) > 0)
+
+
+def _gradients(number: int) -> str:
+    return "The gradient of one parameter was" if number == 1 else f"The gradients of {number} parameters were"
+
+
+def _rest(number: int) -> str:
+    return f" and {number - NAMED} before them" if number > NAMED else ""
+
+
+def _nearer(site: SiteInfo | None) -> str:
+    return f" {site.path}, nearer to the loss, gets one." if site else ""

@@ -1,0 +1,110 @@
+"""GRADS-KEPT: gradients of the last step that are still there in the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.naming import plain
+from kedge.rules.recorded.optimizers import Entry, events_of, optimizers
+from kedge.rules.recorded.roots import names_of
+from kedge.rules.recorded.samples import measured, too_few
+from kedge.rules.recorded.trained import recorded_gradients, says_what_is_trained, trained_sites
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.recording import Recording
+
+
+@dataclass(frozen=True)
+class GradsKept:
+    """The gradients of a step are added to those of the steps before: zero_grad is missing.
+
+    Meaning:
+        backward() adds to .grad. If it is not cleared between two steps of the optimizer, each step follows
+        the sum of all gradients so far, which grows and belongs to earlier states of the model.
+
+    Formula:
+        kept = the share of an optimizer's parameters whose .grad, when a step began, still held the gradient of the step
+        before, unchanged and not zero. Reported if kept >= share in in_a_row measured steps that follow each other.
+        Accumulation of several backward passes for one step of the optimizer does not count.
+
+    Window:
+        The measured steps.
+
+    Thresholds:
+        - share (0.5): of the parameters that were checked. zero_grad clears all of its parameters, or none.
+        - in_a_row (3): a first step may begin with gradients that were set on purpose.
+
+    Evidence:
+        The steps, the number of parameters that were checked, and of those that kept their gradient.
+
+    Remedy:
+        Call optimizer.zero_grad() in each step, before backward().
+    """
+
+    share: float = 0.5
+    in_a_row: int = 3
+
+    code: ClassVar[str] = "GRADS-KEPT"
+    name: ClassVar[str] = "gradients of the last step are still there: zero_grad is missing"
+    severity: ClassVar[Severity] = "error"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield at most one finding for every optimizer."""
+        events = [event for event in events_of(recording, "grads-kept") if self._counts(event)]
+        for optimizer in sorted({int(event.get("optimizer", 0)) for event in events}):
+            own = [event for event in events if int(event.get("optimizer", 0)) == optimizer]
+            run = self._longest(recording, [int(event["step"]) for event in own])
+            if len(run) >= self.in_a_row:
+                yield self._finding(recording, optimizer, [event for event in own if event["step"] in run])
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return the lack of measured gradients; without gradients there is nothing to judge."""
+        grads = recorded_gradients(recording)
+        if grads and not says_what_is_trained(recording):
+            return Lack(self.code, "record of kept gradients", 0, 1, grows=False)
+        # A kept gradient shows from the second measured step on.
+        return too_few(self.code, measured(recording, grads), self.in_a_row + 1) if grads else None
+
+    def _counts(self, event: Entry) -> bool:
+        return int(event.get("checked", 0)) > 0 and int(event["kept"]) >= self.share * int(event["checked"])
+
+    def _longest(self, recording: Recording, steps: list[int]) -> list[int]:
+        """Return the longest run of steps with no measured step between them."""
+        longest: list[int] = []
+        current: list[int] = []
+        for step in sorted(set(steps)):
+            between = (recording.steps > current[-1]) & (recording.steps < step) if current else np.zeros(0, dtype=bool)
+            current = [step] if between.any() else [*current, step]
+            longest = max(longest, current, key=len)
+        return longest
+
+    def _finding(self, recording: Recording, optimizer: int, events: list[Entry]) -> Finding:
+        first, kept = events[0], max(int(event["kept"]) for event in events)
+        entry = next((e for e in optimizers(recording) or () if e.get("index") == optimizer), {})
+        site = next(
+            (s for s in trained_sites(recording, "param.grad") if s.root in entry.get("roots", (s.root,))), None
+        )
+        model = names_of(recording, entry.get("roots", ()) or ([site.root] if site else []))
+        shares = [int(event["kept"]) / int(event["checked"]) for event in events]
+        text = site.site if site is not None else "param.grad"
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            site=text,
+            step=int(first["step"]),
+            message=f"The gradients of {model}, such as {text}, were not cleared between steps: {kept:,} of "
+            f"{int(first['checked']):,} still held those of the step before in {len(events)} measured steps in a row, from "
+            f"step {first['step']} on, so each step of {entry.get('type', 'the optimizer')} follows the sum of all so far.",
+            evidence={
+                "optimizer": optimizer,
+                "steps": [int(event["step"]) for event in events],
+                "checked": int(first["checked"]),
+                "kept": kept,
+                "share": plain(float(np.median(shares))),
+            },
+            confidence=0.95,
+            remedy="Call optimizer.zero_grad() in each step, before backward().",
+        )

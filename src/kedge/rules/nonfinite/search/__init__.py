@@ -1,0 +1,1 @@
+"""The search for births in the states of one step; free of words."""

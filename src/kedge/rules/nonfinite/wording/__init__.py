@@ -1,0 +1,1 @@
+"""The words for a birth: messages, evidence and remedies."""

@@ -1,0 +1,128 @@
+"""NEVER-CALLED: modules that are never called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kedge.rules.naming import listed
+from kedge.rules.recorded.ledger import (
+    Entry,
+    is_bypassed,
+    is_direct,
+    is_gradient,
+    path_of,
+    remedy_of,
+    silent,
+    uncalled,
+    unreached,
+    within,
+)
+from kedge.rules.recorded.samples import no_end
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.recording import Recording
+
+
+@dataclass(frozen=True)
+class NeverCalled:
+    """A module is part of the model, and the program never calls it.
+
+    Meaning:
+        A module that is never called computes nothing, learns nothing, and no hook fires on it. It is easy
+        to overlook, because nothing fails.
+
+    Formula:
+        The outputs that the run's ledger lists with no firing, grouped by their cause; of nested modules only the
+        outermost. Sites that are silent by design are not reported: those that were not on schedule, hold no tensor,
+        or ran only in a checkpoint's recompute.
+
+    Window:
+        The whole run. The ledger is written when the program ends; it is missing before that, and after a kill.
+
+    Thresholds:
+        - named (6): the number of modules that the message names.
+
+    Severity:
+        - warning: a module that holds trainable parameters was never called, or the program called .forward() in place
+          of the module, so that no hooks fire.
+        - info: a module without trainable parameters was never called, or only the modules in it are called, one
+          by one. Modules whose container computes them in one fused operation, as MultiheadAttention does, share one
+          line. Models that no optimizer trains are not judged.
+
+    Evidence:
+        The sites, the cause according to the ledger, and the number of their parameters.
+
+    Remedy:
+        Call the module, or remove it; call layer(x) instead of layer.forward(x); for fused paths
+        watch the module around it.
+    """
+
+    named: int = 6
+
+    code: ClassVar[str] = "NEVER-CALLED"
+    name: ClassVar[str] = "a module is never called"
+    severity: ClassVar[Severity] = "warning"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield one finding for every cause and severity."""
+        paths = uncalled(recording)
+        trainable = {path for path in paths if any(within(path_of(entry), path) for entry in unreached(recording))}
+        groups: dict[tuple[Severity, str], dict[str, Entry]] = {}
+        fused: dict[str, Entry] = {}
+        for entry in silent(recording):
+            path, cause = path_of(entry), entry["cause"]
+            if is_gradient(entry) or any(within(path, other) for other in paths if other != path):
+                continue
+            if is_bypassed(cause):
+                fused.setdefault(path, entry)
+                continue
+            loud = path in trainable or is_direct(cause)
+            groups.setdefault(("warning" if loud else "info", cause), {}).setdefault(path, entry)
+        for (severity, _), entries in groups.items():
+            yield self._finding(recording, severity, list(entries.values()))
+        if fused:
+            yield self._fused(list(fused.values()))
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return the lack of an end of the program, when the ledger is written."""
+        return no_end(self.code, recording)
+
+    def _fused(self, entries: list[Entry]) -> Finding:
+        sites = [str(entry["site"]) for entry in entries]
+        verb, whose = (
+            ("are", "their containers compute them") if len(sites) > 1 else ("is", "its container computes it")
+        )
+        return Finding(
+            code=self.code,
+            severity="info",
+            site=sites[0],
+            step=-1,
+            message=f"{listed(sites, 2)} {verb} not recorded: {whose} in one fused operation.",
+            evidence={"sites": sites, "causes": sorted({str(entry["cause"]) for entry in entries})},
+            confidence=0.9,
+            remedy="Nothing is wrong; to see the result, watch the container.",
+        )
+
+    def _finding(self, recording: Recording, severity: Severity, entries: list[Entry]) -> Finding:
+        sites, cause = [str(entry["site"]) for entry in entries], entries[0]["cause"]
+        return Finding(
+            code=self.code,
+            severity=severity,
+            site=sites[0],
+            step=-1,
+            message=f"{listed(sites, self.named)} never fired: {cause}.",
+            evidence={
+                "sites": sites,
+                "cause": cause,
+                "parameters": _parameters(recording, list(map(path_of, entries))),
+            },
+            confidence=0.9,
+            remedy=remedy_of(entries[0]),
+        )
+
+
+def _parameters(recording: Recording, holders: list[str]) -> int:
+    """Return the number of elements of some modules' parameters, as far as the modules are described."""
+    described = [module for root in recording.roots for module in root.modules]
+    return sum(m["parameters"] for m in described if any(within(m["path"], holder) for holder in holders))

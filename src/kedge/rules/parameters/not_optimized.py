@@ -1,0 +1,195 @@
+"""NOT-OPTIMIZED: trainable parameters that no optimizer holds, and optimizers that hold tensors the model has lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kedge.rules.naming import listed
+from kedge.rules.recorded.optimizers import Entry, events_of, has_optimizer, optimizers, trained_by
+from kedge.rules.recorded.roots import names_of, root_path
+from kedge.rules.recorded.samples import no_end
+from kedge.rules.recorded.trained import trained_roots
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.recording import Recording
+
+
+@dataclass(frozen=True)
+class NotOptimized:
+    """Trainable parameters are in no optimizer that steps, or an optimizer holds tensors that the model has lost.
+
+    Meaning:
+        An optimizer keeps the tensors that it got when it was made. Parameters that the model gets later, or that the
+        list left out, never change, though they get gradients and nothing fails.
+
+    Formula:
+        unheld = the parameters of a trained model that require a gradient and are in no optimizer that has stepped; in a
+        model that no optimizer trains, those that got gradients in min_passes backward passes. replaced = names under
+        which an optimizer holds another tensor than the model has now. outside = modules that a model calls without
+        holding them, so that parameters() lacks theirs, and tensors = tensors in its attributes that are not parameters:
+        both if they got gradients and no optimizer has them. in vain = backward passes while an optimizer that holds the
+        model's parameters never stepped. Parameters with requires_grad False are not judged.
+
+    Window:
+        The whole run; the state at its end counts.
+
+    Thresholds:
+        - named (6): the number of parameters that the message names.
+        - min_passes (10): backward passes; a program may add up the gradients of a few, and try a model with one.
+
+    Severity:
+        - error: replaced parameters; the optimizer steps, and the model does not move.
+        - warning: parameters that got gradients, and that no optimizer holds; modules that a model calls and does not hold;
+          an optimizer that never stepped.
+        - info: the same for models and modules in evaluation mode, which may be fixed on purpose; tensors, which may
+          be inputs whose gradient the program needs; parameters that got no gradient either; or an optimizer's parameters
+          that belong to no recorded model and never got a gradient.
+
+    Evidence:
+        The parameters, the number of their elements, those that got gradients, and those that were replaced.
+
+    Remedy:
+        Make the optimizer when the model is complete (after replaced heads, added tokens, to(), reset), with
+        model.parameters(), and keep layers in nn.ModuleList. Set requires_grad to False for parameters that should not
+        change.
+    """
+
+    named: int = 6
+    min_passes: int = 10
+
+    code: ClassVar[str] = "NOT-OPTIMIZED"
+    name: ClassVar[str] = "a trainable parameter is in no optimizer"
+    severity: ClassVar[Severity] = "error"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield at most one finding of each kind for every root, and one for parameters of no recorded model."""
+        for event in events_of(recording, "not-optimized"):
+            if event.get("in_vain"):
+                yield from self._in_vain(event)
+            elif event.get("root") is None:
+                yield self._foreign(event)
+            elif event.get("replaced"):
+                yield self._replaced(recording, event)
+            elif event.get("unheld") and (self._trained(recording, event) or event.get("passes", 0) >= self.min_passes):
+                yield self._unheld(recording, event)
+            for kind in ("outside", "tensors"):
+                if event.get(kind):
+                    yield self._not_held(recording, event, kind)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return the lack of a record of the optimizers; without an optimizer there is nothing to judge."""
+        if optimizers(recording) is not None or not has_optimizer(recording):
+            return None
+        return no_end(self.code, recording) or Lack(
+            self.code, "record of the optimizers' parameters", 0, 1, grows=False
+        )
+
+    def _replaced(self, recording: Recording, event: Entry) -> Finding:
+        names, root = [str(name) for name in event["replaced"]], int(event["root"])
+        model, by = names_of(recording, [root]), trained_by(recording, root)
+        another, verb = ("other tensors", "are") if len(names) > 1 else ("another tensor", "is")
+        return self._finding(
+            "error",
+            names,
+            f"{listed(names, self.named)} of {model} {verb} not in the optimizer{f' ({by})' if by else ''}: it holds "
+            f"{another} under {'these names' if len(names) > 1 else 'this name'}, and its steps do not change the model.",
+            event,
+            "Make the optimizer after the last change of the model's parameters, or change them in place "
+            "(param.data.copy_, torch.nn.init) so that they stay the same tensors.",
+        )
+
+    def _unheld(self, recording: Recording, event: Entry) -> Finding:
+        names, graded = [str(name) for name in event["unheld"]], [str(name) for name in event.get("graded") or ()]
+        loud = [name for name in names if name in graded]
+        fixed = event.get("training") is False and not self._trained(recording, event)
+        shown, model = loud or names, names_of(recording, [int(event["root"])])
+        verb = "are" if len(shown) > 1 else "is"
+        got = f"; {'they get' if len(shown) > 1 else 'it gets'} gradients, and never {'change' if len(shown) > 1 else 'changes'}"
+        return self._finding(
+            "warning" if loud and not fixed else "info",
+            shown,
+            f"{listed(shown, self.named)} of {model} {verb} in no optimizer, though trainable{got if loud else ''}.",
+            event,
+            "Pass all of model.parameters() to the optimizer once the model is complete, and keep layers in "
+            "nn.ModuleList; call requires_grad_(False) on parameters that should not change.",
+        )
+
+    def _trained(self, recording: Recording, event: Entry) -> bool:
+        return int(event["root"]) in trained_roots(recording)
+
+    def _not_held(self, recording: Recording, event: Entry, kind: str) -> Finding:
+        names, root = [str(name) for name in event[kind]], int(event["root"])
+        shown, model, site = listed(names, self.named), names_of(recording, [root]), f"{names[0]}:param"
+        if kind == "outside":
+            site = f"{root_path(recording, root)}:out"
+            says = (
+                f"{model} calls {shown} and does not hold {'them' if len(names) > 1 else 'it'}: model.parameters() lacks "
+                f"{'their' if len(names) > 1 else 'its'} parameters, and so does every optimizer. They get gradients, and never "
+                "change."
+            )
+            remedy = (
+                "Keep modules in nn.ModuleList or nn.ModuleDict in place of a list or a dict; call requires_grad_(False) on "
+                "modules that should not change."
+            )
+        else:
+            says = (
+                f"{shown} of {model} {_ARE[len(names) > 1]}: model.parameters() lacks it, and so does every optimizer. It gets "
+                "gradients, and never changes."
+            )
+            remedy = "If it should be trained, make it an nn.Parameter before you make the optimizer."
+        severity: Severity = "warning" if kind == "outside" and not event.get("outside_fixed") else "info"
+        return Finding(self.code, severity, site, -1, says, {kind: names}, 0.9, remedy)
+
+    def _in_vain(self, event: Entry) -> Iterable[Finding]:
+        passes = int(event["in_vain"])
+        if passes >= self.min_passes:
+            says = f"The program's optimizer never stepped in {passes:,} backward passes, which changed no parameter."
+            yield Finding(
+                self.code,
+                "warning",
+                "optimizer",
+                -1,
+                says,
+                {"passes": passes},
+                0.9,
+                "Call optimizer.step() after backward(); with a GradScaler, scaler.step(optimizer) and scaler.update().",
+            )
+
+    def _foreign(self, event: Entry) -> Finding:
+        number = int(event.get("foreign", 0))
+        held = f"{number:,} parameters that belong" if number != 1 else "a parameter that belongs"
+        return Finding(
+            code=self.code,
+            severity="info",
+            site="optimizer",
+            step=-1,
+            message=f"An optimizer holds {held} to no model that was called and never got a gradient.",
+            evidence={"foreign": number, "site": "optimizer"},
+            confidence=0.7,
+            remedy="Look at the parameters that it got: they may be those of a model that was replaced, or that is not used.",
+        )
+
+    def _finding(self, severity: Severity, names: Sequence[str], message: str, event: Entry, remedy: str) -> Finding:
+        return Finding(
+            code=self.code,
+            severity=severity,
+            site=f"{names[0]}:param",
+            step=-1,
+            message=message,
+            evidence={
+                "parameters": list(names),
+                "elements": event.get("unheld_elements"),
+                "graded": list(event.get("graded") or ()),
+                "replaced": list(event.get("replaced") or ()),
+            },
+            confidence=0.95,
+            remedy=remedy,
+        )
+
+
+#: Whether there are several tensors, and the words for it.
+_ARE = {
+    False: "is a tensor that requires a gradient, but is not an nn.Parameter",
+    True: "are tensors that require a gradient, but are not nn.Parameters",
+}

@@ -1,0 +1,211 @@
+"""RATE-TOO-LARGE: learning rates that overwrite the weights in the first steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.naming import listed, plain
+from kedge.rules.parameters.update_ratio import FROM_ZERO
+from kedge.rules.recorded.losses import LossCourse, losses
+from kedge.rules.recorded.optimizers import rates_of, trained_by
+from kedge.rules.recorded.roots import by_root, names_of
+from kedge.rules.recorded.samples import too_few
+from kedge.rules.recorded.weights import Weight, rms, share, weights
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.recording import Recording
+from kedge.store.rows import Floats, Ints
+
+
+@dataclass(frozen=True)
+class RateTooLarge:
+    """In its first steps the run overwrites its weights: they change by more than their size, and the loss does not fall.
+
+    Meaning:
+        The initialisation is lost after a few steps. A schedule that lowers the rate later hides this: the run continues
+        from weights that are many times too large.
+
+    Formula:
+        u(t) = rms(update) / rms(weight) before step t, and g(t) = rms(weight) / its first. A weight is overwritten if
+        u >= whole from the second step on, u(0) >= grown, or g >= 1 + grown within the first soon steps. Reported if this
+        holds for two weights and for part of them, or for the only one, and the loss of the steps that follow is not below
+        the first one, or not finite. Or else: the loss comes to jump times the first one in two of the first soon steps,
+        and u > harm in as many weights before.
+
+    Window:
+        The first soon steps, as far as they were measured. Weights that start at zero are left out, as any later size
+        is large relative to zero.
+
+    Thresholds:
+        - whole (1): the size of the weight itself. 1e-3 is usual, as Karpathy gives it.
+        - grown (2): a weight of three times its first size. Healthy runs come to 1.5 times within ten steps.
+        - soon (10): steps; UPDATE-RATIO, SPIKE and GRAD-EXPLODE judge the later ones.
+        - part (0.25): of the weights: a single head that starts small on purpose grows by more.
+        - jump (3): times the first loss, with harm (0.1): as in UPDATE-RATIO.
+        - min_steps (3): measured steps among the first soon.
+
+    Evidence:
+        The weights with their sizes before and after and their largest update, the losses, and the rates of the optimizer.
+
+    Remedy:
+        Divide the learning rate by ten, and again if necessary; raise it slowly over the first steps; clip gradients.
+    """
+
+    whole: float = 1.0
+    grown: float = 2.0
+    soon: int = 10
+    part: float = 0.25
+    jump: float = 3.0
+    harm: float = 0.1
+    min_steps: int = 3
+
+    code: ClassVar[str] = "RATE-TOO-LARGE"
+    name: ClassVar[str] = "the first steps overwrite the weights"
+    severity: ClassVar[Severity] = "error"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield at most one finding for every root."""
+        course = [_Early.of(loss, self.soon) for loss in losses(recording)]
+        for root, group in by_root(_updated(recording), lambda w: w.root):
+            own = _Sizes.of(recording, group, self.soon)
+            if own is None or (course and all(early is None for early in course)):
+                continue
+            found = self._overwritten(own, [early for early in course if early is not None])
+            if found is not None:
+                yield self._finding(recording, root, own, *found)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return the lack of measured first steps; without updates of weights there is nothing to judge."""
+        if not _updated(recording):
+            return None
+        have = int((recording.steps <= self.soon).sum())
+        return too_few(self.code, have, self.min_steps, f"measured steps among the first {self.soon}")
+
+    def _overwritten(self, own: _Sizes, course: list[_Early]) -> tuple[list[int], int, _Early | None] | None:
+        """Return the weights that were overwritten, the step by which they were, and a loss that did not fall."""
+        needed = max(min(2, len(own.weights)), int(np.ceil(self.part * len(own.weights))))
+        bar = np.where(own.steps == 0, self.grown, self.whole)
+        large = (own.ratio >= bar) | (own.growth >= 1 + self.grown)
+        first = _reached(large, own.steps, needed)
+        if first is not None and all(early.stays(first) for early in course):
+            return list(np.flatnonzero(large.any(axis=1))), first, next(iter(course), None)
+        risen = [at for early in course if (at := early.risen(self.jump)) is not None]
+        if course and len(risen) == len(course):
+            harmed = (own.ratio > self.harm) & (own.steps < min(risen))
+            if harmed.any(axis=1).sum() >= needed:
+                return list(np.flatnonzero(harmed.any(axis=1))), min(risen), course[0]
+        return None
+
+    def _finding(
+        self, recording: Recording, root: int, own: _Sizes, found: list[int], step: int, loss: _Early | None
+    ) -> Finding:
+        order = sorted(found, key=lambda i: -own.strongest(i))
+        names, worst = [own.weights[i].param.path for i in order], order[0]
+        by, model = trained_by(recording, root), names_of(recording, [root])
+        fell = f", and the loss went from {loss.first:.3g} to {loss.height(step):.3g}" if loss is not None else ""
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            site=(own.weights[worst].update or own.weights[worst].param).site,
+            step=step,
+            message=f"By step {step} the optimizer{f' ({by})' if by else ''} had overwritten {len(found)} of "
+            f"{len(own.weights)} weights of {model}, {listed(names, 3)}: a step changed {names[0]} by "
+            f"{np.nanmax(own.ratio[worst], initial=0):.2g} times its size{fell}.",
+            evidence={
+                "weights": {own.weights[i].param.path: own.figures(i) for i in order[:6]},
+                "concerned": len(found),
+                "of": len(own.weights),
+                "losses": [plain(value) for value in loss.values] if loss is not None else [],
+                "rates": rates_of(recording, root),
+            },
+            confidence=0.9 if loss is not None else 0.6,
+            remedy="Divide the learning rate by ten, and again if necessary; raise it slowly over the first steps (warm-up), and "
+            "clip gradients.",
+        )
+
+
+@dataclass(frozen=True)
+class _Early:
+    """The first values of a loss; non-finite ones count as infinite."""
+
+    steps: Ints
+    values: Floats
+
+    @classmethod
+    def of(cls, loss: LossCourse, soon: int) -> _Early | None:
+        """Return the first values of a loss; None if its beginning was not recorded."""
+        values, kept = loss.rows.statistic("mean"), loss.rows.step <= 2 * soon
+        values = np.where(np.isfinite(values), values, np.inf)[kept]
+        usable = len(values) > 1 and loss.rows.step[0] <= 1 and np.isfinite(values[0])
+        return cls(loss.rows.step[kept], values) if usable else None
+
+    @property
+    def first(self) -> float:
+        """The first value."""
+        return float(self.values[0])
+
+    def stays(self, step: int) -> bool:
+        """Whether the values from a step on are not below the first."""
+        after = self.values[self.steps >= step]
+        return len(after) > 0 and bool(np.median(after) >= self.first)
+
+    def risen(self, jump: float) -> int | None:
+        """Return the step of the second value that is a multiple of the first; None if there is none."""
+        high = np.flatnonzero((self.values >= jump * self.first) & (self.values > 0))
+        return int(self.steps[high[1]]) if len(high) > 1 and self.first > 0 else None
+
+    def height(self, step: int) -> float:
+        """Return the highest value from a step to a few steps later."""
+        near = self.values[(self.steps >= step) & (self.steps <= step + 3)]
+        return float(near.max()) if len(near) else float(self.values[-1])
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The weights of one root in the first steps: a row a weight, a column a measured step."""
+
+    weights: list[Weight]
+    steps: Ints
+    size: Floats
+    ratio: Floats
+    growth: Floats
+
+    @classmethod
+    def of(cls, recording: Recording, own: list[Weight], soon: int) -> _Sizes | None:
+        """Return the weights that did not start at zero; None if the start was not measured."""
+        early = recording.steps <= soon
+        if early.sum() < 2 or recording.steps[0] > 1:
+            return None
+        size = rms(recording, [w.param for w in own])[:, early]
+        kept = np.flatnonzero(size[:, 0] > FROM_ZERO)
+        if not len(kept):
+            return None
+        update = rms(recording, [own[i].update for i in kept])[:, early]
+        growth = share(size[kept], np.broadcast_to(size[kept][:, :1], size[kept].shape))
+        return cls([own[i] for i in kept], recording.steps[early], size[kept], share(update, size[kept]), growth)
+
+    def strongest(self, weight: int) -> float:
+        """Return the largest change of a weight, in times of its size."""
+        both = np.concatenate([self.ratio[weight], self.growth[weight] - 1])
+        return float(np.nanmax(both, initial=0))
+
+    def figures(self, weight: int) -> dict[str, float | None]:
+        """Return the sizes of a weight and its largest update."""
+        known = self.size[weight][np.isfinite(self.size[weight])]
+        largest = float(np.nanmax(self.ratio[weight], initial=0))
+        return {"first": plain(known[0]), "largest": plain(known.max()), "update_ratio": plain(largest)}
+
+
+def _reached(large: np.ndarray, steps: Ints, needed: int) -> int | None:
+    """Return the step by which enough weights had been overwritten at some time; None if that did not happen."""
+    so_far = np.logical_or.accumulate(large, axis=1).sum(axis=0)
+    enough = np.flatnonzero(so_far >= needed)
+    return int(steps[enough[0]]) + 1 if len(enough) else None
+
+
+def _updated(recording: Recording) -> list[Weight]:
+    """Return the weights whose updates are recorded."""
+    return [w for w in weights(recording) if w.update is not None]

@@ -1,0 +1,137 @@
+"""UNUSED-PARAM: trainable parameters that nothing trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kedge.rules.naming import NAMED, listed
+from kedge.rules.recorded.ledger import Entry, path_of, remedy_of, uncalled, unreached, within
+from kedge.rules.recorded.optimizers import optimizers
+from kedge.rules.recorded.roots import by_root, root_of
+from kedge.rules.recorded.samples import no_end
+from kedge.rules.recorded.trained import trained_sites
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL
+
+
+@dataclass(frozen=True)
+class UnusedParam:
+    """A parameter requires a gradient, and gets none, or is in no optimizer.
+
+    Meaning:
+        It keeps its first value through the whole run. Either no loss depends on it, or it is missing from the list of
+        parameters that the optimizer got. Models that no optimizer trains, and that were never differentiated, are not
+        judged.
+
+    Formula:
+        No gradient: the run's ledger lists its param.grad with no firing, though a backward ran and the parameter
+        requires one, and no step of an optimizer changed it. NEVER-CALLED reports parameters of modules that were never
+        called. No optimizer: it got a gradient in min_samples sampled steps and no recorded step of an optimizer held it,
+        though other parameters of the same root are in one. If the parameters of the optimizers are recorded,
+        NOT-OPTIMIZED reports it instead.
+
+    Window:
+        The whole run. The first case needs the ledger, which is written when the program ends.
+
+    Thresholds:
+        - min_samples (3): an optimizer may step only every few backwards.
+        - named (6): the number of parameters that the message names.
+
+    Evidence:
+        The parameters, and the cause: the ledger's, or that no optimizer holds them.
+
+    Remedy:
+        Use it in the forward, or remove it, or call requires_grad_(False); pass model.parameters() to the optimizer once
+        the model is complete, and keep layers in nn.ModuleList.
+    """
+
+    min_samples: int = 3
+    named: int = NAMED
+
+    code: ClassVar[str] = "UNUSED-PARAM"
+    name: ClassVar[str] = "a trainable parameter is not trained"
+    severity: ClassVar[Severity] = "warning"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield one finding for every cause, and one for every root with parameters that no optimizer holds."""
+        paths, alive = uncalled(recording), _Alive.of(recording)
+        groups: dict[str, list[Entry]] = {}
+        for entry in unreached(recording):
+            if alive.judges(path_of(entry)) and not any(within(path_of(entry), path) for path in paths):
+                groups.setdefault(entry["cause"], []).append(entry)
+        for cause, entries in groups.items():
+            sites = [str(entry["site"]) for entry in entries]
+            says = f"got no gradient in the whole run: {cause}"
+            yield self._finding(sites, says, {"cause": cause}, remedy_of(entries[0]))
+        if optimizers(recording) is None:
+            yield from self._forgotten(recording)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return the lack of an end of the program, when the ledger is written."""
+        return no_end(self.code, recording)
+
+    def _forgotten(self, recording: Recording) -> Iterator[Finding]:
+        held = {site.path for kind in ("param", "update") for site in recording.of_kind(kind)}
+        grads = [site for site in trained_sites(recording, "param.grad") if self._often(recording, site)]
+        for _, own in by_root(grads, lambda site: site.root):
+            sites = [site.site for site in own if site.path not in held]
+            if sites and len(sites) < len(own):
+                says = "got gradients, and no recorded step of an optimizer held it"
+                yield self._finding(sites, says, {"cause": "in no optimizer", "of": len(own)}, _FORGOTTEN)
+
+    def _often(self, recording: Recording, site: SiteInfo) -> bool:
+        return bool((recording.rows(site).level == FULL).sum() >= self.min_samples)
+
+    def _finding(self, sites: list[str], says: str, evidence: dict[str, object], remedy: str) -> Finding:
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            site=sites[0],
+            step=-1,
+            message=f"{listed(sites, self.named)} {says}.",
+            evidence={"sites": sites, **evidence},
+            confidence=0.9,
+            remedy=remedy,
+        )
+
+
+@dataclass(frozen=True)
+class _Alive:
+    """The parameters that a recording shows to be trained, also where hooks of the ledger never fired.
+
+    Attributes:
+        recording: The recording.
+        moved: The paths of parameters with a recorded gradient, or with an update other than zero.
+        roots: The roots with any recorded gradient or update.
+    """
+
+    recording: Recording
+    moved: frozenset[str]
+    roots: frozenset[int]
+
+    @classmethod
+    def of(cls, recording: Recording) -> _Alive:
+        """Return the trained parameters of a recording."""
+        kinds = ("param.grad", "param.acc")
+        seen = [site for kind in kinds for site in recording.of_kind(kind) if len(recording.rows(site))]
+        # An optimizer skips parameters without a gradient: their updates are recorded as zero.
+        seen += [site for site in recording.of_kind("update") if bool((recording.rows(site).sumsq > 0).any())]
+        graded = [site for site in recording.of_kind("out.grad") if len(recording.rows(site))]
+        return cls(recording, frozenset(s.path for s in seen), frozenset(s.root for s in (*seen, *graded)))
+
+    def judges(self, path: str) -> bool:
+        """Whether a parameter without a gradient should have got one: its model is trained, and it never moved."""
+        root = root_of(self.recording, path)
+        roots = self.recording.roots
+        trained = roots[root].trained if 0 <= root < len(roots) else None
+        # Where this is not recorded, a model without gradients ran under no_grad, if another one has gradients.
+        return path not in self.moved and (trained is True or not self.roots or root in self.roots)
+
+
+_FORGOTTEN = (
+    "Pass it to an optimizer: make the optimizer when the model is complete, and keep layers in nn.ModuleList; if it "
+    "should not be trained, call requires_grad_(False), which saves the cost of its gradient."
+)

@@ -1,0 +1,356 @@
+"""RANK-DEPARTS: the ranks of a distributed run against each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from kedge.rules.naming import NAMED, plain
+from kedge.rules.nonfinite.nan_born import NanBorn
+from kedge.rules.recorded.samples import too_few
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL, Bools, Floats, Ints
+
+FORWARD = ("in", "out", "param")
+
+
+@dataclass(frozen=True)
+class RankDeparts:
+    """One rank of a distributed run differs from the others.
+
+    Meaning:
+        Ranks that hold the same parameters no longer agree on them; or one rank alone made the first non-finite value;
+        or the outputs of one rank's modules are far from the others'; or the ranks took different numbers of steps.
+
+    Formula:
+        Out of sync (error): the root mean square of some parameter, each rank holding all of it, differs between
+        ranks by more than tolerance times the largest, while all parameters agreed in the first sampled step. If not
+        even the norms of the first step's gradients agree, the ranks never exchanged gradients (warning: each may
+        hold another part of a model).
+        Not finite (error): NAN-BORN finds a birth in the forward pass of some ranks, and the others held only finite
+        values in that step's forward and before.
+        Far away (warning): log2 of the rms of a module's output is more than log2(factor), and more than spread times
+        its usual variation, from the median of the ranks (of two: from rank 0's), in each of the last sustained
+        sampled steps.
+        Steps (warning): the ranks ended by themselves after different numbers of steps.
+
+    Window:
+        The steps that all ranks measured in full; for non-finite values every step. Modules whose output has fewer
+        than least elements are left out, the loss among them: a single batch decides their size.
+
+    Thresholds:
+        - tolerance (1e-4): after an all-reduce the ranks hold the same bits; sums of squares on different devices differ
+          by the rounding of float32, 1e-6.
+        - factor (4): healthy ranks that saw 2 to 8 images each came to 1.4 (in a single step to 6.6). Images that one
+          rank does not normalise are some 255 times as large.
+        - spread (4): times the median deviation of the other ranks and steps.
+        - sustained (5): one odd batch is not reported.
+        - least (64): see above.
+
+    Evidence:
+        The figures of each rank, and the first step with a difference.
+
+    Remedy:
+        Out of sync: look for parameters that are changed outside of the optimizer, for decisions by random numbers that
+        differ between ranks, and for layers that DistributedDataParallel does not know. Otherwise look at the data
+        that this rank gets, and at its device.
+    """
+
+    tolerance: float = 1e-4
+    factor: float = 4.0
+    spread: float = 4.0
+    sustained: int = 5
+    least: int = 64
+
+    code: ClassVar[str] = "RANK-DEPARTS"
+    name: ClassVar[str] = "one rank differs from the others"
+    severity: ClassVar[Severity] = "error"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield at most one finding of each kind; one for each rank that is far away."""
+        if len(recording.ranks) > 1:
+            group = _Group(recording)
+            yield from self._out_of_sync(group)
+            yield from self._not_finite(group)
+            yield from self._far_away(group)
+            yield from self._steps(group)
+
+    def lacking(self, recording: Recording) -> Lack | None:
+        """Return the lack of steps that all ranks measured; a single process has no ranks to compare."""
+        if len(recording.ranks) < 2:
+            return None
+        return too_few(self.code, len(_Group(recording).steps), self.sustained, "steps that all ranks measured")
+
+    def _out_of_sync(self, group: _Group) -> Iterator[Finding]:
+        sites = [site for site in group.recording.of_kind("param") if group.whole(site)]
+        courses = {site.site: group.rms(site) for site in sites}
+        if len(group.steps) < 2 or not sites or any(self._differs(c[:, :1]).any() for c in courses.values()):
+            return
+        departed = {name: np.flatnonzero(self._differs(course)) for name, course in courses.items()}
+        first = {name: int(found[0]) for name, found in departed.items() if len(found)}
+        if not first:
+            return
+        at = min(first.values())
+        names = [name for name, place in first.items() if place == at]
+        site = max(names, key=lambda name: _relative(courses[name])[at])
+        step, values = int(group.steps[at]), courses[site][:, at]
+        parted = self._gradients_part(group)
+        never = parted is not None and parted <= group.steps[0]
+        odd = group.odd_one(values)
+        who = f"rank {odd} departed from the others" if odd is not None else "the ranks no longer agree"
+        yield Finding(
+            code=self.code,
+            severity="warning" if never else "error",
+            site=site,
+            step=step,
+            message=_NEVER.format(site=site, step=step)
+            if never
+            else f"At step {step} {who} on {site}, by {_relative(courses[site])[at]:.1e} of its size; until step "
+            f"{int(group.steps[at - 1])} all ranks held the same parameters.",
+            evidence={
+                "rank": odd,
+                "rms": {str(rank): plain(value) for rank, value in zip(group.ranks, values, strict=True)},
+                "parameters": len(names),
+                "of": len(sites),
+                "gradients_part_at": parted,
+            },
+            confidence=0.5 if never else 0.9,
+            remedy=_SEPARATE if never else _OUT_OF_SYNC,
+        )
+
+    def _differs(self, course: Floats) -> Bools:
+        return np.asarray(_relative(course) > self.tolerance)
+
+    def _gradients_part(self, group: _Group) -> int | None:
+        """Return the first step in which the ranks' gradients differ at the end of the backward pass."""
+        parted = [group.first_difference(site, self.tolerance) for site in group.recording.of_kind("grad.norm")]
+        return min((step for step in parted if step is not None), default=None)
+
+    def _not_finite(self, group: _Group) -> Iterator[Finding]:
+        births = {
+            rank: finding
+            for rank, share in zip(group.ranks, group.shares, strict=True)
+            for finding in list(NanBorn().check(share))[:1]
+            if finding.site.rpartition(":")[2] in FORWARD
+        }
+        if not births:
+            return
+        step = min(finding.step for finding in births.values())
+        broken = [rank for rank, finding in births.items() if finding.step == step]
+        others = [
+            rank for rank, share in zip(group.ranks, group.shares, strict=True)
+            if rank not in broken and _last_step(share) >= step and _sound_until(share, step)
+        ]  # fmt: skip
+        if not others:
+            return
+        born = births[broken[0]]
+        yield Finding(
+            code=self.code,
+            severity="error",
+            site=born.site,
+            step=step,
+            message=f"{_ranks(broken)} alone held a non-finite value at {born.site} in step {step}; "
+            f"{_ranks(others).lower()} did not.",
+            evidence={"ranks": broken, "finite": others[:NAMED], "born": born.message},
+            confidence=born.confidence,
+            remedy="Look at the batch that this rank had in this step (its sampler, its shard of the data), and if the same "
+            "rank breaks again with other data, at its device.",
+        )
+
+    def _far_away(self, group: _Group) -> Iterator[Finding]:
+        told: set[int] = set()
+        for site in group.recording.of_kind("out"):
+            course = _Apart.of(group, site) if math.prod(site.shape) >= self.least else None
+            if course is None or len(course.steps) < self.sustained:
+                continue
+            bar = max(math.log2(self.factor), self.spread * course.usual)
+            late = course.logs[:, -self.sustained :]
+            for place in np.flatnonzero((late > bar).all(axis=1) | (late < -bar).all(axis=1)).tolist():
+                if place not in told:
+                    told.add(place)
+                    yield self._distant(group, course, place)
+
+    def _distant(self, group: _Group, course: _Apart, place: int) -> Finding:
+        rank, apart = group.ranks[place], course.logs[place]
+        times = 2.0 ** float(np.median(apart[-self.sustained :]))
+        near = np.flatnonzero(np.abs(apart) <= math.log2(self.factor))
+        start = int(near[-1]) + 1 if len(near) else 0
+        step, site = int(course.steps[start]), course.site.site
+        how = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of what"
+        others = "those of the rank in the middle" if len(group.ranks) > 2 else f"those at rank {group.ranks[0]}"
+        return Finding(
+            code=self.code,
+            severity="warning",
+            site=site,
+            step=step,
+            message=f"From step {step} on the values of {site} at rank {rank} are {how} {others} are.",
+            evidence={
+                "rank": rank,
+                "times": plain(times),
+                "rms": {str(r): plain(value) for r, value in zip(group.ranks, course.rms[:, -1], strict=True)},
+                "steps": len(course.steps) - start,
+            },
+            confidence=0.7 if len(group.ranks) > 2 else 0.5,
+            remedy="Compare this rank's input with that of the others: its shard of the data, its transforms, its seed.",
+        )
+
+    def _steps(self, group: _Group) -> Iterator[Finding]:
+        ends = [share.end for share in group.shares]
+        taken = {rank: end["steps"] for rank, end in zip(group.ranks, ends, strict=True) if end and not end.get("exit")}
+        if len(taken) < len(ends) or len(set(taken.values())) < 2:
+            return
+        least, most = min(taken.values()), max(taken.values())
+        short = [rank for rank, steps in taken.items() if steps == least]
+        site = (
+            group.recording.of_kind("out")[-1].site
+            if group.recording.of_kind("out")
+            else group.recording.sites[-1].site
+        )
+        yield Finding(
+            code=self.code,
+            severity="warning",
+            site=site,
+            step=least,
+            message=f"{_ranks(short)} took {least} steps through {site}, others up to {most}.",
+            evidence={"steps": {str(rank): steps for rank, steps in taken.items()}},
+            remedy="Use the same number of batches on all ranks: drop_last=True, or the context manager Join of "
+            "torch.distributed.algorithms.join.",
+        )
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """The distances of the ranks from each other at one site, in the steps in which all ranks had values there.
+
+    Attributes:
+        site: The site.
+        steps: The steps.
+        rms: The root mean squares: a row a rank, a column a step.
+        logs: The distances from the rank in the middle, of two ranks from the first, as powers of two.
+    """
+
+    site: SiteInfo
+    steps: Ints
+    rms: Floats
+    logs: Floats
+
+    @classmethod
+    def of(cls, group: _Group, site: SiteInfo) -> _Apart:
+        """Return the distances of the ranks at a site."""
+        rms = group.rms(site)
+        known = (np.isfinite(rms) & (rms > 0)).all(axis=0)
+        logs = np.log2(rms[:, known])
+        middle = np.median(logs, axis=0) if len(logs) > 2 else logs[0]
+        return cls(site, group.steps[known], rms[:, known], logs - middle)
+
+    @property
+    def usual(self) -> float:
+        """The usual variation of a rank against the others."""
+        logs = self.logs if len(self.logs) > 2 else self.logs[1:]
+        return float(np.median(np.abs(logs - np.median(logs, axis=1, keepdims=True))))
+
+
+class _Group:
+    """The ranks of a recording, and the steps and sites that they have in common."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording, self.ranks = recording, recording.ranks
+        self.shares = [recording.of_rank(rank) for rank in self.ranks]
+
+    @cached_property
+    def steps(self) -> Ints:
+        """The steps that all ranks measured in full."""
+        common = self.shares[0].steps
+        for share in self.shares[1:]:
+            common = np.intersect1d(common, share.steps, assume_unique=True)
+        return common
+
+    def rms(self, site: SiteInfo) -> Floats:
+        """Return the root mean square of a site: a row a rank, a column a common step, NaN where there is none."""
+        table = np.full((len(self.shares), len(self.steps)), np.nan)
+        for row, share in zip(table, self.shares, strict=True):
+            row[:] = share.series(site, "rms")[np.isin(share.steps, self.steps)]
+        return table
+
+    def whole(self, site: SiteInfo) -> bool:
+        """Whether every rank has all elements of a parameter, in every common step, and not a part of it."""
+        size = math.prod(site.shape)
+        for share in self.shares:
+            rows = share.rows(site)
+            kept = (rows.level == FULL) & np.isin(rows.step, self.steps)
+            if int(kept.sum()) < len(self.steps) or not (rows.count[kept] == size * rows.calls[kept]).all():
+                return False
+        return True
+
+    def first_difference(self, site: SiteInfo, tolerance: float) -> int | None:
+        """Return the first step in which the ranks differ at a site, also between the sampled ones."""
+        rows = [share.rows(site) for share in self.shares]
+        steps = rows[0].step
+        for other in rows[1:]:
+            steps = np.intersect1d(steps, other.step, assume_unique=True)
+        table = np.array([r.statistic("rms")[np.isin(r.step, steps)] for r in rows])
+        found = np.flatnonzero(_relative(table) > tolerance)
+        return int(steps[found[0]]) if len(found) else None
+
+    def odd_one(self, values: Floats) -> int | None:
+        """Return the rank that is alone with its value; None if there is not exactly one."""
+        middle = np.median(values)
+        apart = np.abs(values - middle)
+        place = int(np.nanargmax(apart))
+        rest = np.delete(apart, place)
+        alone = len(values) > 2 and apart[place] > 10 * rest.max(initial=0)
+        return self.ranks[place] if alone else None
+
+
+def _relative(course: Floats) -> Floats:
+    """Return the distance of the ranks in each step, as a share of the largest; 0 if a rank has no finite value."""
+    if not course.size:
+        return np.zeros(course.shape[-1])
+    largest = np.abs(course).max(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        apart = (course.max(axis=0) - course.min(axis=0)) / largest
+    return np.asarray(np.nan_to_num(apart, nan=0.0, posinf=0.0))
+
+
+def _last_step(share: Recording) -> int:
+    """Return the last step in a rank's recording, or before its end."""
+    if share.end is not None:
+        return int(share.end.get("steps", 1)) - 1
+    return max((int(rows.step[-1]) for site in share.sites if len(rows := share.rows(site))), default=-1)
+
+
+def _sound_until(share: Recording, step: int) -> bool:
+    """Whether all values in the forward passes of a rank were finite, up to a step."""
+    for site in share.sites:
+        if site.kind in FORWARD:
+            rows = share.rows(site)
+            if not rows.clean[rows.step <= step].all():
+                return False
+    return True
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return the names of some ranks for the beginning of a sentence."""
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    return f"Ranks {', '.join(map(str, ranks[:NAMED]))}{' and others' if len(ranks) > NAMED else ''}"
+
+
+_NEVER = (
+    "The ranks started from the same parameters and never exchanged gradients: by step {step} they differ on {site}, "
+    "and the gradients of their first step differ already."
+)
+_SEPARATE = (
+    "Wrap the model in DistributedDataParallel or fully_shard, and call the wrapped one; ignore this if each rank trains "
+    "a part of a model, or a model of its own."
+)
+_OUT_OF_SYNC = (
+    "Look for parameters that are changed outside of the optimizer, for decisions that differ between ranks (random "
+    "numbers, early stopping, skipped steps), and for layers that were added after wrapping in DistributedDataParallel."
+)

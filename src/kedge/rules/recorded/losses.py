@@ -1,0 +1,75 @@
+"""The losses of a recording: the values that backward was called on, or else single numbers that roots return."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from kedge.rules.recorded.roots import root_paths
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import Bools, Floats, Ints, Rows
+
+#: The kind of the site of the values that one line of the program calls backward on.
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class LossCourse:
+    """One loss in the whole steps in which it was recorded.
+
+    ``values`` are means over the calls of a step. Steps with fewer or more calls than usual, such as the last one of a GAN or
+    of an epoch, are left out: their mean is of something else.
+    """
+
+    site: SiteInfo
+    rows: Rows
+
+    @cached_property
+    def _kept(self) -> Bools:
+        return whole_steps(self.rows.calls) & self.rows.clean & np.isfinite(self.rows.statistic("mean"))
+
+    @cached_property
+    def steps(self) -> Ints:
+        """The steps in which the loss was finite."""
+        return self.rows.step[self._kept]
+
+    @cached_property
+    def values(self) -> Floats:
+        """The loss in these steps."""
+        return self.rows.statistic("mean")[self._kept]
+
+    @property
+    def ends_badly(self) -> bool:
+        """Whether the last recorded loss was not finite."""
+        return len(self.rows) > 0 and not bool(self.rows.clean[-1])
+
+
+def losses(recording: Recording) -> list[LossCourse]:
+    """Return the losses of a recording that have any rows."""
+    found = [site for site in recording.of_kind(LOSS) if len(recording.rows(site))]
+    found = found or [site for site in recording.of_kind("out") if is_single_output(recording, site)]
+    return [LossCourse(site, recording.rows(site)) for site in found if len(recording.rows(site))]
+
+
+def steps_without_loss(recording: Recording) -> Ints:
+    """Return the steps in which every loss was exactly zero, like a hinge loss that every sample has passed."""
+    rows = [loss.rows for loss in losses(recording)]
+    if not rows:
+        return np.zeros(0, dtype=np.int64)
+    steps = np.concatenate([r.step for r in rows])
+    zero = np.concatenate([r.clean & (r.statistic("mean") == 0) for r in rows])
+    return np.setdiff1d(steps, steps[~zero])
+
+
+def is_single_output(recording: Recording, site: SiteInfo) -> bool:
+    """Whether a site is the output of a root, and a single number."""
+    return site.kind == "out" and site.path in root_paths(recording) and math.prod(site.shape) == 1
+
+
+def whole_steps(amounts: Ints) -> Bools:
+    """Return which steps have the usual number of calls or elements; all, if most steps differ."""
+    usual = np.asarray(amounts == np.median(amounts)) if len(amounts) else np.zeros(0, dtype=bool)
+    return usual if usual.sum() > len(amounts) / 2 else np.ones(len(amounts), dtype=bool)

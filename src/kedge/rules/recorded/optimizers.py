@@ -1,0 +1,66 @@
+"""The program's optimizers, as a recording has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kedge.rules.recorded.trained import trained_sites
+from kedge.store.recording import Recording
+
+Entry = Mapping[str, Any]
+
+
+def optimizers(recording: Recording) -> tuple[Entry, ...] | None:
+    """Return the program's optimizers; None if they are not recorded, as before the program ends."""
+    written = events_of(recording, "optimizers")
+    if not written:
+        return None
+    return tuple(entry for event in written for entry in event.get("optimizers", ()))
+
+
+def has_optimizer(recording: Recording) -> bool:
+    """Whether a step of an optimizer was recorded: only then are there parameters and norms of gradients."""
+    kinds = ("param", "update", "grad.norm")
+    return any(len(recording.rows(site)) for kind in kinds for site in trained_sites(recording, kind))
+
+
+def events_of(recording: Recording, kind: str) -> list[Entry]:
+    """Return the events of one kind in the order of their steps; of several ranks, which train alike, those of the lowest."""
+    rank = recording.ranks[0]
+    found = [event for event in recording.events if event.get("kind") == kind and event.get("rank", rank) == rank]
+    return sorted(found, key=lambda event: int(event.get("step", -1)))
+
+
+def later_starts(recording: Recording, root: int | None = None) -> list[int]:
+    """Return the steps, after the first one, in which an optimizer made its first step, in order.
+
+    Args:
+        recording: The recording.
+        root: Only for optimizers that train this root; for all if None.
+    """
+    own = (optimizers(recording) or ()) if root is None else _training(recording, root)
+    return sorted({int(start) for entry in own if (start := entry.get("first_step") or 0) > 0})
+
+
+def rates_of(recording: Recording, root: int) -> list[float]:
+    """Return the learning rates of the optimizers that train a root, the highest first."""
+    rates = {float(rate) for entry in _training(recording, root) for rate in entry.get("rates", ())}
+    return sorted((rate for rate in rates if rate > 0), reverse=True)
+
+
+def trained_by(recording: Recording, root: int) -> str:
+    """Return words for the optimizers that train a root: ``Adam with a learning rate of 0.001``; empty if unknown."""
+    types = ", ".join(dict.fromkeys(str(entry.get("type", "an optimizer")) for entry in _training(recording, root)))
+    rates = rates_of(recording, root)
+    return types + (f" with a learning rate of {listed_rates(rates)}" if types and rates else "")
+
+
+def listed_rates(rates: Iterable[float]) -> str:
+    """Return the first three learning rates for a sentence."""
+    return " and ".join(f"{rate:g}" for rate in list(rates)[:3])
+
+
+def _training(recording: Recording, root: int) -> list[Entry]:
+    """Return the optimizers that train a root."""
+    return [entry for entry in optimizers(recording) or () if root in entry.get("roots", ())]

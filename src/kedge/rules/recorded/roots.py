@@ -1,0 +1,55 @@
+"""The roots of a recording: models that the program calls by themselves, and the paths inside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from kedge.store.recording import Recording, Root
+
+T = TypeVar("T")
+
+
+def root_path(recording: Recording, root: int) -> str:
+    """Return the path of a root; empty for the first one, and for an unknown one."""
+    return recording.roots[root].prefix.rstrip(".") if 0 <= root < len(recording.roots) else ""
+
+
+def root_paths(recording: Recording) -> frozenset[str]:
+    """Return the paths of all roots; a recording that lists none has one, the empty path."""
+    return frozenset(root.prefix.rstrip(".") for root in recording.roots) or frozenset({""})
+
+
+def root_of(recording: Recording, path: str) -> int:
+    """Return the root that holds a path: the one with the longest prefix of it; -1 if none holds it."""
+    if not recording.roots:
+        return 0
+    fitting = [i for i, root in enumerate(recording.roots) if _within(path, root.prefix.rstrip("."))]
+    found = max(fitting, key=lambda i: len(recording.roots[i].prefix), default=-1)
+    return found if found >= 0 and _holds(recording.roots[found], path) else -1
+
+
+def names_of(recording: Recording, roots: Iterable[int]) -> str:
+    """Return the names of some roots, with commas between; "the model" if none is known."""
+    return ", ".join(recording.roots[root].name for root in roots if 0 <= root < len(recording.roots)) or "the model"
+
+
+def by_root(items: Iterable[T], root: Callable[[T], int]) -> list[tuple[int, list[T]]]:
+    """Group items by their root, in the order of the roots; the items of a root keep their order."""
+    groups: dict[int, list[T]] = {}
+    for item in items:
+        groups.setdefault(root(item), []).append(item)
+    return sorted(groups.items(), key=lambda group: group[0])
+
+
+def _holds(root: Root, path: str) -> bool:
+    """Whether a root has a child that a path begins with, as far as its modules are described."""
+    prefix = root.prefix.rstrip(".")
+    child, _, rest = path[len(prefix) :].lstrip(".").partition(".")
+    children = {str(module["path"])[len(prefix) :].lstrip(".").partition(".")[0] for module in root.modules}
+    # A path without a dot is a parameter or a child of the root itself, which may have got it later.
+    return not rest or not root.modules or child in children
+
+
+def _within(path: str, prefix: str) -> bool:
+    return not prefix or path == prefix or path.startswith(f"{prefix}.")

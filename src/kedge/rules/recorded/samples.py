@@ -1,0 +1,34 @@
+"""The samples of a recording for a rule, and the lack of a rule with too few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kedge.rules.recorded.trained import trains
+from kedge.rules.rule import Lack
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL
+
+MEASURED = "measured steps"
+
+
+def too_few(code: str, have: int, need: int, lacks: str = MEASURED) -> Lack | None:
+    """Return the lack of a rule that needs a number of samples; None if there are enough."""
+    return Lack(code, lacks, have, need) if have < need else None
+
+
+def no_end(code: str, recording: Recording) -> Lack | None:
+    """Return the lack of a rule that reads events written at the end of the program."""
+    return None if recording.end is not None else Lack(code, "end of the program", 0, 1, grows=False)
+
+
+def no_loss_graph(code: str, recording: Recording) -> Lack | None:
+    """Return the lack of a rule that reads the graph of the loss; without training there is none to record."""
+    if not trains(recording) or any(event.get("kind") == "loss-graph" for event in recording.events):
+        return None
+    return Lack(code, "record of the loss's graph", 0, 1, grows=False)
+
+
+def measured(recording: Recording, sites: Iterable[SiteInfo]) -> int:
+    """Return the largest number of steps in which any of some sites was measured in full."""
+    return max((int((recording.rows(site).level == FULL).sum()) for site in sites), default=0)

@@ -1,0 +1,59 @@
+"""The models of a recording that are trained: rules about training judge no others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL, Ints
+
+
+def trained_roots(recording: Recording) -> frozenset[int]:
+    """Return the roots that an optimizer trains.
+
+    All of them, if the recording does not say. Without an optimizer, as where the program updates the weights itself,
+    those that got gradients.
+    """
+    roots = range(max(len(recording.roots), 1 + max((site.root for site in recording.sites), default=0)))
+    known = {i: root.trained for i, root in enumerate(recording.roots)}
+    trained = frozenset(i for i in roots if known.get(i) is not False)
+    return trained or frozenset(site.root for site in recording.of_kind("param.grad") if len(recording.rows(site)))
+
+
+def trained_sites(recording: Recording, kind: str) -> list[SiteInfo]:
+    """Return the sites of one kind that belong to trained models."""
+    trained = trained_roots(recording)
+    return [site for site in recording.of_kind(kind) if site.root in trained]
+
+
+def recorded_gradients(recording: Recording) -> list[SiteInfo]:
+    """Return the gradients of trained models' parameters that have rows."""
+    return [site for site in trained_sites(recording, "param.grad") if len(recording.rows(site))]
+
+
+def trains(recording: Recording) -> bool:
+    """Whether a trained model got a gradient."""
+    return bool(recorded_gradients(recording))
+
+
+def steps_of_training(recording: Recording, root: int) -> Ints:
+    """Return the measured steps in which a root was trained: its parameters had gradients and an optimizer stepped.
+
+    Gradients alone count if no optimizer ever stepped with it: a model that is trained no more may keep its last ones. All
+    measured steps, if no gradient of the program was recorded.
+    """
+    graded, stepped = (_measured(recording, root, kind) for kind in ("param.grad", "update"))
+    if not any(len(recording.rows(site)) for site in recording.of_kind("param.grad")):
+        return recording.steps
+    return np.intersect1d(graded, stepped) if len(stepped) else graded
+
+
+def _measured(recording: Recording, root: int, kind: str) -> Ints:
+    rows = [recording.rows(site) for site in recording.of_kind(kind) if site.root == root]
+    steps = [own.step[own.level == FULL] for own in rows]
+    return np.unique(np.concatenate(steps)) if steps else np.zeros(0, dtype=np.int64)
+
+
+def says_what_is_trained(recording: Recording) -> bool:
+    """Whether a recording says which models are trained; those that do also have kept gradients and modes."""
+    return any(root.trained is not None for root in recording.roots)

@@ -1,0 +1,95 @@
+"""The weights of a recording over the steps: their size, their gradient, their change, and the gradient of their output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kedge.rules.recorded.trained import trained_sites
+from kedge.rules.recorded.wiring import Wiring, wire
+from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import Floats
+
+#: Modules whose weights are looked up and not multiplied: most of their rows get no gradient in a step.
+TABLES = frozenset({"Embedding", "EmbeddingBag"})
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One parameter of at least two dimensions, and the sites that belong to it."""
+
+    param: SiteInfo
+    grad: SiteInfo | None
+    update: SiteInfo | None
+    arriving: SiteInfo | None
+    "The gradient of its module's output."
+
+    position: int
+    table: bool
+
+    @property
+    def root(self) -> int:
+        """The root that holds it."""
+        return self.param.root
+
+
+def weights(recording: Recording) -> tuple[Weight, ...]:
+    """Return the weights of trained models in the order in which their modules return.
+
+    Biases, gains and other vectors are left out: they start at zero or one, and the usual bounds on the size of a
+    weight do not hold for them.
+    """
+    wiring = wire(recording)
+    grads = {site.path: site for site in recording.of_kind("param.grad")}
+    updates = {site.path: site for site in recording.of_kind("update")}
+    found = [
+        _weight(wiring, site, grads.get(site.path), updates.get(site.path))
+        for site in trained_sites(recording, "param")
+        if len(site.shape) >= 2
+    ]
+    return tuple(sorted(found, key=lambda weight: weight.position))
+
+
+def rms(recording: Recording, sites: Sequence[SiteInfo | None]) -> Floats:
+    """Return the root mean square of sites over ``recording.steps``: a row a site, NaN where there is none."""
+    table = np.full((len(sites), len(recording.steps)), np.nan)
+    for row, site in zip(table, sites, strict=True):
+        if site is not None:
+            row[:] = recording.series(site, "rms")
+    table[~np.isfinite(table)] = np.nan
+    return table
+
+
+def share(part: Floats, whole: Floats) -> Floats:
+    """Return a quotient, NaN where the divisor is zero or not known."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(whole > 0, part / whole, np.nan)
+
+
+def middle(table: Floats) -> Floats:
+    """Return the median of each column, NaN for a column without numbers."""
+    result = np.full(table.shape[1], np.nan)
+    some = ~np.isnan(table).all(axis=0)
+    if some.any():
+        result[some] = np.nanmedian(table[:, some], axis=0)
+    return result
+
+
+def finite_median(values: Floats, otherwise: float = float("nan")) -> float:
+    """Return the median of the finite ones of some values; the other number if there are none."""
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else otherwise
+
+
+def first_finite(values: Floats, otherwise: float = float("nan")) -> float:
+    """Return the first finite one of some values; the other number if there is none."""
+    finite = values[np.isfinite(values)]
+    return float(finite[0]) if len(finite) else otherwise
+
+
+def _weight(wiring: Wiring, site: SiteInfo, grad: SiteInfo | None, update: SiteInfo | None) -> Weight:
+    module = wiring.modules[site.owner]
+    arriving = wiring.sites[module.grads[0]] if module.grads else None
+    return Weight(site, grad, update, arriving, module.position, module.type in TABLES)

@@ -1,0 +1,156 @@
+"""The connections of a recording's sites: modules that feed others, and modules that hold others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kedge.rules.recorded.roots import root_paths
+from kedge.store.recording import Recording, SiteInfo
+
+
+@dataclass(frozen=True)
+class ModuleSites:
+    """The sites of one module, as ids.
+
+    ``position`` is its place in the order in which modules return; the modules inside it have lower ones. ``sources``
+    are the sites whose tensors it takes, None for a tensor that no watched site made.
+    """
+
+    path: str
+    root: int
+    type: str
+    position: int
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    grads: tuple[int, ...]
+    params: tuple[int, ...]
+    param_grads: tuple[int, ...]
+    sources: frozenset[int | None]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The modules of a recording in the order in which they return."""
+
+    sites: tuple[SiteInfo, ...]
+    modules: dict[str, ModuleSites]
+    heads: frozenset[str]
+    "The paths of the roots."
+    recording: Recording = field(repr=False, compare=False)
+
+    def __iter__(self) -> Iterator[ModuleSites]:
+        return iter(self.modules.values())
+
+    def ancestors(self, module: ModuleSites) -> list[ModuleSites]:
+        """Return the watched modules that hold this one, the nearest first."""
+        path, found = module.path, []
+        while path and path not in self.heads:
+            path = path.rpartition(".")[0]
+            if path in self.modules and self.modules[path].root == module.root:
+                found.append(self.modules[path])
+        return found
+
+    def inside(self, module: ModuleSites) -> tuple[ModuleSites, ...]:
+        """Return the watched modules inside this one."""
+        return self._inside.get(module.path, ())
+
+    def consumers(self, module: ModuleSites) -> list[ModuleSites]:
+        """Return the modules that take this one's output unchanged; of nested ones, the innermost."""
+        taking = [m for m in self if m is not module and not m.sources.isdisjoint(module.outs)]
+        return [m for m in taking if not any(other in taking for other in self.inside(m))]
+
+    def returned(self, holder: ModuleSites) -> ModuleSites | None:
+        """Return the module whose output a container returned unchanged; None if its own forward made its output."""
+        return next((m for m in reversed(self.inside(holder)) if self._returns(holder, m)), None)
+
+    def start(self, module: ModuleSites) -> int:
+        """Return the position of the first module that returns after this one was entered."""
+        return min([module.position, *(inner.position for inner in self.inside(module))])
+
+    def text(self, site: int) -> str:
+        """Return the text of a site."""
+        return self.sites[site].site
+
+    def _returns(self, holder: ModuleSites, module: ModuleSites) -> bool:
+        """Whether a container's output may be a module's: they have the same node, gradient and figures."""
+        if not holder.outs or not module.outs:
+            return module is self.inside(holder)[-1]
+        outer, inner = self.sites[holder.outs[0]], self.sites[module.outs[0]]
+        if outer.node != inner.node:
+            return False
+        # Hooks on one tensor fire in the order of registration, the inner one first; backward reaches later tensors earlier.
+        if holder.grads and module.grads and holder.grads[0] < module.grads[0]:
+            return False
+        return self._alike(outer, inner)
+
+    def _alike(self, outer: SiteInfo, inner: SiteInfo) -> bool:
+        """Whether two outputs had the same figures in all steps in which both modules were called equally often."""
+        a, b = self.recording.rows(outer), self.recording.rows(inner)
+        _, i, j = np.intersect1d(a.step, b.step, return_indices=True)
+        same = a.calls[i] == b.calls[j]
+        i, j = i[same], j[same]
+        with np.errstate(invalid="ignore"):
+            other = (a.count[i] != b.count[j]) | (
+                np.isfinite(a.sum[i]) & np.isfinite(b.sum[j]) & (a.sum[i] != b.sum[j])
+            )
+        return not other.any()
+
+    @cached_property
+    def has_nodes(self) -> bool:
+        """Whether the nodes of the autograd graph are known."""
+        return any(site.node is not None for site in self.sites)
+
+    @cached_property
+    def described(self) -> Mapping[str, Mapping[str, Any]]:
+        """The recording's descriptions of the modules themselves, by path."""
+        return {module["path"]: module for root in self.recording.roots for module in root.modules}
+
+    @cached_property
+    def _inside(self) -> dict[str, tuple[ModuleSites, ...]]:
+        found: dict[str, list[ModuleSites]] = {}
+        for module in self:
+            for holder in self.ancestors(module):
+                found.setdefault(holder.path, []).append(module)
+        return {path: tuple(modules) for path, modules in found.items()}
+
+
+def wire(recording: Recording) -> Wiring:
+    """Return the sites of a recording by module."""
+    groups: dict[str, list[SiteInfo]] = {}
+    for site in recording.sites:
+        if site.kind in _KINDS:
+            groups.setdefault(site.owner, []).append(site)
+    modules = sorted((_module(path, sites) for path, sites in groups.items()), key=lambda m: m.position)
+    heads = root_paths(recording)
+    return Wiring(recording.sites, {module.path: module for module in modules}, heads, recording)
+
+
+_KINDS = ("in", "out", "out.grad", "param", "param.grad")
+
+
+def _module(path: str, sites: Iterable[SiteInfo]) -> ModuleSites:
+    kinds: dict[str, list[SiteInfo]] = {kind: [] for kind in _KINDS}
+    for site in sites:
+        kinds[site.kind].append(site)
+    ins, outs, grads, params, param_grads = (tuple(site.id for site in kinds[kind]) for kind in _KINDS)
+    named = [*kinds["out"], *kinds["in"], *kinds["out.grad"], *kinds["param"], *kinds["param.grad"]]
+    sources = {source for site in kinds["in"] or kinds["out"] for source in site.sources}
+    # Gradients fire from the loss backwards, so without outputs their order is reversed.
+    position = min(outs or ins or params, default=-min(grads or param_grads, default=0))
+    return ModuleSites(
+        path=path,
+        root=named[0].root,
+        type=named[0].type,
+        position=position,
+        ins=ins,
+        outs=outs,
+        grads=grads,
+        params=params,
+        param_grads=param_grads,
+        sources=frozenset(sources),
+    )

@@ -1,0 +1,90 @@
+"""SAVED-MEMORY: the memory that autograd saves for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kedge.rules.naming import NAMED, plain
+from kedge.rules.rule import Finding, Lack, Severity
+from kedge.store.recording import Recording
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class SavedMemory:
+    """One module holds a large part of the memory that autograd saves for backward.
+
+    Meaning:
+        Between forward and backward autograd keeps tensors, which are most of a training's memory. If one module
+        accounts for a good part of them, it is the place to save memory.
+
+    Formula:
+        B = bytes saved for backward in one step by the innermost module that saved them, parameters not counted.
+        Reported if B > share of all bytes saved in that step and B > floor.
+
+    Window:
+        The step in which the saved tensors were recorded, once in a run.
+
+    Thresholds:
+        - share (0.2): a fifth. The finding is a hint; this number only keeps the list short.
+        - floor (67,108,864): 64 MiB; there is little to save below that.
+
+    Evidence:
+        The bytes and tensors of the module, the bytes of the step, and the modules that come next.
+
+    Remedy:
+        torch.utils.checkpoint around it computes it again in backward and keeps only its inputs; kedge.offload keeps its
+        saved tensors in another memory; attention written with softmax has a form that saves less
+        (scaled_dot_product_attention), and so has cross-entropy in parts.
+    """
+
+    share: float = 0.2
+    floor: int = 67_108_864
+
+    code: ClassVar[str] = "SAVED-MEMORY"
+    name: ClassVar[str] = "one module holds a large part of the memory saved for backward"
+    severity: ClassVar[Severity] = "info"
+
+    def check(self, recording: Recording) -> Iterable[Finding]:
+        """Yield one finding for every such module of the step in which most was saved."""
+        written = [event for event in recording.events if event.get("kind") == "saved"]
+        fullest = max(written, key=lambda event: event["bytes"], default=None)
+        if fullest is None:
+            return
+        modules = sorted(fullest["modules"], key=lambda module: -module["bytes"])
+        for place, module in enumerate(modules):
+            if module["bytes"] > self.floor and module["bytes"] > self.share * fullest["bytes"]:
+                yield self._finding(fullest, module, modules[place + 1 :])
+
+    def lacking(self, recording: Recording) -> Lack | None:  # noqa: ARG002 - nothing can be missing
+        """Return None: a run without this hint about memory is judged in full."""
+        return None
+
+    def _finding(self, event: Mapping[str, Any], module: Mapping[str, Any], after: list[Mapping[str, Any]]) -> Finding:
+        held, total, path = module["bytes"], event["bytes"], module["path"]
+        return Finding(
+            code=self.code,
+            severity=self.severity,
+            site=f"{path or ''}:saved",
+            step=event["step"],
+            message=f"{_named(path)} holds {held / MIB:,.0f} MiB of the {total / MIB:,.0f} MiB ({held / total:.0%}) that are "
+            f"saved for backward in step {event['step']}.",
+            evidence={
+                "bytes": held,
+                "tensors": module["tensors"],
+                "total": total,
+                "share": plain(held / total),
+                "next": {other["path"]: other["bytes"] for other in after[:NAMED]},
+            },
+            confidence=0.95,
+            remedy="Checkpoint it (torch.utils.checkpoint) to compute it again in backward, or keep its saved tensors "
+            "elsewhere (kedge.offload); for attention use scaled_dot_product_attention, which saves no scores.",
+        )
+
+
+def _named(path: str | None) -> str:
+    """Return the name of a module's saved tensors; operations outside of modules, such as a functional loss, have no path."""
+    return "The program outside of modules" if path is None else f"{path}:saved"

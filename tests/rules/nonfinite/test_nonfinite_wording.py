@@ -1,0 +1,283 @@
+"""NAN-BORN's words and evidence: the program's line, the operation, the advice, the steps before."""
+
+from __future__ import annotations
+
+import pytest
+
+from kedge.rules.nonfinite.nan_born import NanBorn
+from kedge.rules.nonfinite.wording.advice import OperationAdvice, operation
+from kedge.rules.rule import Finding
+from tests.rules.scenes import (
+    AFTER_LOG,
+    ALL_GRADIENTS,
+    EVERYTHING,
+    FINITENESS,
+    INF,
+    NAN,
+    Scene,
+    all_of,
+    chain,
+    row,
+    size,
+)
+
+LINE = {"file": "train.py", "line": 31, "function": "Net.forward", "text": "x = self.log(x)"}
+
+
+def only(scene: Scene) -> Finding:
+    """Run the rule, which finds one thing."""
+    (finding,) = NanBorn().check(scene.recording())
+    return finding
+
+
+def described(scene: Scene, text: str, **entry: object) -> Scene:
+    """Add to what is known of a site."""
+    scene.sites[scene.id(text)].update(entry)
+    return scene
+
+
+def broken(scene: Scene, bad: dict[str, float]) -> Scene:
+    """Let two steps pass well and one go wrong."""
+    scene.step(0)
+    scene.step(10)
+    scene.step(20, bad)
+    return scene
+
+
+def test_the_programs_line_is_in_the_message_and_in_the_evidence():
+    """Where the module that made it is called can be looked up without searching."""
+    scene = broken(described(chain(), "log:out", source=LINE), all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))
+
+    finding = only(scene)
+
+    assert finding.evidence["source"] == LINE
+    assert finding.message.endswith(
+        "its input was finite. log (Log) is called at train.py:31, in Net.forward: `x = self.log(x)`."
+    )
+
+
+def test_between_two_modules_the_line_is_that_of_the_next():
+    """The operation stands somewhere before the line where its result goes in; its autograd node tells which it is."""
+    scene = Scene()
+    scene.open("", "Net")
+    scene.module("a")
+    scene.module("b", of=[None])
+    scene.close("", "Net")
+    described(scene, "b:in", source={**LINE, "text": "self.b(x.log())"}, node="LogBackward0")
+
+    finding = only(broken(scene, all_of(["b:in", "b:out", ":out"], NAN)))
+
+    assert finding.message == (
+        "b:in was the first to hold NaN (1 of 4 elements) at step 20, although a:out before it was finite: "
+        "an operation in the forward of Net made it, outside any watched module (log was its last). "
+        "The result goes in at train.py:31, in Net.forward: `self.b(x.log())`."
+    )
+    assert finding.evidence["node"] == "LogBackward0"
+
+
+def test_an_operation_after_the_last_module_is_named_by_its_node():
+    """Where a module's own forward made it, the autograd node of its output names the operation."""
+    scene = broken(described(chain(), ":out", node="SqrtBackward0"), {":out": NAN})
+
+    assert only(scene).message.endswith("so an operation in its own forward made it (sqrt was its last).")
+
+
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [
+        ("LogBackward0", "log"),
+        ("NativeLayerNormBackward0", "native_layer_norm"),
+        ("torch::autograd::CopySlices", ""),
+        ("ScaledDotProductFlashAttentionForCpuBackward0", "scaled_dot_product_flash_attention_for_cpu"),
+        (None, ""),
+    ],
+)
+def test_a_nodes_operation(node, name):
+    """The name that PyTorch gives a node holds the operation's."""
+    assert operation(node) == name
+
+
+@pytest.mark.parametrize("kind", ["Linear", "Conv2d", "ConvTranspose1d", "LSTM", "MultiheadAttention", "LazyLinear"])
+def test_sums_of_products_are_never_told_to_mind_a_logarithm(kind):
+    """They have no forbidden input: they can only overflow."""
+    advice = OperationAdvice("fc", kind, None, "float32", 1e30).advice()
+
+    assert advice.startswith(
+        "In fc, products and sums of finite numbers left the range of float32 (it ends at 3.4e+38; the input"
+    )
+    assert not {"log", "epsilon", "sqrt"} & set(advice.replace(",", " ").split())
+
+
+def test_a_products_node_says_the_same_of_a_programs_own_module():
+    """A class that multiplies matrices in its own forward is known by its node."""
+    assert OperationAdvice("mine", "MyProjection", "AddmmBackward0", "float32", 0).multiplies
+    assert not OperationAdvice("mine", "MyLog", "LogBackward0", "float32", 0).multiplies
+
+
+def test_the_headroom_of_a_narrow_dtype_is_told():
+    """With float16 ordinary values overflow: how near the inputs came is said, and what holds more."""
+    scene = chain()
+    for site in scene.sites:
+        site["dtype"] = "float16"
+    scene.step(0)
+    scene.step(10, all_of(["head:out", ":out", "head.weight:param.grad"], INF))
+    scene.rows = [r for r in scene.rows if r["step"] != 10 or r["site"] != "head:in"]
+    scene.rows.append(row(10, "head:in", [4e4, -1.0]))
+
+    assert (
+        "left the range of float16 (it ends at 6.55e+04; the input reached 4e+04, 0.7 doublings below)"
+        in only(scene).remedy
+    )
+    assert only(scene).remedy.endswith("or compute it in bfloat16 or float32.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("BatchNorm2d", "the variance was zero"),
+        ("LlamaRMSNorm", "the variance was zero"),
+        ("Softmax", "a row of nothing but -inf"),
+        ("CrossEntropyLoss", "ignore_index"),
+        ("BCELoss", "BCEWithLogitsLoss"),
+        ("Log", "clamp the input"),
+    ],
+)
+def test_the_advice_is_that_for_the_kind_of_module(kind, words):
+    """What helps depends on what made it."""
+    assert words in OperationAdvice("it", kind, None, "float32", 1.0).advice()
+
+
+def test_the_backward_of_a_product_is_told_to_mind_the_gradients():
+    """It overflows because what arrives is too large."""
+    finding = only(broken(chain(), {"head.weight:param.grad": INF}))
+
+    assert finding.remedy.startswith(
+        "In the backward of head (Linear), products of finite gradients with weights and inputs"
+    )
+
+
+def test_the_steps_before_are_in_the_evidence():
+    """The last sixteen recorded steps of the site and of what went into it, full and light ones, with what was known of each."""
+    scene = chain()
+    for step in range(20):
+        scene.step(step, level=2 if step % 10 == 0 else FINITENESS)
+    scene.rows = [r | {"sumsq": 4.0 * 4} if r["step"] == 13 and r["site"] == "relu:out" else r for r in scene.rows]
+    scene.step(20, all_of(AFTER_LOG, -INF) | all_of(ALL_GRADIENTS, NAN), level=FINITENESS)
+
+    before = only(scene).evidence["before"]
+
+    assert before["steps"] == list(range(5, 21))
+    assert list(before["sites"]) == ["log:out", "relu:out"]
+    assert before["sites"]["log:out"]["state"] == ["finite"] * 15 + ["inf"]
+    assert before["sites"]["relu:out"]["rms"][8] == 2.0
+    assert before["sites"]["relu:out"]["absmax"][5] == 0.5
+    assert before["sites"]["relu:out"]["absmax"][6] is None
+
+
+def test_propagators_and_healed_modules_are_listed():
+    """Who only passed it on is named in the order of the flow, up to twelve; who made finite values of it, too."""
+    scene = chain()
+    scene.module("more", of=["log"])
+    finding = only(broken(scene, all_of(["log:out", "head:in", "head:out", ":out", "more:in"], NAN)))
+
+    assert finding.evidence["propagators"] == ["head:in", "head:out", ":out", "more:in"]
+    assert finding.evidence["propagated"] == 4
+    assert finding.evidence["healed"] == ["more:out"]
+
+
+def test_the_list_of_propagators_is_bounded():
+    """A model of a thousand modules does not fill the evidence."""
+    scene = Scene()
+    scene.module("m0", "Log")
+    for i in range(1, 40):
+        scene.module(f"m{i}", of=[f"m{i - 1}"])
+    finding = only(broken(scene, all_of(["m0:out", *(f"m{i}:{k}" for i in range(1, 40) for k in ("in", "out"))], NAN)))
+
+    assert (len(finding.evidence["propagators"]), finding.evidence["propagated"]) == (12, 78)
+
+
+def test_a_first_step_has_nothing_before_it():
+    """A birth in the first step shows that step alone."""
+    scene = chain()
+    scene.step(0, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))
+    scene.rows.append(size(0, "log:in", 1.0))
+
+    assert only(scene).evidence["before"]["steps"] == [0]
+
+
+def test_a_call_that_was_kept_is_offered():
+    """Where --dump has kept the call, the remedy is to run it again alone."""
+    scene = chain()
+    scene.events.append({"kind": "dump", "step": 20, "site": "log:out", "folder": "dump-20"})
+
+    finding = only(broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN)))
+
+    assert finding.remedy.startswith("To run that call again alone: python dump-20/replay.py. In log (Log), look at")
+    assert finding.evidence["dump"] == {"step": 20, "site": "log:out", "folder": "dump-20"}
+
+
+def test_a_dump_names_what_the_recording_did_not_see():
+    """A dump looks at every step, also at those of which nothing was recorded."""
+    scene = chain()
+    scene.events.append({"kind": "dump", "step": 17, "site": "log:out", "folder": "dump-17", "value": "nan"})
+    scene.step(0)
+    scene.step(10)
+    scene.step(20, all_of(EVERYTHING, NAN))
+
+    finding = only(scene)
+
+    assert (finding.site, finding.step, finding.evidence["how"]) == ("log:out", 17, "kept")
+    assert finding.message.startswith("log:out was the first to hold NaN at step 17: --dump checks every")
+    assert (
+        "of this step nothing was recorded. The input was finite, so the forward of log (Log) made" in finding.message
+    )
+    assert finding.message.endswith(" at step 20.")
+    assert finding.severity == "error"
+    assert finding.evidence["before"]["steps"] == [0, 10]
+
+
+def test_a_dump_of_another_step_is_a_birth_of_its_own():
+    """What it saw and the run outlived is told, and is not taken for what is recorded of a later step."""
+    scene = chain()
+    scene.events.append({"kind": "dump", "step": 3, "site": "log:out", "folder": "dump-3"})
+
+    healed, born = NanBorn().check(broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN)).recording())
+
+    assert (healed.severity, healed.step) == ("warning", 3)
+    assert healed.message.endswith(" The run went on.")
+    assert "dump" not in born.evidence
+
+
+def test_a_dump_speaks_where_no_row_shows_anything():
+    """A program of short steps may end before another of its steps is looked at."""
+    scene = chain()
+    scene.events.append({"kind": "dump", "step": 17, "site": "log:out", "folder": "dump-17", "reached": True})
+    scene.step(0)
+    scene.step(10)
+
+    assert (only(scene).severity, only(scene).step) == ("error", 17)
+
+
+def test_what_a_dump_saw_in_the_backward_has_its_words():
+    """A gradient has no input: what arrived was finite, and the module's backward made the rest of it."""
+    scene = chain()
+    kept = {"site": "log:in.grad", "module": "log", "direction": "backward", "value": "inf", "reached": True}
+    scene.events.append({"kind": "dump", "step": 17, "folder": "dump-17", **kept})
+    scene.step(0)
+
+    assert only(scene).message.startswith("log:in.grad was the first gradient to hold infinities at step 17")
+    assert "The gradient that arrived at log (Log) was finite, so its backward made it" in only(scene).message
+    assert "an operation whose derivative is infinite" in only(scene).remedy
+
+
+def test_the_operation_that_a_kept_call_shows_is_named():
+    """It takes the place of the last one, which the autograd node names."""
+    scene = chain()
+    scene.events.append({"kind": "dump", "step": 20, "site": "log:out", "folder": "dump-20"})
+    made = {"site": "log/log:out", "name": "log", "value": "inf", "file": "net.py", "line": 12, "text": "x.log()"}
+    scene.events.append({"kind": "operation", "folder": "dump-20", "operations": [made, {**made, "value": "nan"}]})
+
+    finding = only(broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN)))
+
+    assert "makes infinities in the operation log/log:out (net.py:12): `x.log()`, then NaN in" in finding.message
+    assert finding.evidence["operation"] == made

@@ -180,7 +180,7 @@ def kedged(*, tuned: bool = False, trimmed: bool = False, **options: Any) -> Cal
 def figures(account: Any) -> Numbers:
     """Read what an offload did in the last step; parameters, buffers and inputs are there anyhow."""
     step = account.step
-    kept = step.sum("kept").bytes - step.anyhow + step.extra
+    kept = step.sum("kept").bytes - step.resident + step.extra
     return {
         "packed": step.naive,
         "kept": kept + step.stored.bytes,

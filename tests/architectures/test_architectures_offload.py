@@ -13,7 +13,7 @@ from training import plain, train, unlike
 from zoo import ZOO, Architecture
 
 import kedge
-from kedge.offload.account import Account
+from kedge.offload.account import OffloadAccount
 from kedge.offload.engine.policy import Choice
 from kedge.offload.stores import disk, writer
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NothingGained")
 architectures = pytest.mark.parametrize("architecture", ZOO, ids=lambda a: a.name)
 
 
-def settled(account: Account) -> None:
+def settled(account: OffloadAccount) -> None:
     """Something was done, and nothing of it is left behind."""
     gc.collect()  # outputs of transformers are in cycles
     total = account.total

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import kedge
-from kedge.offload.held.entry import Window
+from kedge.offload.held.entry import RecentlyRestored
 from kedge.offload.rebuild import find
 
 
@@ -197,7 +197,7 @@ def test_what_is_held_for_a_moment_is_bounded():
     shelf = Shelf()
     x = torch.ones(100, requires_grad=True)
     with engaged(shelf=shelf) as engine:
-        engine._entries.window = Window(1000)
+        engine._known.entries.window = RecentlyRestored(1000)
         kept = [x * i for i in range(1, 6)]
         nodes = [Save.apply(x, value) for value in kept]
         for _ in range(2):
@@ -284,4 +284,4 @@ def test_storages_are_not_remembered_for_ever(monkeypatch, shelf):
     assert engine.account.steps == 0
     assert sum(engine.account.total.sum(what).number for what in ("kept", "moved")) == 500
     assert len(engine.account.seen) <= 51
-    assert len(engine._staying) <= 51
+    assert len(engine._known.kept) <= 51

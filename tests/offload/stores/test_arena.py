@@ -16,8 +16,8 @@ import torch
 
 from kedge.errors import DiskFull, DiskIsMemory, StoreError
 from kedge.offload.stores import scratch
-from kedge.offload.stores.file_ranges import GROWTH, PAGE, Arena
-from kedge.offload.stores.free_ranges import Extents
+from kedge.offload.stores.file_ranges import GROWTH, PAGE, RangeFile
+from kedge.offload.stores.free_ranges import FreeRanges
 from kedge.offload.stores.mapped import can_map
 
 MAPS = pytest.mark.skipif(not can_map(), reason="needs mapped reads, which Linux has since 5.14")
@@ -36,7 +36,7 @@ def files():
 @pytest.fixture
 def arena(tmp_path):
     """Give an arena in an empty folder."""
-    arena = Arena(tmp_path)
+    arena = RangeFile(tmp_path)
     yield arena
     arena.close()
 
@@ -44,7 +44,7 @@ def arena(tmp_path):
 def test_ranges_never_overlap_and_all_room_comes_back():
     """Whatever is taken and given in whatever order, no byte has two owners, and in the end one free range is left."""
     rng = random.Random(1)
-    extents, taken = Extents(), []
+    extents, taken = FreeRanges(), []
     for _ in range(3000):
         if taken and rng.random() < 0.5:
             extents.give(*taken.pop(rng.randrange(len(taken))))
@@ -66,7 +66,7 @@ def test_ranges_never_overlap_and_all_room_comes_back():
 
 def test_the_smallest_range_that_is_large_enough_is_taken():
     """A large hole is not cut up while a smaller one will do."""
-    extents = Extents()
+    extents = FreeRanges()
     extents.grow(100)
     pieces = [(extents.take(size), size) for size in (40, 5, 10, 5, 40)]
     for start, size in (pieces[0], pieces[2]):
@@ -231,7 +231,7 @@ def test_a_collection_inside_a_put_may_release(arena):
 def test_the_file_is_closed_once_nothing_holds_a_range(tmp_path):
     """Closing twice does nothing; a range that is still held works until it is released."""
     before = files()
-    arena = Arena(tmp_path)
+    arena = RangeFile(tmp_path)
     extent = arena.put(ramp(70_000))
     arena.close()
     arena.close()
@@ -246,7 +246,7 @@ def test_the_file_is_closed_once_nothing_holds_a_range(tmp_path):
 def test_a_forgotten_arena_closes_its_file(tmp_path):
     """Nobody has to close."""
     before = files()
-    arena = Arena(tmp_path)
+    arena = RangeFile(tmp_path)
     arena.put(ramp(70_000))
     del arena
     gc.collect()
@@ -259,7 +259,7 @@ def test_the_file_has_no_name(tmp_path, monkeypatch):
     for unnamed in (True, False):
         if not unnamed:
             monkeypatch.delattr(os, "O_TMPFILE", raising=False)
-        arena = Arena(tmp_path)
+        arena = RangeFile(tmp_path)
         extent = arena.put(ramp(70_000))
         assert list(tmp_path.iterdir()) == []
         assert torch.equal(arena.read(extent), ramp(70_000))
@@ -277,7 +277,7 @@ def test_a_file_system_without_unnamed_files_gets_a_removed_one(tmp_path, monkey
         return opened(path, flags, *rest)
 
     monkeypatch.setattr(os, "open", refuse)
-    arena = Arena(tmp_path)
+    arena = RangeFile(tmp_path)
 
     assert list(tmp_path.iterdir()) == []
     arena.close()
@@ -286,7 +286,7 @@ def test_a_file_system_without_unnamed_files_gets_a_removed_one(tmp_path, monkey
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     """The message says which folder, and what to do."""
     with pytest.raises(StoreError, match=r"missing, which is not a folder; create it, or name another"):
-        Arena(tmp_path / "missing")
+        RangeFile(tmp_path / "missing")
 
 
 def test_a_folder_that_takes_no_file_is_named(tmp_path, monkeypatch):
@@ -295,7 +295,7 @@ def test_a_folder_that_takes_no_file_is_named(tmp_path, monkeypatch):
     with pytest.raises(
         StoreError, match=r"where no file can be made: Is a directory; name a folder that you may write to"
     ):
-        Arena(tmp_path)
+        RangeFile(tmp_path)
 
 
 @pytest.mark.skipif(
@@ -304,7 +304,7 @@ def test_a_folder_that_takes_no_file_is_named(tmp_path, monkeypatch):
 def test_a_folder_that_is_not_ours_is_named():
     """A real one: not even root makes files there."""
     with pytest.raises(StoreError, match=r"saved tensors were to go to /proc/sys/kernel, where no file can be made"):
-        Arena("/proc/sys/kernel")
+        RangeFile("/proc/sys/kernel")
 
 
 @pytest.mark.skipif(not pathlib.Path("/dev/shm").is_dir(), reason="needs a file system in memory")
@@ -314,13 +314,13 @@ def test_a_folder_in_memory_is_told_of_once(monkeypatch):
         pytest.skip("/dev/shm is not a tmpfs here")
     monkeypatch.setattr(scratch, "_told", set())
     with pytest.warns(DiskIsMemory, match="/dev/shm, which is a file system in memory"):
-        arena = Arena("/dev/shm")
+        arena = RangeFile("/dev/shm")
     extent = arena.put(ramp(70_000))
     assert torch.equal(arena.read(extent), ramp(70_000))
     arena.release(extent)
     arena.close()
 
-    Arena("/dev/shm").close()
+    RangeFile("/dev/shm").close()
 
 
 def test_a_full_disk_is_an_error_before_anything_is_written(arena, monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kedge.errors import NothingGained, NotPinned
-from kedge.offload.stores.cpu import CpuStore, Order
-from kedge.offload.stores.pinned import Arena
+from kedge.offload.stores.cpu import CpuStore, ReadOrder
+from kedge.offload.stores.pinned import PinnedRanges
 
 GPU = torch.device("cpu")  # what stands for a device: its "memory" is one large array
 KB = 1 << 10
@@ -195,7 +195,7 @@ def train(device, seed, *, window=3 * KB, steps=3):
         order = list(reversed(slots)) if random_.random() < 0.7 else random_.sample(slots, len(slots))
         for slot, value in order:
             if random_.random() < 0.1:
-                slot.wanted()
+                slot.prefetch()
             if random_.random() < 0.1:
                 slot.free()  # an abandoned graph
                 continue
@@ -311,7 +311,7 @@ def test_a_source_that_changes_while_it_is_copied_is_an_error():
 
 def test_the_order_of_the_step_before_is_read_ahead():
     """In the first step what was put before is read ahead; from then on what followed in the step before."""
-    order = Order()
+    order = ReadOrder()
     assert list(order.after(3)) == [2, 1, 0]
     for number in (3, 1, 2, 0):
         order.asked(number)
@@ -324,7 +324,7 @@ def test_the_order_of_the_step_before_is_read_ahead():
 
 def test_an_order_that_goes_in_circles_ends():
     """Slots that are asked for twice in a step do not keep the look ahead going for ever."""
-    order = Order()
+    order = ReadOrder()
     for number in (2, 1, 2, 1, 0):
         order.asked(number)
     order.ended()
@@ -403,7 +403,7 @@ def test_steps_of_equal_sizes_take_no_more_memory():
 
 def test_memory_is_of_the_size_that_was_asked_for():
     """Ranges lie side by side, rounded to 512 bytes, and joined when they are given back."""
-    arena = Arena(FakeDevice(), pin=True, most=1 << 30)
+    arena = PinnedRanges(FakeDevice(), pin=True, most=1 << 30)
     ranges = [arena.take(n) for n in (1, 512, 513, 100_000)]
     assert arena.used == 512 + 512 + 1024 + 100_352
     assert [r.start for r in ranges] == [0, 512, 1024, 2048]
@@ -416,7 +416,7 @@ def test_memory_is_of_the_size_that_was_asked_for():
 
 def test_memory_grows_by_what_is_needed_up_to_the_limit():
     """Beyond the limit there is an OSError, which leaves the tensor where it is; nothing is taken for it."""
-    arena = Arena(FakeDevice(), pin=True, most=100 << 20)
+    arena = PinnedRanges(FakeDevice(), pin=True, most=100 << 20)
     arena.take(60 << 20)
     arena.take(30 << 20)
     assert arena.size == 94 << 20

@@ -14,7 +14,7 @@ from kedge.offload.stores import disk
 from kedge.offload.stores.disk import DiskStore
 from kedge.offload.stores.mapped import LIBC
 from kedge.offload.stores.pressure import Pressure
-from kedge.offload.stores.writer import Worker
+from kedge.offload.stores.writer import JobThread
 
 MB = 1 << 20
 WINDOWED = pytest.mark.skipif(not hasattr(LIBC, "sync_file_range"), reason="needs sync_file_range")
@@ -40,7 +40,7 @@ def test_bytes_come_back_in_any_order_and_again(store):
     slots = [store.put(data) for data in pieces]
     for order in (reversed(range(30)), range(30), random.Random(0).sample(range(30), 30)):
         for k in order:
-            slots[(k * 7) % 30].wanted()
+            slots[(k * 7) % 30].prefetch()
             got = slots[k].get()
             assert got.dtype == torch.uint8
             assert torch.equal(got, pieces[k])
@@ -96,7 +96,7 @@ def test_all_threads_may_use_it(store):
         for turn in range(12):
             data = torch.full((300_000,), seed * 16 + turn, dtype=torch.uint8)
             slots = [store.put(data) for _ in range(4)]
-            slots[0].wanted()
+            slots[0].prefetch()
             wrong.extend(turn for slot in reversed(slots) if not torch.equal(slot.get(), data))
             for slot in slots:
                 slot.free()
@@ -207,7 +207,7 @@ def test_the_ones_before_are_read_ahead(tmp_path, monkeypatch):
     assert [number for number, _ in asked] == [9, 8, 7]  # numbers begin at 1
 
     slots[8].get()
-    slots[1].wanted()
+    slots[1].prefetch()
     store._open.window._reader.end()
     assert [number for number, _ in asked] == [9, 8, 7, 6]
     for slot in slots:
@@ -297,7 +297,7 @@ def test_a_system_that_says_nothing_has_no_pressure(tmp_path):
 
 def test_a_worker_starts_late_and_can_be_used_again():
     """No thread is there before the first job; after its end another job starts it anew."""
-    worker, done = Worker("kedge-test"), []
+    worker, done = JobThread("kedge-test"), []
     before = threading.active_count()
     worker.end()
     for turn in range(2):

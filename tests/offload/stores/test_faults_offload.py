@@ -219,7 +219,7 @@ def test_a_forked_child_offloads_into_a_file_of_its_own(tmp_path, monkeypatch, u
     child = os.fork()
     if not child:
         for slot in ours:
-            slot.wanted()
+            slot.prefetch()
             slot.free()
         theirs = [store.put(piece(100 + seed)) for seed in range(20)]
         right = all(torch.equal(slot.get(), piece(100 + seed)) for seed, slot in enumerate(theirs))

@@ -16,11 +16,11 @@ from kedge.hooks.placing.module_calls import Span
 from kedge.hooks.saved.checkpoint_inputs import owner_behind, saved_arguments, withheld
 from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import Kept
-from kedge.offload.bill.program_lines import Lines
-from kedge.offload.bill.saved_tensor import Item, Origin
-from kedge.offload.bill.storage_numbers import Storages, is_plain
-from kedge.offload.bill.timeline import Timeline
-from kedge.offload.held.handle import Referred
+from kedge.offload.bill.program_lines import ProgramLines
+from kedge.offload.bill.saved_tensor import Origin, SavedTensor
+from kedge.offload.bill.storage_numbers import StorageNumbers, is_plain
+from kedge.offload.bill.timeline import SaveTimeline
+from kedge.offload.held.handle import HandleByReference
 from kedge.offload.rebuild.failure import RuleFailed
 from kedge.torch_internals.autograd_nodes import behind, saved_by, sequence_number
 from kedge.torch_internals.graph_task import current_node, in_backward
@@ -33,27 +33,27 @@ LEAST = 65_536
 Find = Callable[[Tensor, Callable[[Any], Any]], Any]
 
 
-class Held(Referred):
+class BilledReference(HandleByReference):
     """A tensor kept by reference, which tells when autograd lets go of it.
 
     Attributes:
         packed: What keeps it and checks its version.
         number: Which save it was.
-        clerk: Who is told.
+        keeper: Who is told.
         maker: Name and number of the node that made it; None for a leaf.
     """
 
-    __slots__ = ("clerk", "maker", "number", "packed")
+    __slots__ = ("keeper", "maker", "number", "packed")
 
-    def __init__(self, value: Tensor, number: int, clerk: Clerk) -> None:
-        self.packed, self.number, self.clerk = Kept(value), number, clerk
+    def __init__(self, value: Tensor, number: int, keeper: BillKeeper) -> None:
+        self.packed, self.number, self.keeper = Kept(value), number, keeper
         super().__init__(self.packed)
         made_by = value.grad_fn
         self.maker = None if made_by is None else (made_by.name(), sequence_number(made_by))
 
     def __del__(self) -> None:
         """Tell that it is not needed any more."""
-        self.clerk.timeline.released(self.number)
+        self.keeper.timeline.released(self.number)
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Origins:
         return next((origin for origin, numbers in known if not numbers.isdisjoint(storages)), "made")
 
 
-class Clerk:
+class BillKeeper:
     """The keeper that keeps everything by reference, as autograd does, and writes down what it is.
 
     Args:
@@ -113,21 +113,21 @@ class Clerk:
     def __init__(
         self,
         innermost: Callable[[], Span],
-        storages: Storages,
+        storages: StorageNumbers,
         find: Find | None,
         least: int = LEAST,
         around: Callable[[], Span] | None = None,
     ) -> None:
         self.around = around or innermost
         self.innermost, self.find, self.least = innermost, find, least
-        self.storages, self.timeline = storages, Timeline()
+        self.storages, self.timeline = storages, SaveTimeline()
         self.drafts: list[Draft] = []
-        self._lines = Lines()
+        self._lines = ProgramLines()
         self._checkpoints: dict[int, weakref.ref[Any]] = {}
 
-    def pack(self, value: Tensor, place: object = None) -> Held:  # noqa: ARG002 - the spans say where it is
+    def pack(self, value: Tensor, place: object = None) -> BilledReference:  # noqa: ARG002 - the spans say where it is
         """Take down a tensor that autograd saves."""
-        held = Held(value, self._draft(value, self.innermost()), self)
+        held = BilledReference(value, self._draft(value, self.innermost()), self)
         self.timeline.saved(held.number)
         return held
 
@@ -137,7 +137,7 @@ class Clerk:
         if known is not None and known() is owner:
             return
         for name, packed in saved_arguments(owner):
-            if isinstance(packed, Held) and packed.clerk is self:
+            if isinstance(packed, BilledReference) and packed.keeper is self:
                 self.drafts[packed.number].node, self.drafts[packed.number].field = "checkpoint", name
         numbers = []
         for name, value in withheld(owner):
@@ -169,7 +169,7 @@ class Clerk:
         self.drafts.append(draft)
         return len(self.drafts) - 1
 
-    def unpack(self, held: Held) -> Tensor:
+    def unpack(self, held: BilledReference) -> Tensor:
         """Give it back; whoever asks in a backward pass is the node that saved it."""
         if self.drafts[held.number].node is None and in_backward():
             node = current_node()
@@ -181,7 +181,7 @@ class Clerk:
         """Note for which tensors a node is the one that needs them."""
         for field, saved in saved_by(node):
             packed = packed_of(saved.data)
-            if isinstance(packed, Held) and packed.clerk is self:
+            if isinstance(packed, BilledReference) and packed.keeper is self:
                 draft = self.drafts[packed.number]
                 draft.node, draft.field = node.name(), field
                 draft.output = packed.maker == (node.name(), sequence_number(node)) or field.startswith("result")
@@ -193,7 +193,7 @@ class Clerk:
             if (owner := owner_behind(node)) is not None:
                 self.beside(owner)
 
-    def items(self, numbers: Iterable[int], origins: Origins) -> tuple[Item, ...]:
+    def items(self, numbers: Iterable[int], origins: Origins) -> tuple[SavedTensor, ...]:
         """Describe some of what was saved."""
         chosen = [(number, self.drafts[number]) for number in numbers]
         sharers: dict[int, list[int]] = {}
@@ -202,10 +202,10 @@ class Clerk:
                 sharers.setdefault(storage, []).append(number)
         return tuple(self._item(number, draft, origins, sharers) for number, draft in chosen)
 
-    def _item(self, number: int, draft: Draft, origins: Origins, sharers: dict[int, list[int]]) -> Item:
+    def _item(self, number: int, draft: Draft, origins: Origins, sharers: dict[int, list[int]]) -> SavedTensor:
         origin, held = origins.of(draft.storages), self.storages.held(draft.storages)
         others = {other for storage in draft.storages for other in sharers[storage]} - {number}
-        return Item(
+        return SavedTensor(
             number=number, path=draft.path, call=draft.call, node=draft.node, field=draft.field, shape=draft.shape,
             dtype=draft.dtype, device=draft.device, bytes=draft.bytes, storages=draft.storages, held=held,
             version=draft.version, origin=origin, alias=draft.alias, output=draft.output, shared=tuple(sorted(others)),
@@ -221,4 +221,4 @@ def _version(value: Tensor) -> int:
 def _held_in(saved: Any) -> Any:
     """Give the handle in what a node saved, if it is one of ours."""
     packed = packed_of(saved.data)
-    return packed if isinstance(packed, Held) else None
+    return packed if isinstance(packed, BilledReference) else None

@@ -17,7 +17,7 @@ _BLOCK, _SCALE = 256, 4
 
 
 @dataclass(frozen=True)
-class Item:
+class SavedTensor:
     """A tensor that was saved, once for each time that it was.
 
     Attributes:

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from kedge.torch_internals.storages import parts
 
 
-class Storages:
+class StorageNumbers:
     """Numbers storages in the order in which they are met, and keeps none of them alive.
 
     Attributes:

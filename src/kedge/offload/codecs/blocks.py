@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.offload.codecs.layout import Layout, flatten, restore
+from kedge.offload.codecs.layout import ElementLayout, flatten, restore
 
 BLOCK = 256
 _AT_ONCE = {"cpu": 1 << 10, "cuda": 1 << 16}
@@ -171,7 +171,7 @@ def _values() -> Tensor:
         return torch.arange(256, dtype=torch.uint8).view(Fp8.code).float()
 
 
-def _elements(layout: Layout) -> int:
+def _elements(layout: ElementLayout) -> int:
     size = 1
     for n in layout.stored:
         size *= n

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from kedge.hooks.saved.reference import Kept
-from kedge.offload.held.entry import Entry
-from kedge.offload.held.steps import Call
+from kedge.offload.held.entry import StorageEntry
+from kedge.offload.held.steps import ModelCall
 from kedge.torch_internals.kernels import negated_alias
 from kedge.torch_internals.tensors import changes
 
@@ -61,10 +61,10 @@ class Handle(ABC):
 
     @abstractmethod
     def intact(self) -> bool:
-        """Tell whether `read` will give the bytes that were saved."""
+        """Whether `read` will return the bytes that were saved."""
 
 
-class Referred(Handle):
+class HandleByReference(Handle):
     """Stands for one that is kept by reference."""
 
     __slots__ = ("_kept",)
@@ -97,11 +97,11 @@ class Referred(Handle):
         return self._kept.read()
 
     def intact(self) -> bool:
-        """Tell whether it was not changed since."""
+        """Whether it was not changed since."""
         return self._kept.version is not None and changes(self._kept.tensor) == self._kept.version
 
 
-class Part(Handle):
+class PartOfEntry(Handle):
     """Stands for a tensor that lies in what an entry holds: all of it, or a part.
 
     Attributes:
@@ -111,10 +111,10 @@ class Part(Handle):
 
     __slots__ = ("_conjugated", "_dtype", "_negated", "_offset", "_size", "_stride", "call", "entry")
 
-    def __init__(self, entry: Entry, value: Tensor, call: Call) -> None:
+    def __init__(self, entry: StorageEntry, value: Tensor, call: ModelCall) -> None:
         self.entry, self.call = entry, call
         self._size, self._stride, self._dtype = value.shape, value.stride(), value.dtype
-        self._offset = 0 if entry.alone else value.storage_offset()
+        self._offset = 0 if entry.saved.alone else value.storage_offset()
         self._conjugated, self._negated = value.is_conj(), value.is_neg()
 
     @property
@@ -147,7 +147,7 @@ class Part(Handle):
         if torch.is_inference_mode_enabled():  # what is made in it counts no changes
             with torch.inference_mode(mode=False):
                 return self.read()
-        home = self.entry.home()
+        home = self.entry.restore()
         value = torch.empty(0, dtype=self._dtype, device=self.entry.device)
         value.set_(home.storage, home.begin // self._dtype.itemsize + self._offset, self._size, self._stride)
         if self._conjugated:
@@ -155,5 +155,5 @@ class Part(Handle):
         return home.give(negated_alias(value) if self._negated else value)
 
     def intact(self) -> bool:
-        """Tell whether what the bytes are made of is there."""
+        """Whether what the bytes are made of is there."""
         return self.entry.source.intact()

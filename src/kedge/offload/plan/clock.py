@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 
-class Clock(Protocol):
+class TimingClock(Protocol):
     """Marks moments now, and tells the time between two of them later."""
 
     def mark(self) -> Any:
@@ -54,6 +54,6 @@ class DeviceClock:
         return float(first.elapsed_time(last)) / 1e3
 
 
-def clock_of(device: torch.device) -> Clock:
+def clock_of(device: torch.device) -> TimingClock:
     """Give the clock of a device."""
     return DeviceClock(device) if device.type == "cuda" else HostClock()

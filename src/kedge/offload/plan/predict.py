@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.offload.plan.tables import Table, Way
+from kedge.offload.plan.tables import StepTable, Treatment
 
 
-class Outcome(NamedTuple):
+class PredictedCost(NamedTuple):
     """What choices come to.
 
     Attributes:
@@ -40,7 +40,7 @@ class Forecast:
         table: The step.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: StepTable) -> None:
         self._link = table.link
         self._saved = np.array([each.saved for each in table.candidates])
         self._asked = np.array([each.asked for each in table.candidates])
@@ -48,13 +48,13 @@ class Forecast:
         self._order = np.argsort(self._asked, kind="stable")
         self._due = np.maximum(self._asked[self._order], self._turn)
 
-    def of(self, ways: Sequence[Way]) -> Outcome:
+    def of(self, ways: Sequence[Treatment]) -> PredictedCost:
         """Foretell all."""
         moved = np.array([way.moved for way in ways], dtype=np.float64)
         seconds = sum(way.seconds for way in ways) + self.waits(moved)
-        return Outcome(sum(way.kept for way in ways), sum(way.moved for way in ways), seconds)
+        return PredictedCost(sum(way.kept for way in ways), sum(way.moved for way in ways), seconds)
 
-    def peak(self, outcome: Outcome) -> int:
+    def peak(self, outcome: PredictedCost) -> int:
         """The most bytes in memory: what stays, and what is on its way."""
         return outcome.kept + (min(self._link.window, outcome.moved) if self._link is not None else 0)
 

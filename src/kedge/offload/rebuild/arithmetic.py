@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, Growth, OfOneNode
+from kedge.offload.rebuild.recipe_builder import Apply, OfOneNode, RecipeBuilder
 from kedge.torch_internals.autograd_nodes import raw, saved
 
 
@@ -32,15 +32,15 @@ class OfTwo(OfOneNode):
     cost: ClassVar[Cost] = "elementwise"
     result: ClassVar[str | None] = None
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Combine both sides."""
-        left = _side(node, growth, "self", 0)
-        right = None if left is None else _side(node, growth, "other", 1)
+        left = _side(node, builder, "self", 0)
+        right = None if left is None else _side(node, builder, "other", 1)
         return None if left is None or right is None else Apply(self.function, (left, right))
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class SumOfTwo:
     """A sum, whose node saves nothing: of what made both sides, as where a residual branch comes back."""
 
     name: ClassVar[str] = "sum"
@@ -48,10 +48,10 @@ class Sum:
     cost: ClassVar[Cost] = "elementwise"
     result: ClassVar[str | None] = None
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Add both sides."""
-        left = growth.behind(node.next_functions[0])
-        right = None if left is None else growth.behind(node.next_functions[1])
+        left = builder.behind(node.next_functions[0])
+        right = None if left is None else builder.behind(node.next_functions[1])
         return (
             None
             if left is None or right is None
@@ -59,17 +59,17 @@ class Sum:
         )
 
 
-ARITHMETIC = (OfTwo("product", "MulBackward0", torch.mul), OfTwo("quotient", "DivBackward0", torch.div), Sum())
+ARITHMETIC = (OfTwo("product", "MulBackward0", torch.mul), OfTwo("quotient", "DivBackward0", torch.div), SumOfTwo())
 
 
-def _side(node: Any, growth: Growth, field: str, edge: int) -> Term | None:
+def _side(node: Any, builder: RecipeBuilder, field: str, edge: int) -> Term | None:
     """Give one side: as it was saved, a number, or what made it."""
     held = raw(node, field).data
     if held is None:
-        return growth.behind(node.next_functions[edge])
+        return builder.behind(node.next_functions[edge])
     if isinstance(held, Tensor):
         return _number(held)
-    return growth.saved(node, field, edge)
+    return builder.saved(node, field, edge)
 
 
 def _number(held: Tensor) -> Term | None:

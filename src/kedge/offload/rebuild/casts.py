@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, Growth
+from kedge.offload.rebuild.recipe_builder import Apply, RecipeBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Cast:
     cost: ClassVar[Cost] = "copy"
     result: ClassVar[str | None] = None
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Cast what is behind; the node does not know into what, so it has to be the outermost."""
-        whole = growth.whole
-        source = None if whole is None else growth.behind(node.next_functions[0])
+        whole = builder.whole
+        source = None if whole is None else builder.behind(node.next_functions[0])
         return None if whole is None or source is None else Apply(_cast, (source,), (whole.dtype,))
 
 

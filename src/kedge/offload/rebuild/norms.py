@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kedge.offload.held.handle import Handle
 from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, Growth
+from kedge.offload.rebuild.recipe_builder import Apply, RecipeBuilder
 from kedge.torch_internals.autograd_nodes import number_in, raw, saved
 
 
@@ -38,15 +38,15 @@ class BatchNorm:
     cost: ClassVar[Cost] = "norm"
     result: ClassVar[str | None] = None
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Normalise the input by the same statistics."""
         training = saved(node, "training")
         if training:
-            statistics = [growth.saved(node, field) for field in ("result1", "result2")]
+            statistics = [builder.saved(node, field) for field in ("result1", "result2")]
         else:  # the next forward in training changes them, and counts no change
-            statistics = [growth.copied(node, field) for field in ("running_mean", "running_var")]
-        terms = [growth.saved(node, "input", 0), *statistics]
-        affine = _affine(node, growth)
+            statistics = [builder.copied(node, field) for field in ("running_mean", "running_var")]
+        terms = [builder.saved(node, "input", 0), *statistics]
+        affine = _affine(node, builder)
         if affine is None or None in terms:
             return None
         return Apply(_by_batch if training else _by_running, (*terms, *affine), (saved(node, "eps"),))  # type: ignore[arg-type]
@@ -61,29 +61,29 @@ class GroupNorm:
     cost: ClassVar[Cost] = "norm"
     result: ClassVar[str | None] = None
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Normalise the input again."""
-        source, affine = growth.saved(node, "input", 0), _affine(node, growth)
+        source, affine = builder.saved(node, "input", 0), _affine(node, builder)
         if source is None or affine is None:
             return None
         if (eps := number_in(node, "eps")) is not None:
             sizes = (saved(node, name) for name in ("N", "C", "HxW", "group"))
             return Apply(_by_group, (source, *affine), (*sizes, eps))
-        if not _is_as_one_row(growth.handle(node, "input")):
+        if not _is_as_one_row(builder.handle(node, "input")):
             return None
-        statistics = [growth.saved(node, field) for field in ("result1", "result2")]
+        statistics = [builder.saved(node, field) for field in ("result1", "result2")]
         return None if None in statistics else Apply(_by_group_statistics, (source, *statistics, *affine))  # type: ignore[arg-type]
 
 
 NORMS = (BatchNorm(), GroupNorm())
 
 
-def _affine(node: Any, growth: Growth) -> tuple[Term, Term] | None:
+def _affine(node: Any, builder: RecipeBuilder) -> tuple[Term, Term] | None:
     """Give weight and bias; the bias is not saved, but stands at the end of an edge while it is trained."""
     bias = node.next_functions[2]
     if raw(node, "weight").data is None:
         return (_nothing, _nothing) if bias[0] is None else None
-    weight, shift = growth.saved(node, "weight", 1), growth.small(bias)
+    weight, shift = builder.saved(node, "weight", 1), builder.small(bias)
     return None if weight is None or shift is None else (weight, shift)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, Growth, OfOneNode, signed
+from kedge.offload.rebuild.recipe_builder import Apply, OfOneNode, RecipeBuilder, signed
 from kedge.torch_internals.autograd_nodes import saved
 
 _aten: Any = torch.ops.aten
@@ -35,9 +35,9 @@ class FromInput(OfOneNode):
     cost: ClassVar[Cost] = "elementwise"
     result: ClassVar[str | None] = None
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Apply the operation to the input."""
-        source = growth.saved(node, "self", 0)
+        source = builder.saved(node, "self", 0)
         numbers = [signed(saved(node, name)) for name in self.numbers]
         return None if source is None else Apply(self.function, (source,), numbers)
 
@@ -61,16 +61,16 @@ class FromBehind(OfOneNode):
     cost: ClassVar[Cost] = "elementwise"
     result: ClassVar[str | None] = "result"
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Apply the operation to what its input is made of."""
-        source = growth.behind(node.next_functions[0])
+        source = builder.behind(node.next_functions[0])
         if source is None:
             return None
         return Apply(self.inside if isinstance(source, Apply) else self.function, (source,))
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(OfOneNode):
+class OutputOnly(OfOneNode):
     """An operation whose node saves its own output, which cannot be made again, but others from it.
 
     Attributes:
@@ -84,7 +84,7 @@ class Kept(OfOneNode):
     name: ClassVar[str] = "kept"
     cost: ClassVar[Cost] = "elementwise"
 
-    def term(self, node: Any, growth: Growth) -> Term | None:  # noqa: ARG002 - what a rule is asked with
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:  # noqa: ARG002 - what a rule is asked with
         """Give nothing."""
         return None
 
@@ -119,6 +119,6 @@ ACTIVATIONS = (
 
 _ATTENTION = ("FlashAttentionForCpu", "FlashAttention", "EfficientAttention", "CudnnAttention")
 RESULTS = (
-    *(Kept(f"{name}Backward0") for name in ("Softmax", "LogSoftmax", "Exp", "Sqrt", "Rsqrt", "Reciprocal")),
-    *(Kept(f"ScaledDotProduct{name}Backward0", "output") for name in _ATTENTION),
+    *(OutputOnly(f"{name}Backward0") for name in ("Softmax", "LogSoftmax", "Exp", "Sqrt", "Rsqrt", "Reciprocal")),
+    *(OutputOnly(f"ScaledDotProduct{name}Backward0", "output") for name in _ATTENTION),
 )

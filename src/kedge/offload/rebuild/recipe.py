@@ -45,7 +45,7 @@ class Recipe(Protocol):
         """Return the tensor, of the same strides, in a storage of its own that is the same byte for byte."""
 
 
-class Layout:
+class WholeLayout:
     """Shape and strides of a tensor and of the one whose whole storage it shares."""
 
     __slots__ = ("_dtype", "_nbytes", "_offset", "_own", "_size", "_stride", "_whole_size", "_whole_stride", "device")
@@ -78,7 +78,7 @@ class Replay:
         rule: str,
         cost: Cost,
         term: Term,
-        layout: Layout,
+        layout: WholeLayout,
         inputs: tuple[Handle, ...],
         extra: Tensor | None,
         nbytes: int,

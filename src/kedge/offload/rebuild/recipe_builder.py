@@ -44,7 +44,7 @@ HandleOf = Callable[[Any], Handle | None]
 Edge = tuple[Any, int]
 
 
-class Rule(Protocol):
+class RebuildRule(Protocol):
     """How the output of a kind of node is made again.
 
     Attributes:
@@ -64,7 +64,7 @@ class Rule(Protocol):
     @property
     def result(self) -> str | None: ...  # noqa: D102
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Say how the node's first output is made, or None if that cannot be said."""
 
 
@@ -84,7 +84,7 @@ class OfOneNode:
         return (self.node,)
 
 
-class Growth:
+class RecipeBuilder:
     """What a rule finds the parts of its term with.
 
     Attributes:
@@ -109,7 +109,7 @@ class Growth:
         "whole",
     )
 
-    def __init__(self, rules: Mapping[str, Rule], handle_of: HandleOf, whole: Tensor) -> None:
+    def __init__(self, rules: Mapping[str, RebuildRule], handle_of: HandleOf, whole: Tensor) -> None:
         self._rules, self._handle_of = rules, handle_of
         self._lasting: bool = getattr(handle_of, "lasting", True)
         self._device = whole.device

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NothingGained, warn
-from kedge.offload.stores.pinned import Arena, Range
+from kedge.offload.stores.pinned import PinnedRange, PinnedRanges
 from kedge.offload.stores.pressure import Pressure
 from kedge.offload.stores.streams import Cuda, Device
 from kedge.torch_internals.tensors import version_of
@@ -35,7 +35,7 @@ WINDOW = 512 << 20
 _SHARE = 0.8  # of the memory that is free, for ours
 
 
-class Order:
+class ReadOrder:
     """Which number is asked for after which; see Note [Read ahead]."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Order:
             yield number
 
 
-class Loaded(NamedTuple):
+class LoadedBytes(NamedTuple):
     """Bytes that are back on the device, or on their way.
 
     Attributes:
@@ -99,14 +99,14 @@ class CpuSlot:
         "written",
     )  # fmt: skip
 
-    def __init__(self, store: CpuStore, source: Tensor, place: Range, number: int) -> None:
+    def __init__(self, store: CpuStore, source: Tensor, place: PinnedRange, number: int) -> None:
         self.store, self.place, self.number = store, place, number
         self.source: Tensor | None = source
         self.nbytes, self.device, self.version = source.numel(), source.device, version_of(source)
         self.stream: Any = None
         self.written: Any = None
         self.read: list[Any] = []
-        self.loaded: Loaded | None = None
+        self.loaded: LoadedBytes | None = None
         self.torn = False
 
     def get(self) -> Tensor:
@@ -117,7 +117,7 @@ class CpuSlot:
         """
         return self.store.fetch(self)
 
-    def wanted(self) -> None:
+    def prefetch(self) -> None:
         """Bring the bytes back now, if there is room in the window."""
         self.store.expect(self)
 
@@ -143,18 +143,20 @@ class CpuStore:
     ) -> None:
         self._device: Device = Cuda() if device is None else device
         free = Pressure().room() if most is None else None
-        self._arena = Arena(self._device, pin=pin, most=most or (sys.maxsize if free is None else int(free * _SHARE)))
+        self._arena = PinnedRanges(
+            self._device, pin=pin, most=most or (sys.maxsize if free is None else int(free * _SHARE))
+        )
         self._window = self._most_ahead = window
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._takes: dict[torch.device, bool] = {}
-        self._order = Order()
+        self._order = ReadOrder()
         self._alive: dict[int, CpuSlot] = {}
         self._number = 0
         self._leaving: deque[CpuSlot] = deque()  # whose copy out may not be done
         self._left = 0  # bytes of them
         self._ahead = 0  # bytes read ahead and not asked for
-        self._retired: list[Loaded] = []  # read ahead for nothing, and perhaps still being written to
+        self._retired: list[LoadedBytes] = []  # read ahead for nothing, and perhaps still being written to
         self._freed: deque[CpuSlot] = deque()
         self._closed = False
 
@@ -308,7 +310,7 @@ class CpuStore:
             self._device.lend(found.target, stream)
         return found.target
 
-    def _load(self, slot: CpuSlot) -> Loaded:
+    def _load(self, slot: CpuSlot) -> LoadedBytes:
         device = self._device
         stream = device.current(slot.device)
         target = device.room(slot.nbytes, slot.device)
@@ -319,7 +321,7 @@ class CpuStore:
         device.copy(target, slot.place.host, into)
         arrived = device.mark(into)
         slot.read = [*(event for event in slot.read if not device.reached(event)), arrived]
-        return Loaded(target, arrived, stream)
+        return LoadedBytes(target, arrived, stream)
 
     def _load_ahead(self, slot: CpuSlot) -> bool:
         """Bring a slot's bytes back; False if there is no room in the window, or none on the device."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ChecksumMismatch, StoreError
-from kedge.offload.stores.file_ranges import Arena, Extent
+from kedge.offload.stores.file_ranges import FileRange, RangeFile
 from kedge.offload.stores.mapped import memory_of
 from kedge.offload.stores.pressure import Pressure
-from kedge.offload.stores.writer import Window
+from kedge.offload.stores.writer import MemoryWindow
 
 WINDOW = 96 << 20
 _LOOK_EVERY = 32 << 20  # bytes put between two looks at the system's memory
@@ -34,7 +34,7 @@ class DiskSlot:
 
     __slots__ = ("_checksum", "_device", "_extent", "_store", "nbytes")
 
-    def __init__(self, store: OpenFile, extent: Extent, device: torch.device, checksum: int | None) -> None:
+    def __init__(self, store: OpenFile, extent: FileRange, device: torch.device, checksum: int | None) -> None:
         self.nbytes = extent.nbytes
         self._store = store
         self._extent = extent
@@ -51,7 +51,7 @@ class DiskSlot:
         data = self._store.read(self._extent, self._checksum)
         return data if self._device == _CPU else data.to(self._device)
 
-    def wanted(self) -> None:
+    def prefetch(self) -> None:
         """Read the bytes into memory in the background, if they are not there."""
         self._store.want(self._extent)
 
@@ -111,8 +111,8 @@ class OpenFile:
     """The file of a store in one process, and the account of it."""
 
     def __init__(self, path: str | os.PathLike[str] | None, uncached: bool | None, checksum: bool) -> None:
-        self.window = Window(WINDOW)
-        self.arena = Arena(path, self.window.forget)
+        self.window = MemoryWindow(WINDOW)
+        self.arena = RangeFile(path, self.window.forget)
         self._pressure = Pressure() if uncached is None and hasattr(os, "posix_fadvise") else None
         self._tight = bool(uncached)
         self._checksum = checksum
@@ -136,7 +136,7 @@ class OpenFile:
             self.window.squeeze(self.arena)
         return DiskSlot(self, extent, data.device, checksum)
 
-    def read(self, extent: Extent, checksum: int | None) -> Tensor:
+    def read(self, extent: FileRange, checksum: int | None) -> Tensor:
         """Return bytes, in CPU memory."""
         if self._tight:
             self.window.read_ahead(self.arena, extent)
@@ -149,7 +149,7 @@ class OpenFile:
             )
         return data
 
-    def want(self, extent: Extent) -> None:
+    def want(self, extent: FileRange) -> None:
         """Read a range ahead."""
         if self._tight and not self.arena.lost:
             self.window.want(self.arena, extent)

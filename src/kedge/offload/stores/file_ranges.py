@@ -26,17 +26,17 @@ import torch
 from torch import Tensor
 
 from kedge.errors import StoreError
-from kedge.offload.stores.free_ranges import Extents
+from kedge.offload.stores.free_ranges import FreeRanges
 from kedge.offload.stores.mapped import can_map, map_range, memory_of
 from kedge.offload.stores.scratch import open_scratch, refused
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 GROWTH = 64 << 20
 _PADDING = bytes(PAGE)
-_open: weakref.WeakSet[Arena] = weakref.WeakSet()
+_open: weakref.WeakSet[RangeFile] = weakref.WeakSet()
 
 
-class Extent:
+class FileRange:
     """A range of the file.
 
     Attributes:
@@ -64,7 +64,7 @@ def pages(nbytes: int) -> int:
     return max(1, -(-nbytes // PAGE)) * PAGE
 
 
-class Arena:
+class RangeFile:
     """A file for bytes that come and go.
 
     Args:
@@ -75,15 +75,15 @@ class Arena:
         StoreError: The folder cannot be used.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, freed: Callable[[Extent], None] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, freed: Callable[[FileRange], None] | None = None) -> None:
         self.file, self.folder = open_scratch(path)
         self.lock = threading.Lock()
         self.lost = False  # to a fork, see Note [Forked processes]
         self._closing = False
-        self._extents = Extents()
+        self._extents = FreeRanges()
         self._freed = freed
         self._count = 0
-        self._released: deque[Extent] = deque()
+        self._released: deque[FileRange] = deque()
         _open.add(self)
 
     @property
@@ -96,7 +96,7 @@ class Arena:
         """How many bytes the file has on its disk."""
         return self._extents.size
 
-    def put(self, data: Tensor) -> Extent:
+    def put(self, data: Tensor) -> FileRange:
         """Write the bytes of a tensor in CPU memory; when this returns, the system has them.
 
         Raises:
@@ -112,7 +112,7 @@ class Arena:
             raise refused(error, self.file, self.folder, extent.room) from error
         return extent
 
-    def read(self, extent: Extent) -> Tensor:
+    def read(self, extent: FileRange) -> Tensor:
         """Return the bytes of a range: a private map of the file where the system can, else a copy.
 
         Raises:
@@ -131,7 +131,7 @@ class Arena:
                 f" {error.strerror or error}; name a folder on another disk, and run again"
             ) from error
 
-    def release(self, extent: Extent, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+    def release(self, extent: FileRange, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Let go of a range; see Note [Who gives ranges back]."""
         if not _ending():
             self._released.append(extent)
@@ -167,7 +167,7 @@ class Arena:
         elif self._closing and not self._extents.used:
             self._close_file()
 
-    def _let_go(self, extent: Extent) -> None:
+    def _let_go(self, extent: FileRange) -> None:
         extent.holders -= 1
         if extent.out:
             # What was read of it is still in memory, and has to be read again to be used again.
@@ -177,7 +177,7 @@ class Arena:
             if self._freed:
                 self._freed(extent)
 
-    def _take(self, nbytes: int) -> Extent:
+    def _take(self, nbytes: int) -> FileRange:
         if self._closing or self.lost:
             raise StoreError("a saved tensor was to go to a disk store that is closed; offload inside the block")
         room = pages(nbytes)
@@ -187,7 +187,7 @@ class Arena:
             start = self._extents.take(room)
         assert start is not None  # noqa: S101 - it has just grown by what was missing
         self._count += 1
-        return Extent(start, nbytes, self._count)
+        return FileRange(start, nbytes, self._count)
 
     def _grow(self, room: int) -> None:
         least = self._extents.missing(room)
@@ -211,14 +211,14 @@ class Arena:
             raise
         self._extents.grow(more)
 
-    def _write(self, extent: Extent, memory: memoryview) -> None:
+    def _write(self, extent: FileRange, memory: memoryview) -> None:
         # Up to the end of its last page: a page of which a part is written has to be read from the disk first.
         padding = memoryview(_PADDING)[: extent.room - extent.nbytes]
         written = 0
         while written < extent.nbytes:
             written += os.pwritev(self.file, [memory[written:], padding], extent.start + written)
 
-    def _mapped(self, extent: Extent) -> Tensor:
+    def _mapped(self, extent: FileRange) -> Tensor:
         with self.locked():
             extent.holders += 1
         try:
@@ -227,7 +227,7 @@ class Arena:
             self.release(extent)
             raise
 
-    def _copied(self, extent: Extent) -> Tensor:
+    def _copied(self, extent: FileRange) -> Tensor:
         data = torch.empty(extent.nbytes, dtype=torch.uint8)
         memory = memory_of(data)
         done = 0

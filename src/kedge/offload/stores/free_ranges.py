@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 
-class Extents:
+class FreeRanges:
     """The free ranges of a file that only grows.
 
     A training step asks for the same sizes again and again, so the smallest range that is large enough is most often

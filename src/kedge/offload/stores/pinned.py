@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NotPinned, warn
-from kedge.offload.stores.free_ranges import Extents
+from kedge.offload.stores.free_ranges import FreeRanges
 from kedge.offload.stores.streams import Device
 
 _GRAIN = 512  # bytes; each range begins at a multiple of it
 _LEAST, _MOST = 64 << 20, 1 << 30  # by how many bytes memory grows
 
 
-class Range:
+class PinnedRange:
     """Some bytes of host memory.
 
     Attributes:
@@ -40,7 +40,7 @@ class Range:
         self.busy: list[Any] = []
 
 
-class Arena:
+class PinnedRanges:
     """Grows by large blocks, up to a limit, and hands out ranges of them.
 
     Args:
@@ -62,7 +62,7 @@ class Arena:
         """How many bytes are handed out."""
         return sum(block.extents.used for block in self._blocks)
 
-    def take(self, nbytes: int) -> Range:
+    def take(self, nbytes: int) -> PinnedRange:
         """Hand out a range.
 
         Raises:
@@ -76,11 +76,11 @@ class Arena:
             block = self._grow(nbytes)
             start = block.extents.take(_rounded(nbytes))
             assert start is not None  # noqa: S101 - it was made large enough
-        taken = Range(block, start, nbytes)
+        taken = PinnedRange(block, start, nbytes)
         taken.busy = block.pending(start, start + taken.size, self._device)
         return taken
 
-    def give(self, taken: Range, busy: Sequence[Any]) -> None:
+    def give(self, taken: PinnedRange, busy: Sequence[Any]) -> None:
         """Take a range back; whoever gets these bytes next comes after the events."""
         block, start, end = taken.block, taken.start, taken.start + taken.size
         block.extents.give(start, taken.size)
@@ -132,7 +132,7 @@ class _Block:
 
     def __init__(self, size: int) -> None:
         self.host: Tensor = torch.frombuffer(_map(size), dtype=torch.uint8)
-        self.extents = Extents()
+        self.extents = FreeRanges()
         self.extents.grow(size)
         self.busy: list[tuple[int, int, Any]] = []
         self.pinned = False

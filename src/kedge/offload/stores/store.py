@@ -15,7 +15,7 @@ FULL = (OSError, MemoryError, torch.OutOfMemoryError)
 """What is raised where there is no room: in a store, or on a device."""
 
 
-class Slot(Protocol):
+class StoreSlot(Protocol):
     """Bytes that a store holds.
 
     Attributes:
@@ -31,7 +31,7 @@ class Slot(Protocol):
         neither the slot nor what another call returned. It begins at a multiple of 16 bytes of its storage.
         """
 
-    def wanted(self) -> None:
+    def prefetch(self) -> None:
         """Hear that the bytes will be asked for soon; doing nothing is right too."""
 
     def free(self) -> None:
@@ -55,7 +55,7 @@ class Store(Protocol):
     def takes(self, device: torch.device) -> bool:
         """Tell whether moving bytes from this device here frees memory there."""
 
-    def put(self, data: Tensor) -> Slot:
+    def put(self, data: Tensor) -> StoreSlot:
         """Take bytes.
 
         Args:

@@ -17,7 +17,7 @@ import kedge
 from kedge.offload import codecs
 from kedge.offload.codecs.layout import flatten, restore
 from kedge.offload.rebuild import find
-from kedge.offload.stores.mapped import memory_of
+from kedge.offload.stores.file_ranges import memory_of
 
 SHAPE = (2, 4, 3, 4)
 WEIGHT = torch.linspace(-1, 1, 16).view(4, 4)

@@ -10,12 +10,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kedge.torch_internals.storages import identity_of
-
 _MB = 1e6
 _MOST = 24
 """How many modules are printed."""
-_COUNTS = ("small", "again", "unique", "stored", "freed", "reads", "repeated", "failed")
+_COUNTS = ("small", "again", "unique", "stored", "freed", "failed")
 _GROUPS = ("kept", "rebuilt", "moved")
 _OWNED = ("parameter", "buffer", "input")
 _SAID = {
@@ -34,8 +32,9 @@ class Outcome(NamedTuple):
         name: Why it is kept, by which rule it is rebuilt, or where it was moved to.
         nbytes: Its bytes.
         storage: Its storage, to be counted once a step; None where it is not looked at.
+        number: The number of its storage.
         held: What holds its bytes, and so has to live as long as it: an entry or a kept storage; None if it stays in any case.
-        chosen: Whether there was a choice, of which a planner is told.
+        chosen: Whether there was a choice, which a planner is informed of.
         extra: The bytes kept in memory to rebuild it.
         stored: The bytes put away for it.
         seconds: How long that took.
@@ -45,6 +44,7 @@ class Outcome(NamedTuple):
     name: str
     nbytes: int
     storage: torch.UntypedStorage | None = None
+    number: int = 0
     held: object = None
     chosen: bool = False
     extra: int = 0
@@ -75,6 +75,32 @@ class Count:
         self.bytes += other.bytes
 
 
+class RestoredBytes:
+    """What was brought back.
+
+    Attributes:
+        reads: How often, and how many bytes.
+        repeated: What of that had been brought back before.
+        stalled: The seconds for which backward waited for it.
+    """
+
+    def __init__(self) -> None:
+        self.reads, self.repeated, self.stalled = Count(), Count(), 0.0
+
+    def add(self, nbytes: int, seconds: float, *, again: bool) -> None:
+        """Count bytes that were brought back, and how long that took with all that it needed."""
+        self.reads.add(nbytes)
+        self.stalled += seconds
+        if again:
+            self.repeated.add(nbytes)
+
+    def join(self, other: RestoredBytes) -> None:
+        """Count what another has counted."""
+        self.reads.join(other.reads)
+        self.repeated.join(other.repeated)
+        self.stalled += other.stalled
+
+
 class Tally:
     """What was saved and what became of it.
 
@@ -90,21 +116,19 @@ class Tally:
         extra: The bytes kept in memory so that others can be rebuilt.
         stored: What was put away for `moved`: fewer bytes, with a codec.
         freed: The entries that no handle needs any more.
-        reads: What was brought back.
-        repeated: What of that had been brought back before.
+        restored: What was brought back.
         failed: What could not be moved.
         putting: The seconds for which forward was held up by putting away.
-        stalled: The seconds for which backward waited for what it brought back.
     """
 
     def __init__(self) -> None:
         self.small, self.again, self.unique, self.stored = Count(), Count(), Count(), Count()
-        self.freed, self.reads, self.repeated, self.failed = Count(), Count(), Count(), Count()
+        self.freed, self.failed, self.restored = Count(), Count(), RestoredBytes()
         self.kept: defaultdict[str, Count] = defaultdict(Count)
         self.rebuilt: defaultdict[str, Count] = defaultdict(Count)
         self.moved: defaultdict[str, Count] = defaultdict(Count)
         self.extra = 0
-        self.putting = self.stalled = 0.0
+        self.putting = 0.0
 
     @property
     def packs(self) -> int:
@@ -155,7 +179,7 @@ class Tally:
                 mine[what].join(count)
         self.extra += other.extra
         self.putting += other.putting
-        self.stalled += other.stalled
+        self.restored.join(other.restored)
 
     def _all(self) -> Iterator[Count]:
         yield from (self.small, self.again)
@@ -192,18 +216,15 @@ class ModuleAccount:
         """Count what became of a saved tensor; its storage only if it is the first time in this step."""
         with self._lock:
             step, storage = self.step, outcome.storage
-            if storage is not None and (number := identity_of(storage)) not in (seen := self._account.seen):
-                seen[number] = StorageWeakRef(storage)  # which keeps the number from being given to another one
+            if storage is not None and outcome.number not in (seen := self._account.seen):
+                seen[outcome.number] = StorageWeakRef(storage)  # which keeps the number from being given to another one
                 step.unique.add(storage.nbytes())
             step.book(outcome)
 
     def restored(self, nbytes: int, seconds: float, *, again: bool) -> None:
         """Count bytes that were brought back, and how long that took with all that it needed."""
         with self._lock:
-            self.step.reads.add(nbytes)
-            self.step.stalled += seconds
-            if again:
-                self.step.repeated.add(nbytes)
+            self.step.restored.add(nbytes, seconds, again=again)
 
     def gone(self, nbytes: int) -> None:
         """Count an entry whose last handle is gone."""
@@ -219,7 +240,7 @@ class OffloadAccount:
         steps: How many steps are over: forward passes with their backward passes; see Note [Steps].
         checkpointed: How many calls of the selected modules ran in a checkpoint, which computes again what they save.
         dropped: Rules that were found wrong here and are not used, with why.
-        plan: What a planner has decided on, and what it foretells; None if there is none.
+        plan: What a planner has decided on, and what it predicts; None if there is none.
         file: The disk store of the block under way, or of the last one, which says what it did; None if there is none.
         seen: The storages of the step under way.
         staying: The bytes that are kept by choice now, those of earlier steps among them.
@@ -293,16 +314,17 @@ class OffloadAccount:
 
     def _remarks(self, steps: int) -> Iterator[str]:
         total, mb = self.total, _MB * steps
+        restored = total.restored
         yield f"{steps} step{'s' * (steps > 1)}; {_list('kept', total.kept | {'small': total.small}, mb)}"
         if total.rebuilt:
             yield f"{_list('rebuilt', total.rebuilt, mb)}; {total.extra / mb:.1f} MB kept for it"
         if total.moved:
             spent = total.putting * 1e3 / steps
             yield f"{_list('moved', total.moved, mb)}; {total.stored.bytes / mb:.1f} MB put away in {spent:.0f} ms"
-        if total.reads.number:
+        if restored.reads.number:
             yield (
-                f"brought back {total.reads.bytes / mb:.1f} MB in {total.stalled * 1e3 / steps:.0f} ms, "
-                f"{total.repeated.bytes / mb:.1f} MB of it more than once; freed {total.freed.bytes / mb:.1f} MB"
+                f"brought back {restored.reads.bytes / mb:.1f} MB in {restored.stalled * 1e3 / steps:.0f} ms, "
+                f"{restored.repeated.bytes / mb:.1f} MB of it more than once; freed {total.freed.bytes / mb:.1f} MB"
             )
         if total.failed.number:
             failed = f"{total.failed.number} tensors of {total.failed.bytes / _MB:.1f} MB"

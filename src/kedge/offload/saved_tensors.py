@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -96,10 +96,7 @@ class _Look:
         return [tensor for _, tensor in leaves.find(output)]
 
     def _owned(self) -> tuple[frozenset[int], frozenset[int]]:
-        return self._numbers(self.model.parameters()), self._numbers(self.model.buffers())
-
-    def _numbers(self, tensors: Iterable[Tensor]) -> frozenset[int]:
-        return frozenset(n for tensor in tensors if not nn.parameter.is_lazy(tensor) for n in self.storages.of(tensor))
+        return self.storages.of_all(self.model.parameters()), self.storages.of_all(self.model.buffers())
 
 
 def _back(made: list[Tensor], model: nn.Module) -> None:

@@ -189,7 +189,7 @@ def test_two_nodes_in_a_row_read_once():
         a.mul(a.detach()).sum().backward()
 
     assert shelf.gets == len(shelf.slots) == 1
-    assert engine.account.total.repeated.number == 0
+    assert engine.account.total.restored.repeated.number == 0
 
 
 def test_what_is_held_for_a_moment_is_bounded():
@@ -204,7 +204,7 @@ def test_what_is_held_for_a_moment_is_bounded():
             for node in nodes:
                 node.grad_fn.saved_tensors
         assert shelf.gets == 10
-        assert engine.account.total.repeated.number == 5
+        assert engine.account.total.restored.repeated.number == 5
         nodes[-1].grad_fn.saved_tensors
         assert shelf.gets == 10
 

@@ -51,7 +51,7 @@ class Bill:
 
     @property
     def parameters(self) -> int:
-        """Bytes of parameters and buffers that were saved, each storage once; they are there anyhow."""
+        """Bytes of parameters and buffers that were saved, each storage once; in memory in any case."""
         known = {storage for item in self.items if not item.counts for storage in item.storages}
         return sum(self._sizes[storage] for storage in known)
 
@@ -133,7 +133,7 @@ class Bill:
             yield sums if never else replace(sums, checkpoint=self._checkpoint(str(path), items))
 
     def _checkpoint(self, path: str, items: Sequence[SavedTensor]) -> int:
-        """Tell what a checkpoint around a module frees; see Note [What a remedy frees]."""
+        """Return what a checkpoint around a module frees; see Note [What a remedy frees]."""
         inside, given = {item.number for item in items}, set(self._given[path])
         made = {s: item for item in items if item.origin == "made" for s in item.storages}
         mine = {s for s, item in made.items() if inside.issuperset(item.shared)}
@@ -145,7 +145,7 @@ class Bill:
 def bill_of(
     keeper: BillKeeper, given: Given, origins: Origins, moment: int | None, roots: Sequence[str] = ("",)
 ) -> Bill:
-    """Draw up the bill of what a keeper has written down.
+    """Return the bill of what a keeper has noted.
 
     Args:
         keeper: The keeper.
@@ -154,11 +154,11 @@ def bill_of(
         moment: After how many saves and releases; None for the peak.
         roots: How the paths of each model begin.
     """
-    anyhow = origins.parameters | origins.buffers
+    resident = origins.parameters | origins.buffers
     sizes = keeper.storages.sizes
 
     def counted(number: int) -> list[tuple[int, int]]:
-        return [(s, sizes[s]) for s in keeper.drafts[number].storages if s not in anyhow]
+        return [(s, sizes[s]) for s in keeper.drafts[number].storages if s not in resident]
 
     def at(after: int) -> Bill:
         return Bill(keeper.items(keeper.timeline.alive(after), origins), given, sizes, Course())
@@ -167,7 +167,7 @@ def bill_of(
         held = [(sums.path, sums.bytes) for sums in at(after).by_module() if sums.bytes]
         return sorted(held, key=lambda pair: -pair[1])[:MOST_ITEMS]
 
-    there = anyhow | origins.inputs
+    there = resident | origins.inputs
     given = {path: frozenset(numbers) - there for path, numbers in given.items()}
     followed = course(keeper.timeline.events[:], counted, holders)
     found = keeper.items(keeper.timeline.alive(followed.peak_at if moment is None else moment), origins)
@@ -199,7 +199,7 @@ def _charged(items: Sequence[SavedTensor], sizes: Sequence[int]) -> dict[int, Sa
 
 
 def _holders(path: str | None, roots: Sequence[str]) -> list[str | None]:
-    """Give a path and the paths of all modules around it, the model's own among them."""
+    """Return a path and the paths of all modules around it, the model's own among them."""
     if path is None:
         return [None]
     names = path.split(".") if path else []

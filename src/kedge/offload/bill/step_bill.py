@@ -6,12 +6,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from kedge.hooks.placing.module_calls import Spans, given_to
 from kedge.hooks.saved.keeper import Keep, Place
@@ -131,9 +130,6 @@ class StepBill:
     def _see_owned(self) -> None:
         """Note what belongs to the models; a forward may have replaced or made some of it."""
         modules = [module for _, known in self._roots if (module := known()) is not None]
-        params = self._numbers(p for m in modules for p in m.parameters())
-        buffers = self._numbers(b for m in modules for b in m.buffers())
+        params = self.storages.of_all(p for m in modules for p in m.parameters())
+        buffers = self.storages.of_all(b for m in modules for b in m.buffers())
         self._owned = (self._owned[0] | params, self._owned[1] | buffers)
-
-    def _numbers(self, tensors: Iterable[Tensor]) -> frozenset[int]:
-        return frozenset(n for tensor in tensors if not is_lazy(tensor) for n in self.storages.of(tensor))

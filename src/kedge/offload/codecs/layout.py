@@ -34,7 +34,7 @@ class ElementLayout(NamedTuple):
 
 
 def flatten(value: Tensor) -> tuple[Tensor, ElementLayout] | None:
-    """Give a tensor's elements in the order in which they lie in memory, each once.
+    """Return a tensor's elements in the order in which they lie in memory, each once.
 
     Nothing is copied if they lie without gaps.
 
@@ -67,7 +67,7 @@ def restore(flat: Tensor, layout: ElementLayout) -> Tensor:
 
 
 def _is_dense(size: tuple[int, ...], stride: tuple[int, ...], order: list[int]) -> bool:
-    """Tell whether elements lie without gaps; `order` goes from the largest stride to the smallest."""
+    """Whether elements lie without gaps; `order` goes from the largest stride to the smallest."""
     expected = 1
     for d in reversed(order):
         if stride[d] != expected:

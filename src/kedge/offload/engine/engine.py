@@ -28,8 +28,7 @@ from kedge.offload.engine.known_storages import KeptReader, KeptStorage, KnownSt
 from kedge.offload.engine.policy import Choice, Policy
 from kedge.offload.engine.proof import ProvenRecipes
 from kedge.offload.engine.sources import Coded, Moved, Rebuilt, encode
-from kedge.offload.held.entry import RecentlyRestored, StorageEntries, StorageEntry
-from kedge.offload.held.handle import PartOfEntry
+from kedge.offload.held.entry import PartOfEntry, RecentlyRestored, StorageEntries, StorageEntry
 from kedge.offload.held.raw_bytes import digest, is_alone, own_key, take, taken_bytes
 from kedge.offload.held.steps import StepBoundaries
 from kedge.offload.malloc import Trimmer
@@ -96,15 +95,17 @@ class Engine:
             small.bytes += nbytes
             return Kept(value, call)
         outcome = self._decide(value, place, row)
+        held, packed = outcome.held, None
+        if isinstance(held, StorageEntry):
+            packed = PartOfEntry(held, value, call)
         row.book(outcome)
         if outcome.chosen and self.policy.planner is not None:
             self.policy.planner.took(outcome)
-        held = outcome.held
-        if isinstance(held, StorageEntry):
-            if outcome.chosen and value.is_cpu:
-                self._trimmer.freed(value.nbytes)
-            return PartOfEntry(held, value, call)
-        return Kept(value, KeptReader(call, held) if isinstance(held, KeptStorage) else call)
+        if packed is None:
+            return Kept(value, KeptReader(call, held) if isinstance(held, KeptStorage) else call)
+        if outcome.chosen and value.is_cpu:
+            self._trimmer.freed(nbytes)
+        return packed
 
     def unpack(self, packed: PartOfEntry) -> Tensor:
         """Return a tensor that `pack` took."""
@@ -118,9 +119,10 @@ class Engine:
         """Count a tensor that a checkpoint holds in a way that leaves it where it is."""
         if place.selected and not _is_unknown(value) and value.nbytes >= self._least:
             storage = value.untyped_storage()
-            why = self._known.of_model.why(value, identity_of(storage)) or "checkpoint"
+            number = identity_of(storage)
+            why = self._known.of_model.why(value, number) or "checkpoint"
             row: ModuleAccount = place.spot.gate or self._row(place)
-            row.book(Outcome("kept", why, value.nbytes, storage))
+            row.book(Outcome("kept", why, value.nbytes, storage, number))
 
     def passed(self, place: Place) -> None:
         """Count a call of a module in a checkpoint's forward, of which nothing is saved."""
@@ -138,10 +140,10 @@ class Engine:
         number = identity_of(storage)
         why = self._known.of_model.why(value, number)
         if why is not None:
-            return Outcome("kept", why, value.nbytes, storage)
+            return Outcome("kept", why, value.nbytes, storage, number)
         held = self._known.find(value, number)
         if held is not None:
-            return Outcome("again", "", value.nbytes, storage, held)
+            return Outcome("again", "", value.nbytes, storage, number, held)
         return self._take(value, number, place.path, row)
 
     def _take(self, value: Tensor, number: int, path: str | None, row: ModuleAccount) -> Outcome:
@@ -155,9 +157,8 @@ class Engine:
             recipe = self._recipes.find(policy.find, value, (path, nth), lasting=known.of_model.lasting)
             if recipe is not None:
                 entry = StorageEntry(known.entries, number, Rebuilt(recipe), value, digest(value, alone=False), row)
-                return Outcome(
-                    "rebuilt", recipe.rule, value.nbytes, value.untyped_storage(), entry, True, recipe.nbytes
-                )
+                storage, extra = value.untyped_storage(), recipe.nbytes
+                return Outcome("rebuilt", recipe.rule, value.nbytes, storage, number, entry, chosen=True, extra=extra)
         return self._put_away(value, number, choice, row)
 
     def _put_away(self, value: Tensor, number: int, choice: Choice, row: ModuleAccount) -> Outcome:
@@ -177,12 +178,14 @@ class Engine:
             self._warn(failure)
             why = "failed"
         if source is None:
-            kept = known.kept.begin(taken_bytes(value), None if alone else number)
-            return Outcome("kept", why or policy.why_kept(choice), value.nbytes, storage, kept, chosen=True)
+            nbytes = value.nbytes if alone else storage.nbytes()
+            kept = known.kept.begin(nbytes, None if alone else number)
+            return Outcome("kept", why or policy.why_kept(choice), value.nbytes, storage, number, kept, chosen=True)
         seconds, key = time.perf_counter() - begun, own_key(value, number) if alone else number
         entry = StorageEntry(known.entries, key, source, value, sums or digest(value, alone=alone), row)
         where = "memory" if store is None else store.name
-        return Outcome("moved", where, value.nbytes, storage, entry, True, stored=source.nbytes, seconds=seconds)
+        stored = source.slot.nbytes
+        return Outcome("moved", where, value.nbytes, storage, number, entry, True, stored=stored, seconds=seconds)
 
     def _warn(self, failure: BaseException) -> None:
         if not self._warned:

@@ -71,7 +71,7 @@ class ModelStorages:
         self.look(())
 
     def look(self, inputs: Any) -> None:
-        """Look again, as a forward pass begins: storages may have been replaced."""
+        """Read the storages again, as a forward pass begins: some may have been replaced."""
         self.lasting = self.lasting and not any(map(is_sharded, self._model.parameters()))
         self._known = {
             identity_of(storage): (why, StorageWeakRef(storage))

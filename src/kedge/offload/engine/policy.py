@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import Protocol
 
 from kedge.offload.account import OffloadAccount, Outcome
 from kedge.offload.codecs.codec import Codec
-from kedge.offload.held.handle import Handle
-from kedge.offload.rebuild.recipe import Recipe
+from kedge.offload.rebuild.recipe import Find
 from kedge.offload.stores.store import Store
-
-HandleOf = Callable[[Any], Handle | None]
-Find = Callable[[Tensor, HandleOf], Recipe | None]
 
 
 class Choice(Enum):

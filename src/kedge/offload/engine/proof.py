@@ -16,11 +16,10 @@ from torch import Tensor
 
 from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import Kept
-from kedge.offload.engine.policy import Find
 from kedge.offload.held.handle import Handle, HandleByReference
 from kedge.offload.held.raw_bytes import KNOWN, words
 from kedge.offload.rebuild.failure import RuleFailed
-from kedge.offload.rebuild.recipe import Recipe
+from kedge.offload.rebuild.recipe import Find, Recipe
 
 _NEAR = 0.25
 _FULL = "can't allocate memory"

@@ -45,11 +45,6 @@ class InSlot:
     slot: StoreSlot
     computed = False
 
-    @property
-    def nbytes(self) -> int:
-        """How many bytes the slot has."""
-        return self.slot.nbytes
-
     def intact(self) -> bool:
         """Whether the bytes can be had: always."""
         return True

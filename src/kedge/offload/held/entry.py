@@ -13,7 +13,7 @@ changes behind autograd's back (``x.data[3] = 0`` between two uses of ``x``).
 Bytes that were brought back are shared by weak reference: while a node runs, all its handles get the same. Those
 brought back last are held for a moment more if other handles want them too: autograd's nodes run one after the other, and
 each lets go before the next begins. If one has not, the next gets its own: a node can return what it saved as a
-gradient, which then is ``.grad`` without a copy, since nobody else seems to have it; two of them must not be one.
+gradient, which then is ``.grad`` without a copy, since nothing else seems to hold it; two of them must not be one.
 
 # Note [Changed since]
 What is given out can be changed in place: by a Function that works in what it saved, or through a node's
@@ -36,9 +36,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from kedge.errors import RebuiltWrong
 from kedge.offload.account import ModuleAccount
+from kedge.offload.held.handle import Handle
 from kedge.offload.held.raw_bytes import Digest, EntryKey, digest, same
+from kedge.offload.held.steps import ModelCall
 from kedge.torch_internals.autograd_nodes import numbers_operations, sequence_number
 from kedge.torch_internals.graph_task import current_node, graph_task
+from kedge.torch_internals.kernels import negated_alias
 from kedge.torch_internals.storages import behind, users_of
 from kedge.torch_internals.tensors import changes, root_of
 
@@ -241,6 +244,48 @@ class StorageEntries:
         self.table: dict[EntryKey, weakref.ref[StorageEntry]] = {}
         self.latest: weakref.ref[StorageEntry] | None = None
         self.window = window
+
+
+class PartOfEntry(Handle):
+    """Stands for a tensor that lies in what an entry holds: all of it, or a part.
+
+    Attributes:
+        entry: What holds the bytes. It lasts as long as its handles.
+        call: The call that saved it, which lasts as long as what it saved.
+    """
+
+    __slots__ = ("_conjugated", "_negated", "_offset", "call", "device", "dtype", "entry", "size", "stride")
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def __init__(self, entry: StorageEntry, value: Tensor, call: ModelCall) -> None:
+        self.entry, self.call = entry, call
+        self.size, self.stride, self.dtype, self.device = value.shape, value.stride(), value.dtype, entry.device
+        self._offset = 0 if entry.saved.alone else value.storage_offset()
+        self._conjugated, self._negated = value.is_conj(), value.is_neg()
+
+    @property
+    def exact(self) -> bool:
+        """Whether `read` gives it to the last bit."""
+        return self.entry.source.exact
+
+    def read(self) -> Tensor:
+        """Return a tensor on the entry's bytes, which are brought back if they are not there, or were changed."""
+        if torch.is_inference_mode_enabled():  # what is made in it counts no changes
+            with torch.inference_mode(mode=False):
+                return self.read()
+        home = self.entry.restore()
+        value = torch.empty(0, dtype=self.dtype, device=self.device)
+        value.set_(home.storage, home.begin // self.dtype.itemsize + self._offset, self.size, self.stride)
+        if self._conjugated:
+            value = value.conj()
+        return home.give(negated_alias(value) if self._negated else value)
+
+    def intact(self) -> bool:
+        """Whether what the bytes are made of is there."""
+        return self.entry.source.intact()
 
 
 def _asker() -> object:

@@ -9,13 +9,13 @@ import torch
 
 
 class TimingClock(Protocol):
-    """Marks moments now, and tells the time between two of them later."""
+    """Marks moments now, and returns the time between two of them later."""
 
     def mark(self) -> Any:
         """Mark this moment."""
 
     def between(self, first: Any, last: Any) -> float:
-        """Tell the seconds between two marks; it may wait for them."""
+        """Return the seconds between two marks; it may wait for them."""
 
 
 class HostClock:
@@ -55,5 +55,5 @@ class DeviceClock:
 
 
 def clock_of(device: torch.device) -> TimingClock:
-    """Give the clock of a device."""
+    """Return the clock of a device."""
     return DeviceClock(device) if device.type == "cuda" else HostClock()

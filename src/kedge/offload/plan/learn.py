@@ -21,7 +21,7 @@ from typing import Any
 from kedge.errors import LimitOutOfReach, warn
 from kedge.offload.account import OffloadAccount, Outcome
 from kedge.offload.engine.policy import Choice, Policy
-from kedge.offload.plan.clock import HostClock, TimingClock, clock_of
+from kedge.offload.plan.clock import TimingClock
 from kedge.offload.plan.link import measured
 from kedge.offload.plan.plan import OffloadPlan, size
 from kedge.offload.plan.solve import solve
@@ -43,7 +43,7 @@ class Learner:
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
         self.plan: OffloadPlan | None = None
-        self._timings = Timings(HostClock())
+        self._timings = Timings()
         self._store: Store | None = None
         self._link: Link | None = None
         self._warm = False
@@ -53,11 +53,9 @@ class Learner:
         self._beyond = False
         self._account = OffloadAccount()
         self._met: Counter[tuple[str | None, int]] = Counter()
-        self._notes: list[TensorTimes] = []
-        self._started: Any = None
 
     def equip(self, policy: Policy) -> Policy:
-        """Give the policy whose parts take notes."""
+        """Return the policy with parts that are timed."""
         timings = self._timings
         self._store = policy.store
         return Policy(
@@ -74,10 +72,7 @@ class Learner:
         self._met[path, index] = nth + 1
         key = TensorKey(path, index, nth)
         if self.plan is None:
-            if self._started is not None:
-                note = TensorTimes(key, nbytes, self._timings.clock.mark())
-                self._notes.append(note)
-                self._timings.current = note
+            self._timings.begin_tensor(key, nbytes)
             return Choice.ALL
         choice, known = self.plan.choices.get(key, (Choice.ALL, 0))
         if nbytes > known:
@@ -88,10 +83,8 @@ class Learner:
 
     def took(self, outcome: Outcome) -> None:
         """Note what was done."""
-        note, self._timings.current = self._timings.current, None
-        if note is not None:
-            note.group = outcome.group
-            note.took = note.took[0], self._timings.clock.mark()
+        if self._timings.current is not None:
+            self._timings.end_tensor(outcome.group)
         elif self.plan is not None and not self._beyond and outcome.group == "kept" and outcome.name != "planned":
             self._stale = True  # it was planned to be rebuilt or moved, and cannot be any more
 
@@ -99,7 +92,7 @@ class Learner:
         """End a step: plan, or learn, or go on."""
         self._met.clear()
         self._account = account
-        if self._started is not None:
+        if self._timings.started is not None:
             self._plan()
         elif not self._warm:
             self._warm = True
@@ -109,19 +102,18 @@ class Learner:
         account.plan = self.plan
 
     def _learn(self) -> None:
-        self.plan, self._stale, self._notes = None, False, []
-        self._timings.clock = clock_of(self._timings.device)
-        self._started = self._timings.clock.mark()
+        self.plan, self._stale = None, False
+        self._timings.begin_step()
 
     def _plan(self) -> None:
-        clock, ended = self._timings.clock, self._timings.clock.mark()
-        if self._store is not None and self._link is None and self._store.takes(self._timings.device):
-            self._link = measured(self._store, self._timings.device)
+        timings, ended = self._timings, self._timings.clock.mark()
+        if self._store is not None and self._link is None and self._store.takes(timings.device):
+            self._link = measured(self._store, timings.device)
             if self._link is None:  # no room to measure it: do all that can be done, and ask in the next step
                 self._learn()
                 return
-        table = MeasuredStep(clock, self._started, ended, self._notes).table(self._link)
-        self._started, self._notes = None, []
+        table = MeasuredStep(timings.clock, timings.started, ended, timings.notes).table(self._link)
+        timings.end_step()
         self.plan = solve(table, self.limit)
         self._room = math.inf
         if self.plan.feasible and self.limit.memory is not None:
@@ -158,7 +150,7 @@ class MeasuredStep:
         self.seconds = max(self._at(ended) - self._own[-1], 0.0)
 
     def table(self, link: Link | None) -> StepTable:
-        """Give the step as a planner sees it."""
+        """Return the step as a planner sees it."""
         return StepTable(tuple(self._candidate(note) for note in self._notes), self.seconds, link)
 
     def _candidate(self, note: TensorTimes) -> Candidate:

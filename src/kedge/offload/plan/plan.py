@@ -1,4 +1,4 @@
-"""A plan as a value: what is done with each saved tensor, and what that is foretold to come to. Prints as a table."""
+"""A plan as a value: what is done with each saved tensor, and its predicted cost. Prints as a table."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from kedge.offload.plan.tables import StepTable, Treatment
 
 
 class PredictedCost(NamedTuple):
-    """What choices come to.
+    """The predicted cost of choices.
 
     Attributes:
         kept: The bytes that stay in memory for the step.
@@ -34,7 +34,7 @@ class PredictedCost(NamedTuple):
 
 
 class Forecast:
-    """Foretells what choices come to; one way for each candidate of a table, in its order.
+    """Predicts the cost of choices; one for each candidate of a table, in its order.
 
     Args:
         table: The step.
@@ -49,7 +49,7 @@ class Forecast:
         self._due = np.maximum(self._asked[self._order], self._turn)
 
     def of(self, ways: Sequence[Treatment]) -> PredictedCost:
-        """Foretell all."""
+        """Predict the cost of all choices."""
         moved = np.array([way.moved for way in ways], dtype=np.float64)
         seconds = sum(way.seconds for way in ways) + self.waits(moved)
         return PredictedCost(sum(way.kept for way in ways), sum(way.moved for way in ways), seconds)
@@ -59,7 +59,7 @@ class Forecast:
         return outcome.kept + (min(self._link.window, outcome.moved) if self._link is not None else 0)
 
     def waits(self, moved: NDArray[np.float64]) -> float:
-        """Foretell the seconds for which a step waits for the link; see Note [What hides].
+        """Predict the seconds for which a step waits for the link; see Note [What hides].
 
         Args:
             moved: The bytes of each candidate that go over the link.

@@ -149,7 +149,7 @@ class _Search:
         self.ways[step.which] = step.way
 
     def _with(self, step: _Step) -> PredictedCost:
-        """Foretell what a change would come to, from what all before it came to."""
+        """Predict the cost after a change, from the cost before it."""
         before, after = self.ways[step.which], step.way
         self._moved[step.which] = after.moved
         waits = self._forecast.waits(self._moved)

@@ -1,4 +1,4 @@
-"""What is noted of each saved tensor in the step that is learned from, and of the store, the codec and the recipes.
+"""The times of each saved tensor in the step that is learned from, and of the store, the codec and the recipes.
 
 # Note [Own time]
 What Kedge does in that step - move, encode, find, rebuild - is marked at its beginning and its end, and taken out of
@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from kedge.offload.codecs.codec import Codec
-from kedge.offload.engine.policy import Find, HandleOf
 from kedge.offload.held.handle import Handle
-from kedge.offload.plan.clock import TimingClock
+from kedge.offload.plan.clock import HostClock, TimingClock, clock_of
 from kedge.offload.plan.tables import TensorKey
-from kedge.offload.rebuild.recipe import Cost, Recipe
+from kedge.offload.rebuild.recipe import Cost, Find, HandleOf, Recipe
 from kedge.offload.stores.store import Store, StoreSlot
 
 Span = tuple[Any, Any]
@@ -53,22 +52,48 @@ class TensorTimes:
 
 
 class Timings:
-    """Where notes are taken, while one is learned; otherwise it costs nothing.
+    """The times of one step, while it is learned from; otherwise it costs nothing.
 
     Attributes:
-        current: The note of the tensor that is being saved; None while nothing is learned.
+        current: Those of the tensor that is being saved; None while nothing is learned.
         clock: What marks moments.
         device: The device of what was saved last.
+        started: When the step began; None while nothing is learned.
+        notes: Those of the step's tensors.
     """
 
-    def __init__(self, clock: TimingClock) -> None:
+    def __init__(self) -> None:
         self.current: TensorTimes | None = None
-        self.clock = clock
+        self.clock: TimingClock = HostClock()
         self.device = torch.device("cpu")
+        self.started: Any = None
+        self.notes: list[TensorTimes] = []
+
+    def begin_step(self) -> None:
+        """Learn from the step that begins."""
+        self.clock = clock_of(self.device)
+        self.started, self.notes = self.clock.mark(), []
+
+    def end_step(self) -> None:
+        """Learn nothing more."""
+        self.started, self.notes = None, []
+
+    def begin_tensor(self, key: TensorKey, nbytes: int) -> None:
+        """Note that a tensor is being saved, if the step is learned from."""
+        if self.started is not None:
+            self.current = TensorTimes(key, nbytes, self.clock.mark())
+            self.notes.append(self.current)
+
+    def end_tensor(self, group: str) -> None:
+        """Note what was done with it."""
+        if self.current is not None:
+            self.current.group = group
+            self.current.took = self.current.took[0], self.clock.mark()
+            self.current = None
 
 
 class TimedRecipe:
-    """A recipe that notes how long it runs."""
+    """A recipe whose runs are timed."""
 
     def __init__(self, recipe: Recipe, note: TensorTimes, timings: Timings) -> None:
         self._recipe, self._note, self._timings = recipe, note, timings
@@ -88,7 +113,7 @@ class TimedRecipe:
 
 
 class TimedSlot:
-    """A slot that notes when it is asked."""
+    """A slot that notes when it is asked for its bytes."""
 
     __slots__ = ("_note", "_slot", "_timings", "nbytes")
 
@@ -104,7 +129,7 @@ class TimedSlot:
         return data
 
     def prefetch(self) -> None:
-        """Tell the slot."""
+        """Have the slot bring its bytes."""
         self._slot.prefetch()
 
     def free(self) -> None:
@@ -120,7 +145,7 @@ class TimedStore:
         self.name: str = store.name
 
     def takes(self, device: torch.device) -> bool:
-        """Ask the store."""
+        """Whether the store takes bytes of a device."""
         return self._store.takes(device)
 
     def put(self, data: Tensor) -> StoreSlot:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, RecipeBuilder
+from kedge.offload.rebuild.recipe import Term
+from kedge.offload.rebuild.recipe_builder import Apply, RebuildRule, RecipeBuilder
 
 
-@dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(RebuildRule):
     """A copy in another format, of a parameter (autocast makes one of each weight) or of what can be rebuilt."""
 
-    name: ClassVar[str] = "cast"
-    nodes: ClassVar[tuple[str, ...]] = ("ToCopyBackward0",)
-    cost: ClassVar[Cost] = "copy"
-    result: ClassVar[str | None] = None
+    name = "cast"
+    nodes = ("ToCopyBackward0",)
+    cost = "copy"
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Cast what is behind; the node does not know into what, so it has to be the outermost."""

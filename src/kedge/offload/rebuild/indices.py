@@ -29,7 +29,7 @@ class NarrowCode(NamedTuple):
 
 
 def narrow(whole: Tensor) -> tuple[Tensor, NarrowCode] | None:
-    """Say dense 64-bit integers in fewer bits; None if they need more than half of theirs."""
+    """Encode dense 64-bit integers in fewer bits; None if they need more than half of theirs."""
     if not whole.numel():
         return None
     least, most = _ends(whole)
@@ -94,7 +94,7 @@ def _fit(whole: Tensor) -> tuple[int, ...]:
 
 
 def _ramp(whole: Tensor, steps: tuple[int, ...]) -> Tensor:
-    """Give the place of each window, as far as it follows from the steps."""
+    """Return the place of each window, as far as it follows from the steps."""
     ramp = torch.zeros([1] * len(steps), dtype=torch.int32, device=whole.device)
     for place, step in enumerate(steps):
         shape = [1] * len(steps)

@@ -8,16 +8,15 @@ bit. It is remembered with the weight, and each rebuilding compares the statisti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, RecipeBuilder
+from kedge.offload.rebuild.recipe import Term
+from kedge.offload.rebuild.recipe_builder import NOTHING, Apply, RebuildRule, RecipeBuilder
 from kedge.torch_internals.autograd_nodes import raw, saved
 
 _USUAL = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)
@@ -25,14 +24,12 @@ _EXACT = frozenset({torch.float32, torch.float64})
 _known: WeakKeyDictionary[torch.UntypedStorage, float] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
+class LayerNorm(RebuildRule):
     """Layer normalisation."""
 
-    name: ClassVar[str] = "layer_norm"
-    nodes: ClassVar[tuple[str, ...]] = ("NativeLayerNormBackward0",)
-    cost: ClassVar[Cost] = "norm"
-    result: ClassVar[str | None] = None
+    name = "layer_norm"
+    nodes = ("NativeLayerNormBackward0",)
+    cost = "norm"
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Normalise the input again."""
@@ -46,11 +43,7 @@ class LayerNorm:
 
 
 def _optional(node: Any, builder: RecipeBuilder, field: str, edge: int) -> Term | None:
-    return _nothing if raw(node, field).data is None else builder.saved(node, field, edge)
-
-
-def _nothing(_: Sequence[Tensor]) -> Any:
-    return None
+    return NOTHING if raw(node, field).data is None else builder.saved(node, field, edge)
 
 
 def _epsilon(node: Any, builder: RecipeBuilder, shape: list[int]) -> float | None:

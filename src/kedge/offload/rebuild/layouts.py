@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, RecipeBuilder, signed
+from kedge.offload.rebuild.recipe import Term
+from kedge.offload.rebuild.recipe_builder import Apply, RebuildRule, RecipeBuilder, signed
 from kedge.torch_internals.autograd_nodes import saved
 
 Step = Callable[[Tensor], Tensor]
 Sizes = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(RebuildRule):
     """A copy of what was transposed, reshaped or expanded, as `contiguous` and `reshape` make."""
 
-    name: ClassVar[str] = "copy"
-    nodes: ClassVar[tuple[str, ...]] = ("CloneBackward0", "UnsafeViewBackward0")
-    cost: ClassVar[Cost] = "copy"
-    result: ClassVar[str | None] = None
+    name = "copy"
+    nodes = ("CloneBackward0", "UnsafeViewBackward0")
+    cost = "copy"
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Take the same steps from what was copied; they are known from the end, so it has to be the outermost."""

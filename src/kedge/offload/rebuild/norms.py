@@ -16,27 +16,23 @@ other layouts and for few bits, which round otherwise: there the tensor stays.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kedge.offload.held.handle import Handle
-from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, RecipeBuilder
+from kedge.offload.rebuild.recipe import Term
+from kedge.offload.rebuild.recipe_builder import NOTHING, Apply, RebuildRule, RecipeBuilder
 from kedge.torch_internals.autograd_nodes import number_in, raw, saved
 
 
-@dataclass(frozen=True, slots=True)
-class BatchNorm:
+class BatchNorm(RebuildRule):
     """Batch normalisation, and with it instance normalisation."""
 
-    name: ClassVar[str] = "batch_norm"
-    nodes: ClassVar[tuple[str, ...]] = ("NativeBatchNormBackward0",)
-    cost: ClassVar[Cost] = "norm"
-    result: ClassVar[str | None] = None
+    name = "batch_norm"
+    nodes = ("NativeBatchNormBackward0",)
+    cost = "norm"
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Normalise the input by the same statistics."""
@@ -52,14 +48,12 @@ class BatchNorm:
         return Apply(_by_batch if training else _by_running, (*terms, *affine), (saved(node, "eps"),))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupNorm:
+class GroupNorm(RebuildRule):
     """Group normalisation."""
 
-    name: ClassVar[str] = "group_norm"
-    nodes: ClassVar[tuple[str, ...]] = ("NativeGroupNormBackward0",)
-    cost: ClassVar[Cost] = "norm"
-    result: ClassVar[str | None] = None
+    name = "group_norm"
+    nodes = ("NativeGroupNormBackward0",)
+    cost = "norm"
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Normalise the input again."""
@@ -79,10 +73,10 @@ NORMS = (BatchNorm(), GroupNorm())
 
 
 def _affine(node: Any, builder: RecipeBuilder) -> tuple[Term, Term] | None:
-    """Give weight and bias; the bias is not saved, but stands at the end of an edge while it is trained."""
+    """Return weight and bias; the bias is not saved, but stands at the end of an edge while it is trained."""
     bias = node.next_functions[2]
     if raw(node, "weight").data is None:
-        return (_nothing, _nothing) if bias[0] is None else None
+        return (NOTHING, NOTHING) if bias[0] is None else None
     weight, shift = builder.saved(node, "weight", 1), builder.small(bias)
     return None if weight is None or shift is None else (weight, shift)
 
@@ -93,10 +87,6 @@ def _is_as_one_row(source: Handle | None) -> bool:
         return False
     steps = [math.prod(source.size[dim + 1 :]) for dim in range(len(source.size))]
     return steps == list(source.stride)
-
-
-def _nothing(_: Sequence[Tensor]) -> Any:
-    return None
 
 
 def _by_batch(

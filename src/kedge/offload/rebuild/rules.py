@@ -14,8 +14,8 @@ from kedge.offload.rebuild.layer_norm import LayerNorm
 from kedge.offload.rebuild.layouts import Copy
 from kedge.offload.rebuild.norms import NORMS
 from kedge.offload.rebuild.pointwise import ACTIVATIONS, RESULTS
-from kedge.offload.rebuild.recipe import Recipe, Replay, WholeLayout
-from kedge.offload.rebuild.recipe_builder import HandleOf, RebuildRule, RecipeBuilder
+from kedge.offload.rebuild.recipe import HandleOf, Recipe, Replay, WholeLayout
+from kedge.offload.rebuild.recipe_builder import RebuildRule, RecipeBuilder
 from kedge.torch_internals.autograd_nodes import raw
 from kedge.torch_internals.corners import lacks
 from kedge.torch_internals.tensors import changes, root_of
@@ -26,7 +26,7 @@ _BY_NODE: dict[str, RebuildRule] = {node: rule for rule in RULES for node in rul
 
 
 def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
-    """Say how a tensor that autograd is about to save can be rebuilt from what it has saved before.
+    """Return how a tensor that autograd is about to save can be rebuilt from what it has saved before.
 
     What is rebuilt is always a whole storage: for a view that of the tensor it is a view of.
 

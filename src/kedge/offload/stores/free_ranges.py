@@ -36,7 +36,7 @@ class FreeRanges:
         return start
 
     def give(self, start: int, size: int) -> None:
-        """Give a range back that was taken."""
+        """Release a range that was taken."""
         self.used -= size
         self._join(start, size)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kedge.errors import NotPinned, warn
 from kedge.offload.stores.free_ranges import FreeRanges
-from kedge.offload.stores.streams import Device
+from kedge.offload.stores.streams import Cuda
 
 _GRAIN = 512  # bytes; each range begins at a multiple of it
 _LEAST, _MOST = 64 << 20, 1 << 30  # by how many bytes memory grows
@@ -52,7 +52,7 @@ class PinnedRanges:
         size: How many bytes it has taken from the system.
     """
 
-    def __init__(self, device: Device, *, pin: bool, most: int) -> None:
+    def __init__(self, device: Cuda, *, pin: bool, most: int) -> None:
         self._device, self._pin, self._most = device, pin, most
         self._blocks: list[_Block] = []
         self.size = 0
@@ -81,7 +81,7 @@ class PinnedRanges:
         return taken
 
     def give(self, taken: PinnedRange, busy: Sequence[Any]) -> None:
-        """Take a range back; whoever gets these bytes next comes after the events."""
+        """Take a range back; the next user of these bytes comes after the events."""
         block, start, end = taken.block, taken.start, taken.start + taken.size
         block.extents.give(start, taken.size)
         # Whoever wrote to the range came after what was busy in it before.
@@ -89,7 +89,7 @@ class PinnedRanges:
         block.busy += [(start, end, event) for event in busy]
 
     def close(self) -> None:
-        """Give all memory back to the system, when the copies from and to it are done."""
+        """Return all memory to the system, when the copies from and to it are done."""
         for block in self._blocks:
             for _, _, event in block.busy:
                 self._device.wait(event)
@@ -137,8 +137,8 @@ class _Block:
         self.busy: list[tuple[int, int, Any]] = []
         self.pinned = False
 
-    def pending(self, start: int, end: int, device: Device) -> list[Any]:
-        """Give the events after which bytes can be written, and forget those that are reached."""
+    def pending(self, start: int, end: int, device: Cuda) -> list[Any]:
+        """Return the events after which bytes can be written, and forget those that are reached."""
         rows = [row for row in self.busy if row[0] < end and start < row[1]]
         waiting = [row for row in rows if not device.reached(row[2])]
         if len(waiting) < len(rows):

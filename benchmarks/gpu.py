@@ -169,7 +169,7 @@ def work(case: str, model: str, batch: int, steps: int, half: int, *, tiny: bool
     return {
         "forward": forward, "backward": backward, "rest": rest, "peak": peak - base,
         "moved": 0 if step is None else step.stored.bytes,
-        "stalled": 0 if step is None else step.stalled,
+        "stalled": 0 if step is None else step.restored.stalled,
         "plan": None if told is None or told.plan is None else str(told.plan),
     }  # fmt: skip
 

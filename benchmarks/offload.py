@@ -178,14 +178,14 @@ def kedged(*, tuned: bool = False, trimmed: bool = False, **options: Any) -> Cal
 
 
 def figures(account: Any) -> Numbers:
-    """Read what an offload did in the last step; parameters, buffers and inputs are there anyhow."""
+    """Read what an offload did in the last step; parameters, buffers and inputs are in memory in any case."""
     step = account.step
-    kept = step.sum("kept").bytes - step.anyhow + step.extra
+    kept = step.sum("kept").bytes - step.resident + step.extra
     return {
         "packed": step.naive,
         "kept": kept + step.stored.bytes,
         "moved": step.stored.bytes,
-        "io": step.putting + step.stalled,
+        "io": step.putting + step.restored.stalled,
     }
 
 

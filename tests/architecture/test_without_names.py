@@ -117,10 +117,10 @@ def autograd_nodes():
 
 def saved_fields():
     from kedge.hooks.saved.reference import Kept
-    from kedge.offload.held.handle import Referred
+    from kedge.offload.held.handle import HandleByReference
     from kedge.offload.rebuild import find
     given = x.clone().requires_grad_()
-    return find(nn.functional.gelu(given), lambda saved: Referred(Kept(given))) is not None
+    return find(nn.functional.gelu(given), lambda saved: HandleByReference(Kept(given))) is not None
 
 print(json.dumps(globals()[case]()))
 """

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("transformers")
 import kedge
-from kedge.offload.account import Account
+from kedge.offload.account import OffloadAccount
 from kedge.offload.engine.policy import Choice
 from kedge.offload.stores import disk, writer
 from tests.architectures.training import plain, train, unlike
@@ -31,7 +31,7 @@ FEW_PAGES = 16 << 10
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NothingGained")
 
 
-def settled(account: Account) -> None:
+def settled(account: OffloadAccount) -> None:
     """Something was done, and nothing of it is left behind."""
     gc.collect()  # outputs of transformers are in cycles
     total = account.total

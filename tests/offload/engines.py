@@ -30,7 +30,7 @@ class Shelved:
         assert not self.freed
         return self._data.clone()
 
-    def wanted(self) -> None:
+    def prefetch(self) -> None:
         self._shelf.wants += 1
 
     def free(self) -> None:

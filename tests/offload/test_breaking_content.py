@@ -13,7 +13,7 @@ from torch.nn.functional import gelu
 
 import kedge
 from kedge.errors import RebuiltWrong
-from kedge.offload.held.digest import demand, digest, same
+from kedge.offload.held.raw_bytes import demand, digest, same
 
 LOSSLESS = [kedge.Rebuild(), kedge.Disk(), kedge.Disk(rebuild=False)]
 NAMES = ["rebuild", "disk", "disk without rebuilding"]

@@ -215,6 +215,6 @@ def test_the_saving_of_the_headline_at_far_less_time():
 
     assert all(map(torch.equal, plain, offloaded))
     total = account.total
-    stays = total.sum("kept").bytes - total.anyhow + total.extra
-    assert stays <= (total.unique.bytes - total.anyhow) * 5 / 48
+    stays = total.sum("kept").bytes - total.resident + total.extra
+    assert stays <= (total.unique.bytes - total.resident) * 5 / 48
     assert seconds < 6 * bare

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -12,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 _MB = 1e6
 _MOST = 24
 """How many modules are printed."""
-_COUNTS = ("small", "again", "unique", "stored", "freed", "reads", "repeated", "failed")
+_COUNTS = ("small", "again", "unique", "stored", "freed", "failed")
 _GROUPS = ("kept", "rebuilt", "moved")
 _OWNED = ("parameter", "buffer", "input")
 _SAID = {
@@ -21,6 +22,34 @@ _SAID = {
     "unknown": "unknown kind",
     "checkpoint": "held by a checkpoint",
 }
+
+
+class Outcome(NamedTuple):
+    """What became of one saved tensor that is not small: decided by the engine, and booked once.
+
+    Attributes:
+        group: Whether it is kept by reference, rebuilt or moved, or was decided on before.
+        name: Why it is kept, by which rule it is rebuilt, or where it was moved to.
+        nbytes: Its bytes.
+        storage: Its storage, to be counted once a step; None where it is not looked at.
+        number: The number of its storage.
+        held: What holds its bytes, and so has to live as long as it: an entry or a kept storage; None if it stays in any case.
+        chosen: Whether there was a choice, which a planner is informed of.
+        extra: The bytes kept in memory to rebuild it.
+        stored: The bytes put away for it.
+        seconds: How long that took.
+    """
+
+    group: Literal["kept", "again", "rebuilt", "moved"]
+    name: str
+    nbytes: int
+    storage: torch.UntypedStorage | None = None
+    number: int = 0
+    held: object = None
+    chosen: bool = False
+    extra: int = 0
+    stored: int = 0
+    seconds: float = 0.0
 
 
 class Count:
@@ -46,6 +75,32 @@ class Count:
         self.bytes += other.bytes
 
 
+class RestoredBytes:
+    """What was brought back.
+
+    Attributes:
+        reads: How often, and how many bytes.
+        repeated: What of that had been brought back before.
+        stalled: The seconds for which backward waited for it.
+    """
+
+    def __init__(self) -> None:
+        self.reads, self.repeated, self.stalled = Count(), Count(), 0.0
+
+    def add(self, nbytes: int, seconds: float, *, again: bool) -> None:
+        """Count bytes that were brought back, and how long that took with all that it needed."""
+        self.reads.add(nbytes)
+        self.stalled += seconds
+        if again:
+            self.repeated.add(nbytes)
+
+    def join(self, other: RestoredBytes) -> None:
+        """Count what another has counted."""
+        self.reads.join(other.reads)
+        self.repeated.join(other.repeated)
+        self.stalled += other.stalled
+
+
 class Tally:
     """What was saved and what became of it.
 
@@ -61,21 +116,19 @@ class Tally:
         extra: The bytes kept in memory so that others can be rebuilt.
         stored: What was put away for `moved`: fewer bytes, with a codec.
         freed: The entries that no handle needs any more.
-        reads: What was brought back.
-        repeated: What of that had been brought back before.
+        restored: What was brought back.
         failed: What could not be moved.
         putting: The seconds for which forward was held up by putting away.
-        stalled: The seconds for which backward waited for what it brought back.
     """
 
     def __init__(self) -> None:
         self.small, self.again, self.unique, self.stored = Count(), Count(), Count(), Count()
-        self.freed, self.reads, self.repeated, self.failed = Count(), Count(), Count(), Count()
+        self.freed, self.failed, self.restored = Count(), Count(), RestoredBytes()
         self.kept: defaultdict[str, Count] = defaultdict(Count)
         self.rebuilt: defaultdict[str, Count] = defaultdict(Count)
         self.moved: defaultdict[str, Count] = defaultdict(Count)
         self.extra = 0
-        self.putting = self.stalled = 0.0
+        self.putting = 0.0
 
     @property
     def packs(self) -> int:
@@ -88,9 +141,24 @@ class Tally:
         return sum(count.bytes for count in self._all())
 
     @property
-    def anyhow(self) -> int:
-        """The bytes of that which are parameters', buffers' and inputs': there in any case."""
+    def resident(self) -> int:
+        """The bytes of that which are parameters', buffers' and inputs', in memory in any case."""
         return sum(self.kept[why].bytes for why in _OWNED if why in self.kept)
+
+    def book(self, outcome: Outcome) -> None:
+        """Count what became of a saved tensor."""
+        if outcome.group == "again":
+            self.again.add(outcome.nbytes)
+            return
+        counts: defaultdict[str, Count] = getattr(self, outcome.group)
+        counts[outcome.name].add(outcome.nbytes)
+        if outcome.group == "moved":
+            self.stored.add(outcome.stored)
+            self.putting += outcome.seconds
+        elif outcome.group == "rebuilt":
+            self.extra += outcome.extra
+        elif outcome.name == "failed":
+            self.failed.add(outcome.nbytes)
 
     def sum(self, group: str) -> Count:
         """Sum `kept`, `rebuilt` or `moved` up; what is small is kept."""
@@ -111,7 +179,7 @@ class Tally:
                 mine[what].join(count)
         self.extra += other.extra
         self.putting += other.putting
-        self.stalled += other.stalled
+        self.restored.join(other.restored)
 
     def _all(self) -> Iterator[Count]:
         yield from (self.small, self.again)
@@ -119,24 +187,22 @@ class Tally:
             yield from list(getattr(self, group).values())
 
 
-class Row:
+class ModuleAccount:
     """One module in the account: the step under way, and all before it.
 
     Attributes:
         path: The module; None for what is saved outside of all modules.
         step: The step under way.
+        before: All steps before it.
         small: Its small tensors, which have to be counted fast.
-        asked: For how many of its tensors in this step there was a choice.
-        nth: For how many of them since the model was called last.
     """
 
-    __slots__ = ("_account", "_call", "_lock", "asked", "before", "nth", "path", "small", "step")
+    __slots__ = ("_account", "_lock", "before", "path", "small", "step")
 
-    def __init__(self, account: Account, path: str | None) -> None:
+    def __init__(self, account: OffloadAccount, path: str | None) -> None:
         self._account, self.path = account, path
         # Of the kind that its holder can take again: the last handle of an entry may go at any moment.
         self._lock = account.lock
-        self.asked = self.nth = self._call = 0
         self.step, self.before = Tally(), Tally()
         self.small = self.step.small
 
@@ -145,61 +211,20 @@ class Row:
         over, self.step = self.step, Tally()
         self.small = self.step.small
         self.before.join(over)
-        self.asked = self.nth = self._call = 0
 
-    def ask(self, calls: int) -> int:
-        """Number a tensor for which there is a choice; the model was called so many times in this step."""
-        if calls != self._call:
-            if calls > 1:  # what is saved before the first call counts with it
-                self.nth = 0
-            self._call = calls
-        self.nth += 1
-        self.asked += 1
-        return self.asked - 1
-
-    def saw(self, storage: torch.UntypedStorage, number: int) -> None:
-        """Count a storage, if it is the first time in this step."""
+    def book(self, outcome: Outcome) -> None:
+        """Count what became of a saved tensor; its storage only if it is the first time in this step."""
         with self._lock:
-            seen = self._account.seen
-            if number not in seen:
-                seen[number] = StorageWeakRef(storage)  # which keeps the number from being given to another one
-                self.step.unique.add(storage.nbytes())
+            step, storage = self.step, outcome.storage
+            if storage is not None and outcome.number not in (seen := self._account.seen):
+                seen[outcome.number] = StorageWeakRef(storage)  # which keeps the number from being given to another one
+                step.unique.add(storage.nbytes())
+            step.book(outcome)
 
-    def keep(self, why: str, nbytes: int) -> None:
-        """Count a tensor that is kept by reference."""
-        with self._lock:
-            self.step.kept[why].add(nbytes)
-
-    def again(self, nbytes: int) -> None:
-        """Count a tensor for which there is an entry."""
-        with self._lock:
-            self.step.again.add(nbytes)
-
-    def rebuild(self, rule: str, nbytes: int, extra: int) -> None:
-        """Count a tensor that will be rebuilt."""
-        with self._lock:
-            self.step.rebuilt[rule].add(nbytes)
-            self.step.extra += extra
-
-    def move(self, where: str, nbytes: int, stored: int, seconds: float) -> None:
-        """Count a tensor that was moved or encoded, and how long that took."""
-        with self._lock:
-            self.step.moved[where].add(nbytes)
-            self.step.stored.add(stored)
-            self.step.putting += seconds
-
-    def fail(self, nbytes: int) -> None:
-        """Count a tensor that could not be moved."""
-        with self._lock:
-            self.step.failed.add(nbytes)
-
-    def brought(self, nbytes: int, seconds: float, *, again: bool) -> None:
+    def restored(self, nbytes: int, seconds: float, *, again: bool) -> None:
         """Count bytes that were brought back, and how long that took with all that it needed."""
         with self._lock:
-            self.step.reads.add(nbytes)
-            self.step.stalled += seconds
-            if again:
-                self.step.repeated.add(nbytes)
+            self.step.restored.add(nbytes, seconds, again=again)
 
     def gone(self, nbytes: int) -> None:
         """Count an entry whose last handle is gone."""
@@ -207,7 +232,7 @@ class Row:
             self.step.freed.add(nbytes)
 
 
-class Account:
+class OffloadAccount:
     """What became of what autograd saved; prints as a table.
 
     Attributes:
@@ -215,14 +240,14 @@ class Account:
         steps: How many steps are over: forward passes with their backward passes; see Note [Steps].
         checkpointed: How many calls of the selected modules ran in a checkpoint, which computes again what they save.
         dropped: Rules that were found wrong here and are not used, with why.
-        plan: What a planner has decided on, and what it foretells; None if there is none.
+        plan: What a planner has decided on, and what it predicts; None if there is none.
         file: The disk store of the block under way, or of the last one, which says what it did; None if there is none.
         seen: The storages of the step under way.
         staying: The bytes that are kept by choice now, those of earlier steps among them.
     """
 
     def __init__(self) -> None:
-        self.rows: dict[str | None, Row] = {}
+        self.rows: dict[str | None, ModuleAccount] = {}
         self.lock = threading.RLock()
         self.steps = self.checkpointed = 0
         self.dropped: dict[str, str] = {}
@@ -236,10 +261,10 @@ class Account:
         with self.lock:
             self.staying += nbytes
 
-    def row(self, path: str | None) -> Row:
+    def row(self, path: str | None) -> ModuleAccount:
         """Return a module's row."""
         with self.lock:
-            return self.rows.setdefault(path, Row(self, path))
+            return self.rows.setdefault(path, ModuleAccount(self, path))
 
     def turn(self) -> None:
         """Begin a step."""
@@ -277,10 +302,10 @@ class Account:
         """One line a module, the sum, and what it came to: what a step had on average."""
         steps = self.steps + 1
         tallies = {_name(path): self.module(path) for path in list(self.rows)}
-        largest = sorted(tallies, key=lambda name: tallies[name].anyhow - tallies[name].naive)[:_MOST]
+        largest = sorted(tallies, key=lambda name: tallies[name].resident - tallies[name].naive)[:_MOST]
         shown = [name for name in tallies if name in largest]
         width = max(map(len, [*shown, "module", "(999 more)"]))
-        lines = [f"{'module':{width}}  tensors     saved    anyhow      kept   rebuilt     moved  (MB a step)"]
+        lines = [f"{'module':{width}}  tensors     saved  resident      kept   rebuilt     moved  (MB a step)"]
         lines += [f"{name:{width}}  {_figures([tallies[name]], steps)}" for name in shown]
         if rest := [tally for name, tally in tallies.items() if name not in shown]:
             lines.append(f"{f'({len(rest)} more)':{width}}  {_figures(rest, steps)}")
@@ -289,16 +314,17 @@ class Account:
 
     def _remarks(self, steps: int) -> Iterator[str]:
         total, mb = self.total, _MB * steps
+        restored = total.restored
         yield f"{steps} step{'s' * (steps > 1)}; {_list('kept', total.kept | {'small': total.small}, mb)}"
         if total.rebuilt:
             yield f"{_list('rebuilt', total.rebuilt, mb)}; {total.extra / mb:.1f} MB kept for it"
         if total.moved:
             spent = total.putting * 1e3 / steps
             yield f"{_list('moved', total.moved, mb)}; {total.stored.bytes / mb:.1f} MB put away in {spent:.0f} ms"
-        if total.reads.number:
+        if restored.reads.number:
             yield (
-                f"brought back {total.reads.bytes / mb:.1f} MB in {total.stalled * 1e3 / steps:.0f} ms, "
-                f"{total.repeated.bytes / mb:.1f} MB of it more than once; freed {total.freed.bytes / mb:.1f} MB"
+                f"brought back {restored.reads.bytes / mb:.1f} MB in {restored.stalled * 1e3 / steps:.0f} ms, "
+                f"{restored.repeated.bytes / mb:.1f} MB of it more than once; freed {total.freed.bytes / mb:.1f} MB"
             )
         if total.failed.number:
             failed = f"{total.failed.number} tensors of {total.failed.bytes / _MB:.1f} MB"
@@ -327,7 +353,7 @@ def _figures(tallies: Iterable[Tally], steps: int) -> str:
     for each in tallies:
         tally.join(each)
     kept, rebuilt, moved = (tally.sum(group).bytes for group in _GROUPS)
-    sums = (tally.naive, tally.anyhow, kept - tally.anyhow, rebuilt, moved)
+    sums = (tally.naive, tally.resident, kept - tally.resident, rebuilt, moved)
     return f"{tally.packs / steps:7.0f}" + "".join(f"{size / _MB / steps:10.1f}" for size in sums)
 
 

@@ -1,4 +1,4 @@
-"""Where to: what `kedge.offload` is told to do with saved tensors."""
+"""Destinations: where `kedge.offload` puts saved tensors."""
 
 from __future__ import annotations
 

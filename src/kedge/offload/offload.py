@@ -14,7 +14,7 @@ from torch import nn
 from kedge.errors import OffloadError
 from kedge.hooks.placing.model_inputs import hear
 from kedge.hooks.saved.keeper import keep
-from kedge.offload.account import Account
+from kedge.offload.account import OffloadAccount
 from kedge.offload.codecs import codec_of
 from kedge.offload.destination import Cpu, Destination, Disk, Rebuild
 from kedge.offload.engine.engine import Engine
@@ -46,10 +46,10 @@ class Offload:
         self._calls, self._calling = 0, ExitStack()
         self._store: Store | None = None
         self._close: weakref.finalize[..., Offload] | None = None
-        self._engine = Engine(policy.planner.equip(policy), unwrap(model))
+        self._engine = Engine(policy.equipped(), unwrap(model))
         self.account = self._engine.account
 
-    def __enter__(self) -> Account:
+    def __enter__(self) -> OffloadAccount:
         """Offload what is saved on this thread from now on, and on others while they call the model."""
         if self._block is not None:
             raise OffloadError("this kedge.offload block is open already; make another one to nest them")
@@ -92,7 +92,7 @@ class Offload:
             self._store = store
             self.account.file = store if isinstance(store, DiskStore) else None
             self._close = weakref.finalize(self, store.close)
-            self._engine.policy = self._policy.planner.equip(replace(self._policy, store=store))
+            self._engine.work_by(replace(self._policy, store=store).equipped())
         with ExitStack() as undo:
             hear(undo, self._model, self._engine.begin)
             keep(undo, self._model, self._engine, places=self._selects, outside=self._paths is None, ambient=ambient)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,8 +15,8 @@ from kedge.errors import NoSuchKind
 from kedge.hooks.placing.module_calls import Spans
 from kedge.hooks.saved.keeper import keep
 from kedge.offload.bill.bill import Bill, bill_of
-from kedge.offload.bill.bill_keeper import LEAST, Clerk, Origins
-from kedge.offload.bill.storage_numbers import Storages
+from kedge.offload.bill.bill_keeper import LEAST, BillKeeper, Origins
+from kedge.offload.bill.storage_numbers import StorageNumbers
 from kedge.offload.rebuild import find
 from kedge.sites import leaves
 from kedge.sites.select import ModelLayout, runs
@@ -64,23 +64,23 @@ class _Look:
     """One look at one model."""
 
     def __init__(self, model: nn.Module, least: int) -> None:
-        self.model, self.storages = model, Storages()
+        self.model, self.storages = model, StorageNumbers()
         self.spans = Spans(self.storages.of)
-        self.clerk = Clerk(lambda: self.spans.innermost, self.storages, find, least, lambda: self.spans.around)
+        self.keeper = BillKeeper(lambda: self.spans.innermost, self.storages, find, least, lambda: self.spans.around)
 
     def bill(self, call: Callable[[], Any], loss: Callable[[Any], Any] | None, *, backward: bool) -> Bill:
         """Call the model and draw up the bill."""
         before = self._owned()
         with _as_before(self.model), torch.inference_mode(mode=False), torch.enable_grad():
             made = self._forward(call, loss)
-            self.clerk.walk(made)
-            moment = len(self.clerk.timeline)
+            self.keeper.walk(made)
+            moment = len(self.keeper.timeline)
             parameters, buffers = (mine | now for mine, now in zip(before, self._owned(), strict=True))
             if backward:
                 _back(made, self.model)
             del made
         origins = Origins(parameters, buffers, frozenset(self.spans.entered))
-        return bill_of(self.clerk, self.spans.given, origins, moment)
+        return bill_of(self.keeper, self.spans.given, origins, moment)
 
     def _forward(self, call: Callable[[], Any], loss: Callable[[Any], Any] | None) -> list[Tensor]:
         model = dynamo.unwrap(self.model)
@@ -89,17 +89,14 @@ class _Look:
         with ExitStack() as stack:
             stack.callback(self.spans.close)
             self.spans.add(model, paths, str)
-            keep(stack, self.model, self.clerk, ambient=True)
+            keep(stack, self.model, self.keeper, ambient=True)
             output = call()
             if loss is not None:
                 output = loss(output)
         return [tensor for _, tensor in leaves.find(output)]
 
     def _owned(self) -> tuple[frozenset[int], frozenset[int]]:
-        return self._numbers(self.model.parameters()), self._numbers(self.model.buffers())
-
-    def _numbers(self, tensors: Iterable[Tensor]) -> frozenset[int]:
-        return frozenset(n for tensor in tensors if not nn.parameter.is_lazy(tensor) for n in self.storages.of(tensor))
+        return self.storages.of_all(self.model.parameters()), self.storages.of_all(self.model.buffers())
 
 
 def _back(made: list[Tensor], model: nn.Module) -> None:

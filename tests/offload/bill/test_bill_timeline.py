@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.offload.bill.timeline import MOST_POINTS, Timeline, course
+from kedge.offload.bill.timeline import MOST_POINTS, SaveTimeline, course
 
 
 def followed(events: list[int], storages: dict[int, list[tuple[int, int]]]) -> object:
@@ -46,7 +46,7 @@ def test_a_long_line_is_thinned_and_keeps_its_peak(sizes: list[int]) -> None:
 
 def test_what_is_alive_is_known_for_every_moment() -> None:
     """A tensor is alive from its save to its release, in the order of the saves."""
-    line = Timeline()
+    line = SaveTimeline()
     line.saved(0)
     line.saved(1)
     line.released(0)

@@ -243,11 +243,11 @@ def test_nothing_is_left_of_what_is_held_for_a_step(net):
     try:
         with engaged(net, Shelf()) as engine:
             several(net)
-            assert engine._turns.step.gone
+            assert engine._steps.step.gone
             out = net(X)
-            assert not engine._turns.step.gone
+            assert not engine._steps.step.gone
             del out
-            assert engine._turns.step.gone
+            assert engine._steps.step.gone
     finally:
         gc.enable()
 
@@ -276,7 +276,7 @@ def test_threads_that_call_one_model_have_their_gradients(net):
 
 def alive(account):
     """Give the bytes that stay in memory because they were saved."""
-    return account.step.sum("kept").bytes - account.step.anyhow
+    return account.step.sum("kept").bytes - account.step.resident
 
 
 @pytest.mark.parametrize("forwards", [1, 3, 4])

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import kedge
-from kedge.offload.held.entry import Window
+from kedge.offload.held.entry import RecentlyRestored
 from kedge.offload.rebuild import find
 from tests.offload.engines import Save, Shelf, engaged
 
@@ -189,7 +189,7 @@ def test_two_nodes_in_a_row_read_once():
         a.mul(a.detach()).sum().backward()
 
     assert shelf.gets == len(shelf.slots) == 1
-    assert engine.account.total.repeated.number == 0
+    assert engine.account.total.restored.repeated.number == 0
 
 
 def test_what_is_held_for_a_moment_is_bounded():
@@ -197,14 +197,14 @@ def test_what_is_held_for_a_moment_is_bounded():
     shelf = Shelf()
     x = torch.ones(100, requires_grad=True)
     with engaged(shelf=shelf) as engine:
-        engine._entries.window = Window(1000)
+        engine._known.entries.window = RecentlyRestored(1000)
         kept = [x * i for i in range(1, 6)]
         nodes = [Save.apply(x, value) for value in kept]
         for _ in range(2):
             for node in nodes:
                 node.grad_fn.saved_tensors
         assert shelf.gets == 10
-        assert engine.account.total.repeated.number == 5
+        assert engine.account.total.restored.repeated.number == 5
         nodes[-1].grad_fn.saved_tensors
         assert shelf.gets == 10
 
@@ -284,4 +284,4 @@ def test_storages_are_not_remembered_for_ever(monkeypatch, shelf):
     assert engine.account.steps == 0
     assert sum(engine.account.total.sum(what).number for what in ("kept", "moved")) == 500
     assert len(engine.account.seen) <= 51
-    assert len(engine._staying) <= 51
+    assert len(engine._known.kept) <= 51

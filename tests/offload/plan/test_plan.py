@@ -13,14 +13,14 @@ import kedge
 from kedge.errors import LimitOutOfReach, OffloadError
 from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import Kept
-from kedge.offload.account import Account
-from kedge.offload.engine.policy import All, Choice, Policy
-from kedge.offload.plan import Candidate, Key, Learner, Limit, Link, Table, planner_for, solve
-from kedge.offload.plan.learn import Course
+from kedge.offload.account import OffloadAccount, Outcome
+from kedge.offload.engine.policy import Choice, Policy
+from kedge.offload.plan import Candidate, Learner, Limit, Link, StepTable, TensorKey, planner_for, solve
+from kedge.offload.plan.learn import MeasuredStep
 from kedge.offload.plan.limits import bytes_of
 from kedge.offload.plan.predict import Forecast
-from kedge.offload.plan.tables import Way
-from kedge.offload.plan.timing import Note
+from kedge.offload.plan.tables import Treatment
+from kedge.offload.plan.timing import TensorTimes
 
 MB, GB = 10**6, 10**9
 
@@ -30,11 +30,15 @@ def stack(layers, nbytes, *, forward=1.0, link=None, **options):
     per = forward / layers
     rows = tuple(
         Candidate(
-            Key(f"layer{i}", 0), nbytes, saved=per * (i + 1), asked=forward + 2 * per * (layers - 1 - i), **options
+            TensorKey(f"layer{i}", 0),
+            nbytes,
+            saved=per * (i + 1),
+            asked=forward + 2 * per * (layers - 1 - i),
+            **options,
         )
         for i in range(layers)
     )
-    return Table(rows, 3 * forward, link)
+    return StepTable(rows, 3 * forward, link)
 
 
 def choices(plan):
@@ -155,7 +159,7 @@ def test_bytes_on_their_way_count():
 def test_a_step_without_saved_tensors_has_a_plan():
     """Nothing to plan is no error."""
     for limit in (Limit(memory=0), Limit(slowdown=1.05)):
-        assert solve(Table((), 0.0), limit).slowdown == 1
+        assert solve(StepTable((), 0.0), limit).slowdown == 1
 
 
 def test_a_plan_prints_as_a_table():
@@ -185,14 +189,14 @@ def tables(draw):
     backward = {i: clock + 2 * (clock - saved) for i, _, saved, _, _ in rows}
     coded = draw(st.booleans())
     candidates = tuple(
-        Candidate(Key("m", i), nbytes, saved, backward[i], rebuild, extra * nbytes // 32,
+        Candidate(TensorKey("m", i), nbytes, saved, backward[i], rebuild, extra * nbytes // 32,
                   nbytes // 4 if coded else None, 0.001, movable=draw(st.booleans()))
         for i, nbytes, saved, rebuild, extra in rows
     )  # fmt: skip
     rate = draw(st.sampled_from([1, 10])) * GB
     overlaps = draw(st.booleans())
     link = Link("x", rate, rate, overlaps, draw(st.sampled_from([0, 50 * MB])) if overlaps else 0)
-    return Table(candidates, 3 * clock, draw(st.sampled_from([None, link])))
+    return StepTable(candidates, 3 * clock, draw(st.sampled_from([None, link])))
 
 
 @settings(max_examples=300, deadline=None)
@@ -277,7 +281,7 @@ def test_two_limits_are_an_error_and_none_is_no_planner():
     """A limit of memory and one of time ask for opposite things."""
     with pytest.raises(OffloadError, match="exclude each other"):
         planner_for("1 GB", 1.05)
-    assert isinstance(planner_for(None, None), All)
+    assert planner_for(None, None) is None
 
 
 class Ticks:
@@ -295,15 +299,15 @@ class Ticks:
 
 def test_own_time_is_taken_out():
     """A tensor saved after 2 s of the program and 3 s of Kedge is saved at 2 s; the step is as long without Kedge."""
-    first, second = Note(Key("a", 0), 100, 1.0), Note(Key("b", 0), 50, 5.0)
-    first.what, first.took, first.asked = "moved", (1.0, 4.0), [(9.0, 11.0)]
-    second.what, second.took, second.ran, second.extra = "rebuilt gelu", (5.0, 5.5), [(7.0, 8.0)], 3
-    table = Course(Ticks(), 0.0, 13.0, [first, second]).table(None)
+    first, second = TensorTimes(TensorKey("a", 0), 100, 1.0), TensorTimes(TensorKey("b", 0), 50, 5.0)
+    first.group, first.took, first.asked = "moved", (1.0, 4.0), [(9.0, 11.0)]
+    second.group, second.took, second.ran, second.extra = "rebuilt", (5.0, 5.5), [(7.0, 8.0)], 3
+    table = MeasuredStep(Ticks(), 0.0, 13.0, [first, second]).table(None)
 
     assert table.step == pytest.approx(13 - 3 - 0.5 - 1 - 2)
     assert table.candidates == (
-        Candidate(Key("a", 0), 100, saved=1.0, asked=pytest.approx(4.5)),
-        Candidate(Key("b", 0), 50, saved=2.0, asked=pytest.approx(3.5), rebuild=1.0, extra=3),
+        Candidate(TensorKey("a", 0), 100, saved=1.0, asked=pytest.approx(4.5)),
+        Candidate(TensorKey("b", 0), 50, saved=2.0, asked=pytest.approx(3.5), rebuild=1.0, extra=3),
     )
 
 
@@ -312,10 +316,11 @@ def step(learner, sizes):
     chosen = []
     for path, nbytes in sizes:
         choice = learner.choose(path, 0, nbytes)
-        what = "kept planned" if choice is Choice.KEEP else "rebuilt gelu"
-        learner.took(path, 0, what, 0.0)
+        learner.took(
+            Outcome("kept", "planned", nbytes) if choice is Choice.KEEP else Outcome("rebuilt", "gelu", nbytes)
+        )
         chosen.append(choice)
-    learner.turn(Account())
+    learner.turn(OffloadAccount())
     return chosen
 
 
@@ -356,8 +361,8 @@ def test_a_plan_that_cannot_be_carried_out_is_made_anew():
         step(learner, [("a", 100)])
     plan = learner.plan
     learner.choose("a", 0, 100)
-    learner.took("a", 0, "kept no rule", 0.0)
-    learner.turn(Account())
+    learner.took(Outcome("kept", "no rule", 100))
+    learner.turn(OffloadAccount())
 
     assert plan is not None
     assert learner.plan is None
@@ -380,17 +385,17 @@ def test_a_limit_out_of_reach_is_said_once():
     ) as said:
         for _ in range(3):
             learner.choose("a", 0, 100)
-            learner.took("a", 0, "kept no rule", 0.0)
-            learner.turn(Account())
+            learner.took(Outcome("kept", "no rule", 100))
+            learner.turn(OffloadAccount())
     assert len(said) == 1
 
 
 def test_a_way_that_frees_nothing_is_no_way():
     """A rebuild that keeps as much as it frees, and a codec that grows a tensor, are not offered."""
-    candidate = Candidate(Key("a", 0), 100, 0.0, 0.0, rebuild=0.0, extra=100, coded=120)
+    candidate = Candidate(TensorKey("a", 0), 100, 0.0, 0.0, rebuild=0.0, extra=100, coded=120)
 
     assert list(candidate.ways(None)) == []
-    assert list(candidate.ways(PCIE)) == [Way(Choice.MOVE, 0, 100)]
+    assert list(candidate.ways(PCIE)) == [Treatment(Choice.MOVE, 0, 100)]
 
 
 class Block(nn.Module):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kedge.errors import NothingGained, NotPinned
-from kedge.offload.stores.cpu import CpuStore, Order
-from kedge.offload.stores.pinned import Arena
+from kedge.offload.stores.cpu import CpuStore, ReadOrder
+from kedge.offload.stores.pinned import PinnedRanges
 
 GPU = torch.device("cpu")  # what stands for a device: its "memory" is one large array
 KB = 1 << 10
@@ -195,7 +195,7 @@ def train(device, seed, *, window=3 * KB, steps=3):
         order = list(reversed(slots)) if random_.random() < 0.7 else random_.sample(slots, len(slots))
         for slot, value in order:
             if random_.random() < 0.1:
-                slot.wanted()
+                slot.prefetch()
             if random_.random() < 0.1:
                 slot.free()  # an abandoned graph
                 continue
@@ -236,11 +236,11 @@ def test_the_source_is_held_until_its_copy_is_done():
     alive = weakref.ref(source)
     slot = store.put(source)
     del source
-    store.expect(slot)
+    store.prefetch(slot)
 
     assert alive() is not None
     device.drain()
-    store.expect(slot)
+    store.prefetch(slot)
     assert alive() is None
     slot.free()
     store.close()
@@ -277,7 +277,7 @@ def test_what_was_given_out_can_be_changed():
     device = FakeDevice()
     store = CpuStore(device=device, most=1 << 28)
     slot = store.put(made(device, 7))
-    for prepare in (lambda: None, device.drain, lambda: store.expect(slot)):
+    for prepare in (lambda: None, device.drain, lambda: store.prefetch(slot)):
         prepare()
         given = slot.get()
         device.drain()
@@ -295,7 +295,7 @@ def test_a_source_that_changes_while_it_is_copied_is_an_error():
     source = made(device, 7)
     early, late = store.put(source), store.put(source)
     device.drain()
-    store.expect(early)  # sees that both copies are done
+    store.prefetch(early)  # sees that both copies are done
     source.add_(1)
     back = early.get(), late.get()
     device.drain()
@@ -311,7 +311,7 @@ def test_a_source_that_changes_while_it_is_copied_is_an_error():
 
 def test_the_order_of_the_step_before_is_read_ahead():
     """In the first step what was put before is read ahead; from then on what followed in the step before."""
-    order = Order()
+    order = ReadOrder()
     assert list(order.after(3)) == [2, 1, 0]
     for number in (3, 1, 2, 0):
         order.asked(number)
@@ -324,7 +324,7 @@ def test_the_order_of_the_step_before_is_read_ahead():
 
 def test_an_order_that_goes_in_circles_ends():
     """Slots that are asked for twice in a step do not keep the look ahead going for ever."""
-    order = Order()
+    order = ReadOrder()
     for number in (2, 1, 2, 1, 0):
         order.asked(number)
     order.ended()
@@ -403,26 +403,26 @@ def test_steps_of_equal_sizes_take_no_more_memory():
 
 def test_memory_is_of_the_size_that_was_asked_for():
     """Ranges lie side by side, rounded to 512 bytes, and joined when they are given back."""
-    arena = Arena(FakeDevice(), pin=True, most=1 << 30)
-    ranges = [arena.take(n) for n in (1, 512, 513, 100_000)]
-    assert arena.used == 512 + 512 + 1024 + 100_352
+    memory = PinnedRanges(FakeDevice(), pin=True, most=1 << 30)
+    ranges = [memory.take(n) for n in (1, 512, 513, 100_000)]
+    assert memory.used == 512 + 512 + 1024 + 100_352
     assert [r.start for r in ranges] == [0, 512, 1024, 2048]
     assert [r.host.numel() for r in ranges] == [1, 512, 513, 100_000]
     for r in ranges:
-        arena.give(r, [])
-    assert arena.used == 0
-    assert arena.take(arena.size).start == 0
+        memory.give(r, [])
+    assert memory.used == 0
+    assert memory.take(memory.size).start == 0
 
 
 def test_memory_grows_by_what_is_needed_up_to_the_limit():
     """Beyond the limit there is an OSError, which leaves the tensor where it is; nothing is taken for it."""
-    arena = Arena(FakeDevice(), pin=True, most=100 << 20)
-    arena.take(60 << 20)
-    arena.take(30 << 20)
-    assert arena.size == 94 << 20
+    memory = PinnedRanges(FakeDevice(), pin=True, most=100 << 20)
+    memory.take(60 << 20)
+    memory.take(30 << 20)
+    assert memory.size == 94 << 20
     with pytest.raises(OSError, match="limit"):
-        arena.take(20 << 20)
-    assert arena.size == 94 << 20
+        memory.take(20 << 20)
+    assert memory.size == 94 << 20
 
 
 def test_pages_are_locked_once_and_let_go():
@@ -479,15 +479,15 @@ def test_freeing_is_safe_in_the_middle_of_a_put():
     device = FakeDevice()
     store = CpuStore(device=device, most=1 << 30)
     first = store.put(made(device, 1))
-    take = store._arena.take
-    store._arena.take = lambda nbytes: (first.free(), take(nbytes))[1]
+    take = store._memory.take
+    store._memory.take = lambda nbytes: (first.free(), take(nbytes))[1]
     second = store.put(made(device, 2))
-    store._arena.take = take
-    assert store._arena.used == 2 * KB
+    store._memory.take = take
+    assert store._memory.used == 2 * KB
     device.drain()
     third = store.put(made(device, 3))
 
-    assert store._arena.used == 2 * KB
+    assert store._memory.used == 2 * KB
     for slot in (second, third):
         slot.free()
     store.close()
@@ -505,7 +505,7 @@ def test_what_is_freed_is_given_back_at_once():
     slot.free()
 
     assert alive() is None
-    assert store._arena.used == 0
+    assert store._memory.used == 0
 
 
 def test_a_child_process_leaves_the_device_alone():
@@ -517,7 +517,7 @@ def test_a_child_process_leaves_the_device_alone():
     device.reached = None
     slot.free()
 
-    assert store._arena.used == KB
+    assert store._memory.used == KB
 
 
 def test_no_event_is_asked_while_a_graph_is_captured():
@@ -528,7 +528,7 @@ def test_no_event_is_asked_while_a_graph_is_captured():
     device.drain()
     device.capturing, reached, device.reached = (lambda: True), device.reached, None
     slot.free()
-    assert store._arena.used == KB
+    assert store._memory.used == KB
     device.capturing, device.reached = (lambda: False), reached
     store.close()
 
@@ -602,7 +602,7 @@ def test_a_store_is_gone_with_its_last_reference():
     device.drain()
     slot.free()
     store.close()
-    gone = weakref.ref(store), weakref.ref(store._arena)
+    gone = weakref.ref(store), weakref.ref(store._memory)
     del store, slot
     gc.collect()
 

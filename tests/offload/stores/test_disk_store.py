@@ -14,7 +14,7 @@ from kedge.offload.stores import disk
 from kedge.offload.stores.disk import DiskStore
 from kedge.offload.stores.mapped import LIBC
 from kedge.offload.stores.pressure import Pressure
-from kedge.offload.stores.writer import Worker
+from kedge.offload.stores.writer import JobThread
 
 MB = 1 << 20
 WINDOWED = pytest.mark.skipif(not hasattr(LIBC, "sync_file_range"), reason="needs sync_file_range")
@@ -40,7 +40,7 @@ def test_bytes_come_back_in_any_order_and_again(store):
     slots = [store.put(data) for data in pieces]
     for order in (reversed(range(30)), range(30), random.Random(0).sample(range(30), 30)):
         for k in order:
-            slots[(k * 7) % 30].wanted()
+            slots[(k * 7) % 30].prefetch()
             got = slots[k].get()
             assert got.dtype == torch.uint8
             assert torch.equal(got, pieces[k])
@@ -49,7 +49,7 @@ def test_bytes_come_back_in_any_order_and_again(store):
     for slot in slots:
         slot.free()
 
-    assert store._open.arena.used == 0
+    assert store._open.ranges.used == 0
 
 
 def test_a_tensor_may_be_changed_right_after_the_put(store):
@@ -96,7 +96,7 @@ def test_all_threads_may_use_it(store):
         for turn in range(12):
             data = torch.full((300_000,), seed * 16 + turn, dtype=torch.uint8)
             slots = [store.put(data) for _ in range(4)]
-            slots[0].wanted()
+            slots[0].prefetch()
             wrong.extend(turn for slot in reversed(slots) if not torch.equal(slot.get(), data))
             for slot in slots:
                 slot.free()
@@ -108,7 +108,7 @@ def test_all_threads_may_use_it(store):
         thread.join()
 
     assert wrong == []
-    assert store._open.arena.used == 0
+    assert store._open.ranges.used == 0
 
 
 def test_what_has_no_bytes_is_not_taken(store):
@@ -126,7 +126,7 @@ def test_only_the_window_stays_in_memory(tmp_path, monkeypatch):
     slots = [store.put(piece(seed)) for seed in range(20)]
     store._open.window._writer.end()  # when it has done what it was asked
 
-    assert [slot._extent.out for slot in slots] == [True] * 17 + [False] * 3
+    assert [slot.extent.out for slot in slots] == [True] * 17 + [False] * 3
     assert store._open.window.out == 17 * MB
     for slot in slots:
         slot.free()
@@ -139,7 +139,7 @@ def test_what_is_freed_first_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "WINDOW", 3 * MB)
     synced, gate = [], threading.Event()
 
-    def sync(arena, extent):
+    def sync(ranges, extent):
         synced.append(extent.number)
         gate.wait()
 
@@ -163,7 +163,7 @@ def test_a_put_waits_for_a_disk_that_is_behind(tmp_path, monkeypatch):
     most = []
     store = DiskStore(tmp_path, uncached=True)
 
-    def sync(arena, extent):
+    def sync(ranges, extent):
         gate.wait()
         most.append(store._open.window._leaving)
 
@@ -176,11 +176,11 @@ def test_a_put_waits_for_a_disk_that_is_behind(tmp_path, monkeypatch):
     thread = threading.Thread(target=put_all)
     thread.start()
     began = time.monotonic()
-    while store._open._pieces < 7 and time.monotonic() - began < 20:
+    while store._open.ranges.pieces < 7 and time.monotonic() - began < 20:
         thread.join(0.05)
     thread.join(0.3)
     assert thread.is_alive()
-    assert store._open._pieces == 7  # three in the window, three on their way, and the one that waits
+    assert store._open.ranges.pieces == 7  # three in the window, three on their way, and the one that waits
     gate.set()
     thread.join()
 
@@ -196,7 +196,7 @@ def test_the_ones_before_are_read_ahead(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "WINDOW", 3 * MB)
     asked = []
     monkeypatch.setattr(
-        "kedge.offload.stores.writer._advise", lambda arena, extent, advice: asked.append((extent.number, advice))
+        "kedge.offload.stores.writer._advise", lambda ranges, extent, advice: asked.append((extent.number, advice))
     )
     store = DiskStore(tmp_path, uncached=True)
     slots = [store.put(piece(seed)) for seed in range(20)]
@@ -207,7 +207,7 @@ def test_the_ones_before_are_read_ahead(tmp_path, monkeypatch):
     assert [number for number, _ in asked] == [9, 8, 7]  # numbers begin at 1
 
     slots[8].get()
-    slots[1].wanted()
+    slots[1].prefetch()
     store._open.window._reader.end()
     assert [number for number, _ in asked] == [9, 8, 7, 6]
     for slot in slots:
@@ -297,7 +297,7 @@ def test_a_system_that_says_nothing_has_no_pressure(tmp_path):
 
 def test_a_worker_starts_late_and_can_be_used_again():
     """No thread is there before the first job; after its end another job starts it anew."""
-    worker, done = Worker("kedge-test"), []
+    worker, done = JobThread("kedge-test"), []
     before = threading.active_count()
     worker.end()
     for turn in range(2):

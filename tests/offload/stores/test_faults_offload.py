@@ -80,8 +80,8 @@ def test_a_checksum_finds_a_changed_byte(tmp_path):
     store = DiskStore(tmp_path, checksum=True)
     good, bad = store.put(piece(1)), store.put(piece(2))
     assert torch.equal(bad.get(), piece(2))
-    with pathlib.Path(f"/proc/self/fd/{store._open.arena.file}").open("r+b", buffering=0) as file:
-        file.seek(bad._extent.start + 77)
+    with pathlib.Path(f"/proc/self/fd/{store._open.ranges.file.descriptor}").open("r+b", buffering=0) as file:
+        file.seek(bad.extent.start + 77)
         file.write(b"\xff")
     with pytest.raises(
         ChecksumMismatch, match=r"1,048,576 bytes came back from .* with CRC-32 [0-9a-f]{8} and was written with"
@@ -131,7 +131,7 @@ def test_a_full_disk_is_both_ours_and_the_systems_error(tmp_path, monkeypatch):
 
     assert isinstance(caught.value, OSError)
     assert isinstance(caught.value, KedgeError)
-    assert store._open.arena.used == 0
+    assert store._open.ranges.used == 0
     store.close()
 
 
@@ -146,7 +146,7 @@ def test_a_write_that_fails_gives_its_room_back(tmp_path, monkeypatch):
         patch.setattr(os, "pwritev", broken)
         with pytest.raises(StoreError, match="cannot be written in .*: Input/output error"):
             store.put(piece(1))
-    assert store._open.arena.used == 0
+    assert store._open.ranges.used == 0
 
     slot = store.put(piece(2))
     assert torch.equal(slot.get(), piece(2))
@@ -158,7 +158,7 @@ def test_a_write_that_fails_gives_its_room_back(tmp_path, monkeypatch):
 def test_a_disk_that_fails_in_the_background_loses_nothing(tmp_path, monkeypatch):
     """What could not be written out stays readable in memory, and the next put says that the disk failed."""
 
-    def broken(arena, extent):
+    def broken(ranges, extent):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr("kedge.offload.stores.disk.WINDOW", 2 * MB)
@@ -219,14 +219,14 @@ def test_a_forked_child_offloads_into_a_file_of_its_own(tmp_path, monkeypatch, u
     child = os.fork()
     if not child:
         for slot in ours:
-            slot.wanted()
+            slot.prefetch()
             slot.free()
         theirs = [store.put(piece(100 + seed)) for seed in range(20)]
         right = all(torch.equal(slot.get(), piece(100 + seed)) for seed, slot in enumerate(theirs))
         for slot in theirs:
             slot.free()
         store.close()
-        os._exit(0 if right and store._open.arena.file == -1 else 1)
+        os._exit(0 if right and store._open.ranges.file.descriptor == -1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
     assert all(torch.equal(slot.get(), piece(seed)) for seed, slot in enumerate(ours))

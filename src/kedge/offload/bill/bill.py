@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kedge import notebook
-from kedge.offload.bill.bill_keeper import Clerk, Origins
-from kedge.offload.bill.saved_tensor import Item
+from kedge.offload.bill.bill_keeper import BillKeeper, Origins
+from kedge.offload.bill.saved_tensor import SavedTensor
 from kedge.offload.bill.timeline import course
 from kedge.store.saved_account import WORDS, Account, Course, LineSums, Section, Sums, sections
 
@@ -33,7 +33,12 @@ class Bill:
     """
 
     def __init__(
-        self, items: Sequence[Item], given: Given, sizes: Sequence[int], followed: Course, roots: Sequence[str] = ("",)
+        self,
+        items: Sequence[SavedTensor],
+        given: Given,
+        sizes: Sequence[int],
+        followed: Course,
+        roots: Sequence[str] = ("",),
     ) -> None:
         self.items, self.timeline, self._roots = tuple(items), followed, roots
         self._given, self._sizes = given, sizes
@@ -46,7 +51,7 @@ class Bill:
 
     @property
     def parameters(self) -> int:
-        """Bytes of parameters and buffers that were saved, each storage once; they are there anyhow."""
+        """Bytes of parameters and buffers that were saved, each storage once; in memory in any case."""
         known = {storage for item in self.items if not item.counts for storage in item.storages}
         return sum(self._sizes[storage] for storage in known)
 
@@ -63,7 +68,7 @@ class Bill:
                 each tensor counts for the innermost module that was running alone.
         """
         if not inner:
-            own: dict[str | None, list[Item]] = {}
+            own: dict[str | None, list[SavedTensor]] = {}
             for item in self.items:
                 own.setdefault(item.path, []).append(item)
             return tuple(self._sums(path, items) for path, items in own.items())
@@ -71,7 +76,7 @@ class Bill:
 
     def by_line(self) -> tuple[LineSums, ...]:
         """Add up by the line of the program that was running, the largest first."""
-        lines: dict[tuple[str, int] | None, list[Item]] = {}
+        lines: dict[tuple[str, int] | None, list[SavedTensor]] = {}
         for item in self.items:
             lines.setdefault(None if item.source is None else (item.source.file, item.source.line), []).append(item)
         return tuple(sorted(map(self._line, lines.values()), key=lambda line: -line.bytes))
@@ -98,7 +103,7 @@ class Bill:
         """The tables for a notebook."""
         return "".join(map(_table, sections(self.account())))
 
-    def _sums(self, path: str | None, items: Sequence[Item]) -> Sums:
+    def _sums(self, path: str | None, items: Sequence[SavedTensor]) -> Sums:
         own = [self._charged[item.number] for item in items if item.number in self._charged]
         return Sums(
             path=path,
@@ -111,14 +116,14 @@ class Bill:
             int8=sum(item.compressed(8) for item in own),
         )
 
-    def _line(self, items: Sequence[Item]) -> LineSums:
+    def _line(self, items: Sequence[SavedTensor]) -> LineSums:
         source, sums = items[0].source, self._sums(None, items)
         known = LineSums() if source is None else LineSums(source.file, source.line, source.function, source.text)
         return replace(known, tensors=sums.tensors, packed=sums.packed, bytes=sums.bytes, rebuild=sums.rebuild)
 
     def _tree(self) -> Iterator[Sums]:
         """Add up what each module holds with those in it; a module stands before what it holds."""
-        inside: dict[str | None, list[Item]] = {}
+        inside: dict[str | None, list[SavedTensor]] = {}
         for item in self.items:
             for path in _holders(item.path, self._roots):
                 inside.setdefault(path, []).append(item)
@@ -127,8 +132,8 @@ class Bill:
             never = path is None or path in self._roots or path not in self._given  # a list of modules is not called
             yield sums if never else replace(sums, checkpoint=self._checkpoint(str(path), items))
 
-    def _checkpoint(self, path: str, items: Sequence[Item]) -> int:
-        """Tell what a checkpoint around a module frees; see Note [What a remedy frees]."""
+    def _checkpoint(self, path: str, items: Sequence[SavedTensor]) -> int:
+        """Return what a checkpoint around a module frees; see Note [What a remedy frees]."""
         inside, given = {item.number for item in items}, set(self._given[path])
         made = {s: item for item in items if item.origin == "made" for s in item.storages}
         mine = {s for s, item in made.items() if inside.issuperset(item.shared)}
@@ -137,43 +142,45 @@ class Bill:
         return max(sum(self._sizes[s] for s in mine - given) - sum(self._sizes[s] for s in newly), 0)
 
 
-def bill_of(clerk: Clerk, given: Given, origins: Origins, moment: int | None, roots: Sequence[str] = ("",)) -> Bill:
-    """Draw up the bill of what a clerk has written down.
+def bill_of(
+    keeper: BillKeeper, given: Given, origins: Origins, moment: int | None, roots: Sequence[str] = ("",)
+) -> Bill:
+    """Return the bill of what a keeper has noted.
 
     Args:
-        clerk: The clerk.
+        keeper: The keeper.
         given: What each module was given.
         origins: What was there before.
         moment: After how many saves and releases; None for the peak.
         roots: How the paths of each model begin.
     """
-    anyhow = origins.parameters | origins.buffers
-    sizes = clerk.storages.sizes
+    resident = origins.parameters | origins.buffers
+    sizes = keeper.storages.sizes
 
     def counted(number: int) -> list[tuple[int, int]]:
-        return [(s, sizes[s]) for s in clerk.drafts[number].storages if s not in anyhow]
+        return [(s, sizes[s]) for s in keeper.drafts[number].storages if s not in resident]
 
     def at(after: int) -> Bill:
-        return Bill(clerk.items(clerk.timeline.alive(after), origins), given, sizes, Course())
+        return Bill(keeper.items(keeper.timeline.alive(after), origins), given, sizes, Course())
 
     def holders(after: int) -> list[tuple[str | None, int]]:
         held = [(sums.path, sums.bytes) for sums in at(after).by_module() if sums.bytes]
         return sorted(held, key=lambda pair: -pair[1])[:MOST_ITEMS]
 
-    there = anyhow | origins.inputs
+    there = resident | origins.inputs
     given = {path: frozenset(numbers) - there for path, numbers in given.items()}
-    followed = course(clerk.timeline.events[:], counted, holders)
-    found = clerk.items(clerk.timeline.alive(followed.peak_at if moment is None else moment), origins)
+    followed = course(keeper.timeline.events[:], counted, holders)
+    found = keeper.items(keeper.timeline.alive(followed.peak_at if moment is None else moment), origins)
     return Bill(found, given, list(sizes), followed, roots)
 
 
-def _charged(items: Sequence[Item], sizes: Sequence[int]) -> dict[int, Item]:
+def _charged(items: Sequence[SavedTensor], sizes: Sequence[int]) -> dict[int, SavedTensor]:
     """Charge each storage to the first that saved it, with the rule by which any that saved it can be rebuilt.
 
     Returns:
         By their numbers those items that bear a storage, each with the bytes of what it bears.
     """
-    bearers: dict[int, Item] = {}
+    bearers: dict[int, SavedTensor] = {}
     rules: dict[int, tuple[str, int]] = {}
     for item in items:
         for storage in item.storages if item.counts else ():
@@ -192,7 +199,7 @@ def _charged(items: Sequence[Item], sizes: Sequence[int]) -> dict[int, Item]:
 
 
 def _holders(path: str | None, roots: Sequence[str]) -> list[str | None]:
-    """Give a path and the paths of all modules around it, the model's own among them."""
+    """Return a path and the paths of all modules around it, the model's own among them."""
     if path is None:
         return [None]
     names = path.split(".") if path else []

@@ -8,7 +8,7 @@ from types import FrameType
 from kedge.torch_internals.source_lines import SourceLine, is_between, source_of
 
 
-class Lines:
+class ProgramLines:
     """Finds the line, and reads each one once.
 
     It is that of the first frame which is neither PyTorch's, nor Kedge's, nor Python's own library's.

@@ -1,4 +1,4 @@
-"""One tensor that autograd saved, described; nothing of it is kept."""
+"""One tensor that autograd saved, described; no reference to it is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCK, _SCALE = 256, 4
 
 
 @dataclass(frozen=True)
-class Item:
+class SavedTensor:
     """A tensor that was saved, once for each time that it was.
 
     Attributes:
@@ -46,8 +46,6 @@ class Item:
     number: int
     path: str | None
     call: int
-    node: str | None
-    field: str | None
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
@@ -55,14 +53,16 @@ class Item:
     storages: tuple[int, ...]
     held: int
     version: int
-    origin: Origin
     alias: bool
-    output: bool
-    shared: tuple[int, ...]
     source: SourceLine | None
-    rule: str | None
-    extra: int
-    movable: bool
+    node: str | None = None
+    field: str | None = None
+    origin: Origin = "made"
+    output: bool = False
+    shared: tuple[int, ...] = ()
+    rule: str | None = None
+    extra: int = 0
+    movable: bool = False
 
     @property
     def storage(self) -> int | None:
@@ -71,7 +71,7 @@ class Item:
 
     @property
     def counts(self) -> bool:
-        """Whether its storage is there for backward, and not anyhow as a parameter's or a buffer's is."""
+        """Whether its storage is there for backward, and not in any case, as a parameter's or a buffer's is."""
         return self.origin in ("input", "made")
 
     @property

@@ -6,18 +6,17 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from kedge.hooks.placing.module_calls import Spans, given_to
 from kedge.hooks.saved.keeper import Keep, Place
 from kedge.offload.bill.bill import bill_of
-from kedge.offload.bill.bill_keeper import Clerk, Held, Origins
-from kedge.offload.bill.storage_numbers import Storages
+from kedge.offload.bill.bill_keeper import BilledReference, BillKeeper, Origins
+from kedge.offload.bill.storage_numbers import StorageNumbers
 from kedge.offload.rebuild import find
 from kedge.torch_internals.saved_hooks import top_hooks
 
@@ -53,9 +52,9 @@ class StepBill:
     """
 
     def __init__(self, spare: Callable[..., None]) -> None:
-        self.storages = Storages()
+        self.storages = StorageNumbers()
         self.spans = Spans(self.storages.of, spare)
-        self.clerk = Clerk(lambda: self.spans.innermost, self.storages, find, around=lambda: self.spans.around)
+        self.keeper = BillKeeper(lambda: self.spans.innermost, self.storages, find, around=lambda: self.spans.around)
         self.seconds = 0.0
         self._over = False
         self._thread: int | None = None
@@ -87,13 +86,13 @@ class StepBill:
         else:  # a block of the program is open, which takes off the top when it ends, whatever that is
             kept.here().enter(kept.spots[""])
 
-    def pack(self, value: Tensor, place: Place) -> Held | None:  # noqa: ARG002 - the spans say where it is
+    def pack(self, value: Tensor, place: Place) -> BilledReference | None:  # noqa: ARG002 - the spans say where it is
         """Take a saved tensor down; it stays where it is."""
         if self._over:
             return None
         begun = time.perf_counter()
         try:
-            return self.clerk.pack(value)
+            return self.keeper.pack(value)
         except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
             self._over = True
             sys.stderr.write(f"[kedge] the bill of saved tensors is not taken: {type(error).__name__}: {error}\n")
@@ -104,21 +103,21 @@ class StepBill:
     def beside(self, owner: Any, place: Place) -> None:
         """Take down what a checkpoint holds without saving it."""
         if not self._over:
-            self.clerk.beside(owner, place)
+            self.keeper.beside(owner, place)
 
-    def unpack(self, held: Held) -> Tensor:
+    def unpack(self, held: BilledReference) -> Tensor:
         """Give it back."""
-        return held.read() if self._over else self.clerk.unpack(held)
+        return held.read() if self._over else self.keeper.unpack(held)
 
     def close(self, step: int) -> Mapping[str, Any] | None:
         """Draw up the bill, if anything was saved by now; otherwise the next step may have one."""
-        if self._over or not self.clerk.drafts:
+        if self._over or not self.keeper.drafts:
             return None
         begun = time.perf_counter()
         self._see_owned()
         self.stop()
         origins = Origins(*self._owned, inputs=frozenset(self.spans.entered))
-        bill = bill_of(self.clerk, self.spans.given, origins, None, [path for path, _ in self._roots])
+        bill = bill_of(self.keeper, self.spans.given, origins, None, [path for path, _ in self._roots])
         entry = bill.account().entry()
         self.seconds += time.perf_counter() - begun
         return {"kind": "saved", "step": step, **entry, "seconds": round(self.seconds, 6)}
@@ -131,9 +130,6 @@ class StepBill:
     def _see_owned(self) -> None:
         """Note what belongs to the models; a forward may have replaced or made some of it."""
         modules = [module for _, known in self._roots if (module := known()) is not None]
-        params = self._numbers(p for m in modules for p in m.parameters())
-        buffers = self._numbers(b for m in modules for b in m.buffers())
+        params = self.storages.of_all(p for m in modules for p in m.parameters())
+        buffers = self.storages.of_all(b for m in modules for b in m.buffers())
         self._owned = (self._owned[0] | params, self._owned[1] | buffers)
-
-    def _numbers(self, tensors: Iterable[Tensor]) -> frozenset[int]:
-        return frozenset(n for tensor in tensors if not is_lazy(tensor) for n in self.storages.of(tensor))

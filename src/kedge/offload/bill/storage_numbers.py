@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
 
 from kedge.torch_internals.storages import parts
 
 
-class Storages:
+class StorageNumbers:
     """Numbers storages in the order in which they are met, and keeps none of them alive.
 
     Attributes:
@@ -25,6 +27,10 @@ class Storages:
     def of(self, tensor: Tensor) -> tuple[int, ...]:
         """Return the numbers of a tensor's storages: one, unless it consists of several; none if it has none."""
         return tuple(self._number(part.untyped_storage()) for part in parts(tensor))
+
+    def of_all(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        """Return the numbers of the storages of several tensors; a lazy parameter has none yet."""
+        return frozenset(number for tensor in tensors if not is_lazy(tensor) for number in self.of(tensor))
 
     def held(self, numbers: tuple[int, ...]) -> int:
         """Add up the bytes of some storages."""

@@ -10,7 +10,7 @@ from kedge.store.saved_account import Course
 MOST_POINTS = 400
 
 
-class Timeline:
+class SaveTimeline:
     """Saves and releases of numbered tensors in the order in which they happened.
 
     A release may come from any thread, and from the garbage collector; to note one is to append to a list.
@@ -42,7 +42,7 @@ class Timeline:
         return list(held)
 
 
-class Levels:
+class HeldBytes:
     """The bytes of storages that are held at least once, as their holders come and go.
 
     Args:
@@ -78,7 +78,7 @@ def course(
         storages: The storages of a tensor that count, each with its bytes.
         holders: Tells who holds how much after so many events.
     """
-    levels = Levels(storages)
+    levels = HeldBytes(storages)
     heights = [levels.apply(event) for event in events]
     if not heights:
         return Course()

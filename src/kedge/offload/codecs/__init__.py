@@ -11,7 +11,7 @@ __all__ = ["CODECS", "Codec", "codec_of"]
 
 
 def codec_of(name: str) -> Codec:
-    """Give the codec of this name.
+    """Return the codec of this name.
 
     Raises:
         NoSuchCodec: There is none.

@@ -14,13 +14,14 @@ number, so that dividing by it stays finite; a block whose peak is smaller still
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kedge.offload.codecs.layout import Layout, flatten, restore
+from kedge.offload.codecs.layout import flatten, restore
 
 BLOCK = 256
 _AT_ONCE = {"cpu": 1 << 10, "cuda": 1 << 16}
@@ -43,7 +44,7 @@ class Blockwise:
     top_beside: float
 
     def encode(self, value: Tensor) -> tuple[Tensor, Any] | None:
-        """Give scales and codes; None unless it is of floats of at least 16 bits, and a block of them."""
+        """Return scales and codes; None unless it is of floats of at least 16 bits, and a block of them."""
         if not value.is_floating_point() or value.element_size() < 2 or value.numel() < BLOCK:
             return None
         found = flatten(value.detach())
@@ -66,7 +67,7 @@ class Blockwise:
     def decode(self, kept: Tensor, extra: Any) -> Tensor:
         """Multiply codes with their scales."""
         layout, work = extra
-        size = _elements(layout)
+        size = math.prod(layout.stored)
         scales, codes = _parts(kept, -(-size // BLOCK), work, self.code)
         flat = torch.empty(size, dtype=layout.dtype, device=kept.device)
         for first, last, whole in _pieces(size, kept.device.type):
@@ -171,15 +172,8 @@ def _values() -> Tensor:
         return torch.arange(256, dtype=torch.uint8).view(Fp8.code).float()
 
 
-def _elements(layout: Layout) -> int:
-    size = 1
-    for n in layout.stored:
-        size *= n
-    return size
-
-
 def _parts(kept: Tensor, count: int, work: torch.dtype, code: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Give the scales and the codes in a row of bytes; the scales come first, so that they are aligned."""
+    """Return the scales and the codes in a row of bytes; the scales come first, so that they are aligned."""
     split = count * work.itemsize
     return kept[:split].view(work), kept[split:].view(code)
 

@@ -19,7 +19,7 @@ class Codec(Protocol):
     exact: bool
 
     def encode(self, value: Tensor) -> tuple[Tensor, Any] | None:
-        """Give the bytes to keep, as a flat contiguous tensor, and what `decode` needs besides.
+        """Return the bytes to keep, as a flat contiguous tensor, and what `decode` needs besides.
 
         Returns:
             None if the codec does not apply to this tensor: keep it as it is.

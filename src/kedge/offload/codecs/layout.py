@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Layout(NamedTuple):
+class ElementLayout(NamedTuple):
     """What it takes to put flat elements back where they lay.
 
     Attributes:
@@ -33,15 +33,15 @@ class Layout(NamedTuple):
         return sorted(several, key=lambda d: -self.stride[d]), [d for d, n in enumerate(stored) if n <= 1]
 
 
-def flatten(value: Tensor) -> tuple[Tensor, Layout] | None:
-    """Give a tensor's elements in the order in which they lie in memory, each once.
+def flatten(value: Tensor) -> tuple[Tensor, ElementLayout] | None:
+    """Return a tensor's elements in the order in which they lie in memory, each once.
 
     Nothing is copied if they lie without gaps.
 
     Returns:
         None if some share their memory in a way that strides of 0 do not describe.
     """
-    layout = Layout(tuple(value.shape), value.stride(), value.dtype)
+    layout = ElementLayout(tuple(value.shape), value.stride(), value.dtype)
     order, rest = layout.order()
     reach = 1
     for d in reversed(order):
@@ -51,7 +51,7 @@ def flatten(value: Tensor) -> tuple[Tensor, Layout] | None:
     return value.as_strided(layout.stored, layout.stride).permute(order + rest).reshape(-1), layout
 
 
-def restore(flat: Tensor, layout: Layout) -> Tensor:
+def restore(flat: Tensor, layout: ElementLayout) -> Tensor:
     """Put elements back where they lay, in their dtype; into `flat` itself if it has that dtype and there are no gaps."""
     stored = layout.stored
     order, rest = layout.order()
@@ -67,7 +67,7 @@ def restore(flat: Tensor, layout: Layout) -> Tensor:
 
 
 def _is_dense(size: tuple[int, ...], stride: tuple[int, ...], order: list[int]) -> bool:
-    """Tell whether elements lie without gaps; `order` goes from the largest stride to the smallest."""
+    """Whether elements lie without gaps; `order` goes from the largest stride to the smallest."""
     expected = 1
     for d in reversed(order):
         if stride[d] != expected:

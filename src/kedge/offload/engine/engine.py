@@ -1,15 +1,20 @@
 """Decides over each tensor that autograd saves: kept by reference, or an entry of its own, or one that there is.
 
-# Note [Proof]
-At each place, which is the how manieth tensor of a module in a call of the model, a rule's first result is compared with
-the truth. What a rule assumes may hold at one place and not at another: a program can change what lies between under
-``no_grad``, where the graph does not show it. Later results are compared by what their bytes come to, when they are
-rebuilt (`kedge.offload.held.digest`).
+# Note [Filled later]
+`torch.rrelu` saves its noise while that is still blank, then draws it, and no version counts that. Where the tensor itself is
+held it is right in backward; bytes that were taken when it was saved are not. The hook is not told which operation saves: the
+code that calls it names it.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,23 +22,16 @@ from torch import Tensor, nn
 
 from kedge.errors import OffloadFailed, warn
 from kedge.hooks.saved.keeper import Place
-from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import Kept
-from kedge.offload.account import Account, Row
-from kedge.offload.engine.filled import is_filled_later
-from kedge.offload.engine.kept_in_place import Stay, Stayer, Staying
-from kedge.offload.engine.own_storages import Owned
-from kedge.offload.engine.policy import Choice, HandleOf, Policy
-from kedge.offload.engine.proof import disproof
-from kedge.offload.engine.sources import Rebuilt, encode, move
-from kedge.offload.held.digest import KNOWN
-from kedge.offload.held.entry import Entries, Entry, Source, Window
-from kedge.offload.held.handle import Handle, Part, Referred
-from kedge.offload.held.span import is_alone, own_key
-from kedge.offload.held.steps import Turns
+from kedge.offload.account import ModuleAccount, OffloadAccount, Outcome
+from kedge.offload.engine.known_storages import KeptReader, KeptStorage, KnownStorages
+from kedge.offload.engine.policy import Choice, Policy
+from kedge.offload.engine.proof import ProvenRecipes
+from kedge.offload.engine.sources import Coded, Moved, Rebuilt, encode
+from kedge.offload.held.entry import PartOfEntry, RecentlyRestored, StorageEntries, StorageEntry
+from kedge.offload.held.raw_bytes import digest, is_alone, own_key, take, taken_bytes
+from kedge.offload.held.steps import StepBoundaries
 from kedge.offload.malloc import Trimmer
-from kedge.offload.rebuild.failure import RuleFailed
-from kedge.offload.rebuild.recipe import Recipe
 from kedge.offload.stores.store import FULL
 from kedge.torch_internals.storages import identity_of
 from kedge.torch_internals.tensors import is_only_zeros
@@ -44,204 +42,150 @@ _ROOM = 64 << 20
 _REMEMBERED = 1 << 16
 """How many storages are remembered of one step."""
 _REBUILDS = (Choice.ALL, Choice.REBUILD)
+_ENCODES = (Choice.ALL, Choice.COMPRESS)
 _MOVES = (Choice.ALL, Choice.MOVE, Choice.COMPRESS)
-
-
-class _Passing:
-    """Gives handles where parameters do not last.
-
-    See Note [Parameters that do not last] in `kedge.offload.rebuild.recipe_builder`.
-    """
-
-    lasting = False
-
-    def __init__(self, handle_of: HandleOf) -> None:
-        self._handle_of = handle_of
-
-    def __call__(self, saved: Any) -> Handle | None:
-        return self._handle_of(saved)
+_FILLING = frozenset({"rrelu", "rrelu_", "rrelu_with_noise", "rrelu_with_noise_"})
+_BETWEEN = frozenset({"__torch_function__", "__call__"})
+"""What may lie between Kedge and the call: a mode, or an overload, calls the operation for the program."""
 
 
 class Engine:
     """The keeper behind `kedge.offload`.
 
     Attributes:
-        policy: What it works by.
         account: What became of what was saved.
+        policy: What it works by.
     """
 
     def __init__(self, policy: Policy, model: nn.Module) -> None:
-        self.account = Account()
-        self.policy, self._least = policy, policy.least
-        self._owned = Owned(model)
-        self._entries = Entries(Window(_ROOM))
-        self._staying = Staying(self.account)
-        self._proven: set[Any] = set()
-        self._dropped: set[Any] = set()
-        self._warned = False
-        self._turns = Turns()
+        self.account = OffloadAccount()
+        self.work_by(policy)
+        self._known = KnownStorages(model, StorageEntries(RecentlyRestored(_ROOM)), self.account)
+        self._recipes = ProvenRecipes(self.account.dropped)
+        self._steps = StepBoundaries()
         self._trimmer = Trimmer()
+        self._numbers = TensorNumbers()
+        self._warned = False
+
+    def work_by(self, policy: Policy) -> None:
+        """Work by a policy from now on."""
+        self.policy, self._least = policy, policy.least
+        self._takes = functools.cache(_nowhere if policy.store is None else policy.store.takes)
 
     def begin(self, inputs: Any) -> None:
-        """Hear that the model is called; see Note [Steps]."""
-        self._owned.look(inputs)
-        self._turns.begin()
+        """Note that the model is called; see Note [Steps]."""
+        self._known.of_model.look(inputs)
+        self._steps.begin()
 
-    def pack(self, value: Tensor, place: Place) -> Part | Kept:
+    def pack(self, value: Tensor, place: Place) -> PartOfEntry | Kept:
         """Return what stands for a tensor; a `Kept` leaves it where it is."""
-        if self._turns.due(place.path, recompute=place.recompute):
-            self._turn()
-        call = self._turns.step.call()
-        row: Row = place.spot.gate or self._row(place)
+        steps = self._steps
+        if steps.called or steps.step.read:  # rarely
+            self._advance(place)
+        call = steps.step.latest() or steps.step.call()
+        row: ModuleAccount = place.spot.gate or self._row(place)
         try:
             nbytes = value.nbytes
         except RuntimeError:  # of a sparse tensor
-            row.keep("unknown", 0)
+            row.book(Outcome("kept", "unknown", 0))
             return Kept(value, call)
         if nbytes < self._least:
             small = row.small
             small.number += 1
             small.bytes += nbytes
             return Kept(value, call)
-        why = self._why(value, place)
-        if why is None:
-            held = self._held(value, place, row)
-            if isinstance(held, Entry):
-                return Part(held, value, call)
-            return Kept(value, call if held is None else Stayer(call, held))
-        row.keep(why, nbytes)
-        return Kept(value, call)
+        outcome = self._decide(value, place, row)
+        held, packed = outcome.held, None
+        if isinstance(held, StorageEntry):
+            packed = PartOfEntry(held, value, call)
+        row.book(outcome)
+        if outcome.chosen and self.policy.planner is not None:
+            self.policy.planner.took(outcome)
+        if packed is None:
+            return Kept(value, KeptReader(call, held) if isinstance(held, KeptStorage) else call)
+        if outcome.chosen and value.is_cpu:
+            self._trimmer.freed(nbytes)
+        return packed
+
+    def unpack(self, packed: PartOfEntry) -> Tensor:
+        """Return a tensor that `pack` took."""
+        packed.call.unpacked()
+        value = packed.read()
+        if value.is_cpu:
+            self._trimmer.freed(value.nbytes)
+        return value
 
     def stays(self, value: Tensor, place: Place) -> None:
         """Count a tensor that a checkpoint holds in a way that leaves it where it is."""
-        row: Row = place.spot.gate or self._row(place)
-        why = self._why(value, place)
-        if why is None and value.nbytes >= self._least:
+        if place.selected and not _is_unknown(value) and value.nbytes >= self._least:
             storage = value.untyped_storage()
             number = identity_of(storage)
-            row.saw(storage, number)
-            row.keep(self._owned.why(value, number) or "checkpoint", value.nbytes)
+            why = self._known.of_model.why(value, number) or "checkpoint"
+            row: ModuleAccount = place.spot.gate or self._row(place)
+            row.book(Outcome("kept", why, value.nbytes, storage, number))
 
     def passed(self, place: Place) -> None:
         """Count a call of a module in a checkpoint's forward, of which nothing is saved."""
         self.account.checkpointed += place.selected
 
-    def unpack(self, packed: Part) -> Tensor:
-        """Return a tensor that `pack` took."""
-        packed.call.unpacked()
-        value = packed.read()
-        self._freed(value)
-        return value
-
-    def handle_of(self, saved: Any) -> Handle | None:
-        """Return the handle that stands for what a node saved, if its bytes are still those that were saved."""
-        data = packed_of(saved.data)
-        handle = Referred(data) if type(data) is Kept else data
-        return handle if isinstance(handle, Handle) and handle.intact() else None
-
-    def _why(self, value: Tensor, place: Place) -> str | None:
-        """Return why nothing can be done with a tensor; None if something can."""
+    def _decide(self, value: Tensor, place: Place, row: ModuleAccount) -> Outcome:
+        """Return what becomes of a tensor; if nothing is known of its storage, choose and do it."""
         if not place.selected:
-            return "excluded"
-        plain = type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
-        if not plain or value.is_inference() or is_only_zeros(value) or is_filled_later(value):
-            return "unknown"
-        return None
-
-    def _held(self, value: Tensor, place: Place, row: Row) -> Entry | Stay | None:
-        """Return what holds a tensor's bytes; if it stays where it is what counts it, or None if it is there anyhow."""
-        self._forget()
+            return Outcome("kept", "excluded", value.nbytes)
+        if _is_unknown(value):
+            return Outcome("kept", "unknown", value.nbytes)
+        if len(self.account.seen) > _REMEMBERED:
+            self._forget()
         storage = value.untyped_storage()
         number = identity_of(storage)
-        row.saw(storage, number)
-        if (reason := self._owned.why(value, number)) is not None:
-            row.keep(reason, value.nbytes)
-            return None
-        entry = self._entries.find(number, value)
-        if entry is None and value.nbytes < storage.nbytes():
-            entry = self._entries.find(own_key(value, number), value)
-        held = self._staying.find(number) if entry is None else entry
-        if held is None:
-            return self._take(value, place, row, number)
-        row.again(value.nbytes)
-        return held
+        why = self._known.of_model.why(value, number)
+        if why is not None:
+            return Outcome("kept", why, value.nbytes, storage, number)
+        held = self._known.find(value, number)
+        if held is not None:
+            return Outcome("again", "", value.nbytes, storage, number, held)
+        return self._take(value, number, place.path, row)
 
-    def _take(self, value: Tensor, place: Place, row: Row, number: int) -> Entry | Stay:
-        """Make an entry for a tensor, or keep it."""
-        planner = self.policy.planner
-        alone = is_alone(value)
-        index, nbytes = row.ask(self._turns.step.calls), value.nbytes if alone else value.untyped_storage().nbytes()
-        choice = planner.choose(place.path, index, nbytes)
-        begun = time.perf_counter()
-        source, what, alone = self._source(value, row, choice, alone=alone)
-        planner.took(place.path, index, what, time.perf_counter() - begun)
-        if source is None:
-            why = what.removeprefix("kept ")
-            row.keep(why, value.nbytes)
-            return self._staying.begin(nbytes, None if alone else number)
-        self._freed(value)
-        return Entry(self._entries, source, value, own_key(value, number) if alone else number, row)
+    def _take(self, value: Tensor, number: int, path: str | None, row: ModuleAccount) -> Outcome:
+        """Rebuild a tensor if that is chosen and a rule applies; otherwise put it away or keep it."""
+        policy, choice = self.policy, Choice.ALL
+        index, nth = self._numbers.following(path, self._steps.step.calls)
+        if policy.planner is not None:
+            choice = policy.planner.choose(path, index, taken_bytes(value))
+        if policy.find is not None and choice in _REBUILDS:
+            known = self._known
+            recipe = self._recipes.find(policy.find, value, (path, nth), lasting=known.of_model.lasting)
+            if recipe is not None:
+                entry = StorageEntry(known.entries, number, Rebuilt(recipe), value, digest(value, alone=False), row)
+                storage, extra = value.untyped_storage(), recipe.nbytes
+                return Outcome("rebuilt", recipe.rule, value.nbytes, storage, number, entry, chosen=True, extra=extra)
+        return self._put_away(value, number, choice, row)
 
-    def _source(self, value: Tensor, row: Row, choice: Choice, *, alone: bool) -> tuple[Source | None, str, bool]:
-        """Return what a tensor can be brought back from, what was done, and whether it is for this tensor alone."""
-        recipe = self._recipe(value, row) if choice in _REBUILDS else None
-        if recipe is not None:
-            row.rebuild(recipe.rule, value.nbytes, recipe.nbytes)
-            return Rebuilt(recipe), f"rebuilt {recipe.rule}", False
+    def _put_away(self, value: Tensor, number: int, choice: Choice, row: ModuleAccount) -> Outcome:
+        """Encode or move a tensor; keep it where neither is chosen, or can be done."""
+        policy, known, storage = self.policy, self._known, value.untyped_storage()
+        alone, begun = is_alone(value), time.perf_counter()
+        store = policy.store if choice in _MOVES and self._takes(value.device) else None
+        source: Coded | Moved | None = None
+        sums, why = None, ""
         try:
-            source = self._put(value, row, choice, alone=alone)
+            if policy.codec is not None and choice in _ENCODES:
+                source = encode(store, policy.codec, value, alone=alone)
+            if source is None and store is not None:
+                taken = take(value, alone=alone)
+                source, sums = Moved(store.put(taken.data), taken.layout), taken.digest
         except FULL as failure:
-            row.fail(value.nbytes)
             self._warn(failure)
-            return None, "kept failed", alone
-        if isinstance(source, str):
-            return None, f"kept {source}", alone
-        return source, "moved", alone
-
-    def _put(self, value: Tensor, row: Row, choice: Choice, *, alone: bool) -> Source | str:
-        """Encode or move a tensor; or say why it is kept."""
-        policy, begun = self.policy, time.perf_counter()
-        if choice not in _MOVES:
-            return "planned" if choice is Choice.KEEP else "no rule"
-        store = policy.store if policy.store is not None and policy.store.takes(value.device) else None
-        if policy.codec is not None and choice is not Choice.MOVE:
-            coded = encode(store, policy.codec, value, alone=alone)
-            if coded is not None:
-                row.move("memory" if store is None else store.name, value.nbytes, coded[1], time.perf_counter() - begun)
-                return coded[0]
-        if store is None:
-            return "no rule" if policy.store is None else "here"
-        moved = move(store, value, alone=alone)
-        row.move(store.name, value.nbytes, moved.nbytes, time.perf_counter() - begun)
-        return moved
-
-    def _recipe(self, value: Tensor, row: Row) -> Recipe | None:
-        """Find how a tensor is rebuilt; see Note [Proof]."""
-        find = self.policy.find
-        if find is None or value.is_conj() or value.is_neg() or value.device.type not in KNOWN:
-            return None
-        try:
-            recipe = find(value, self.handle_of if self._owned.lasting else _Passing(self.handle_of))
-        except RuleFailed as failed:  # see Note [Whatever fails]
-            self.account.dropped[failed.rule] = f"{value.dtype} on {value.device.type}, in {row.path!r}: {failed.why}"
-            return None
-        if recipe is None:
-            return None
-        exact = all(handle.exact for handle in recipe.inputs)
-        key = recipe.rule, value.dtype, value.device.type, exact
-        site = key, row.path, row.nth
-        if key in self._dropped or site in self._dropped:
-            return None
-        if site not in self._proven:
-            if (wrong := disproof(recipe, value)) is not None:
-                if not wrong.passing:
-                    self._dropped.add(key if wrong.false else site)
-                where = f"{value.dtype} on {value.device.type}, in {row.path!r}" + ("" if wrong.false else " alone")
-                of = "" if exact else ", of what a codec has rounded"
-                self.account.dropped[recipe.rule] = f"{where}{of}: {wrong.why}"
-                return None
-            self._proven.add(site)
-        return recipe
+            why = "failed"
+        if source is None:
+            nbytes = value.nbytes if alone else storage.nbytes()
+            kept = known.kept.begin(nbytes, None if alone else number)
+            return Outcome("kept", why or policy.why_kept(choice), value.nbytes, storage, number, kept, chosen=True)
+        seconds, key = time.perf_counter() - begun, own_key(value, number) if alone else number
+        entry = StorageEntry(known.entries, key, source, value, sums or digest(value, alone=alone), row)
+        where = "memory" if store is None else store.name
+        stored = source.slot.nbytes
+        return Outcome("moved", where, value.nbytes, storage, number, entry, True, stored=stored, seconds=seconds)
 
     def _warn(self, failure: BaseException) -> None:
         if not self._warned:
@@ -253,23 +197,63 @@ class Engine:
                 )
             )
 
-    def _freed(self, value: Tensor) -> None:
-        if value.is_cpu:
-            self._trimmer.freed(value.nbytes)
-
     def _forget(self) -> None:
-        """Bound what is remembered of a step, for programs in which none is seen to end."""
-        if len(self.account.seen) > _REMEMBERED:
-            self._staying.forget()
-            self.account.seen = {}
+        """Bound what is remembered of a step, for programs in which no step is seen to end."""
+        self._known.kept.forget()
+        self.account.seen = {}
 
-    def _row(self, place: Place) -> Row:
+    def _row(self, place: Place) -> ModuleAccount:
         row = place.spot.gate = self.account.row(place.path)
         return row
 
-    def _turn(self) -> None:
-        """Begin a step."""
-        self._staying.forget()
-        self.account.turn()
-        self.policy.planner.turn(self.account)
-        self._trimmer.turn()
+    def _advance(self, place: Place) -> None:
+        """Go on to another step if the tensor that is about to be saved begins one."""
+        if self._steps.advance(place.path, recompute=place.recompute):
+            self._known.kept.forget()
+            self._numbers = TensorNumbers()
+            self.account.turn()
+            if self.policy.planner is not None:
+                self.policy.planner.turn(self.account)
+            self._trimmer.turn()
+
+
+class TensorNumbers:
+    """Numbers the tensors of each module for which there is a choice, in one step."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._in_step: defaultdict[str | None, Iterator[int]] = defaultdict(itertools.count)
+        self._in_call: defaultdict[str | None, Iterator[int]] = defaultdict(itertools.count)
+
+    def following(self, path: str | None, calls: int) -> tuple[int, int]:
+        """Return the number of a module's next tensor in the step, and in this call of the model, both from 0."""
+        if calls != self._calls:
+            if calls > 1:  # what is saved before the first call counts with it
+                self._in_call.clear()
+            self._calls = calls
+        return next(self._in_step[path]), next(self._in_call[path])
+
+
+def _nowhere(_: torch.device) -> bool:
+    """Whether bytes can go to a store, where there is none."""
+    return False
+
+
+def _is_unknown(value: Tensor) -> bool:
+    """Whether nothing can be done with a tensor of this kind."""
+    plain = type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
+    return not plain or value.is_inference() or is_only_zeros(value) or _is_filled_later(value)
+
+
+def _is_filled_later(value: Tensor) -> bool:
+    """Whether a tensor that is being saved may not have its values yet; see Note [Filled later]."""
+    if value.requires_grad or not value.is_floating_point():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("kedge."):
+        frame = frame.f_back
+    while frame is not None and _FILLING.isdisjoint(frame.f_code.co_names):
+        if frame.f_code.co_name not in _BETWEEN:
+            return False
+        frame = frame.f_back
+    return frame is not None

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
-from torch import Tensor
-
-from kedge.offload.account import Account
+from kedge.offload.account import OffloadAccount, Outcome
 from kedge.offload.codecs.codec import Codec
-from kedge.offload.held.handle import Handle
-from kedge.offload.rebuild.recipe import Recipe
+from kedge.offload.rebuild.recipe import Find
 from kedge.offload.stores.store import Store
-
-HandleOf = Callable[[Any], Handle | None]
-Find = Callable[[Tensor, HandleOf], Recipe | None]
 
 
 class Choice(Enum):
@@ -34,10 +27,10 @@ class Planner(Protocol):
     """Chooses, tensor by tensor. The first step is there to learn from: what is chosen in it holds as well."""
 
     def equip(self, policy: Policy) -> Policy:
-        """Give what the engine works by, with parts that tell the planner what they do; before the first step."""
+        """Return what the engine works by, with parts that report to the planner what they do; before the first step."""
 
     def choose(self, path: str | None, index: int, nbytes: int) -> Choice:
-        """Choose for one saved tensor that is neither small, nor kept anyhow, nor known already.
+        """Choose for one saved tensor that is neither small, nor stays in any case, nor is known already.
 
         Args:
             path: The innermost module that runs; None outside of all.
@@ -45,29 +38,11 @@ class Planner(Protocol):
             nbytes: The bytes that it takes: those of its storage, or its own if only it is taken of a large storage.
         """
 
-    def took(self, path: str | None, index: int, what: str, seconds: float) -> None:
-        """Hear what was done, ``"rebuilt gelu"``, ``"moved disk"``, ``"kept planned"``, and how long it took."""
+    def took(self, outcome: Outcome) -> None:
+        """Note what was done with the tensor that was chosen for last."""
 
-    def turn(self, account: Account) -> None:
-        """Hear that a step is over, and what it came to."""
-
-
-class All:
-    """Does everything that can be done, and learns nothing."""
-
-    def equip(self, policy: Policy) -> Policy:
-        """Change nothing."""
-        return policy
-
-    def choose(self, path: str | None, index: int, nbytes: int) -> Choice:  # noqa: ARG002 - it is a Planner
-        """Choose all."""
-        return Choice.ALL
-
-    def took(self, path: str | None, index: int, what: str, seconds: float) -> None:
-        """Ignore it."""
-
-    def turn(self, account: Account) -> None:
-        """Ignore it."""
+    def turn(self, account: OffloadAccount) -> None:
+        """End a step, of which the account says what it came to."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +54,21 @@ class Policy:
         find: Finds how a tensor can be rebuilt; None: nothing is rebuilt.
         store: Where bytes go; None: they stay in memory.
         codec: Stores them in fewer bits; None: as they are.
-        planner: Chooses.
+        planner: Chooses; None: everything is done that can be.
     """
 
     least: int = 65536
     find: Find | None = None
     store: Store | None = None
     codec: Codec | None = None
-    planner: Planner = field(default_factory=All)
+    planner: Planner | None = None
+
+    def equipped(self) -> Policy:
+        """The same, with parts that report to the planner, if there is one."""
+        return self if self.planner is None else self.planner.equip(self)
+
+    def why_kept(self, choice: Choice) -> str:
+        """Return why a tensor is kept for which nothing that was chosen could be done."""
+        if choice is Choice.KEEP:
+            return "planned"
+        return "no rule" if self.store is None or choice is Choice.REBUILD else "here"

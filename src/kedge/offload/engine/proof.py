@@ -1,23 +1,105 @@
-"""Whether a rule tells the truth: what it rebuilds is compared with what it stands for, to the last bit."""
+"""Which recipes are believed: what a rule rebuilds is compared with what it stands for, to the last bit.
+
+# Note [Proof]
+For each place (the n-th tensor that a module saves in one call of the model), a rule's first result is compared with
+the truth. What a rule assumes may hold at one place and not at another: a program can change what lies between under
+``no_grad``, where the graph does not show it. Later results are compared by what their bytes come to, when they are
+rebuilt (Note [Digest] in `kedge.offload.held.raw_bytes`).
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from kedge.offload.held.raw_bytes import words
-from kedge.offload.rebuild.recipe import Recipe
+from kedge.hooks.saved.pairs import packed_of
+from kedge.hooks.saved.reference import Kept
+from kedge.offload.held.handle import Handle, HandleByReference
+from kedge.offload.held.raw_bytes import KNOWN, words
+from kedge.offload.rebuild.failure import RuleFailed
+from kedge.offload.rebuild.recipe import Find, Recipe
 
 _NEAR = 0.25
-
-
 _FULL = "can't allocate memory"
 """What PyTorch's allocator of host memory says, in a plain RuntimeError."""
 
 
-class Disproof(NamedTuple):
+class _PassingParameters:
+    """Returns handles where parameters do not last.
+
+    See Note [Parameters that do not last] in `kedge.offload.rebuild.recipe_builder`.
+    """
+
+    lasting = False
+
+    def __call__(self, saved: Any) -> Handle | None:
+        return handle_of(saved)
+
+
+_passing_parameters = _PassingParameters()
+
+
+class ProvenRecipes:
+    """Finds recipes, and believes those that were right at their place; see Note [Proof].
+
+    Attributes:
+        dropped: Rules that were found wrong and are not used, with why.
+    """
+
+    def __init__(self, dropped: dict[str, str]) -> None:
+        self.dropped = dropped
+        self._proven: set[Any] = set()
+        self._wrong: set[Any] = set()
+
+    def find(self, find: Find, value: Tensor, place: tuple[str | None, int], *, lasting: bool) -> Recipe | None:
+        """Return how a tensor is rebuilt; None if it cannot be.
+
+        Args:
+            find: Finds a recipe.
+            value: The tensor.
+            place: The module that saves it, and which of its tensors it is in this call of the model.
+            lasting: Whether the parameters' memory lasts until backward.
+        """
+        kind = value.device.type
+        if value.is_conj() or value.is_neg() or kind not in KNOWN:
+            return None
+        try:
+            recipe = find(value, handle_of if lasting else _passing_parameters)
+        except RuleFailed as failed:  # see Note [Whatever fails]
+            self.dropped[failed.rule] = f"{value.dtype} on {kind}, in {place[0]!r}: {failed.why}"
+            return None
+        return recipe if recipe is not None and self._is_right(recipe, value, place) else None
+
+    def _is_right(self, recipe: Recipe, value: Tensor, place: tuple[str | None, int]) -> bool:
+        exact = all(handle.exact for handle in recipe.inputs)
+        rule = recipe.rule, value.dtype, value.device.type, exact
+        site = rule, *place
+        if rule in self._wrong or site in self._wrong:
+            return False
+        if site in self._proven:
+            return True
+        wrong = mismatch(recipe, value)
+        if wrong is None:
+            self._proven.add(site)
+            return True
+        if not wrong.passing:
+            self._wrong.add(rule if wrong.false else site)
+        where = f"{value.dtype} on {value.device.type}, in {place[0]!r}" + ("" if wrong.false else " alone")
+        of = "" if exact else ", of what a codec has rounded"
+        self.dropped[recipe.rule] = f"{where}{of}: {wrong.why}"
+        return False
+
+
+def handle_of(saved: Any) -> Handle | None:
+    """Return the handle that stands for what a node saved, if its bytes are still those that were saved."""
+    data = packed_of(saved.data)
+    handle = HandleByReference(data) if type(data) is Kept else data
+    return handle if isinstance(handle, Handle) and handle.intact() else None
+
+
+class Mismatch(NamedTuple):
     """What is wrong with a recipe.
 
     Attributes:
@@ -31,7 +113,7 @@ class Disproof(NamedTuple):
     passing: bool = False
 
 
-def disproof(recipe: Recipe, value: Tensor) -> Disproof | None:
+def mismatch(recipe: Recipe, value: Tensor) -> Mismatch | None:
     """Return what is wrong with what a recipe makes of its inputs now; None if nothing is."""
     try:
         with torch.no_grad():
@@ -39,19 +121,19 @@ def disproof(recipe: Recipe, value: Tensor) -> Disproof | None:
     except Exception as failure:  # noqa: BLE001 - a rule that fails is not used; the program goes on without it
         first = str(failure).partition("\n")[0]
         full = isinstance(failure, MemoryError | torch.OutOfMemoryError) or _FULL in str(failure)
-        return Disproof(f"it raised {type(failure).__name__}: {first}", false=False, passing=full)
+        return Mismatch(f"it raised {type(failure).__name__}: {first}", false=False, passing=full)
     if made.dtype != value.dtype or made.shape != value.shape:
-        return Disproof(f"it made {made.dtype} {list(made.shape)} of what is {value.dtype} {list(value.shape)}")
+        return Mismatch(f"it made {made.dtype} {list(made.shape)} of what is {value.dtype} {list(value.shape)}")
     if made.stride() != value.stride() or made.storage_offset() != value.storage_offset():
-        return Disproof(f"it made strides {made.stride()} of what are {value.stride()}")
+        return Mismatch(f"it made strides {made.stride()} of what are {value.stride()}")
     if not all(handle.exact for handle in recipe.inputs):
-        return None if _is_near(made, value.detach()) else Disproof("it made values far from those it stands for")
+        return None if _is_near(made, value.detach()) else Mismatch("it made values far from those it stands for")
     # As bytes a NaN is equal to itself, and -0.0 is not 0.0.
-    return None if torch.equal(words(made), words(value)) else Disproof("it made other values")
+    return None if torch.equal(words(made), words(value)) else Mismatch("it made other values")
 
 
 def _is_near(made: Tensor, value: Tensor) -> bool:
-    """Tell whether what was made of inputs that a codec has rounded is what a rule is to make, but for that."""
+    """Whether a result of inputs that a codec has rounded is the right one, but for that rounding."""
     if not value.is_floating_point():
         return True
     apart = torch.linalg.vector_norm((made - value).float())

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kedge.offload.codecs.codec import Codec
-from kedge.offload.codecs.layout import Layout, flatten, restore
-from kedge.offload.held.raw_bytes import flat, plain, run, words
+from kedge.offload.codecs.layout import ElementLayout, restore
+from kedge.offload.held.raw_bytes import flat, plain, words
 from kedge.offload.rebuild.recipe import Recipe
-from kedge.offload.stores.store import Slot, Store
+from kedge.offload.stores.store import Store, StoreSlot
 
 
-class Held:
-    """Bytes that stay in memory: what a codec made of a tensor when there is no store."""
+class InMemory:
+    """A slot whose bytes stay in memory: what a codec made of a tensor when there is no store."""
 
     __slots__ = ("_data", "nbytes")
 
@@ -23,75 +24,72 @@ class Held:
         self._data, self.nbytes = data, data.nbytes
 
     def get(self) -> Tensor:
-        """Return them."""
+        """Return the bytes."""
         return self._data
 
-    def wanted(self) -> None:
-        """They are there."""
+    def prefetch(self) -> None:
+        """Do nothing: they are there."""
 
     def free(self) -> None:
-        """They go with the last reference."""
+        """Do nothing: they go with the last reference."""
 
 
+@dataclass(slots=True, eq=False)
 class InSlot:
-    """The bytes, or what a codec made of them, are in a slot."""
+    """The bytes, or what a codec made of them, are in a slot.
 
-    __slots__ = ("_slot",)
+    Attributes:
+        slot: The slot.
+    """
+
+    slot: StoreSlot
     computed = False
 
-    def __init__(self, slot: Slot) -> None:
-        self._slot = slot
-
     def intact(self) -> bool:
-        """They are."""
+        """Whether the bytes can be had: always."""
         return True
 
-    def wanted(self) -> None:
-        """Tell the slot."""
-        self._slot.wanted()
+    def prefetch(self) -> None:
+        """Have the slot bring its bytes."""
+        self.slot.prefetch()
 
     def free(self) -> None:
         """Free the slot."""
-        self._slot.free()
+        self.slot.free()
 
 
+@dataclass(slots=True, eq=False)
 class Moved(InSlot):
-    """The bytes are in a slot: those of a whole storage, or of one tensor of which `layout` tells where they lay."""
+    """The bytes are in a slot: those of a whole storage, or of one tensor of which `layout` says where they lay."""
 
-    __slots__ = ("_layout", "nbytes")
-
-    def __init__(self, slot: Slot, layout: Layout | None) -> None:
-        super().__init__(slot)
-        self._layout, self.nbytes = layout, slot.nbytes
+    layout: ElementLayout | None
 
     def bring(self) -> Tensor:
-        """Get them."""
-        data = self._slot.get()
-        return data if self._layout is None else restore(data.view(self._layout.dtype), self._layout)
+        """Get the bytes."""
+        data = self.slot.get()
+        return data if self.layout is None else restore(data.view(self.layout.dtype), self.layout)
 
     @property
     def exact(self) -> bool:
-        """They are to the last bit."""
+        """Whether the bytes come back to the last bit: always."""
         return True
 
 
+@dataclass(slots=True, eq=False)
 class Coded(InSlot):
     """The bytes were encoded, and put into a slot."""
 
-    __slots__ = ("_codec", "_extra")
-
-    def __init__(self, slot: Slot, codec: Codec, extra: Any) -> None:
-        super().__init__(slot)
-        self._codec, self._extra = codec, extra
+    codec: Codec
+    extra: Any
 
     def bring(self) -> Tensor:
-        """Get and decode them."""
-        return self._codec.decode(self._slot.get(), self._extra)
+        """Get and decode the bytes."""
+        return self.codec.decode(self.slot.get(), self.extra)
 
     @property
     def exact(self) -> bool:
-        """Whether they come back to the last bit."""
-        return self._codec.exact
+        """Whether the bytes come back to the last bit."""
+        return self.codec.exact
 
 
 class Rebuilt:
@@ -105,7 +103,7 @@ class Rebuilt:
 
     @torch.no_grad()
     def bring(self) -> Tensor:
-        """Compute them: a recipe makes a storage that is the same from its first byte to its last."""
+        """Compute the bytes: a recipe makes a storage that is the same from its first byte to its last."""
         return words(self.recipe.run(*(handle.read() for handle in self.recipe.inputs)))
 
     @property
@@ -114,37 +112,20 @@ class Rebuilt:
         return all(handle.exact for handle in self.recipe.inputs)
 
     def intact(self) -> bool:
-        """Tell whether what they are computed from is as it was."""
+        """Whether what they are computed from is as it was."""
         return all(handle.intact() for handle in self.recipe.inputs)
 
-    def wanted(self) -> None:
-        """What they are computed from is asked for by its own turn."""
+    def prefetch(self) -> None:
+        """Do nothing: what they are computed from is asked for by its own turn."""
 
     def free(self) -> None:
-        """Nothing is held but the handles, which go with this."""
+        """Do nothing: only the handles are held, which go with this."""
 
 
-def put(store: Store | None, data: Tensor) -> Slot:
-    """Put bytes into a store; without one they stay in memory."""
-    return Held(data) if store is None else store.put(data)
-
-
-def move(store: Store, value: Tensor, *, alone: bool) -> Moved:
-    """Put a tensor's whole storage, or the tensor alone, into a store."""
-    if not alone:
-        return Moved(store.put(words(value)), None)
-    found = flatten(plain(value))
-    if found is None:
-        return Moved(store.put(run(value).view(torch.uint8)), None)
-    elements, layout = found
-    return Moved(store.put(elements.contiguous().view(torch.uint8)), layout)
-
-
-def encode(store: Store | None, codec: Codec, value: Tensor, *, alone: bool) -> tuple[Coded, int] | None:
-    """Encode a tensor's whole storage, or the tensor alone, and put the result into a store; with how many bytes."""
+def encode(store: Store | None, codec: Codec, value: Tensor, *, alone: bool) -> Coded | None:
+    """Encode a tensor's whole storage, or the tensor alone, and put the result into a store, or keep it in memory."""
     coded = codec.encode(plain(value) if alone else flat(value))
     if coded is None:
         return None
-    kept, extra = coded
-    slot = put(store, kept.view(torch.uint8))
-    return Coded(slot, codec, extra), kept.nbytes
+    data = coded[0].view(torch.uint8)
+    return Coded(InMemory(data) if store is None else store.put(data), codec, coded[1])

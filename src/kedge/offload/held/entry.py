@@ -13,7 +13,7 @@ changes behind autograd's back (``x.data[3] = 0`` between two uses of ``x``).
 Bytes that were brought back are shared by weak reference: while a node runs, all its handles get the same. Those
 brought back last are held for a moment more if other handles want them too: autograd's nodes run one after the other, and
 each lets go before the next begins. If one has not, the next gets its own: a node can return what it saved as a
-gradient, which then is ``.grad`` without a copy, since nobody else seems to have it; two of them must not be one.
+gradient, which then is ``.grad`` without a copy, since nothing else seems to hold it; two of them must not be one.
 
 # Note [Changed since]
 What is given out can be changed in place: by a Function that works in what it saved, or through a node's
@@ -35,16 +35,18 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from kedge.errors import RebuiltWrong
-from kedge.offload.account import Row
-from kedge.offload.held.digest import Digest, digest, same
-from kedge.offload.held.span import Key
+from kedge.offload.account import ModuleAccount
+from kedge.offload.held.handle import Handle
+from kedge.offload.held.raw_bytes import Digest, EntryKey, digest, same
+from kedge.offload.held.steps import ModelCall
 from kedge.torch_internals.autograd_nodes import numbers_operations, sequence_number
 from kedge.torch_internals.graph_task import current_node, graph_task
+from kedge.torch_internals.kernels import negated_alias
 from kedge.torch_internals.storages import behind, users_of
 from kedge.torch_internals.tensors import changes, root_of
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """What an entry's bytes are brought back from.
 
     Attributes:
@@ -61,16 +63,16 @@ class Source(Protocol):
         """Return a tensor that begins where the entry's bytes begin."""
 
     def intact(self) -> bool:
-        """Tell whether `bring` can give the bytes that were saved."""
+        """Whether `bring` can return the bytes that were saved."""
 
-    def wanted(self) -> None:
-        """Hear that they are needed soon."""
+    def prefetch(self) -> None:
+        """Begin to bring them, as they are needed soon; doing nothing is right too."""
 
     def free(self) -> None:
-        """Let go."""
+        """Release them."""
 
 
-class Brought(NamedTuple):
+class Restored(NamedTuple):
     """Bytes that were brought back.
 
     Attributes:
@@ -90,14 +92,14 @@ class Brought(NamedTuple):
         return given
 
 
-class Window:
+class RecentlyRestored:
     """Holds on to what was brought back last, a bounded number of bytes of it; see Note [Brought back]."""
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._last: deque[weakref.ref[Entry]] = deque()
+        self._last: deque[weakref.ref[StorageEntry]] = deque()
 
-    def hold(self, entry: Entry, home: Tensor) -> None:
+    def hold(self, entry: StorageEntry, home: Tensor) -> None:
         """Hold what an entry was brought back as; what was held longest goes if there is no room."""
         entry.held = home
         live = [each for ref in list(self._last) if (each := ref()) is not None and each.held is not None]
@@ -108,124 +110,187 @@ class Window:
         self._last = deque(each.itself for each in [*live, entry])
 
 
-class Entry:
+class SavedVersion:
+    """Which bytes an entry stands for; see Note [What makes two saved tensors one].
+
+    Attributes:
+        alone: Whether they are those of one tensor, and not of its whole storage.
+        digest: What they come to; None where that is not known.
+    """
+
+    __slots__ = ("_root", "_storage", "_version", "alone", "digest")
+
+    def __init__(self, value: Tensor, found: Digest | None, *, alone: bool) -> None:
+        self.alone, self.digest = alone, found
+        self._storage = StorageWeakRef(value.untyped_storage())
+        self._version = changes(value)
+        self._root = weakref.ref(root_of(value)) if self._version else None
+
+    def stands_for(self, value: Tensor) -> bool:
+        """Whether these are the bytes that a tensor has now."""
+        if changes(value) != self._version or (self._root is not None and self._root() is not root_of(value)):
+            return False
+        return self.digest is None or self.is_what(value, alone=self.alone)
+
+    def is_what(self, value: Tensor, *, alone: bool) -> bool:
+        """Whether the bytes of a tensor come to the same."""
+        found = digest(value, alone=alone)
+        return found is not None and self.digest is not None and same(found, self.digest)
+
+
+class StorageEntry:
     """The bytes of one storage at one version, or of one small part of a large storage.
 
     Attributes:
         source: What they are brought back from.
+        saved: Which bytes they are.
         nbytes: How many they are.
-        alone: Whether they are those of one tensor, and not of its whole storage.
         device: Where they belong.
-        row: The module that saved them first, in the account.
+        held: What they were brought back as, for as long as that is held; see `RecentlyRestored`.
+        itself: A weak reference to the entry.
     """
 
     __slots__ = (
-        "__weakref__", "_back", "_before", "_digest", "_entries", "_key", "_reads", "_root", "_storage",
-        "_version", "_window", "alone", "device", "held", "itself", "nbytes", "row", "source",
+        "__weakref__", "_back", "_before", "_entries", "_key", "_reads", "_row",
+        "device", "held", "itself", "nbytes", "saved", "source",
     )  # fmt: skip
 
-    def __init__(self, entries: Entries, source: Source, value: Tensor, key: Key, row: Row) -> None:
-        self.source, self.row = source, row
-        self.alone = not isinstance(key, int)
-        self.nbytes = value.nbytes if self.alone else value.untyped_storage().nbytes()
+    def __init__(
+        self,
+        entries: StorageEntries,
+        key: EntryKey,
+        source: ByteSource,
+        value: Tensor,
+        found: Digest | None,
+        row: ModuleAccount,
+    ) -> None:
+        alone = not isinstance(key, int)
+        self.source, self._row = source, row
+        self.saved = SavedVersion(value, found, alone=alone)
+        self.nbytes = value.nbytes if alone else value.untyped_storage().nbytes()
         self.device = value.device
         self.held: Tensor | None = None
         self.itself = weakref.ref(self)
-        self._entries, self._key = entries.table, key
-        self._window = entries.window
-        self._storage = StorageWeakRef(value.untyped_storage())
-        self._version = changes(value)
-        self._root = weakref.ref(root_of(value)) if self._version else None
-        self._digest = digest(value, alone=self.alone)
+        self._entries, self._key = entries, key
         self._back: tuple[StorageWeakRef, int, Tensor, object] | None = None
         self._reads = 0
-        self._before = entries.latest
-        entries.latest = self.itself
-        self._entries[key] = self.itself
+        self._before, entries.latest = entries.latest, self.itself
+        entries.table[key] = self.itself
 
     def __del__(self) -> None:
-        if self._entries.get(self._key) is self.itself:
-            del self._entries[self._key]
-        self.row.gone(self.nbytes)
+        table = self._entries.table
+        if table.get(self._key) is self.itself:
+            del table[self._key]
+        self._row.gone(self.nbytes)
         self.source.free()
 
-    def stands_for(self, value: Tensor) -> bool:
-        """Tell whether these are the bytes that a tensor has now; see Note [What makes two saved tensors one]."""
-        if changes(value) != self._version or (self._root is not None and self._root() is not root_of(value)):
-            return False
-        return self._digest is None or _comes_to(value, self._digest, alone=self.alone)
-
-    def home(self) -> Brought:
+    def restore(self) -> Restored:
         """Return a storage that has the bytes, and where in it they begin; see Note [Brought back]."""
-        back, asker = self._back, _asker()
-        if back is not None:
-            there = behind(back[0].cdata)
-            alone = there is not None and users_of(there) <= 1 + (self.held is not None)
-            if there is not None and not changes(back[2]) and (alone or back[3] == asker):
+        asker = _asker()
+        there = self._still_there(asker)
+        return self._bring(asker) if there is None else there
+
+    def _still_there(self, asker: object) -> Restored | None:
+        """Return what was brought back before, if it is there, unchanged, and no other node may have it."""
+        back = self._back
+        if back is None:
+            return None
+        there = behind(back[0].cdata)
+        if there is not None and not changes(back[2]):
+            alone = users_of(there) <= 1 + (self.held is not None)
+            if alone or back[3] == asker:
                 self._back = *back[:3], asker
-                return Brought(there, *back[1:3])
-            del there  # what was changed makes room for what was saved
-            self._back = self.held = None
+                return Restored(there, *back[1:3])
+        self._back = self.held = None  # what was changed makes room for what was saved
+        return None
+
+    def _bring(self, asker: object) -> Restored:
         begun = time.perf_counter()
         home = self.source.bring()
-        if self.source.computed and self.source.exact and self._digest is not None:
-            _check(home, self._digest)
-        self.row.brought(self.nbytes, time.perf_counter() - begun, again=self._reads > 0)
+        if self.source.computed and self.source.exact and self.saved.digest is not None:
+            self._check(home)
+        self._row.restored(self.nbytes, time.perf_counter() - begun, again=self._reads > 0)
         self._reads += 1
         storage = home.untyped_storage()
         begin = int(home.storage_offset()) * home.itemsize
         counter = torch.empty(0, device=self.device)
         self._back = StorageWeakRef(storage), begin, counter, asker  # in one go: another thread may read
-        self._window.hold(self, home)
-        self._ahead()
-        return Brought(storage, begin, counter)
-
-    def _ahead(self) -> None:
-        """Say that what was saved before is wanted next."""
+        self._entries.window.hold(self, home)
         before = self._before() if self._before is not None else None
         if before is not None and before.held is None:
-            before.source.wanted()
+            before.source.prefetch()  # what was saved before is asked for next
+        return Restored(storage, begin, counter)
+
+    def _check(self, home: Tensor) -> None:
+        """Make sure that what was rebuilt is what was saved; see Note [Proof] in `kedge.offload.engine.proof`."""
+        if not self.saved.is_what(home, alone=False):
+            raise RebuiltWrong(
+                "a saved tensor was rebuilt from others, and is not what it was: something that it depends on was changed where "
+                "autograd does not see it (under no_grad, or through .data). Leave such a module out (where=...), or rebuild "
+                "nothing: kedge.Disk(rebuild=False)"
+            )
 
 
-class Entries:
+class StorageEntries:
     """The entries that live, by storage.
 
     Attributes:
-        table: From what makes an entry one to a weak reference to it.
-        latest: The one made last.
+        table: A weak reference to each entry, by what it is found by.
+        latest: The entry made last.
         window: What was brought back last.
     """
 
-    def __init__(self, window: Window) -> None:
-        self.table: dict[Key, weakref.ref[Entry]] = {}
-        self.latest: weakref.ref[Entry] | None = None
+    def __init__(self, window: RecentlyRestored) -> None:
+        self.table: dict[EntryKey, weakref.ref[StorageEntry]] = {}
+        self.latest: weakref.ref[StorageEntry] | None = None
         self.window = window
 
-    def find(self, key: Key, value: Tensor) -> Entry | None:
-        """Return the entry that has a tensor's bytes."""
-        ref = self.table.get(key)
-        entry = ref() if ref is not None else None
-        return entry if entry is not None and entry.stands_for(value) else None
+
+class PartOfEntry(Handle):
+    """Stands for a tensor that lies in what an entry holds: all of it, or a part.
+
+    Attributes:
+        entry: What holds the bytes. It lasts as long as its handles.
+        call: The call that saved it, which lasts as long as what it saved.
+    """
+
+    __slots__ = ("_conjugated", "_negated", "_offset", "call", "device", "dtype", "entry", "size", "stride")
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def __init__(self, entry: StorageEntry, value: Tensor, call: ModelCall) -> None:
+        self.entry, self.call = entry, call
+        self.size, self.stride, self.dtype, self.device = value.shape, value.stride(), value.dtype, entry.device
+        self._offset = 0 if entry.saved.alone else value.storage_offset()
+        self._conjugated, self._negated = value.is_conj(), value.is_neg()
+
+    @property
+    def exact(self) -> bool:
+        """Whether `read` gives it to the last bit."""
+        return self.entry.source.exact
+
+    def read(self) -> Tensor:
+        """Return a tensor on the entry's bytes, which are brought back if they are not there, or were changed."""
+        if torch.is_inference_mode_enabled():  # what is made in it counts no changes
+            with torch.inference_mode(mode=False):
+                return self.read()
+        home = self.entry.restore()
+        value = torch.empty(0, dtype=self.dtype, device=self.device)
+        value.set_(home.storage, home.begin // self.dtype.itemsize + self._offset, self.size, self.stride)
+        if self._conjugated:
+            value = value.conj()
+        return home.give(negated_alias(value) if self._negated else value)
+
+    def intact(self) -> bool:
+        """Whether what the bytes are made of is there."""
+        return self.entry.source.intact()
 
 
 def _asker() -> object:
-    """Tell the node that is run now from others, and from itself in another backward pass."""
+    """Return what tells the node that runs now from others, and from itself in another backward pass."""
     node = current_node()
     if node is None:
         return None
     return (graph_task(), sequence_number(node)) if numbers_operations() else object()
-
-
-def _check(home: Tensor, expected: Digest) -> None:
-    """Make sure that what was rebuilt is what was saved; see Note [Proof]."""
-    if not _comes_to(home, expected, alone=False):
-        raise RebuiltWrong(
-            "a saved tensor was rebuilt from others, and is not what it was: something that it depends on was changed where "
-            "autograd does not see it (under no_grad, or through .data). Leave such a module out (where=...), or rebuild "
-            "nothing: kedge.Disk(rebuild=False)"
-        )
-
-
-def _comes_to(value: Tensor, expected: Digest, *, alone: bool) -> bool:
-    found = digest(value, alone=alone)
-    return found is not None and same(found, expected)

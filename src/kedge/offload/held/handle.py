@@ -15,9 +15,6 @@ import torch
 from torch import Tensor
 
 from kedge.hooks.saved.reference import Kept
-from kedge.offload.held.entry import Entry
-from kedge.offload.held.steps import Call
-from kedge.torch_internals.kernels import negated_alias
 from kedge.torch_internals.tensors import changes
 
 
@@ -61,10 +58,10 @@ class Handle(ABC):
 
     @abstractmethod
     def intact(self) -> bool:
-        """Tell whether `read` will give the bytes that were saved."""
+        """Whether `read` will return the bytes that were saved."""
 
 
-class Referred(Handle):
+class HandleByReference(Handle):
     """Stands for one that is kept by reference."""
 
     __slots__ = ("_kept",)
@@ -97,63 +94,5 @@ class Referred(Handle):
         return self._kept.read()
 
     def intact(self) -> bool:
-        """Tell whether it was not changed since."""
+        """Whether it was not changed since."""
         return self._kept.version is not None and changes(self._kept.tensor) == self._kept.version
-
-
-class Part(Handle):
-    """Stands for a tensor that lies in what an entry holds: all of it, or a part.
-
-    Attributes:
-        entry: What holds the bytes. It lasts as long as its handles.
-        call: The call that saved it, which lasts as long as what it saved.
-    """
-
-    __slots__ = ("_conjugated", "_dtype", "_negated", "_offset", "_size", "_stride", "call", "entry")
-
-    def __init__(self, entry: Entry, value: Tensor, call: Call) -> None:
-        self.entry, self.call = entry, call
-        self._size, self._stride, self._dtype = value.shape, value.stride(), value.dtype
-        self._offset = 0 if entry.alone else value.storage_offset()
-        self._conjugated, self._negated = value.is_conj(), value.is_neg()
-
-    @property
-    def size(self) -> torch.Size:
-        """The tensor's shape."""
-        return self._size
-
-    @property
-    def stride(self) -> tuple[int, ...]:
-        """Its strides."""
-        return self._stride
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Its dtype."""
-        return self._dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Its device."""
-        return self.entry.device
-
-    @property
-    def exact(self) -> bool:
-        """Whether `read` gives it to the last bit."""
-        return self.entry.source.exact
-
-    def read(self) -> Tensor:
-        """Return a tensor on the entry's bytes, which are brought back if they are not there, or were changed."""
-        if torch.is_inference_mode_enabled():  # what is made in it counts no changes
-            with torch.inference_mode(mode=False):
-                return self.read()
-        home = self.entry.home()
-        value = torch.empty(0, dtype=self._dtype, device=self.entry.device)
-        value.set_(home.storage, home.begin // self._dtype.itemsize + self._offset, self._size, self._stride)
-        if self._conjugated:
-            value = value.conj()
-        return home.give(negated_alias(value) if self._negated else value)
-
-    def intact(self) -> bool:
-        """Tell whether what the bytes are made of is there."""
-        return self.entry.source.intact()

@@ -9,7 +9,7 @@ something was read back and all is gone: what belongs to the next call may be sa
 beside a graph that was read and retained is of its step. Within a call no step ends, whatever is differentiated in it. A model
 of which only parts are called has a step from the first to the last that is read. In a backward pass no step begins.
 
-What is gone is known without asking autograd: whatever stands in a saved tensor's place holds a `Call`, what is kept
+What is gone is known without asking autograd: whatever stands in a saved tensor's place holds a `ModelCall`, what is kept
 by reference too, and the step has a weak reference to its first one.
 """
 
@@ -28,20 +28,21 @@ def _none() -> None:
     return None
 
 
-class Step:
+class OffloadStep:
     """What is saved together; see Note [Steps].
 
     Attributes:
         read: Whether something of it was read back.
         calls: How many calls of the model have saved something in it.
+        latest: Returns what `call` would, without waiting for a lock, if something holds it already.
     """
 
-    __slots__ = ("_first", "_latest", "_lock", "calls", "read")
+    __slots__ = ("_first", "_lock", "calls", "latest", "read")
 
     def __init__(self) -> None:
         self.read, self.calls = False, 0
-        self._first: weakref.ref[Call] | None = None
-        self._latest: Callable[[], Call | None] = _none
+        self._first: weakref.ref[ModelCall] | None = None
+        self.latest: Callable[[], ModelCall | None] = _none
         self._lock = threading.RLock()  # what is collected meanwhile may save, too
 
     @property
@@ -49,78 +50,78 @@ class Step:
         """Whether nothing is left of what was saved first."""
         return self._first is not None and self._first() is None
 
-    def call(self) -> Call:
-        """Return what is to be held by what the call under way saves."""
-        return self._latest() or self._make()
-
     def called(self) -> None:
-        """Hear that what is saved from now on is another call's."""
+        """Begin another call: what is saved from now on is that one's."""
         self.calls += 1
         if self.calls > 1:
-            self._latest = _none
+            self.latest = _none
 
-    def _make(self) -> Call:
+    def call(self) -> ModelCall:
+        """Return what is to be held by what the call under way saves."""
         with self._lock:  # other threads save too
-            latest = self._latest()
+            latest = self.latest()
             if latest is None:
-                latest = Call(self)
-                self._latest = ref = weakref.ref(latest)
+                latest = ModelCall(self)
+                self.latest = ref = weakref.ref(latest)
                 if self.calls <= 1:
                     self._first = ref
             return latest
 
 
-class Call:
+class ModelCall:
     """Lives as long as anything that one call of the model saved."""
 
     __slots__ = ("__weakref__", "step")
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: OffloadStep) -> None:
         self.step = step
 
     def unpacked(self) -> None:
-        """Hear that something is read back."""
+        """Note that something is read back."""
         self.step.read = True
 
 
-class Turns:
+class StepBoundaries:
     """Knows which step is under way.
 
     Attributes:
-        step: That.
+        step: The step.
+        called: Whether the model was called since a tensor was saved last.
     """
 
     def __init__(self) -> None:
-        self.step = Step()
-        self._called = False
+        self.step, self.called = OffloadStep(), False
 
     def begin(self) -> None:
-        """Hear that the model is called."""
+        """Note that the model is called."""
         if torch.is_grad_enabled() and not in_backward():
-            self._called = True
+            self.called = True
 
-    def due(self, path: str | None, *, recompute: bool) -> bool:
-        """Tell, before a tensor is saved, whether it begins another step.
+    def advance(self, path: str | None, *, recompute: bool) -> bool:
+        """Go on to another step, or another call, if a tensor that is about to be saved begins one.
+
+        It need not be asked as long as the model was not called, and nothing of the step was read back.
 
         Args:
-            path: The module that saves it; None outside of all.
+            path: The module that saves the tensor; None outside of all.
             recompute: Whether activation checkpointing makes it again.
+
+        Returns:
+            Whether it is another step.
         """
-        step, called = self.step, self._called
-        if not called and not step.read:  # nearly always
-            return False
+        step, called = self.step, self.called
         if recompute or in_backward():
             return False
-        self._called = False
+        self.called = False
         due = _is_over(step, path, called=called)
         if due:
-            step = self.step = Step()
+            step = self.step = OffloadStep()
         if called:
             step.called()
         return due
 
 
-def _is_over(step: Step, path: str | None, *, called: bool) -> bool:
+def _is_over(step: OffloadStep, path: str | None, *, called: bool) -> bool:
     """See Note [Steps]."""
     if called:
         return step.read or (step.calls > 0 and step.gone)

@@ -2,8 +2,8 @@
 
 from kedge.offload.plan.learn import Learner
 from kedge.offload.plan.limits import planner_for
-from kedge.offload.plan.plan import Plan
+from kedge.offload.plan.plan import OffloadPlan
 from kedge.offload.plan.solve import solve
-from kedge.offload.plan.tables import Candidate, Key, Limit, Link, Table
+from kedge.offload.plan.tables import Candidate, Limit, Link, StepTable, TensorKey
 
-__all__ = ["Candidate", "Key", "Learner", "Limit", "Link", "Plan", "Table", "planner_for", "solve"]
+__all__ = ["Candidate", "Learner", "Limit", "Link", "OffloadPlan", "StepTable", "TensorKey", "planner_for", "solve"]

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import torch
 
 
-class Clock(Protocol):
-    """Marks moments now, and tells the time between two of them later."""
+class TimingClock(Protocol):
+    """Marks moments now, and returns the time between two of them later."""
 
     def mark(self) -> Any:
         """Mark this moment."""
 
     def between(self, first: Any, last: Any) -> float:
-        """Tell the seconds between two marks; it may wait for them."""
+        """Return the seconds between two marks; it may wait for them."""
 
 
 class HostClock:
@@ -54,6 +54,6 @@ class DeviceClock:
         return float(first.elapsed_time(last)) / 1e3
 
 
-def clock_of(device: torch.device) -> Clock:
-    """Give the clock of a device."""
+def clock_of(device: torch.device) -> TimingClock:
+    """Return the clock of a device."""
     return DeviceClock(device) if device.type == "cuda" else HostClock()

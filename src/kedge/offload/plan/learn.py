@@ -19,14 +19,14 @@ from itertools import accumulate
 from typing import Any
 
 from kedge.errors import LimitOutOfReach, warn
-from kedge.offload.account import Account
+from kedge.offload.account import OffloadAccount, Outcome
 from kedge.offload.engine.policy import Choice, Policy
-from kedge.offload.plan.clock import Clock, HostClock, clock_of
+from kedge.offload.plan.clock import TimingClock
 from kedge.offload.plan.link import measured
-from kedge.offload.plan.plan import Plan, size
+from kedge.offload.plan.plan import OffloadPlan, size
 from kedge.offload.plan.solve import solve
-from kedge.offload.plan.tables import Candidate, Key, Limit, Link, Table
-from kedge.offload.plan.timing import Desk, Note, TimedCodec, TimedStore, timed_find
+from kedge.offload.plan.tables import Candidate, Limit, Link, StepTable, TensorKey
+from kedge.offload.plan.timing import TensorTimes, TimedCodec, TimedStore, Timings, timed_find
 from kedge.offload.stores.store import Store
 
 
@@ -42,8 +42,8 @@ class Learner:
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
-        self.plan: Plan | None = None
-        self._desk = Desk(HostClock())
+        self.plan: OffloadPlan | None = None
+        self._timings = Timings()
         self._store: Store | None = None
         self._link: Link | None = None
         self._warm = False
@@ -51,20 +51,18 @@ class Learner:
         self._told = False
         self._room = math.inf  # for what is kept by choice, whenever it was saved
         self._beyond = False
-        self._account = Account()
+        self._account = OffloadAccount()
         self._met: Counter[tuple[str | None, int]] = Counter()
-        self._notes: list[Note] = []
-        self._started: Any = None
 
     def equip(self, policy: Policy) -> Policy:
-        """Give the policy whose parts take notes."""
-        desk = self._desk
+        """Return the policy with parts that are timed."""
+        timings = self._timings
         self._store = policy.store
         return Policy(
             least=policy.least,
-            find=None if policy.find is None else timed_find(policy.find, desk),
-            store=None if policy.store is None else TimedStore(policy.store, desk),
-            codec=None if policy.codec is None else TimedCodec(policy.codec, desk),
+            find=None if policy.find is None else timed_find(policy.find, timings),
+            store=None if policy.store is None else TimedStore(policy.store, timings),
+            codec=None if policy.codec is None else TimedCodec(policy.codec, timings),
             planner=self,
         )
 
@@ -72,12 +70,9 @@ class Learner:
         """Choose as planned, or all while there is no plan."""
         nth = self._met[path, index]
         self._met[path, index] = nth + 1
-        key = Key(path, index, nth)
+        key = TensorKey(path, index, nth)
         if self.plan is None:
-            if self._started is not None:
-                note = Note(key, nbytes, self._desk.clock.mark())
-                self._notes.append(note)
-                self._desk.current = note
+            self._timings.begin_tensor(key, nbytes)
             return Choice.ALL
         choice, known = self.plan.choices.get(key, (Choice.ALL, 0))
         if nbytes > known:
@@ -86,20 +81,18 @@ class Learner:
         self._beyond = choice is Choice.KEEP and self._account.staying + nbytes > self._room
         return Choice.ALL if self._beyond else choice
 
-    def took(self, path: str | None, index: int, what: str, seconds: float) -> None:  # noqa: ARG002 - a Planner
+    def took(self, outcome: Outcome) -> None:
         """Note what was done."""
-        note, self._desk.current = self._desk.current, None
-        if note is not None:
-            note.what = what
-            note.took = note.took[0], self._desk.clock.mark()
-        elif self.plan is not None and not self._beyond and what.startswith("kept") and what != "kept planned":
+        if self._timings.current is not None:
+            self._timings.end_tensor(outcome.group)
+        elif self.plan is not None and not self._beyond and outcome.group == "kept" and outcome.name != "planned":
             self._stale = True  # it was planned to be rebuilt or moved, and cannot be any more
 
-    def turn(self, account: Account) -> None:
+    def turn(self, account: OffloadAccount) -> None:
         """End a step: plan, or learn, or go on."""
         self._met.clear()
         self._account = account
-        if self._started is not None:
+        if self._timings.started is not None:
             self._plan()
         elif not self._warm:
             self._warm = True
@@ -109,19 +102,18 @@ class Learner:
         account.plan = self.plan
 
     def _learn(self) -> None:
-        self.plan, self._stale, self._notes = None, False, []
-        self._desk.clock = clock_of(self._desk.device)
-        self._started = self._desk.clock.mark()
+        self.plan, self._stale = None, False
+        self._timings.begin_step()
 
     def _plan(self) -> None:
-        clock, ended = self._desk.clock, self._desk.clock.mark()
-        if self._store is not None and self._link is None and self._store.takes(self._desk.device):
-            self._link = measured(self._store, self._desk.device)
+        timings, ended = self._timings, self._timings.clock.mark()
+        if self._store is not None and self._link is None and self._store.takes(timings.device):
+            self._link = measured(self._store, timings.device)
             if self._link is None:  # no room to measure it: do all that can be done, and ask in the next step
                 self._learn()
                 return
-        table = Course(clock, self._started, ended, self._notes).table(self._link)
-        self._started, self._notes = None, []
+        table = MeasuredStep(timings.clock, timings.started, ended, timings.notes).table(self._link)
+        timings.end_step()
         self.plan = solve(table, self.limit)
         self._room = math.inf
         if self.plan.feasible and self.limit.memory is not None:
@@ -130,7 +122,7 @@ class Learner:
             self._told = True
             self._tell(self.plan)
 
-    def _tell(self, plan: Plan) -> None:
+    def _tell(self, plan: OffloadPlan) -> None:
         warn(
             LimitOutOfReach(
                 f"{self.limit} was asked for, and with all done that can be, {size(plan.peak)} of saved tensors stay in"
@@ -140,7 +132,7 @@ class Learner:
         )
 
 
-class Course:
+class MeasuredStep:
     """A step that notes were taken of, in the program's own time; see Note [Own time].
 
     Args:
@@ -150,19 +142,19 @@ class Course:
         notes: What is known of its saved tensors.
     """
 
-    def __init__(self, clock: Clock, started: Any, ended: Any, notes: list[Note]) -> None:
+    def __init__(self, clock: TimingClock, started: Any, ended: Any, notes: list[TensorTimes]) -> None:
         self._clock, self._started, self._notes = clock, started, notes
         spans = sorted((self._at(first), self._at(last)) for first, last in self._spans())
         self._begun = [first for first, _ in spans]
         self._own = [0.0, *accumulate(max(last - first, 0.0) for first, last in spans)]
         self.seconds = max(self._at(ended) - self._own[-1], 0.0)
 
-    def table(self, link: Link | None) -> Table:
-        """Give the step as a planner sees it."""
-        return Table(tuple(self._candidate(note) for note in self._notes), self.seconds, link)
+    def table(self, link: Link | None) -> StepTable:
+        """Return the step as a planner sees it."""
+        return StepTable(tuple(self._candidate(note) for note in self._notes), self.seconds, link)
 
-    def _candidate(self, note: Note) -> Candidate:
-        rebuilt, coded = note.what.startswith("rebuilt"), note.coded
+    def _candidate(self, note: TensorTimes) -> Candidate:
+        rebuilt, coded = note.group == "rebuilt", note.coded
         asked = [first for first, _ in note.ran] if rebuilt else [first for first, _ in note.asked]
         return Candidate(
             key=note.key,
@@ -173,7 +165,7 @@ class Course:
             extra=note.extra if rebuilt else 0,
             coded=coded,
             coding=self._sum(note.coding),
-            movable=rebuilt or note.what.startswith("moved"),
+            movable=rebuilt or note.group == "moved",
         )
 
     def _spans(self) -> Iterator[tuple[Any, Any]]:

@@ -6,7 +6,7 @@ import math
 import re
 
 from kedge.errors import OffloadError
-from kedge.offload.engine.policy import All, Planner
+from kedge.offload.engine.policy import Planner
 from kedge.offload.plan.learn import Learner
 from kedge.offload.plan.tables import Limit
 
@@ -14,8 +14,8 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
-def planner_for(max_memory: str | int | None, max_slowdown: float | None) -> Planner:
-    """Return what chooses within a limit.
+def planner_for(max_memory: str | int | None, max_slowdown: float | None) -> Planner | None:
+    """Return what chooses within a limit; None if no limit is given.
 
     Raises:
         OffloadError: Both limits are given, or one is none.
@@ -29,7 +29,7 @@ def planner_for(max_memory: str | int | None, max_slowdown: float | None) -> Pla
         return Learner(Limit(memory=bytes_of("max_memory", max_memory)))
     if max_slowdown is not None:
         return Learner(Limit(slowdown=_ratio(max_slowdown)))
-    return All()
+    return None
 
 
 def bytes_of(name: str, given: str | int) -> int:

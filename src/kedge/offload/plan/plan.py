@@ -1,4 +1,4 @@
-"""A plan as a value: what is done with each saved tensor, and what that is foretold to come to. Prints as a table."""
+"""A plan as a value: what is done with each saved tensor, and its predicted cost. Prints as a table."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kedge.offload.engine.policy import Choice
-from kedge.offload.plan.predict import Outcome
-from kedge.offload.plan.tables import Key, Limit, Link, Table, Way
+from kedge.offload.plan.predict import PredictedCost
+from kedge.offload.plan.tables import Limit, Link, StepTable, TensorKey, Treatment
 
 _ORDER = (Choice.KEEP, Choice.REBUILD, Choice.MOVE, Choice.COMPRESS)
 
 
 @dataclass(frozen=True)
-class Plan:
+class OffloadPlan:
     """A choice for each saved tensor of a step.
 
     Attributes:
@@ -27,16 +27,16 @@ class Plan:
         everything: The seconds that would show if all were moved.
     """
 
-    table: Table
+    table: StepTable
     limit: Limit
-    ways: tuple[Way, ...]
-    outcome: Outcome
+    ways: tuple[Treatment, ...]
+    outcome: PredictedCost
     peak: int
     hidden: int
     everything: float
 
     @cached_property
-    def choices(self) -> dict[Key, tuple[Choice, int]]:
+    def choices(self) -> dict[TensorKey, tuple[Choice, int]]:
         """What is done with each saved tensor, and the bytes for which it was planned."""
         pairs = zip(self.table.candidates, self.ways, strict=True)
         return {each.key: (way.choice, each.nbytes) for each, way in pairs}

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.offload.plan.tables import Table, Way
+from kedge.offload.plan.tables import StepTable, Treatment
 
 
-class Outcome(NamedTuple):
-    """What choices come to.
+class PredictedCost(NamedTuple):
+    """The predicted cost of choices.
 
     Attributes:
         kept: The bytes that stay in memory for the step.
@@ -34,13 +34,13 @@ class Outcome(NamedTuple):
 
 
 class Forecast:
-    """Foretells what choices come to; one way for each candidate of a table, in its order.
+    """Predicts the cost of choices; one for each candidate of a table, in its order.
 
     Args:
         table: The step.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: StepTable) -> None:
         self._link = table.link
         self._saved = np.array([each.saved for each in table.candidates])
         self._asked = np.array([each.asked for each in table.candidates])
@@ -48,18 +48,18 @@ class Forecast:
         self._order = np.argsort(self._asked, kind="stable")
         self._due = np.maximum(self._asked[self._order], self._turn)
 
-    def of(self, ways: Sequence[Way]) -> Outcome:
-        """Foretell all."""
+    def of(self, ways: Sequence[Treatment]) -> PredictedCost:
+        """Predict the cost of all choices."""
         moved = np.array([way.moved for way in ways], dtype=np.float64)
         seconds = sum(way.seconds for way in ways) + self.waits(moved)
-        return Outcome(sum(way.kept for way in ways), sum(way.moved for way in ways), seconds)
+        return PredictedCost(sum(way.kept for way in ways), sum(way.moved for way in ways), seconds)
 
-    def peak(self, outcome: Outcome) -> int:
+    def peak(self, outcome: PredictedCost) -> int:
         """The most bytes in memory: what stays, and what is on its way."""
         return outcome.kept + (min(self._link.window, outcome.moved) if self._link is not None else 0)
 
     def waits(self, moved: NDArray[np.float64]) -> float:
-        """Foretell the seconds for which a step waits for the link; see Note [What hides].
+        """Predict the seconds for which a step waits for the link; see Note [What hides].
 
         Args:
             moved: The bytes of each candidate that go over the link.

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from kedge.offload.engine.policy import Choice
-from kedge.offload.plan.plan import Plan
-from kedge.offload.plan.predict import Forecast, Outcome
-from kedge.offload.plan.tables import Candidate, Limit, Table, Way
+from kedge.offload.plan.plan import OffloadPlan
+from kedge.offload.plan.predict import Forecast, PredictedCost
+from kedge.offload.plan.tables import Candidate, Limit, StepTable, Treatment
 
 _NOTHING = 1e-9
 """Seconds that do not count, so that rounding decides nothing."""
@@ -26,7 +26,7 @@ _RANKS = (Choice.REBUILD, Choice.MOVE, Choice.COMPRESS)
 """Nothing goes over the link if it need not, and nothing loses bits if it need not."""
 
 
-def solve(table: Table, limit: Limit) -> Plan:
+def solve(table: StepTable, limit: Limit) -> OffloadPlan:
     """Choose for each saved tensor.
 
     Args:
@@ -46,7 +46,7 @@ def solve(table: Table, limit: Limit) -> Plan:
         assert limit.slowdown is not None  # noqa: S101 - one of the two is given
         for _ in search.steps((limit.slowdown - 1) * table.step):
             pass
-    return Plan(
+    return OffloadPlan(
         table=table,
         limit=limit,
         ways=tuple(search.ways),
@@ -57,14 +57,14 @@ def solve(table: Table, limit: Limit) -> Plan:
     )
 
 
-def _all_moved(table: Table) -> list[Way]:
+def _all_moved(table: StepTable) -> list[Treatment]:
     return [
-        next((way for way in each.ways(table.link) if way.choice is Choice.MOVE), Way(Choice.KEEP, each.nbytes))
+        next((way for way in each.ways(table.link) if way.choice is Choice.MOVE), Treatment(Choice.KEEP, each.nbytes))
         for each in table.candidates
     ]
 
 
-def _hidden(table: Table) -> int:
+def _hidden(table: StepTable) -> int:
     """The bytes that can move without a second of it showing."""
     if table.link is None or not table.link.overlaps:
         return 0
@@ -90,7 +90,7 @@ class _Step(NamedTuple):
     saved: float
     which: int
     rank: int
-    way: Way
+    way: Treatment
     age: int
 
 
@@ -102,11 +102,11 @@ class _Search:
         outcome: What that comes to.
     """
 
-    def __init__(self, table: Table, forecast: Forecast, only: Choice | None = None) -> None:
+    def __init__(self, table: StepTable, forecast: Forecast, only: Choice | None = None) -> None:
         self._table, self._forecast = table, forecast
         self._only = only
-        self.ways = [Way(Choice.KEEP, each.nbytes) for each in table.candidates]
-        self.outcome: Outcome = forecast.of(self.ways)
+        self.ways = [Treatment(Choice.KEEP, each.nbytes) for each in table.candidates]
+        self.outcome: PredictedCost = forecast.of(self.ways)
         self._moved = np.zeros(len(self.ways))
         self._seconds = 0.0
         self._additive = table.link is None or not table.link.overlaps
@@ -137,7 +137,7 @@ class _Search:
             age += 1
         yield
 
-    def _ways(self, each: Candidate) -> Iterator[Way]:
+    def _ways(self, each: Candidate) -> Iterator[Treatment]:
         for way in each.ways(self._table.link):
             if self._only is None or way.choice is self._only:
                 yield way
@@ -148,19 +148,19 @@ class _Search:
         self._moved[step.which] = step.way.moved
         self.ways[step.which] = step.way
 
-    def _with(self, step: _Step) -> Outcome:
-        """Foretell what a change would come to, from what all before it came to."""
+    def _with(self, step: _Step) -> PredictedCost:
+        """Predict the cost after a change, from the cost before it."""
         before, after = self.ways[step.which], step.way
         self._moved[step.which] = after.moved
         waits = self._forecast.waits(self._moved)
         self._moved[step.which] = before.moved
-        return Outcome(
+        return PredictedCost(
             self.outcome.kept + after.kept - before.kept,
             self.outcome.moved + after.moved - before.moved,
             self._seconds + after.seconds - before.seconds + waits,
         )
 
-    def _priced(self, index: int, way: Way, age: int) -> _Step:
+    def _priced(self, index: int, way: Treatment, age: int) -> _Step:
         candidate = self._table.candidates[index]
         step = _Step(0.0, candidate.saved, index, _RANKS.index(way.choice), way, age)
         shows = self._with(step).exposed - self.outcome.exposed

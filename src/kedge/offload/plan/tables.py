@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kedge.offload.engine.policy import Choice
 
 
-class Key(NamedTuple):
+class TensorKey(NamedTuple):
     """Which saved tensor: the same one in each step.
 
     Attributes:
@@ -23,7 +23,7 @@ class Key(NamedTuple):
     nth: int = 0
 
 
-class Way(NamedTuple):
+class Treatment(NamedTuple):
     """One thing that can be done with a saved tensor.
 
     Attributes:
@@ -55,7 +55,7 @@ class Candidate:
         movable: Whether a store takes it.
     """
 
-    key: Key
+    key: TensorKey
     nbytes: int
     saved: float
     asked: float
@@ -65,15 +65,17 @@ class Candidate:
     coding: float = 0.0
     movable: bool = True
 
-    def ways(self, link: Link | None) -> Iterator[Way]:
+    def ways(self, link: Link | None) -> Iterator[Treatment]:
         """Yield what can be done with it besides keeping it."""
         if self.rebuild is not None and self.extra < self.nbytes:
-            yield Way(Choice.REBUILD, self.extra, seconds=self.rebuild)
+            yield Treatment(Choice.REBUILD, self.extra, seconds=self.rebuild)
         if self.coded is not None and self.coded < self.nbytes:
             in_memory = link is None or not self.movable
-            yield Way(Choice.COMPRESS, self.coded if in_memory else 0, 0 if in_memory else self.coded, self.coding)
+            yield Treatment(
+                Choice.COMPRESS, self.coded if in_memory else 0, 0 if in_memory else self.coded, self.coding
+            )
         if link is not None and self.movable:
-            yield Way(Choice.MOVE, 0, self.nbytes)
+            yield Treatment(Choice.MOVE, 0, self.nbytes)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Table:
+class StepTable:
     """A step as a planner sees it.
 
     Attributes:

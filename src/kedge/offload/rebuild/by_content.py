@@ -57,7 +57,7 @@ def _integers(how: Any, inputs: Sequence[Tensor]) -> Tensor:
 
 
 def _of_two_values(whole: Tensor, flat: Tensor) -> Found | None:
-    """Tell a tensor of two values, such as the noise of dropout, compared as bits."""
+    """Return how a tensor of two values, such as the noise of dropout, is made of bits; None if it has more values."""
     values = flat.view(torch.uint8).numpy().view(_INTEGERS[whole.element_size()])
     head = values[:_HEAD]
     others = head[head != head[0]]
@@ -72,7 +72,7 @@ def _of_two_values(whole: Tensor, flat: Tensor) -> Found | None:
 
 
 def _pack_two(values: Any, low: Any, high: Any) -> Any:
-    """Say which are the high ones, a bit each, in pieces that stay near the processor; None if there is a third value."""
+    """Return which are the high ones, a bit each, in pieces that stay near the processor; None if there is a third value."""
     count = values.size
     bits = np.empty((count + 7) // 8, np.uint8)
     are_low, are_high = np.empty(_PIECE, np.bool_), np.empty(_PIECE, np.bool_)

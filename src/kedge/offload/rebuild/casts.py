@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, Growth
+from kedge.offload.rebuild.recipe import Term
+from kedge.offload.rebuild.recipe_builder import Apply, RebuildRule, RecipeBuilder
 
 
-@dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(RebuildRule):
     """A copy in another format, of a parameter (autocast makes one of each weight) or of what can be rebuilt."""
 
-    name: ClassVar[str] = "cast"
-    nodes: ClassVar[tuple[str, ...]] = ("ToCopyBackward0",)
-    cost: ClassVar[Cost] = "copy"
-    result: ClassVar[str | None] = None
+    name = "cast"
+    nodes = ("ToCopyBackward0",)
+    cost = "copy"
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Cast what is behind; the node does not know into what, so it has to be the outermost."""
-        whole = growth.whole
-        source = None if whole is None else growth.behind(node.next_functions[0])
+        whole = builder.whole
+        source = None if whole is None else builder.behind(node.next_functions[0])
         return None if whole is None or source is None else Apply(_cast, (source,), (whole.dtype,))
 
 

@@ -20,7 +20,7 @@ _FORMATS = ((torch.uint8, 1 << 8), (torch.uint16, 1 << 16), (torch.int32, 1 << 3
 _HALF = 1 << 30
 
 
-class How(NamedTuple):
+class NarrowCode(NamedTuple):
     """How short codes become indices: by a table or as they are, plus a smallest one, plus steps along the dimensions."""
 
     least: int
@@ -28,8 +28,8 @@ class How(NamedTuple):
     table: Tensor | None
 
 
-def narrow(whole: Tensor) -> tuple[Tensor, How] | None:
-    """Say dense 64-bit integers in fewer bits; None if they need more than half of theirs."""
+def narrow(whole: Tensor) -> tuple[Tensor, NarrowCode] | None:
+    """Encode dense 64-bit integers in fewer bits; None if they need more than half of theirs."""
     if not whole.numel():
         return None
     least, most = _ends(whole)
@@ -52,10 +52,10 @@ def narrow(whole: Tensor) -> tuple[Tensor, How] | None:
         codes, table = _numbered(codes, span + 1)
         span = span if table is None else len(table) - 1
     dtype = next(dtype for dtype, count in _FORMATS if span < count)
-    return codes.to(dtype), How(least, steps, table)
+    return codes.to(dtype), NarrowCode(least, steps, table)
 
 
-def expand(how: How, codes: Tensor) -> Tensor:
+def expand(how: NarrowCode, codes: Tensor) -> Tensor:
     """Undo `narrow`."""
     whole = codes.to(torch.int64) if how.table is None else how.table[codes.to(torch.int32)]
     whole += how.least
@@ -94,7 +94,7 @@ def _fit(whole: Tensor) -> tuple[int, ...]:
 
 
 def _ramp(whole: Tensor, steps: tuple[int, ...]) -> Tensor:
-    """Give the place of each window, as far as it follows from the steps."""
+    """Return the place of each window, as far as it follows from the steps."""
     ramp = torch.zeros([1] * len(steps), dtype=torch.int32, device=whole.device)
     for place, step in enumerate(steps):
         shape = [1] * len(steps)

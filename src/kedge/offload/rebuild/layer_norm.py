@@ -8,16 +8,15 @@ bit. It is remembered with the weight, and each rebuilding compares the statisti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, Growth
+from kedge.offload.rebuild.recipe import Term
+from kedge.offload.rebuild.recipe_builder import NOTHING, Apply, RebuildRule, RecipeBuilder
 from kedge.torch_internals.autograd_nodes import raw, saved
 
 _USUAL = (1e-5, 1e-6, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)
@@ -25,41 +24,35 @@ _EXACT = frozenset({torch.float32, torch.float64})
 _known: WeakKeyDictionary[torch.UntypedStorage, float] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
+class LayerNorm(RebuildRule):
     """Layer normalisation."""
 
-    name: ClassVar[str] = "layer_norm"
-    nodes: ClassVar[tuple[str, ...]] = ("NativeLayerNormBackward0",)
-    cost: ClassVar[Cost] = "norm"
-    result: ClassVar[str | None] = None
+    name = "layer_norm"
+    nodes = ("NativeLayerNormBackward0",)
+    cost = "norm"
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Normalise the input again."""
-        source, spread = growth.saved(node, "input", 0), growth.saved(node, "result2")
-        weight, bias = _optional(node, growth, "weight", 1), _optional(node, growth, "bias", 2)
+        source, spread = builder.saved(node, "input", 0), builder.saved(node, "result2")
+        weight, bias = _optional(node, builder, "weight", 1), _optional(node, builder, "bias", 2)
         if source is None or spread is None or weight is None or bias is None:
             return None
         shape = list(saved(node, "normalized_shape"))
-        epsilon = _epsilon(node, growth, shape)
+        epsilon = _epsilon(node, builder, shape)
         return None if epsilon is None else Apply(_by_layer, (source, spread, weight, bias), (shape, epsilon))
 
 
-def _optional(node: Any, growth: Growth, field: str, edge: int) -> Term | None:
-    return _nothing if raw(node, field).data is None else growth.saved(node, field, edge)
+def _optional(node: Any, builder: RecipeBuilder, field: str, edge: int) -> Term | None:
+    return NOTHING if raw(node, field).data is None else builder.saved(node, field, edge)
 
 
-def _nothing(_: Sequence[Tensor]) -> Any:
-    return None
-
-
-def _epsilon(node: Any, growth: Growth, shape: list[int]) -> float | None:
+def _epsilon(node: Any, builder: RecipeBuilder, shape: list[int]) -> float | None:
     """See Note [The epsilon]."""
-    weight = growth.handle(node, "weight")
+    weight = builder.handle(node, "weight")
     key = None if weight is None else _alone(weight.read())
     if key is not None and key in _known:
         return _known[key]
-    source, spread = growth.handle(node, "input"), growth.handle(node, "result2")
+    source, spread = builder.handle(node, "input"), builder.handle(node, "result2")
     assert source is not None  # noqa: S101 - `term` has looked
     assert spread is not None  # noqa: S101 - `term` has looked
     with torch.no_grad(), torch.autocast(source.device.type, enabled=False):

@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, Growth, signed
+from kedge.offload.rebuild.recipe import Term
+from kedge.offload.rebuild.recipe_builder import Apply, RebuildRule, RecipeBuilder, signed
 from kedge.torch_internals.autograd_nodes import saved
 
 Step = Callable[[Tensor], Tensor]
 Sizes = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(RebuildRule):
     """A copy of what was transposed, reshaped or expanded, as `contiguous` and `reshape` make."""
 
-    name: ClassVar[str] = "copy"
-    nodes: ClassVar[tuple[str, ...]] = ("CloneBackward0", "UnsafeViewBackward0")
-    cost: ClassVar[Cost] = "copy"
-    result: ClassVar[str | None] = None
+    name = "copy"
+    nodes = ("CloneBackward0", "UnsafeViewBackward0")
+    cost = "copy"
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Take the same steps from what was copied; they are known from the end, so it has to be the outermost."""
-        whole = growth.whole
+        whole = builder.whole
         if whole is None:
             return None
         edge, steps = _steps(node, tuple(whole.size()))
         if edge is None:
             return None
-        source = growth.behind(edge)
+        source = builder.behind(edge)
         if source is not None:
             return Apply(partial(_replay, tuple(steps)), (source,))
-        return _once(whole, node, growth)
+        return _once(whole, node, builder)
 
 
 def _steps(node: Any, size: Sizes) -> tuple[Any, list[Step]]:
@@ -121,7 +118,7 @@ _BACK: dict[str, Callable[[Any, Sizes], tuple[Step, Sizes]]] = {
 }
 
 
-def _once(whole: Tensor, node: Any, growth: Growth) -> Term | None:
+def _once(whole: Tensor, node: Any, builder: RecipeBuilder) -> Term | None:
     """Store once what was expanded and then copied, as the keys that several heads of attention share."""
     size = tuple(whole.size())
     if type(node).__name__ == "UnsafeViewBackward0":
@@ -134,7 +131,7 @@ def _once(whole: Tensor, node: Any, growth: Growth) -> Term | None:
     lead = len(size) - len(before)
     for dim, once in enumerate(before):
         part = part.narrow(lead + dim, 0, once)
-    growth.extra = part[(0,) * lead].clone(memory_format=torch.contiguous_format)
+    builder.extra = part[(0,) * lead].clone(memory_format=torch.contiguous_format)
     return Apply(partial(_replay, (partial(_expand, size), partial(_reshape, tuple(whole.size())))), (_last,))
 
 

@@ -16,74 +16,68 @@ other layouts and for few bits, which round otherwise: there the tensor stays.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kedge.offload.held.handle import Handle
-from kedge.offload.rebuild.recipe import Cost, Term
-from kedge.offload.rebuild.recipe_builder import Apply, Growth
+from kedge.offload.rebuild.recipe import Term
+from kedge.offload.rebuild.recipe_builder import NOTHING, Apply, RebuildRule, RecipeBuilder
 from kedge.torch_internals.autograd_nodes import number_in, raw, saved
 
 
-@dataclass(frozen=True, slots=True)
-class BatchNorm:
+class BatchNorm(RebuildRule):
     """Batch normalisation, and with it instance normalisation."""
 
-    name: ClassVar[str] = "batch_norm"
-    nodes: ClassVar[tuple[str, ...]] = ("NativeBatchNormBackward0",)
-    cost: ClassVar[Cost] = "norm"
-    result: ClassVar[str | None] = None
+    name = "batch_norm"
+    nodes = ("NativeBatchNormBackward0",)
+    cost = "norm"
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Normalise the input by the same statistics."""
         training = saved(node, "training")
         if training:
-            statistics = [growth.saved(node, field) for field in ("result1", "result2")]
+            statistics = [builder.saved(node, field) for field in ("result1", "result2")]
         else:  # the next forward in training changes them, and counts no change
-            statistics = [growth.copied(node, field) for field in ("running_mean", "running_var")]
-        terms = [growth.saved(node, "input", 0), *statistics]
-        affine = _affine(node, growth)
+            statistics = [builder.copied(node, field) for field in ("running_mean", "running_var")]
+        terms = [builder.saved(node, "input", 0), *statistics]
+        affine = _affine(node, builder)
         if affine is None or None in terms:
             return None
         return Apply(_by_batch if training else _by_running, (*terms, *affine), (saved(node, "eps"),))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupNorm:
+class GroupNorm(RebuildRule):
     """Group normalisation."""
 
-    name: ClassVar[str] = "group_norm"
-    nodes: ClassVar[tuple[str, ...]] = ("NativeGroupNormBackward0",)
-    cost: ClassVar[Cost] = "norm"
-    result: ClassVar[str | None] = None
+    name = "group_norm"
+    nodes = ("NativeGroupNormBackward0",)
+    cost = "norm"
 
-    def term(self, node: Any, growth: Growth) -> Term | None:
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Normalise the input again."""
-        source, affine = growth.saved(node, "input", 0), _affine(node, growth)
+        source, affine = builder.saved(node, "input", 0), _affine(node, builder)
         if source is None or affine is None:
             return None
         if (eps := number_in(node, "eps")) is not None:
             sizes = (saved(node, name) for name in ("N", "C", "HxW", "group"))
             return Apply(_by_group, (source, *affine), (*sizes, eps))
-        if not _is_as_one_row(growth.handle(node, "input")):
+        if not _is_as_one_row(builder.handle(node, "input")):
             return None
-        statistics = [growth.saved(node, field) for field in ("result1", "result2")]
+        statistics = [builder.saved(node, field) for field in ("result1", "result2")]
         return None if None in statistics else Apply(_by_group_statistics, (source, *statistics, *affine))  # type: ignore[arg-type]
 
 
 NORMS = (BatchNorm(), GroupNorm())
 
 
-def _affine(node: Any, growth: Growth) -> tuple[Term, Term] | None:
-    """Give weight and bias; the bias is not saved, but stands at the end of an edge while it is trained."""
+def _affine(node: Any, builder: RecipeBuilder) -> tuple[Term, Term] | None:
+    """Return weight and bias; the bias is not saved, but stands at the end of an edge while it is trained."""
     bias = node.next_functions[2]
     if raw(node, "weight").data is None:
-        return (_nothing, _nothing) if bias[0] is None else None
-    weight, shift = growth.saved(node, "weight", 1), growth.small(bias)
+        return (NOTHING, NOTHING) if bias[0] is None else None
+    weight, shift = builder.saved(node, "weight", 1), builder.small(bias)
     return None if weight is None or shift is None else (weight, shift)
 
 
@@ -93,10 +87,6 @@ def _is_as_one_row(source: Handle | None) -> bool:
         return False
     steps = [math.prod(source.size[dim + 1 :]) for dim in range(len(source.size))]
     return steps == list(source.stride)
-
-
-def _nothing(_: Sequence[Tensor]) -> Any:
-    return None
 
 
 def _by_batch(

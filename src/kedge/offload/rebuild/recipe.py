@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -23,14 +23,17 @@ Term = Callable[[Sequence[Tensor]], Tensor]
 
 Cost = Literal["copy", "elementwise", "norm"]
 
+HandleOf = Callable[[Any], Handle | None]
+"""Returns the handle in what a node saved; None if there is none."""
+
 
 class Recipe(Protocol):
-    """How a saved tensor is made again from what is kept anyhow.
+    """How a saved tensor is made again from what is kept in any case.
 
     Attributes:
         rule: By which rule.
         inputs: The handles whose tensors `run` takes.
-        extra: What has to be stored for it and is only for it; whoever moves it puts it back before `run`.
+        extra: What has to be stored for it and is only for it; what moves it puts it back before `run`.
         nbytes: The bytes that have to be stored for it, those of `extra` among them.
         cost: What `run` costs: as much as copying the tensor, as an elementwise operation, as a normalisation.
     """
@@ -45,7 +48,11 @@ class Recipe(Protocol):
         """Return the tensor, of the same strides, in a storage of its own that is the same byte for byte."""
 
 
-class Layout:
+Find = Callable[[Tensor, HandleOf], Recipe | None]
+"""Returns how a tensor can be rebuilt; None if it cannot be."""
+
+
+class WholeLayout:
     """Shape and strides of a tensor and of the one whose whole storage it shares."""
 
     __slots__ = ("_dtype", "_nbytes", "_offset", "_own", "_size", "_stride", "_whole_size", "_whole_stride", "device")
@@ -57,7 +64,7 @@ class Layout:
         self._dtype, self._nbytes, self.device = whole.dtype, whole.untyped_storage().nbytes(), whole.device
 
     def fit(self, made: Tensor) -> Tensor:
-        """Give what was made the strides of then, and the place in its storage."""
+        """Return what was made with the strides of then, at its place in the storage."""
         if made.dtype != self._dtype or made.size() != self._whole_size:
             raise RuntimeError(
                 f"rebuilt {made.dtype} {tuple(made.size())}, saved {self._dtype} {tuple(self._whole_size)}"
@@ -78,7 +85,7 @@ class Replay:
         rule: str,
         cost: Cost,
         term: Term,
-        layout: Layout,
+        layout: WholeLayout,
         inputs: tuple[Handle, ...],
         extra: Tensor | None,
         nbytes: int,

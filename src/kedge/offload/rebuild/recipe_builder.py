@@ -17,15 +17,16 @@ from a parameter, nor from what may be one, but from copies of small ones. Who a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from kedge.offload.held.handle import Handle
-from kedge.offload.rebuild.recipe import Cost, Term
+from kedge.offload.rebuild.recipe import Cost, HandleOf, Term
 from kedge.torch_internals.autograd_nodes import raw
 from kedge.torch_internals.tensors import changes
 
@@ -36,15 +37,14 @@ WIDEST = 6
 """How many operations one recipe may replay."""
 
 SMALL = 1 << 16
-"""Up to how many bytes a parameter that nobody saved is copied."""
+"""Up to how many bytes a parameter that is not saved is copied."""
 
 _DEPTH = "kedge.depth"
 
-HandleOf = Callable[[Any], Handle | None]
 Edge = tuple[Any, int]
 
 
-class Rule(Protocol):
+class RebuildRule(ABC):
     """How the output of a kind of node is made again.
 
     Attributes:
@@ -55,36 +55,18 @@ class Rule(Protocol):
             operation left it, however often it was changed in place before.
     """
 
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def nodes(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def cost(self) -> Cost: ...  # noqa: D102
-    @property
-    def result(self) -> str | None: ...  # noqa: D102
-
-    def term(self, node: Any, growth: Growth) -> Term | None:
-        """Say how the node's first output is made, or None if that cannot be said."""
-
-
-class OfOneNode:
-    """A rule that knows one kind of node.
-
-    Attributes:
-        node: Its type name.
-    """
-
     __slots__ = ()
-    node: str
+    name: str
+    nodes: tuple[str, ...]
+    cost: Cost = "elementwise"
+    result: str | None = None
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The type names of the nodes that it knows."""
-        return (self.node,)
+    @abstractmethod
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
+        """Return how the node's first output is made; None if that is not known."""
 
 
-class Growth:
+class RecipeBuilder:
     """What a rule finds the parts of its term with.
 
     Attributes:
@@ -109,7 +91,7 @@ class Growth:
         "whole",
     )
 
-    def __init__(self, rules: Mapping[str, Rule], handle_of: HandleOf, whole: Tensor) -> None:
+    def __init__(self, rules: Mapping[str, RebuildRule], handle_of: HandleOf, whole: Tensor) -> None:
         self._rules, self._handle_of = rules, handle_of
         self._lasting: bool = getattr(handle_of, "lasting", True)
         self._device = whole.device
@@ -119,14 +101,14 @@ class Growth:
         self.nbytes = self.depth = self.replayed = 0
 
     def saved(self, node: Any, field: str, edge: int | None = None) -> Term | None:
-        """Give what the node saved under a name; ``edge`` is by which of its edges it came in."""
+        """Return what the node saved under a name; ``edge`` is by which of its edges it came in."""
         came = None if edge is None else node.next_functions[edge][0]
         if edge is not None and not self._lasting and _may_be_parameter(came):
             return self.copied(node, field)
         return self._leaf(self._handle_of(raw(node, field)), came)
 
     def behind(self, edge: Edge) -> Term | None:
-        """Give what an operation got along an edge: a parameter, what its maker saved, or what can be made again."""
+        """Return what an operation got along an edge: a parameter, what its maker saved, or what can be made again."""
         node, output = edge
         if node is None or output:
             return None
@@ -140,24 +122,24 @@ class Growth:
         return rule.term(node, self) if self.replayed < WIDEST else None
 
     def parameter(self, edge: Edge) -> Term | None:
-        """Give the parameter at the end of an edge: itself, as long as it is not changed."""
+        """Return the parameter at the end of an edge: itself, as long as it is not changed."""
         variable = parameter(edge)
         if variable is None or variable.device != self._device or not variable.untyped_storage().nbytes():
             return None
         return Unchanged(variable) if self._lasting else self._copy(variable)
 
     def small(self, edge: Edge) -> Term | None:
-        """Give a copy of the small parameter at the end of an edge."""
+        """Return a copy of the small parameter at the end of an edge."""
         variable = parameter(edge)
         return None if variable is None else self._copy(variable)
 
     def copied(self, node: Any, field: str) -> Term | None:
-        """Give a copy of something small that the node saved under a name."""
+        """Return a copy of something small that the node saved under a name."""
         handle = self._handle_of(raw(node, field))
         return self._copy(handle.read()) if handle is not None and handle.intact() else None
 
     def handle(self, node: Any, field: str) -> Handle | None:
-        """Give the handle of what the node saved under a name, to look at it now."""
+        """Return the handle of what the node saved under a name, to look at it now."""
         return self._handle_of(raw(node, field))
 
     def settle(self, node: Any) -> bool:
@@ -168,11 +150,11 @@ class Growth:
         return True
 
     def _copy(self, tensor: Tensor) -> Term | None:
-        """Give a copy of what is small; what FSDP has given back is not there."""
+        """Return a copy of what is small; what FSDP has given back is not there."""
         if tensor.nbytes > min(SMALL, tensor.untyped_storage().nbytes()):
             return None
         self.nbytes += tensor.nbytes
-        return partial(_constant, tensor.detach().clone())
+        return partial(constant, tensor.detach().clone())
 
     def _leaf(self, handle: Handle | None, came: Any) -> Term | None:
         if handle is None or handle.device != self._device or not handle.intact():
@@ -229,12 +211,17 @@ def parameter(edge: Edge) -> Tensor | None:
 
 
 def signed(number: Any) -> Any:
-    """Give a number of a node as it was; a node shows a negative dimension as an enormous one."""
+    """Return a number of a node as it was; a node shows a negative dimension as an enormous one."""
     return number - (1 << 64) if type(number) is int and number >= 1 << 63 else number
 
 
-def _constant(tensor: Tensor, _: Sequence[Tensor]) -> Tensor:
-    return tensor
+def constant(value: Any, _: Sequence[Tensor]) -> Any:
+    """Evaluate to a value, whatever the inputs are: ``partial(constant, value)`` is a term."""
+    return value
+
+
+NOTHING: Term = partial(constant, None)
+"""The term of an argument that was not given."""
 
 
 def _depth(node: Any) -> int:
@@ -244,7 +231,7 @@ def _depth(node: Any) -> int:
 
 
 def _may_be_parameter(node: Any) -> bool:
-    """Tell whether what came from a node may be a parameter, trained or frozen, or a view of one."""
+    """Whether what came from a node may be a parameter, trained or frozen, or a view of one."""
     node = _maker(node)
     return node is None or type(node).__name__ == "AccumulateGrad"
 

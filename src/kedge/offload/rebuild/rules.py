@@ -14,19 +14,19 @@ from kedge.offload.rebuild.layer_norm import LayerNorm
 from kedge.offload.rebuild.layouts import Copy
 from kedge.offload.rebuild.norms import NORMS
 from kedge.offload.rebuild.pointwise import ACTIVATIONS, RESULTS
-from kedge.offload.rebuild.recipe import Layout, Recipe, Replay
-from kedge.offload.rebuild.recipe_builder import Growth, HandleOf, Rule
+from kedge.offload.rebuild.recipe import HandleOf, Recipe, Replay, WholeLayout
+from kedge.offload.rebuild.recipe_builder import RebuildRule, RecipeBuilder
 from kedge.torch_internals.autograd_nodes import raw
 from kedge.torch_internals.corners import lacks
 from kedge.torch_internals.tensors import changes, root_of
 
-RULES: tuple[Rule, ...] = (*ACTIVATIONS, *RESULTS, *ARITHMETIC, *NORMS, LayerNorm(), Cast(), Copy())
+RULES: tuple[RebuildRule, ...] = (*ACTIVATIONS, *RESULTS, *ARITHMETIC, *NORMS, LayerNorm(), Cast(), Copy())
 
-_BY_NODE: dict[str, Rule] = {node: rule for rule in RULES for node in rule.nodes}
+_BY_NODE: dict[str, RebuildRule] = {node: rule for rule in RULES for node in rule.nodes}
 
 
 def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
-    """Say how a tensor that autograd is about to save can be rebuilt from what it has saved before.
+    """Return how a tensor that autograd is about to save can be rebuilt from what it has saved before.
 
     What is rebuilt is always a whole storage: for a view that of the tensor it is a view of.
 
@@ -54,25 +54,25 @@ def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
             or value.dtype != whole.dtype
         ):
             return None
-        return _by_rule(rule, node, value, Growth(_BY_NODE, handle_of, whole))
+        return _by_rule(rule, node, value, RecipeBuilder(_BY_NODE, handle_of, whole))
     except Exception as failure:
         if is_the_programs(failure):
             raise
         raise RuleFailed("content" if rule is None else rule.name, failure) from failure
 
 
-def _by_rule(rule: Rule, node: Any, value: Tensor, growth: Growth) -> Recipe | None:
-    whole = growth.whole
+def _by_rule(rule: RebuildRule, node: Any, value: Tensor, builder: RecipeBuilder) -> Recipe | None:
+    whole = builder.whole
     assert whole is not None  # noqa: S101 - the rule has not been asked yet
     if rule.result is not None and raw(node, rule.result).data is not None:
         return None  # the node has saved its output; this is another version of it
-    term = rule.term(node, growth)
-    allowed = 0 if rule.result is None else 1 + growth.replayed
-    if term is None or changes(whole) > allowed or not growth.settle(node):
+    term = rule.term(node, builder)
+    allowed = 0 if rule.result is None else 1 + builder.replayed
+    if term is None or changes(whole) > allowed or not builder.settle(node):
         return None
-    extra = growth.extra
-    nbytes = growth.nbytes + (0 if extra is None else extra.nbytes)
-    return Replay(rule.name, rule.cost, term, Layout(value, whole), tuple(growth.inputs), extra, nbytes)
+    extra = builder.extra
+    nbytes = builder.nbytes + (0 if extra is None else extra.nbytes)
+    return Replay(rule.name, rule.cost, term, WholeLayout(value, whole), tuple(builder.inputs), extra, nbytes)
 
 
 def _by_content(value: Tensor, whole: Tensor) -> Recipe | None:
@@ -82,7 +82,7 @@ def _by_content(value: Tensor, whole: Tensor) -> Recipe | None:
     if found is None:
         return None
     name, extra, term = found
-    return Replay(name, "copy", term, Layout(value, whole), (), extra, extra.nbytes)
+    return Replay(name, "copy", term, WholeLayout(value, whole), (), extra, extra.nbytes)
 
 
 def _is_dense(whole: Tensor) -> bool:

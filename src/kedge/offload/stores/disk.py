@@ -10,36 +10,38 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kedge.errors import ChecksumMismatch, StoreError
-from kedge.offload.stores.file_ranges import Arena, Extent
-from kedge.offload.stores.mapped import memory_of
+from kedge.offload.stores.file_ranges import FileRange, RangeFile, memory_of
 from kedge.offload.stores.pressure import Pressure
-from kedge.offload.stores.writer import Window
+from kedge.offload.stores.writer import MemoryWindow
 
 WINDOW = 96 << 20
 _LOOK_EVERY = 32 << 20  # bytes put between two looks at the system's memory
 _CPU = torch.device("cpu")
 
 
+@dataclass(slots=True, eq=False)
 class DiskSlot:
     """Bytes on disk.
 
     Attributes:
+        file: The open file of the store.
+        extent: Where in it they are.
         nbytes: How many.
+        device: Where they came from.
+        checksum: That of what was put; None without one.
     """
 
-    __slots__ = ("_checksum", "_device", "_extent", "_store", "nbytes")
-
-    def __init__(self, store: OpenFile, extent: Extent, device: torch.device, checksum: int | None) -> None:
-        self.nbytes = extent.nbytes
-        self._store = store
-        self._extent = extent
-        self._device = device
-        self._checksum = checksum
+    file: OpenFile
+    extent: FileRange
+    nbytes: int
+    device: torch.device
+    checksum: int | None
 
     def get(self) -> Tensor:
         """Return the bytes, on the device that they came from; what is returned can be changed.
@@ -48,16 +50,16 @@ class DiskSlot:
             StoreError: They cannot be read.
             ChecksumMismatch: They are not what was put.
         """
-        data = self._store.read(self._extent, self._checksum)
-        return data if self._device == _CPU else data.to(self._device)
+        data = self.file.read(self.extent, self.checksum)
+        return data if self.device == _CPU else data.to(self.device)
 
-    def wanted(self) -> None:
+    def prefetch(self) -> None:
         """Read the bytes into memory in the background, if they are not there."""
-        self._store.want(self._extent)
+        self.file.prefetch(self.extent)
 
     def free(self) -> None:
-        """Give the range back; from any thread, at any time."""
-        self._store.arena.release(self._extent)
+        """Release the range; from any thread, at any time."""
+        self.file.ranges.release(self.extent)
 
 
 class DiskStore:
@@ -85,7 +87,7 @@ class DiskStore:
         self._open = OpenFile(path, uncached, checksum)
 
     def takes(self, device: torch.device) -> bool:
-        """Tell whether moving bytes from this device frees memory: from all that hold any."""
+        """Whether moving bytes from this device frees memory: from all that hold any."""
         return device.type != "meta"
 
     def put(self, data: Tensor) -> DiskSlot:
@@ -95,7 +97,7 @@ class DiskStore:
             DiskFull: There is no room for them.
             StoreError: They cannot be written.
         """
-        if self._open.arena.lost:  # by a fork: this process has no slot in it that it can read
+        if self._open.ranges.lost:  # by a fork: this process has no slot in it that it can read
             self._open = OpenFile(self._path, self._uncached, self._checksum)
         return self._open.put(data)
 
@@ -111,60 +113,60 @@ class OpenFile:
     """The file of a store in one process, and the account of it."""
 
     def __init__(self, path: str | os.PathLike[str] | None, uncached: bool | None, checksum: bool) -> None:
-        self.window = Window(WINDOW)
-        self.arena = Arena(path, self.window.forget)
+        self.window = MemoryWindow(WINDOW)
+        self.ranges = RangeFile(path, self.window.add, self.window.forget)
         self._pressure = Pressure() if uncached is None and hasattr(os, "posix_fadvise") else None
         self._tight = bool(uncached)
         self._checksum = checksum
-        self._looked = 0
-        self._pieces = self._written = self._read = 0
+        self._looked = self._read = 0
         self._summing = 0.0
 
     def put(self, data: Tensor) -> DiskSlot:
         """Write bytes; see `DiskStore.put`."""
         if self.window.failed:
             failed, self.window.failed = self.window.failed, None
-            raise StoreError(f"the disk of {self.arena.folder} failed when it took what was saved before: {failed}")
+            raise StoreError(
+                f"the disk of {self.ranges.file.folder} failed when it took what was saved before: {failed}"
+            )
         host = data if data.device == _CPU else data.to(_CPU)
-        extent = self.arena.put(host)
+        tight = self._is_tight(with_more=host.nbytes)
+        extent = self.ranges.put(host)
         checksum = self._sum(host) if self._checksum else None
-        with self.arena.locked():
-            self.window.add(extent)
-            self._pieces += 1
-            self._written += extent.nbytes
-        if self._must_leave():
-            self.window.squeeze(self.arena)
-        return DiskSlot(self, extent, data.device, checksum)
+        if tight:
+            self.window.squeeze(self.ranges)
+        return DiskSlot(self, extent, extent.nbytes, data.device, checksum)
 
-    def read(self, extent: Extent, checksum: int | None) -> Tensor:
+    def read(self, extent: FileRange, checksum: int | None) -> Tensor:
         """Return bytes, in CPU memory."""
         if self._tight:
-            self.window.read_ahead(self.arena, extent)
-        data = self.arena.read(extent)
+            self.window.read_ahead(self.ranges, extent)
+        data = self.ranges.read(extent)
         self._read += extent.nbytes
         if checksum is not None and (found := self._sum(data)) != checksum:
             raise ChecksumMismatch(
-                f"a saved tensor of {extent.nbytes:,} bytes came back from {self.arena.folder} with CRC-32 {found:08x}"
+                f"a saved tensor of {extent.nbytes:,} bytes came back from {self.ranges.file.folder} with CRC-32 {found:08x}"
                 f" and was written with {checksum:08x}: the disk or the memory is at fault; name a folder on another disk"
             )
         return data
 
-    def want(self, extent: Extent) -> None:
+    def prefetch(self, extent: FileRange) -> None:
         """Read a range ahead."""
-        if self._tight and not self.arena.lost:
-            self.window.want(self.arena, extent)
+        if self._tight and not self.ranges.lost:
+            self.window.prefetch(self.ranges, extent)
 
     def close(self) -> None:
         """End the threads, and close the file as soon as the last slot is freed."""
-        if not self.arena.lost:
+        if not self.ranges.lost:
             self.window.end()
             self._tight = False
-        self.arena.close()
+        self.ranges.close()
 
-    def _must_leave(self) -> bool:
-        if self._pressure is not None and self._written - self._looked >= _LOOK_EVERY:
-            self._looked = self._written
-            self._tight = self._pressure.tight(self.arena.used)
+    def _is_tight(self, with_more: int) -> bool:
+        """Whether older bytes have to leave memory once so many more are put."""
+        written = self.ranges.written + with_more
+        if self._pressure is not None and written - self._looked >= _LOOK_EVERY:
+            self._looked = written
+            self._tight = self._pressure.tight(self.ranges.used + with_more)
         return self._tight
 
     def _sum(self, data: Tensor) -> int:
@@ -175,7 +177,7 @@ class OpenFile:
 
     def __str__(self) -> str:
         said = (
-            f"a file of {self.arena.size:,} bytes in {self.arena.folder}: {self._pieces:,} tensors of"
-            f" {self._written:,} bytes written, {self._read:,} bytes read, {self.window.out:,} bytes put out of memory"
+            f"a file of {self.ranges.size:,} bytes in {self.ranges.file.folder}: {self.ranges.pieces:,} tensors of"
+            f" {self.ranges.written:,} bytes written, {self._read:,} bytes read, {self.window.out:,} bytes put out of memory"
         )
         return f"{said}, {self._summing:.3f} s for checksums" if self._checksum else said

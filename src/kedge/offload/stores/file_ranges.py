@@ -1,9 +1,9 @@
 """One file without a name, and ranges of it that hold bytes.
 
 # Note [Who gives ranges back]
-A range is held by its slot and by each map of it, and is free when none is left. Both are let go of by whoever
-drops the last reference: any thread, also the garbage collector in the middle of a method here that holds the
-lock. So `release` never waits: it puts the range on a queue, which is worked off by whoever holds the lock, or has it
+A range is held by its slot and by each map of it, and is free when none is left. Both are released by the thread that
+drops the last reference: any thread, also by the garbage collector in the middle of a method here that holds the
+lock. So `release` never waits: it puts the range on a queue, which is worked off by the thread that holds the lock, or finds it
 free. A thread that has let go of the lock looks at the queue once more, so nothing stays on it.
 
 # Note [Forked processes]
@@ -13,6 +13,8 @@ the file's room is the parent's to give back; it can neither read nor write what
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import mmap
 import os
 import sys
@@ -21,22 +23,24 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kedge.errors import StoreError
-from kedge.offload.stores.free_ranges import Extents
-from kedge.offload.stores.mapped import can_map, map_range, memory_of
+from kedge.offload.stores.free_ranges import FreeRanges
+from kedge.offload.stores.mapped import can_map, map_range
 from kedge.offload.stores.scratch import open_scratch, refused
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 GROWTH = 64 << 20
 _PADDING = bytes(PAGE)
-_open: weakref.WeakSet[Arena] = weakref.WeakSet()
+_open: weakref.WeakSet[RangeFile] = weakref.WeakSet()
 
 
-class Extent:
+@dataclass(slots=True, eq=False)
+class FileRange:
     """A range of the file.
 
     Attributes:
@@ -44,19 +48,16 @@ class Extent:
         nbytes: How many bytes were put.
         room: How many the file has for them: whole pages.
         number: The first that was put is 1, the next is 2, ...
-        holders: Who needs it: its slot, and each map of it. None: it is free.
+        holders: How many need it: its slot, and each map of it. 0: it is free.
         out: Whether the system was told to write it to the disk and drop it from memory.
     """
 
-    __slots__ = ("holders", "nbytes", "number", "out", "room", "start")
-
-    def __init__(self, start: int, nbytes: int, number: int) -> None:
-        self.start = start
-        self.nbytes = nbytes
-        self.room = pages(nbytes)
-        self.number = number
-        self.holders = 1
-        self.out = False
+    start: int
+    nbytes: int
+    room: int
+    number: int
+    holders: int = 1
+    out: bool = False
 
 
 def pages(nbytes: int) -> int:
@@ -64,55 +65,149 @@ def pages(nbytes: int) -> int:
     return max(1, -(-nbytes // PAGE)) * PAGE
 
 
-class Arena:
-    """A file for bytes that come and go.
+def memory_of(data: Tensor) -> memoryview:
+    """Return a tensor's bytes, not a copy; they stay valid as long as the tensor lives."""
+    nbytes = data.numel() * data.element_size()
+    return memoryview((ctypes.c_ubyte * nbytes).from_address(data.data_ptr())).cast("B")
+
+
+class UnnamedFile:
+    """A file without a name, written and read at places.
 
     Args:
         path: Its folder; None: the one for temporary files.
-        freed: Called with each range that became free, under the lock.
+
+    Attributes:
+        descriptor: Its descriptor; -1 once it is closed.
+        folder: Its folder.
 
     Raises:
         StoreError: The folder cannot be used.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, freed: Callable[[Extent], None] | None = None) -> None:
-        self.file, self.folder = open_scratch(path)
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self.descriptor, self.folder = open_scratch(path)
+
+    def grow(self, size: int, least: int) -> int:
+        """Reserve room behind a file of this size, by at least so many bytes; returns by how many.
+
+        Raises:
+            StoreError: There is no room for them.
+        """
+        try:
+            return self._allocate(size, max(least, GROWTH))
+        except OSError:
+            try:
+                return self._allocate(size, least)
+            except OSError as error:
+                raise refused(error, self.descriptor, self.folder, least) from error
+
+    def write(self, start: int, memory: memoryview, room: int) -> None:
+        """Write bytes at a place, up to the end of their room."""
+        # A page of which a part is written has to be read from the disk first.
+        padding = memoryview(_PADDING)[: room - len(memory)]
+        written = 0
+        try:
+            while written < len(memory):
+                written += os.pwritev(self.descriptor, [memory[written:], padding], start + written)
+        except OSError as error:
+            raise refused(error, self.descriptor, self.folder, room) from error
+
+    def copied(self, start: int, nbytes: int) -> Tensor:
+        """Return a copy of the bytes at a place."""
+        data = torch.empty(nbytes, dtype=torch.uint8)
+        memory = memory_of(data)
+        done = 0
+        while done < nbytes:
+            got = os.preadv(self.descriptor, [memory[done:]], start + done)
+            if not got:
+                raise OSError("the file ends before it")
+            done += got
+        return data
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _allocate(self, size: int, more: int) -> int:
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.descriptor, size, more)
+            else:
+                os.ftruncate(self.descriptor, size + more)  # and a full disk shows when it is written to
+        except OSError:
+            os.ftruncate(self.descriptor, size)
+            raise
+        return more
+
+
+class RangeFile:
+    """A file for bytes that come and go.
+
+    Args:
+        path: Its folder; None: the one for temporary files.
+        taken: Called with each range that is taken, before its bytes are written; under the lock, as `freed`.
+        freed: Called with each range that became free.
+
+    Attributes:
+        file: The file.
+        lock: Held while ranges are taken and given back.
+        lost: Whether it was lost to a fork; see Note [Forked processes].
+        pieces: How many ranges were put.
+        written: The bytes of these.
+
+    Raises:
+        StoreError: The folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        taken: Callable[[FileRange], None] | None = None,
+        freed: Callable[[FileRange], None] | None = None,
+    ) -> None:
+        self.file = UnnamedFile(path)
         self.lock = threading.Lock()
-        self.lost = False  # to a fork, see Note [Forked processes]
-        self._closing = False
-        self._extents = Extents()
-        self._freed = freed
-        self._count = 0
-        self._released: deque[Extent] = deque()
+        self.lost = self._closing = False
+        self.pieces = self.written = 0
+        self._ranges, self._numbers = FreeRanges(), itertools.count(1)
+        self._taken, self._freed = taken, freed
+        self._released: deque[FileRange] = deque()
         _open.add(self)
 
     @property
     def used(self) -> int:
         """How many bytes of the file are taken."""
-        return self._extents.used
+        return self._ranges.used
 
     @property
     def size(self) -> int:
         """How many bytes the file has on its disk."""
-        return self._extents.size
+        return self._ranges.size
 
-    def put(self, data: Tensor) -> Extent:
+    def put(self, data: Tensor) -> FileRange:
         """Write the bytes of a tensor in CPU memory; when this returns, the system has them.
 
         Raises:
             DiskFull: There is no room for them.
             StoreError: They cannot be written.
         """
+        memory = memory_of(data)
         with self.locked():
-            extent = self._take(data.nbytes)
+            extent = self._take(len(memory))
         try:
-            self._write(extent, memory_of(data))
-        except OSError as error:
+            self.file.write(extent.start, memory, extent.room)
+        except StoreError:
+            with self.locked():
+                self.pieces -= 1
+                self.written -= extent.nbytes
             self.release(extent)
-            raise refused(error, self.file, self.folder, extent.room) from error
+            raise
         return extent
 
-    def read(self, extent: Extent) -> Tensor:
+    def read(self, extent: FileRange) -> Tensor:
         """Return the bytes of a range: a private map of the file where the system can, else a copy.
 
         Raises:
@@ -124,14 +219,16 @@ class Arena:
                 " run forward and backward in the same process"
             )
         try:
-            return self._mapped(extent) if can_map() and extent.nbytes else self._copied(extent)
+            if can_map() and extent.nbytes:
+                return self._mapped(extent)
+            return self.file.copied(extent.start, extent.nbytes)
         except OSError as error:
             raise StoreError(
-                f"a saved tensor of {extent.nbytes:,} bytes cannot be read back from {self.folder}:"
+                f"a saved tensor of {extent.nbytes:,} bytes cannot be read back from {self.file.folder}:"
                 f" {error.strerror or error}; name a folder on another disk, and run again"
             ) from error
 
-    def release(self, extent: Extent, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+    def release(self, extent: FileRange, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Let go of a range; see Note [Who gives ranges back]."""
         if not _ending():
             self._released.append(extent)
@@ -141,6 +238,12 @@ class Arena:
         """Close the file as soon as no range of it is held."""
         with self.locked():
             self._closing = True
+
+    def lose(self) -> None:
+        """Leave the file to the parent process; see Note [Forked processes]."""
+        self.lock = threading.Lock()  # the thread that held the old one is not in this process
+        self.lost = True
+        self.file.close()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -164,98 +267,52 @@ class Arena:
             self._let_go(self._released.popleft())
         if self.lost:
             self._released.clear()
-        elif self._closing and not self._extents.used:
-            self._close_file()
+        elif self._closing and not self._ranges.used:
+            self.file.close()
 
-    def _let_go(self, extent: Extent) -> None:
+    def _let_go(self, extent: FileRange) -> None:
         extent.holders -= 1
         if extent.out:
             # What was read of it is still in memory, and has to be read again to be used again.
-            os.posix_fadvise(self.file, extent.start, extent.room, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self.file.descriptor, extent.start, extent.room, os.POSIX_FADV_DONTNEED)
         if not extent.holders:
-            self._extents.give(extent.start, extent.room)
+            self._ranges.give(extent.start, extent.room)
             if self._freed:
                 self._freed(extent)
 
-    def _take(self, nbytes: int) -> Extent:
+    def _take(self, nbytes: int) -> FileRange:
         if self._closing or self.lost:
             raise StoreError("a saved tensor was to go to a disk store that is closed; offload inside the block")
         room = pages(nbytes)
-        start = self._extents.take(room)
+        start = self._ranges.take(room)
         if start is None:
-            self._grow(room)
-            start = self._extents.take(room)
+            self._ranges.grow(self.file.grow(self._ranges.size, self._ranges.missing(room)))
+            start = self._ranges.take(room)
         assert start is not None  # noqa: S101 - it has just grown by what was missing
-        self._count += 1
-        return Extent(start, nbytes, self._count)
+        extent = FileRange(start, nbytes, room, next(self._numbers))
+        self.pieces += 1
+        self.written += nbytes
+        if self._taken:
+            self._taken(extent)
+        return extent
 
-    def _grow(self, room: int) -> None:
-        least = self._extents.missing(room)
-        try:
-            self._allocate(max(least, GROWTH))
-        except OSError:
-            try:
-                self._allocate(least)
-            except OSError as error:
-                raise refused(error, self.file, self.folder, least) from error
-
-    def _allocate(self, more: int) -> None:
-        size = self._extents.size
-        try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self.file, size, more)
-            else:
-                os.ftruncate(self.file, size + more)  # and a full disk shows when it is written to
-        except OSError:
-            os.ftruncate(self.file, size)
-            raise
-        self._extents.grow(more)
-
-    def _write(self, extent: Extent, memory: memoryview) -> None:
-        # Up to the end of its last page: a page of which a part is written has to be read from the disk first.
-        padding = memoryview(_PADDING)[: extent.room - extent.nbytes]
-        written = 0
-        while written < extent.nbytes:
-            written += os.pwritev(self.file, [memory[written:], padding], extent.start + written)
-
-    def _mapped(self, extent: Extent) -> Tensor:
+    def _mapped(self, extent: FileRange) -> Tensor:
         with self.locked():
             extent.holders += 1
         try:
-            return map_range(self.file, extent.start, extent.nbytes, lambda: self.release(extent))
+            return map_range(self.file.descriptor, extent.start, extent.nbytes, lambda: self.release(extent))
         except OSError:
             self.release(extent)
             raise
 
-    def _copied(self, extent: Extent) -> Tensor:
-        data = torch.empty(extent.nbytes, dtype=torch.uint8)
-        memory = memory_of(data)
-        done = 0
-        while done < extent.nbytes:
-            got = os.preadv(self.file, [memory[done:]], extent.start + done)
-            if not got:
-                raise OSError("the file ends before it")
-            done += got
-        return data
-
-    def _close_file(self) -> None:
-        file, self.file = self.file, -1
-        if file >= 0:
-            os.close(file)
-
-    def _lose(self) -> None:
-        self.lock = threading.Lock()  # whoever held the old one is not in this process
-        self.lost = True
-        self._close_file()
-
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _ending() and hasattr(self, "file"):
-            self._close_file()
+            self.file.close()
 
 
 def _lose_all() -> None:
-    for arena in _open:
-        arena._lose()
+    for each in _open:
+        each.lose()
 
 
 if hasattr(os, "register_at_fork"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 
-class Extents:
+class FreeRanges:
     """The free ranges of a file that only grows.
 
     A training step asks for the same sizes again and again, so the smallest range that is large enough is most often
@@ -36,7 +36,7 @@ class Extents:
         return start
 
     def give(self, start: int, size: int) -> None:
-        """Give a range back that was taken."""
+        """Release a range that was taken."""
         self.used -= size
         self._join(start, size)
 

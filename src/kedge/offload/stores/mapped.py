@@ -45,7 +45,7 @@ if LIBC is not None:
 
 @lru_cache(maxsize=1)
 def can_map() -> bool:
-    """Tell whether this system has all that mapped reads need."""
+    """Whether this system has all that mapped reads need."""
     if not sys.platform.startswith("linux") or LIBC is None:
         return False
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
@@ -53,16 +53,6 @@ def can_map() -> bool:
         able: bool = LIBC.madvise(address, mmap.PAGESIZE, _POPULATE_WRITE) == 0
         del start  # a map whose memory is exported cannot be closed
     return able
-
-
-def memory_of(data: Tensor) -> memoryview:
-    """Return a tensor's bytes, not a copy; they stay valid as long as the tensor lives."""
-    return memory_at(data.data_ptr(), data.numel() * data.element_size())
-
-
-def memory_at(address: int, nbytes: int) -> memoryview:
-    """Return the bytes at an address."""
-    return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
 
 
 def map_range(file: int, offset: int, nbytes: int, released: Callable[[], None]) -> Tensor:

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NotPinned, warn
-from kedge.offload.stores.free_ranges import Extents
-from kedge.offload.stores.streams import Device
+from kedge.offload.stores.free_ranges import FreeRanges
+from kedge.offload.stores.streams import Cuda
 
 _GRAIN = 512  # bytes; each range begins at a multiple of it
 _LEAST, _MOST = 64 << 20, 1 << 30  # by how many bytes memory grows
 
 
-class Range:
+class PinnedRange:
     """Some bytes of host memory.
 
     Attributes:
@@ -40,7 +40,7 @@ class Range:
         self.busy: list[Any] = []
 
 
-class Arena:
+class PinnedRanges:
     """Grows by large blocks, up to a limit, and hands out ranges of them.
 
     Args:
@@ -52,7 +52,7 @@ class Arena:
         size: How many bytes it has taken from the system.
     """
 
-    def __init__(self, device: Device, *, pin: bool, most: int) -> None:
+    def __init__(self, device: Cuda, *, pin: bool, most: int) -> None:
         self._device, self._pin, self._most = device, pin, most
         self._blocks: list[_Block] = []
         self.size = 0
@@ -62,7 +62,7 @@ class Arena:
         """How many bytes are handed out."""
         return sum(block.extents.used for block in self._blocks)
 
-    def take(self, nbytes: int) -> Range:
+    def take(self, nbytes: int) -> PinnedRange:
         """Hand out a range.
 
         Raises:
@@ -76,12 +76,12 @@ class Arena:
             block = self._grow(nbytes)
             start = block.extents.take(_rounded(nbytes))
             assert start is not None  # noqa: S101 - it was made large enough
-        taken = Range(block, start, nbytes)
+        taken = PinnedRange(block, start, nbytes)
         taken.busy = block.pending(start, start + taken.size, self._device)
         return taken
 
-    def give(self, taken: Range, busy: Sequence[Any]) -> None:
-        """Take a range back; whoever gets these bytes next comes after the events."""
+    def give(self, taken: PinnedRange, busy: Sequence[Any]) -> None:
+        """Take a range back; the next user of these bytes comes after the events."""
         block, start, end = taken.block, taken.start, taken.start + taken.size
         block.extents.give(start, taken.size)
         # Whoever wrote to the range came after what was busy in it before.
@@ -89,7 +89,7 @@ class Arena:
         block.busy += [(start, end, event) for event in busy]
 
     def close(self) -> None:
-        """Give all memory back to the system, when the copies from and to it are done."""
+        """Return all memory to the system, when the copies from and to it are done."""
         for block in self._blocks:
             for _, _, event in block.busy:
                 self._device.wait(event)
@@ -132,13 +132,13 @@ class _Block:
 
     def __init__(self, size: int) -> None:
         self.host: Tensor = torch.frombuffer(_map(size), dtype=torch.uint8)
-        self.extents = Extents()
+        self.extents = FreeRanges()
         self.extents.grow(size)
         self.busy: list[tuple[int, int, Any]] = []
         self.pinned = False
 
-    def pending(self, start: int, end: int, device: Device) -> list[Any]:
-        """Give the events after which bytes can be written, and forget those that are reached."""
+    def pending(self, start: int, end: int, device: Cuda) -> list[Any]:
+        """Return the events after which bytes can be written, and forget those that are reached."""
         rows = [row for row in self.busy if row[0] < end and start < row[1]]
         waiting = [row for row in rows if not device.reached(row[2])]
         if len(waiting) < len(rows):

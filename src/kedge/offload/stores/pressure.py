@@ -22,7 +22,7 @@ class Pressure:
         self._levels = [folder for folder in _levels(proc, groups) if (folder / "memory.stat").exists()]
 
     def tight(self, held: int) -> bool:
-        """Tell whether a file of so many bytes would take memory from the program.
+        """Whether a file of so many bytes would take memory from the program.
 
         It would if tasks wait for memory already, or if it is more than half of what is left when the
         program has its own. Files' pages are no loss as such: the system drops them when it needs
@@ -40,7 +40,7 @@ class Pressure:
         return min(rooms, default=None)
 
     def stalled(self) -> bool:
-        """Tell whether tasks have been waiting for memory."""
+        """Whether tasks have been waiting for memory."""
         files = [self._proc / "pressure" / "memory", *(folder / "memory.pressure" for folder in self._levels)]
         return any(_waiting(file) >= _STALLED for file in files)
 

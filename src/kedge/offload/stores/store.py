@@ -15,7 +15,7 @@ FULL = (OSError, MemoryError, torch.OutOfMemoryError)
 """What is raised where there is no room: in a store, or on a device."""
 
 
-class Slot(Protocol):
+class StoreSlot(Protocol):
     """Bytes that a store holds.
 
     Attributes:
@@ -31,13 +31,13 @@ class Slot(Protocol):
         neither the slot nor what another call returned. It begins at a multiple of 16 bytes of its storage.
         """
 
-    def wanted(self) -> None:
-        """Hear that the bytes will be asked for soon; doing nothing is right too."""
+    def prefetch(self) -> None:
+        """Begin to bring the bytes, which are needed soon; doing nothing is right too."""
 
     def free(self) -> None:
-        """Give the bytes' place back.
+        """Release the place of the bytes.
 
-        It is called once, when nobody can ask for them any more: by any thread, from a ``__del__`` - so also by
+        It is called once, when they cannot be asked for any more: by any thread, from a ``__del__`` - so also by
         the garbage collector in the middle of another method of the store, in the same thread - and at the
         interpreter's exit. It must not raise and must not wait for a lock that such a method holds.
         """
@@ -53,9 +53,9 @@ class Store(Protocol):
     name: str
 
     def takes(self, device: torch.device) -> bool:
-        """Tell whether moving bytes from this device here frees memory there."""
+        """Whether moving bytes from this device here frees memory there."""
 
-    def put(self, data: Tensor) -> Slot:
+    def put(self, data: Tensor) -> StoreSlot:
         """Take bytes.
 
         Args:
@@ -69,4 +69,4 @@ class Store(Protocol):
         """
 
     def close(self) -> None:
-        """Give everything back that no slot needs; slots still alive work until they are freed. Idempotent."""
+        """Release everything that no slot needs; slots still alive work until they are freed. Idempotent."""

@@ -9,8 +9,8 @@ Copies run on streams of their own, one in each direction on each device. What o
 3. Its target is allocated on the compute stream, so the memory may have belonged to a tensor that this stream still
    works on: a copy in also waits for what the compute stream had been given when the target was allocated.
 4. The compute stream waits for the copy in before anything is computed with the target. So it may be freed
-   like any tensor: whoever gets that memory next from the compute stream is behind the copy.
-5. The source of a copy out is held until the copy's event is reached, and so is a target that nobody asked for.
+   like any tensor: the next user of that memory on the compute stream is behind the copy.
+5. The source of a copy out is held until the copy's event is reached, and so is a target that was not asked for.
    Bytes of host memory are written again only behind all copies from and to them.
 
 `record_stream` keeps memory until the host asks again and again whether an event was reached, and so leads to
@@ -20,7 +20,7 @@ fragments; it is used only where a target is asked for on another stream than th
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,57 +29,20 @@ Way = Literal["out", "in"]
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not only for the current one
 
 
-class Device(Protocol):
-    """What a store of host memory asks of a device; streams and events are the device's own objects."""
-
-    def gains(self, device: torch.device) -> str | None:
-        """Say why moving bytes from this device to the host frees nothing; None if it does."""
-
-    def capturing(self) -> bool:
-        """Tell whether what is asked for now is recorded, to be run many times, instead of run."""
-
-    def current(self, device: torch.device) -> Any:
-        """Give the stream that the program computes on, now and in this thread."""
-
-    def own(self, device: torch.device, way: Way) -> Any:
-        """Give the stream for copies in one direction."""
-
-    def mark(self, stream: Any) -> Any:
-        """Give an event that is reached when all that this stream has been given so far is done."""
-
-    def after(self, stream: Any, event: Any) -> None:
-        """Let what the stream is given from now on wait for an event."""
-
-    def reached(self, event: Any) -> bool:
-        """Tell whether an event has been reached, without waiting."""
-
-    def wait(self, event: Any) -> None:
-        """Let this thread wait for an event."""
-
-    def room(self, nbytes: int, device: torch.device) -> Tensor:
-        """Allocate bytes on the stream that the program computes on."""
-
-    def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
-        """Give a stream a copy."""
-
-    def lend(self, tensor: Tensor, stream: Any) -> None:
-        """Keep a tensor's memory until another stream is through with it; see Note [Who waits for whom]."""
-
-    def pin(self, address: int, nbytes: int) -> str | None:
-        """Lock pages of the host's memory, so that copies need not stop for them; say why if that fails."""
-
-    def unpin(self, address: int) -> None:
-        """Let the pages go."""
-
-
 class Cuda:
-    """The device is a GPU that PyTorch calls CUDA."""
+    """A GPU that PyTorch calls CUDA: what a store of host memory asks of a device.
+
+    Streams and events are PyTorch's own objects; tests stand a device of their own in its place.
+    """
 
     def __init__(self) -> None:
         self._own: dict[tuple[torch.device, Way], torch.cuda.Stream] = {}
 
     def gains(self, device: torch.device) -> str | None:
-        """Say why moving frees nothing: there is one memory, or PyTorch has no streams for the device here."""
+        """Return why moving bytes from a device to the host frees nothing; None if it does.
+
+        There may be one memory, or PyTorch has no streams for the device here.
+        """
         if device.type == "cpu":
             return "these tensors are in CPU memory already"
         if device.type != "cuda":
@@ -89,53 +52,56 @@ class Cuda:
         return None
 
     def capturing(self) -> bool:
-        """Tell whether a CUDA graph is being captured."""
+        """Whether a CUDA graph is being captured: what is asked for now is recorded, to be run many times, instead of run."""
         return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
     def current(self, device: torch.device) -> torch.cuda.Stream:
-        """Look the stream up."""
+        """Return the stream that the program computes on, now and in this thread."""
         return torch.cuda.current_stream(device)
 
     def own(self, device: torch.device, way: Way) -> torch.cuda.Stream:
-        """Make the stream when it is first asked for."""
+        """Return the stream for copies in one direction, which is made when it is first asked for."""
         stream = self._own.get((device, way))
         if stream is None:
             stream = self._own[device, way] = torch.cuda.Stream(device)
         return stream
 
     def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """Record an event."""
+        """Return an event that is reached when all that this stream has been given so far is done."""
         event = torch.cuda.Event()
         event.record(stream)
         return event
 
     def after(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        """Wait on the device."""
+        """Let what the stream is given from now on wait for an event."""
         stream.wait_event(event)
 
     def reached(self, event: torch.cuda.Event) -> bool:
-        """Query the event."""
+        """Whether an event has been reached, without waiting."""
         return bool(event.query())
 
     def wait(self, event: torch.cuda.Event) -> None:
-        """Wait on the host."""
+        """Let this thread wait for an event."""
         event.synchronize()
 
     def room(self, nbytes: int, device: torch.device) -> Tensor:
-        """Take memory from PyTorch's allocator."""
+        """Allocate bytes on the stream that the program computes on."""
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def copy(self, target: Tensor, source: Tensor, stream: torch.cuda.Stream) -> None:
-        """Copy without waiting; PyTorch looks at whether the memory is pinned itself."""
+        """Queue a copy on a stream, without waiting; PyTorch finds out itself whether the memory is pinned."""
         with torch.no_grad(), torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
 
     def lend(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """Tell the allocator."""
+        """Keep a tensor's memory until another stream is through with it; see Note [Who waits for whom]."""
         tensor.record_stream(stream)
 
     def pin(self, address: int, nbytes: int) -> str | None:
-        """Register the memory with the driver, which takes exactly these bytes: no power of two is made of them."""
+        """Lock pages of the host's memory, so that copies need not stop for them; returns why if that fails.
+
+        The driver takes exactly these bytes: no power of two is made of them.
+        """
         runtime: Any = torch.cuda.cudart()
         error = runtime.cudaHostRegister(address, nbytes, _PORTABLE)
         if int(error) == 0:
@@ -146,5 +112,5 @@ class Cuda:
         return str(runtime.cudaGetErrorString(error))
 
     def unpin(self, address: int) -> None:
-        """Unregister it."""
+        """Let the pages go."""
         torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))

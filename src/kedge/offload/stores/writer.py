@@ -2,16 +2,16 @@
 
 # Note [When the bytes are taken]
 A program may change a tensor in place right after it was saved, also by ways that move no version (``.data``). A write
-in the background from its memory could be torn, and the bytes that were meant are gone then. So `Arena.put` copies them
+in the background from its memory could be torn, and the bytes that were meant are gone then. So `RangeFile.put` copies them
 to the system before it returns, with one `pwritev`, and what is in the background is only the way from the
-system's memory to the disk. The same memory then answers who asks for what is not yet out, and a slot that is freed
+system's memory to the disk. Reads of what is not yet out come from the same memory, and a slot that is freed
 first is not written at all. The system holds more of the file only by the bytes of the window.
 
 # Note [Why no RWF_DONTCACHE]
 A write with this flag (Linux 6.14) drops only pages that it brought into memory itself, so the thread, which finds those of
-its range there, would copy them once more and drop none: of 310 MB on ext4 all stayed, instead of 105 as it is. In `Arena.put` it
-would drop the window too, which is read first, and write what is freed first: puts took half as long then and gets a third
-longer, both together the same within the noise (medians of 15: 0.42 s and 0.49 s).
+its range there, would copy them once more and drop none: of 310 MB on ext4 all stayed, instead of 105 as it is. In
+`RangeFile.put` it would drop the window too, which is read first, and write what is freed first: puts took half as long then
+and gets a third longer, both together the same within the noise (medians of 15: 0.42 s and 0.49 s).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from kedge.offload.stores.file_ranges import Arena, Extent
+from kedge.offload.stores.file_ranges import FileRange, RangeFile
 from kedge.offload.stores.mapped import LIBC
 
 _Job: TypeAlias = Callable[[], None]
@@ -35,8 +35,8 @@ if hasattr(LIBC, "sync_file_range"):
     LIBC.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
-class Worker:
-    """A thread that does one job after the other; it starts with the first, and ends when it is told or forgotten."""
+class JobThread:
+    """A thread that does one job after the other; it starts with the first, and ends when it is told to, or not held any more."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -48,7 +48,7 @@ class Worker:
         """Do a job after those before it."""
         with self._changing:  # or two threads that come first at once would start one each
             if self._thread is None or not self._thread.is_alive():
-                # It holds the queue alone, so that a store nobody closes can go all the same.
+                # It holds the queue alone, so that a store that is never closed can go all the same.
                 self._thread = threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True)
                 self._thread.start()
             self._jobs.put(job)
@@ -68,75 +68,101 @@ class Worker:
 def _work(jobs: SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
-        del job  # or it would hold the arena while the thread waits
+        del job  # or it would hold the ranges while the thread waits
 
 
-class Window:
-    """Bounds how much of an arena's file is in memory.
+class SummedRanges:
+    """Ranges by their numbers, so in the order of puts.
+
+    Attributes:
+        room: The room of them all.
+    """
+
+    def __init__(self) -> None:
+        self._ranges: dict[int, FileRange] = {}
+        self.room = 0
+
+    def __contains__(self, extent: FileRange) -> bool:
+        return extent.number in self._ranges
+
+    def add(self, extent: FileRange) -> None:
+        """Add a range."""
+        self._ranges[extent.number] = extent
+        self.room += extent.room
+
+    def remove(self, extent: FileRange) -> None:
+        """Remove a range, if it is there."""
+        if self._ranges.pop(extent.number, None):
+            self.room -= extent.room
+
+    def pop_oldest(self) -> FileRange:
+        """Remove the range that was put first, and return it."""
+        extent = self._ranges[next(iter(self._ranges))]
+        self.remove(extent)
+        return extent
+
+
+class MemoryWindow:
+    """Bounds how much of the file is in memory.
 
     Args:
         limit: How many bytes may stay in memory; as many again may be on their way out, and on their way in.
 
     Attributes:
         out: Bytes written out so far.
-        failed: What the disk said when it took some of them, until it is told.
+        failed: The error of the disk when it took some of them, until the next put raises it.
     """
 
     def __init__(self, limit: int) -> None:
         self.out = 0
         self.failed: OSError | None = None
         self._limit = limit
-        self._known: dict[int, Extent] = {}  # by number, so in the order of puts
-        self._inside: dict[int, Extent] = {}  # those of them that were not told to leave
-        self._ahead: dict[int, Extent] = {}  # those asked for before they are read
-        self._held = self._leaving = self._coming = 0
+        self._known: dict[int, FileRange] = {}  # by number, so in the order of puts
+        self._inside = SummedRanges()  # those of them that were not told to leave
+        self._ahead = SummedRanges()  # those asked for before they are read
+        self._leaving = 0
         self._ended = False
         self._left = threading.Condition()
-        self._writer = Worker("kedge-writes-out")
-        self._reader = Worker("kedge-reads-ahead")
+        self._writer = JobThread("kedge-writes-out")
+        self._reader = JobThread("kedge-reads-ahead")
 
-    def add(self, extent: Extent) -> None:
-        """Hear of a range that was put; under the arena's lock, as `forget`."""
-        self._known[extent.number] = self._inside[extent.number] = extent
-        self._held += extent.room
+    def add(self, extent: FileRange) -> None:
+        """Add a range that is put; under the file's lock, as `forget`."""
+        self._known[extent.number] = extent
+        self._inside.add(extent)
 
-    def forget(self, extent: Extent) -> None:
-        """Hear that a range is free: it need not be written any more."""
+    def forget(self, extent: FileRange) -> None:
+        """Forget a range that is free: it need not be written any more."""
         self._known.pop(extent.number, None)
-        if self._inside.pop(extent.number, None):
-            self._held -= extent.room
-        if self._ahead.pop(extent.number, None):
-            self._coming -= extent.room
+        self._inside.remove(extent)
+        self._ahead.remove(extent)
 
-    def squeeze(self, arena: Arena) -> None:
+    def squeeze(self, ranges: RangeFile) -> None:
         """Let the oldest ranges leave memory until the rest is within the limit; wait if the disk is behind."""
-        with arena.locked():
+        with ranges.locked():
             leaving = []
-            while self._held > self._limit:
-                extent = self._inside.pop(next(iter(self._inside)))
-                self._held -= extent.room
-                leaving.append(extent)
+            while self._inside.room > self._limit:
+                leaving.append(self._inside.pop_oldest())
         with self._left:
             self._leaving += sum(extent.room for extent in leaving)
         for extent in leaving:
-            self._writer.do(partial(self._write_out, arena, extent))
+            self._writer.do(partial(self._write_out, ranges, extent))
         with self._left:
             self._left.wait_for(lambda: self._leaving <= self._limit)
 
-    def read_ahead(self, arena: Arena, extent: Extent) -> None:
-        """Hear that a range is being read: those put before it will be next."""
-        with arena.locked():
-            if self._ahead.pop(extent.number, None):
-                self._coming -= extent.room
+    def read_ahead(self, ranges: RangeFile, extent: FileRange) -> None:
+        """Read ahead what was put before a range that is being read: it will be next."""
+        with ranges.locked():
+            self._ahead.remove(extent)
             before = map(self._known.get, range(extent.number - 1, extent.number - 1 - _LOOK_BACK, -1))
             wanted = [found for found in before if found is not None and self._fetch(found)]
-        self._bring(arena, wanted)
+        self._bring(ranges, wanted)
 
-    def want(self, arena: Arena, extent: Extent) -> None:
-        """Hear that a range will be read."""
-        with arena.locked():
+    def prefetch(self, ranges: RangeFile, extent: FileRange) -> None:
+        """Read ahead a range that will be read."""
+        with ranges.locked():
             wanted = [extent] if self._fetch(extent) else []
-        self._bring(arena, wanted)
+        self._bring(ranges, wanted)
 
     def end(self) -> None:
         """End both threads; what is not yet written out stays in memory."""
@@ -144,24 +170,24 @@ class Window:
         self._writer.end()
         self._reader.end()
 
-    def _fetch(self, extent: Extent) -> bool:
-        if not extent.out or extent.number in self._ahead or self._coming + extent.room > self._limit:
+    def _fetch(self, extent: FileRange) -> bool:
+        """Whether a range is out and there is room to read it ahead; it then counts as read ahead."""
+        if not extent.out or extent in self._ahead or self._ahead.room + extent.room > self._limit:
             return False
-        self._ahead[extent.number] = extent
-        self._coming += extent.room
+        self._ahead.add(extent)
         return True
 
-    def _bring(self, arena: Arena, wanted: list[Extent]) -> None:
+    def _bring(self, ranges: RangeFile, wanted: list[FileRange]) -> None:
         for extent in wanted:
-            self._reader.do(partial(_advise, arena, extent, os.POSIX_FADV_WILLNEED))
+            self._reader.do(partial(_advise, ranges, extent, os.POSIX_FADV_WILLNEED))
 
-    def _write_out(self, arena: Arena, extent: Extent) -> None:
+    def _write_out(self, ranges: RangeFile, extent: FileRange) -> None:
         try:
             if extent.holders and not self._ended:
-                _sync(arena, extent)
+                _sync(ranges, extent)
                 extent.out = True
                 self.out += extent.room
-                _advise(arena, extent, os.POSIX_FADV_DONTNEED)
+                _advise(ranges, extent, os.POSIX_FADV_DONTNEED)
         except OSError as error:
             # The system still has the bytes in memory, so they are left there, and the next put is refused.
             self.failed = error
@@ -171,14 +197,14 @@ class Window:
                 self._left.notify_all()
 
 
-def _advise(arena: Arena, extent: Extent, advice: int) -> None:
+def _advise(ranges: RangeFile, extent: FileRange, advice: int) -> None:
     if extent.holders:
-        os.posix_fadvise(arena.file, extent.start, extent.room, advice)
+        os.posix_fadvise(ranges.file.descriptor, extent.start, extent.room, advice)
 
 
-def _sync(arena: Arena, extent: Extent) -> None:
+def _sync(ranges: RangeFile, extent: FileRange) -> None:
     if not hasattr(LIBC, "sync_file_range"):
-        os.fdatasync(arena.file)
-    elif LIBC.sync_file_range(arena.file, extent.start, extent.room, _WRITE_AND_WAIT):
+        os.fdatasync(ranges.file.descriptor)
+    elif LIBC.sync_file_range(ranges.file.descriptor, extent.start, extent.room, _WRITE_AND_WAIT):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -1,0 +1,160 @@
+"""What is known of the storage of a tensor that is being saved: whose it is, and what was decided for it in this step.
+
+# Note [What stays in any case]
+Parameters, buffers and what the model was called with live as long as the program wants; to move them frees
+nothing. They are known by their storages, not by their type: a linear layer saves its weight's transpose. Storages
+that parameters have for a while only, as under FSDP, are known by the leaf of the graph that the saved
+tensor is, or is a view of.
+
+# Note [Kept in place]
+What is kept by reference by choice is known by storage within a step, so that each is decided on once, and counted for as
+long as it is held. A graph of an earlier step may live on, such as one that is retained. A plan, which is for one step,
+does not see what that holds; this count does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from kedge.offload.account import OffloadAccount
+from kedge.offload.held.entry import StorageEntries, StorageEntry
+from kedge.offload.held.raw_bytes import EntryKey, own_key
+from kedge.offload.held.steps import ModelCall
+from kedge.sites import leaves
+from kedge.torch_internals.storages import identity_of
+from kedge.torch_internals.tensors import is_sharded, root_of
+
+
+class KnownStorages:
+    """The storages of the model, those that have an entry, and those that are kept in place.
+
+    Attributes:
+        of_model: Those of parameters, buffers and inputs.
+        entries: The entries that live.
+        kept: Those that are kept in place in this step.
+    """
+
+    def __init__(self, model: nn.Module, entries: StorageEntries, account: OffloadAccount) -> None:
+        self.of_model, self.entries, self.kept = ModelStorages(model), entries, KeptInPlace(account)
+
+    def find(self, value: Tensor, number: int) -> StorageEntry | KeptStorage | None:
+        """Return what holds the bytes of a tensor, on the storage of this number; None if that is not decided yet."""
+        entry = self._entry(number, value)
+        if entry is None and value.nbytes < value.untyped_storage().nbytes():
+            entry = self._entry(own_key(value, number), value)
+        return self.kept.find(number) if entry is None else entry
+
+    def _entry(self, key: EntryKey, value: Tensor) -> StorageEntry | None:
+        ref = self.entries.table.get(key)
+        entry = ref() if ref is not None else None
+        return entry if entry is not None and entry.saved.stands_for(value) else None
+
+
+class ModelStorages:
+    """The storages of parameters, buffers and inputs; see Note [What stays in any case].
+
+    Attributes:
+        lasting: Whether the parameters' memory lasts from forward to backward: not under FSDP.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.lasting = True
+        self._known: dict[int, tuple[str, StorageWeakRef]] = {}  # the reference keeps the number from another storage
+        self.look(())
+
+    def look(self, inputs: Any) -> None:
+        """Read the storages again, as a forward pass begins: some may have been replaced."""
+        self.lasting = self.lasting and not any(map(is_sharded, self._model.parameters()))
+        self._known = {
+            identity_of(storage): (why, StorageWeakRef(storage))
+            for why, tensors in (
+                ("input", (tensor for _, tensor in leaves.find(inputs))),
+                ("buffer", self._model.buffers()),
+                ("parameter", self._model.parameters()),
+            )
+            for storage in _storages(tensors)
+        }
+
+    def why(self, value: Tensor, number: int) -> str | None:
+        """Return why a tensor, on the storage of this number, stays in any case; None if it does not."""
+        known = self._known.get(number)
+        if known is not None:
+            return known[0]
+        root = root_of(value)
+        if root.requires_grad and root.is_leaf:
+            return "parameter" if isinstance(root, nn.Parameter) else "input"
+        return None
+
+
+class KeptStorage:
+    """Lives as long as a storage is held by what was saved on it."""
+
+    __slots__ = ("__weakref__", "_account", "_nbytes")
+
+    def __init__(self, account: OffloadAccount, nbytes: int) -> None:
+        self._account, self._nbytes = account, nbytes
+        account.stays(nbytes)
+
+    def __del__(self) -> None:
+        self._account.stays(-self._nbytes)
+
+
+@dataclass(slots=True, eq=False)
+class KeptReader:
+    """The reader of one tensor on such a storage; see `kedge.hooks.saved.reference.Reader`.
+
+    Attributes:
+        call: The call that saved it.
+        kept: The storage, which is counted for as long as this is held.
+    """
+
+    call: ModelCall
+    kept: KeptStorage
+
+    def unpacked(self) -> None:
+        """Note in the call that something of it is read back."""
+        self.call.unpacked()
+
+
+class KeptInPlace:
+    """The storages of this step that are kept by choice; see Note [Kept in place]."""
+
+    def __init__(self, account: OffloadAccount) -> None:
+        self._account = account
+        self._known: dict[int, tuple[int, weakref.ref[KeptStorage]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def begin(self, nbytes: int, number: int | None) -> KeptStorage:
+        """Note that a storage is kept; without its number, only one tensor of it."""
+        kept = KeptStorage(self._account, nbytes)
+        if number is not None:
+            self._known[number] = nbytes, weakref.ref(kept)
+        return kept
+
+    def find(self, number: int) -> KeptStorage | None:
+        """Return what a tensor on a kept storage has to hold; None if it was not decided to keep that storage."""
+        known = self._known.get(number)
+        return None if known is None else known[1]() or self.begin(known[0], number)
+
+    def forget(self) -> None:
+        """Begin a step."""
+        self._known = {}
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
+    for tensor in tensors:
+        if tensor.layout is torch.strided:
+            try:
+                yield tensor.untyped_storage()
+            except (NotImplementedError, RuntimeError):  # some subclasses have none
+                continue

@@ -95,14 +95,15 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
     data: dict[str, Any] = {"type": "stream"} if length is None else {"samples": length}
     if is_loader(loader) and is_stream(loader):
         data["workers"] = max(1, loader.num_workers)
-    collated = {"collate": identity(loader.collate_fn)} if is_loader(loader) else {}
+    collated = {"collate": identity(loader.collate_fn, options.version)} if is_loader(loader) else {}
     return {
         "files": options.format,
         "model": about_model(features),
         "sites": about_sites(features),
-        "functions": about_functions(features),
-        "keys": about_keys(options.keys),
-        "batch": identity(options.batch),
+        "functions": about_functions(features, options.version),
+        "keys": about_keys(options.keys, options.version),
+        "batch": identity(options.batch, options.version),
+        "version": "none" if options.version is None else repr(options.version),
         **collated,
         "data": data,
         "reduce": about_reducers(options.reducers),

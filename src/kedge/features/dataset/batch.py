@@ -8,8 +8,8 @@ that goes on looks for, and what the order of samples comes from. Its *key* is w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -75,6 +75,16 @@ class Columns(NamedTuple):
         """Wait until the values are complete."""
         if self.copied is not None:
             self.copied.synchronize()
+
+    def without(self, places: Container[str]) -> Self:
+        """Return the samples that are not at these places."""
+        rest = [row for row, place in enumerate(self.places) if place not in places]
+        return self._replace(
+            places=[self.places[row] for row in rest],
+            keys=[self.keys[row] for row in rest],
+            values={name: value[rest] for name, value in self.values.items()} if rest else {},
+            bad=[one for one in self.bad if one.place not in places],
+        )
 
 
 class Places:

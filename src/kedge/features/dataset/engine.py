@@ -10,6 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
 from kedge.errors import ExtractionFailed, KedgeError, OtherRun
 from kedge.features.dataset.batch import Columns, Places
 from kedge.features.dataset.cluster import is_of_ray
@@ -30,7 +34,6 @@ from kedge.features.dataset.manifest import (
     settle,
 )
 from kedge.features.dataset.options import OnBad, Options
-from kedge.features.dataset.progress import progress
 from kedge.features.dataset.ranks import Rank
 from kedge.features.dataset.reading import FeatureSet, open_features, places_of
 from kedge.features.dataset.reducer_names import must_be_names, must_be_possible
@@ -167,10 +170,27 @@ def _write(computed: Iterator[Columns], shelf: Shelf, total: int | None) -> None
     options = shelf.options
     shards = Shards(shelf.folder, shelf.rank.rank, options)
     shown = options.progress if shelf.rank.rank == 0 else False
-    with Writer(shards, options.shard_bytes) as writer, progress(total, shown) as advance:
+    with Writer(shards, options.shard_bytes) as writer, progress_bar(shown, Console(stderr=True)) as bar:
+        task = bar.add_task("features", total=total)
         for columns in chain(first, computed):
             writer.put(columns)
-            advance(len(columns.places) + len(columns.bad))
+            bar.advance(task, len(columns.places) + len(columns.bad))
+
+
+class Rate(ProgressColumn):
+    """Samples a second."""
+
+    def render(self, task: Task) -> Text:
+        """Return it as text."""
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f}/s", style="progress.data.speed")
+
+
+def progress_bar(shown: bool | None, console: Console) -> Progress:
+    """Make the bar that shows how far an extraction is; None: if the console is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+    hidden = not (console.is_terminal if shown is None else shown)
+    return Progress(*columns, console=console, disable=hidden, refresh_per_second=5)
 
 
 def compute(loads: Iterable[Loaded], keys: Keys, work: Work, on_bad: OnBad) -> Generator[Columns]:

@@ -25,7 +25,7 @@ class Options:
             entry is, and a dict holds keyword arguments.
         keys: What samples are called: a sequence with one for each sample of the data set, or a function that
             gives one for each sample of a batch of the loader. By default the sample's index. Of a
-            `ray.data.Dataset` also the name of the column that holds them.
+            `ray.data.Dataset` the name of the column that holds them, or a function; one of these is needed there.
         reduce: For each name that a value has in the result the reducer, or several, that takes it in; such values are
             not kept then.
         keep: Names in `reduce` whose values are kept as well.

@@ -14,9 +14,9 @@ from kedge.cli.reducers import failed, function, pair, reducers
 from kedge.errors import ScriptError
 
 if TYPE_CHECKING:
+    from kedge.features.dataset.folder.reading import FeatureSet
     from kedge.features.dataset.options import Options
     from kedge.features.dataset.ranks import Rank
-    from kedge.features.dataset.reading import FeatureSet
 
 #: How many samples the model is given at once.
 BATCH_SIZE = 64

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from kedge.errors import ExtractionFailed, NoSuchSite
 from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.engine import progress_bar
-from kedge.features.dataset.reading import _order
+from kedge.features.dataset.folder.reading import _order
 from kedge.features.reduce import Covariance, Mean, TopK
 
 FORMATS = ["safetensors", "zarr", "parquet"]

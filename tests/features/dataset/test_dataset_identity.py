@@ -19,7 +19,7 @@ from torch import nn
 
 from kedge.errors import ExtractionFailed, OtherRun
 from kedge.features.dataset import Options, extract_dataset, open_features
-from kedge.features.dataset.fingerprint import alike, identity
+from kedge.features.dataset.folder.fingerprint import alike, identity
 from kedge.features.dataset.pooling import mean
 from kedge.features.extract import extract
 
@@ -91,7 +91,7 @@ PROGRAM = """
 import enum, functools, sys
 import numpy as np
 import torch
-from kedge.features.dataset.fingerprint import identity
+from kedge.features.dataset.folder.fingerprint import identity
 
 MEAN, ODD, SCALE = [0.4, 0.5], {"a", "b", "c", "d"}, {SCALE}
 TABLE, ROWS = torch.arange(5.0), np.arange(6)
@@ -143,7 +143,7 @@ def source(scale="7.5", doc="What it does."):
 def told(seed, *sources):
     """Run programs in a process with a seed of its own for the order of sets; give what each has said, line by line."""
     runs = "import sys\nfor source in sys.argv[1:]: exec(source, {'__name__': '__main__'})"
-    environment = {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", runs, *sources]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
@@ -401,7 +401,7 @@ def scaled(values, setting=Setting(), words=("to be", "or not to be")):
 TELLING = """
 import multiprocessing, sys
 from own import Color, Setting, scaled
-from kedge.features.dataset.fingerprint import identity
+from kedge.features.dataset.folder.fingerprint import identity
 
 def told(sent=None):
     joined = " ".join(["to", "be"])  # equal to a constant, and another object

@@ -184,6 +184,7 @@ def test_a_task_that_dies_while_it_writes_doubles_no_sample(tmp_path, cluster):
     assert list((tmp_path / "out").glob(".*")) == []
 
 
+@pytest.mark.filterwarnings("ignore:The (minimum|maximum) number of concurrent")
 def test_no_rows_are_no_features(tmp_path, cluster):
     """A data set without rows is no error: the folder opens and holds nothing."""
     found = features().dataset(images(8).limit(0), tmp_path / "out", keys="id", cluster=ONE)

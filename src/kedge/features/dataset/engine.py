@@ -15,14 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from kedge.errors import ExtractionFailed, KedgeError, OtherRun
-from kedge.features.dataset.batch import Columns, Places
 from kedge.features.dataset.cluster import is_of_ray
 from kedge.features.dataset.compute import TakesFeatures, Work, bad_sample
-from kedge.features.dataset.fingerprint import identity
-from kedge.features.dataset.folder import only_writer
-from kedge.features.dataset.keys import Keys
-from kedge.features.dataset.loading import Source, is_loader, is_stream
-from kedge.features.dataset.manifest import (
+from kedge.features.dataset.folder.files import only_writer
+from kedge.features.dataset.folder.fingerprint import identity
+from kedge.features.dataset.folder.manifest import (
     about_columns,
     about_functions,
     about_keys,
@@ -33,13 +30,15 @@ from kedge.features.dataset.manifest import (
     read_manifest,
     settle,
 )
+from kedge.features.dataset.folder.reading import FeatureSet, open_features, places_of
+from kedge.features.dataset.folder.shards import Shards
+from kedge.features.dataset.folder.writer import Writer
 from kedge.features.dataset.options import OnBad, Options
 from kedge.features.dataset.ranks import Rank
-from kedge.features.dataset.reading import FeatureSet, open_features, places_of
-from kedge.features.dataset.reducer_names import must_be_names, must_be_possible
-from kedge.features.dataset.samples import Loaded, why
-from kedge.features.dataset.shards import Shards
-from kedge.features.dataset.writer import Writer
+from kedge.features.dataset.samples.batch import Columns, Places
+from kedge.features.dataset.samples.loading import Source, is_loader, is_stream
+from kedge.features.dataset.samples.names import Keys, must_be_names, must_be_possible
+from kedge.features.dataset.samples.placed import Loaded, why
 from kedge.store.atomic_write import told
 
 
@@ -130,7 +129,7 @@ class Shelf(NamedTuple):
 
 
 def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
-    """See that a folder is empty, or of the run that is wanted as far as that is known.
+    """Check that a folder is empty, or of the run that is wanted as far as that is known.
 
     Raises:
         OtherRun: It is not.

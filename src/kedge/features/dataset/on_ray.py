@@ -24,12 +24,12 @@ from kedge.errors import BeingWritten, ExtractionFailed, KedgeError
 from kedge.features.dataset.cluster import Cluster
 from kedge.features.dataset.compute import TakesFeatures
 from kedge.features.dataset.engine import about_run, check_folder
-from kedge.features.dataset.folder import LOCK, only_writer, ranks_of, repair
-from kedge.features.dataset.manifest import read_manifest, settle
+from kedge.features.dataset.folder.files import LOCK, only_writer, ranks_of, repair
+from kedge.features.dataset.folder.manifest import read_manifest, settle
+from kedge.features.dataset.folder.reading import FeatureSet, open_features, places_of
 from kedge.features.dataset.options import Options
 from kedge.features.dataset.ray_worker import Run, ShardSink, Worker, pickled
-from kedge.features.dataset.reading import FeatureSet, open_features, places_of
-from kedge.features.dataset.samples import why
+from kedge.features.dataset.samples.placed import why
 from kedge.store.atomic_write import told
 
 #: So many seconds a task that still writes may take to let go of its files.
@@ -144,7 +144,7 @@ def _repair(folder: Path, rank: int) -> None:
 
 
 def _run(dataset: ray.data.Dataset, features: TakesFeatures, run: Run) -> int:
-    """Have Ray compute and write the features of all rows; return how many there are."""
+    """Compute and write the features of all rows; return how many rows there are."""
     cluster = run.options.cluster
     done = frozenset(place for place, _ in places_of(run.folder))
     sink = ShardSink(pickled(replace(run, options=replace(run.options, batch=None, keys=None))))
@@ -164,7 +164,7 @@ def _run(dataset: ray.data.Dataset, features: TakesFeatures, run: Run) -> int:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say of an error of Ray's what is under it."""
+    """Raise what is under an error of Ray's."""
     try:
         yield
     except Exception as error:
@@ -202,7 +202,7 @@ def _see_that_each_counts_once(folder: Path, count: int) -> None:
 
 @contextmanager
 def _shown(dataset: ray.data.Dataset, shown: bool | None) -> Iterator[None]:
-    """Have Ray Data draw its bars if they are wanted, and not log its steps, nor errors that are raised here."""
+    """Show Ray Data's bars if they are wanted; its steps, and errors that are raised here anyway, are not logged."""
     context = dataset.context
     bars, levels = context.enable_progress_bars, {name: logging.getLogger(name).level for name in _LOGGERS}
     context.enable_progress_bars = sys.stderr.isatty() if shown is None else shown

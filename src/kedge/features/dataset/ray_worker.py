@@ -29,18 +29,17 @@ from ray.data.block import BlockAccessor
 from torch import nn
 
 from kedge.errors import BeingWritten, ExtractionFailed, KedgeError
-from kedge.features.dataset.batch import Columns
 from kedge.features.dataset.compute import TakesFeatures, Work
 from kedge.features.dataset.devices import usable
 from kedge.features.dataset.engine import compute
-from kedge.features.dataset.folder import only_writer
-from kedge.features.dataset.keys import Keys, texts
-from kedge.features.dataset.manifest import about_columns, settle
+from kedge.features.dataset.folder.files import only_writer
+from kedge.features.dataset.folder.manifest import about_columns, settle
+from kedge.features.dataset.folder.reading import places_of
+from kedge.features.dataset.folder.shards import Shards
 from kedge.features.dataset.options import Options
-from kedge.features.dataset.reading import places_of
-from kedge.features.dataset.reducer_names import must_be_names
-from kedge.features.dataset.samples import Loaded, why
-from kedge.features.dataset.shards import Shards
+from kedge.features.dataset.samples.batch import Columns
+from kedge.features.dataset.samples.names import Keys, must_be_names, texts
+from kedge.features.dataset.samples.placed import Loaded, why
 
 Rows = Mapping[str, Any]
 

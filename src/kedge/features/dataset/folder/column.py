@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.errors import NotFeatures, ReadError
-from kedge.features.dataset.folder import Entry
-from kedge.features.dataset.formats.format import format_name, format_of
+from kedge.features.dataset.folder.files import Entry
+from kedge.features.dataset.folder.formats.format import format_name, format_of
 from kedge.store.atomic_write import told
 
 Numbers = NDArray[np.int64]

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from kedge.errors import NewerFormat, NotFeatures, OtherRun
-from kedge.features.dataset.fingerprint import alike, has_digest, identity, listed, name_of, weights
-from kedge.features.dataset.keys import texts
+from kedge.features.dataset.folder.fingerprint import alike, has_digest, identity, listed, weights
+from kedge.features.dataset.samples.names import name_of, texts
 from kedge.features.reduce.reducer import Reducer
 from kedge.store.atomic_write import told
 
@@ -90,7 +90,7 @@ def settle(folder: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def _put(temporary: Path, path: Path) -> None:
-    """Give a file its name, unless another process did so first."""
+    """Rename a file, unless another process did so first."""
     try:
         path.hardlink_to(temporary)
     except FileExistsError:
@@ -101,7 +101,7 @@ def _put(temporary: Path, path: Path) -> None:
 
 
 def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """See that a folder is of the run that is wanted, as far as both say.
+    """Check that a folder is of the run that is wanted, as far as both say.
 
     Raises:
         OtherRun: It is not.

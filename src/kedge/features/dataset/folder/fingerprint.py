@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import ExtractionFailed
+from kedge.features.dataset.samples.names import name_of
 from kedge.torch_internals import dynamo
 
 #: The way of making digests, and the version of Python.
@@ -64,11 +65,6 @@ def identity(made: Any, version: str | None = None) -> str:
         return "none"
     name = name_of(made)
     return name if version is not None or _is_named(made) else f"{name} code {_MADE_BY}:{_digest_of(made)}"
-
-
-def name_of(made: Any) -> str:
-    """Return the name of a function, or of an object's class."""
-    return str(getattr(made, "__name__", type(made).__name__))
 
 
 def alike(one: Any, other: Any) -> bool:

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from kedge.features.dataset.formats.format import Shard
+from kedge.features.dataset.folder.formats.format import Shard
 from kedge.store.atomic_write import write_all
 
 _NAMES = {

@@ -88,7 +88,7 @@ class Columns(NamedTuple):
 
 
 class Places:
-    """Which places were met: a bit for each index of a data set, and a set of whatever else there is.
+    """Places that were noted: a bit for each index of a data set, and a set of whatever else there is.
 
     Args:
         length: How many samples the data set has, if that is known.
@@ -108,10 +108,10 @@ class Places:
         return str(place) in self._others if index is None else bool(self._bits[index >> 3] >> (index & 7) & 1)
 
     def add(self, place: str | int) -> bool:
-        """Meet a place, as text or as the index that it is.
+        """Note a place, given as text or as an index.
 
         Returns:
-            Whether it is met for the first time.
+            Whether it is new.
         """
         index = self._index(place)
         if index is None:

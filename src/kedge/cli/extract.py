@@ -14,9 +14,9 @@ from kedge.cli.reducers import failed, function, pair, reducers
 from kedge.errors import ScriptError
 
 if TYPE_CHECKING:
+    from kedge.features.dataset.folder.reading import FeatureSet
     from kedge.features.dataset.options import Options
     from kedge.features.dataset.ranks import Rank
-    from kedge.features.dataset.reading import FeatureSet
 
 #: How many samples the model is given at once.
 BATCH_SIZE = 64
@@ -89,6 +89,11 @@ class Extract:
             "that gives those of a batch (default: their index)",
         )
         parser.add_argument(
+            "--version",
+            metavar="TEXT",
+            help="what your functions go by, in place of digests of them: the folder goes on as long as it is the same",
+        )
+        parser.add_argument(
             "--on-bad", choices=["raise", "skip"], default="raise", help="what happens with a sample that fails"
         )
 
@@ -139,6 +144,7 @@ def _options(args: argparse.Namespace) -> Options:
         keys=None if args.keys is None else _keys(args.keys),
         reduce=reduce,
         keep=args.keep,
+        version=args.version,
         on_bad=args.on_bad,
         format=args.format,
         device=args.device,

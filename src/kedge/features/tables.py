@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.errors import TableError
-from kedge.features.dataset.batch import Batch
-from kedge.features.dataset.column import Column
 from kedge.features.dataset.compute import TakesFeatures, Work, bad_sample
-from kedge.features.dataset.loading import Source
-from kedge.features.dataset.reading import FeatureSet, open_features
+from kedge.features.dataset.folder.column import Column
+from kedge.features.dataset.folder.reading import FeatureSet, open_features
+from kedge.features.dataset.samples.batch import Batch
+from kedge.features.dataset.samples.loading import Source
 from kedge.features.reduce.layout import Layout, Positions, numbers
 
 Array = NDArray[Any]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kedge.atomic_write import told
 from kedge.errors import RecordingError, RecordingExists
+from kedge.file_lock import alone, check_written
 from kedge.store.json_files import MANIFEST
-from kedge.store.lock import alone, check_written
 
 
 def check_place(path: str | os.PathLike[str], force: bool) -> None:

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from kedge.atomic_write import replace, told, write_all
 from kedge.errors import NotARecording
+from kedge.file_lock import hold, release
 from kedge.store.arrow import StatsWriter
 from kedge.store.destination import put
 from kedge.store.json_files import FORMAT, MANIFEST, STATS, events_file, read_manifest, sites_file
-from kedge.store.lock import hold, release
 
 
 def create(path: str | os.PathLike[str], manifest: Mapping[str, Any], force: bool) -> RecordingWriter:

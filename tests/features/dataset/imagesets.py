@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from kedge.features.dataset.folder import about_shard, entries
+from kedge.features.dataset.folder.files import about_shard, entries
 from kedge.features.extract import extract
 
 SITES = ("1", "4")

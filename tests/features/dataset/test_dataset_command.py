@@ -117,6 +117,9 @@ def test_samples_are_called_as_a_file_or_a_function_says(typed, tmp_path):
 
     assert found.samples == tuple(names)
     assert torch.equal(found["4"].tensor(), wanted["4"])
+    assert (
+        "there version= is none, here 'halved'" in typed(*net, "--keys", "names.txt", "--version", "halved", code=2).err
+    )
     again = typed(*net, "--keys", "parts:named", "--batch", "parts:halved", code=2)
     assert "there the keys are 50 given, " in again.err
     (tmp_path / "out").rename(tmp_path / "before")

@@ -11,13 +11,14 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from kedge.errors import ExtractionFailed
-from kedge.features.dataset import Options, compute, extract_dataset, open_features, shards
-from kedge.features.dataset.batch import Batch
-from kedge.features.dataset.folder import entries
-from kedge.features.dataset.formats.safetensors import Safetensors
-from kedge.features.dataset.manifest import about_columns, settle
+from kedge.features.dataset import Options, compute, extract_dataset, open_features
+from kedge.features.dataset.folder import shards
+from kedge.features.dataset.folder.files import entries
+from kedge.features.dataset.folder.formats.safetensors import Safetensors
+from kedge.features.dataset.folder.manifest import about_columns, settle
+from kedge.features.dataset.folder.shards import Shards
 from kedge.features.dataset.ranks import Rank
-from kedge.features.dataset.shards import Shards
+from kedge.features.dataset.samples.batch import Batch
 from kedge.features.extract import extract
 from tests.features.dataset.imagesets import (
     Dicts,

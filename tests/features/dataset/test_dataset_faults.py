@@ -25,8 +25,8 @@ from kedge.errors import (
     RecordingError,
 )
 from kedge.features.dataset import Options, extract_dataset, open_features
-from kedge.features.dataset.folder import only_writer
-from kedge.features.dataset.formats import safetensors
+from kedge.features.dataset.folder.files import only_writer
+from kedge.features.dataset.folder.formats import safetensors
 from kedge.features.extract import extract
 from kedge.features.reduce import Mean
 from tests.features.dataset.imagesets import (
@@ -328,7 +328,7 @@ def test_what_is_no_folder_of_features_is_told(tmp_path):
 def test_two_writers_in_one_folder_are_refused(tmp_path):
     """While a process writes, another one is refused with its name; afterwards it is not."""
     with only_writer(tmp_path, 0):
-        program = "import sys; from pathlib import Path; from kedge.features.dataset.folder import only_writer\n"
+        program = "import sys; from pathlib import Path; from kedge.features.dataset.folder.files import only_writer\n"
         program += "with only_writer(Path(sys.argv[1]), 0): pass"
         other = subprocess.run(
             [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
@@ -355,7 +355,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
 def test_a_format_without_its_package_is_told(tmp_path, monkeypatch):
     """The message says what to install."""
     monkeypatch.setitem(sys.modules, "zarr", None)
-    monkeypatch.delitem(sys.modules, "kedge.features.dataset.formats.zarr", raising=False)
+    monkeypatch.delitem(sys.modules, "kedge.features.dataset.folder.formats.zarr", raising=False)
     with pytest.raises(MissingExtra, match=r"zarr need the package zarr.*pip install 'kedge\[zarr\]'"):
         extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(format="zarr"))
 

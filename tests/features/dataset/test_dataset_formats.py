@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from kedge.errors import ExtractionFailed, NoSuchSite
 from kedge.features.dataset import Options, extract_dataset, open_features
-from kedge.features.dataset.progress import progress
-from kedge.features.dataset.reading import _order
+from kedge.features.dataset.engine import progress_bar
+from kedge.features.dataset.folder.reading import _order
 from kedge.features.reduce import Covariance, Mean, TopK
 from tests.features.dataset.imagesets import Images, Stream, batches_of, features, in_memory
 
@@ -153,12 +153,13 @@ def test_reducers_stand_for_tensors(tmp_path):
 def test_progress_is_for_terminals_only(capfd):
     """On a terminal there are the count, the rate and the time left; elsewhere there is nothing."""
     screen = io.StringIO()
-    with progress(40, None, Console(file=screen, force_terminal=True, width=100)) as advance:
+    with progress_bar(None, Console(file=screen, force_terminal=True, width=100)) as bar:
+        task = bar.add_task("features", total=40)
         for _ in range(4):
-            advance(10)
+            bar.advance(task, 10)
     quiet = io.StringIO()
-    with progress(40, None, Console(file=quiet)) as advance:
-        advance(10)
+    with progress_bar(None, Console(file=quiet)) as bar:
+        bar.advance(bar.add_task("features", total=40), 10)
 
     assert "40/40" in screen.getvalue()
     assert "/s" in screen.getvalue()

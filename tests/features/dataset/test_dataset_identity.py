@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import subprocess
 import sys
+import threading
 from collections import OrderedDict
 from types import ModuleType, SimpleNamespace
 
@@ -14,9 +16,9 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.errors import OtherRun
+from kedge.errors import ExtractionFailed, OtherRun
 from kedge.features.dataset import Options, extract_dataset, open_features
-from kedge.features.dataset.fingerprint import alike, identity
+from kedge.features.dataset.folder.fingerprint import alike, identity
 from kedge.features.dataset.pooling import mean
 from kedge.features.extract import extract
 from tests.features.dataset.imagesets import Images, batches_of, change_manifest, features, in_memory, net
@@ -89,7 +91,7 @@ PROGRAM = """
 import enum, functools, sys
 import numpy as np
 import torch
-from kedge.features.dataset.fingerprint import identity
+from kedge.features.dataset.folder.fingerprint import identity
 
 MEAN, ODD, SCALE = [0.4, 0.5], {"a", "b", "c", "d"}, {SCALE}
 TABLE, ROWS = torch.arange(5.0), np.arange(6)
@@ -141,7 +143,7 @@ def source(scale="7.5", doc="What it does."):
 def told(seed, *sources):
     """Run programs in a process with a seed of its own for the order of sets; give what each has said, line by line."""
     runs = "import sys\nfor source in sys.argv[1:]: exec(source, {'__name__': '__main__'})"
-    environment = {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", runs, *sources]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
@@ -270,14 +272,12 @@ def test_what_can_be_told_apart_is(one, other):
     assert identity(one) != identity(other)
 
 
-def test_what_cannot_be_told_counts_by_its_kind():
-    """Objects of no plain kind, and what changes in use, make no other run."""
+def test_what_cannot_be_taken_apart_counts_by_its_kind():
+    """Locks, generators and what is installed go by their class or name."""
     assert identity(scaled(object())) == identity(scaled(object()))
-    counting = Named(1)
-    counting.seen = []
-    before = identity(counting)
-    counting.seen.append(1)
-    assert identity(counting) == before
+    assert identity(scaled(threading.Lock())) == identity(scaled(threading.Lock()))
+    assert identity(scaled(open)) != identity(scaled(print))
+    assert identity(scaled(i for i in "a")) == identity(scaled(i for i in "b"))
     assert identity(mean) == "mean"
     assert identity(nn.functional.relu) == "relu"
     assert identity(None) == "none"
@@ -292,8 +292,8 @@ class Busy:
     def __call__(self, values):
         self.count += 1
         self.seen.append(values)
-        self.known[values % 2, 1] = values
-        return values
+        self.known[len(values), 1] = values
+        return values * 2
 
 
 SEEN, KNOWN, MADE = [], {}, None
@@ -304,17 +304,50 @@ def busy(values):
     global MADE  # noqa: PLW0603 - it is what this is about
     MADE = MADE or Busy()
     SEEN.append(values)
-    KNOWN[values % 2, 1] = values
-    return values
+    KNOWN[len(values), 1] = values
+    return values * 2
 
 
 @pytest.mark.parametrize("made", [Busy(), busy, Busy().__call__])
-def test_what_a_function_itself_changes_is_no_part_of_it(made):
-    """A counter, a list that it adds to, a cache and what it makes at the first call do not make it another one."""
-    before = identity(made)
-    made(3)
-    made(4)
-    assert identity(made) == before
+def test_a_function_that_changes_what_it_refers_to_needs_a_version(tmp_path, made):
+    """What a function holds is part of it: the message says what goes on with the folder, and `version=` does."""
+    found = extracted(tmp_path / "out", extract(net(), {"4": made}))
+    with pytest.raises(OtherRun, match=r"a new process goes on with this folder; and with version='...'"):
+        extracted(tmp_path / "out", extract(net(), {"4": made}))
+
+    for _ in range(2):
+        said = extracted(tmp_path / "said", extract(net(), {"4": made}), version="doubled")
+    assert torch.equal(said["4"].tensor(), found["4"].tensor())
+
+
+def test_what_the_user_says_counts_in_place_of_digests(tmp_path):
+    """With `version=` functions go by their names, and another version, or none, is another run."""
+    options = {"batch": lambda b: b[0] * 100, "keys": lambda b: b[0][:, 0, 0, 1], "version": "1"}
+    other = {"batch": lambda b: b[0] * 10, "keys": lambda b: b[0][:, 0, 0, 2], "version": "1"}
+    found = extracted(tmp_path / "out", extract(net(), {"4": scaled(2)}), **options)
+    again = extracted(tmp_path / "out", extract(net(), {"4": scaled(3)}), **other)
+
+    assert again.samples == found.samples
+    for version, said in (("2", "'2'"), (None, "none")):
+        with pytest.raises(OtherRun, match=f"there version= is '1', here {said}"):
+            extracted(tmp_path / "out", extract(net(), {"4": scaled(2)}), **options | {"version": version})
+    with pytest.raises(OtherRun, match="there batch= is <lambda>, here halved; name another folder$"):
+        extracted(tmp_path / "out", extract(net(), {"4": scaled(2)}), **options | {"batch": halved})
+
+
+def halved(batch):
+    """Make the arguments of a batch."""
+    return batch[0] / 2
+
+
+def test_equal_constants_need_not_be_one_object():
+    """Whether Python keeps an equal text or tuple once or twice is no part of a function; of other objects it is."""
+    text, pair = "a b", ("a", "b")
+    other = " ".join(pair)
+    assert other is not text
+    assert identity(scaled([text, text])) == identity(scaled([text, other]))
+    assert identity(scaled([pair, pair])) == identity(scaled([pair, tuple(other.split())]))
+    assert identity(scaled([other, {text: [pair]}])) == identity(scaled([text, {other: [pair]}]))
 
 
 def test_weights_in_any_memory_have_a_digest():
@@ -330,23 +363,89 @@ def around(inner):
     return lambda values: inner(values)
 
 
-def test_functions_around_functions_have_an_end():
-    """However many functions are around each other, that is told in no time; so are those that refer to themselves."""
+def test_functions_around_functions_have_an_end(tmp_path):
+    """Functions that are around each other are gone into, those that refer to themselves once; too many are an error."""
     first, second = scaled(1), scaled(2)
     for _ in range(50):
         first, second = around(first), around(second)
     assert identity(first) != identity(second)
-    for _ in range(500):
-        first = around(first)
-    assert identity(first) == identity(around(first))
     kept = []
     kept.append(scaled(kept))
     assert identity(kept[0]).startswith("<lambda> code ")
+    for _ in range(500):
+        first = around(first)
+    with pytest.raises(ExtractionFailed, match=r"no digest can be made of it: .* recursion .*, with version='...'"):
+        extracted(tmp_path / "out", extract(net(), {"4": first}))
+    assert len(extracted(tmp_path / "out", extract(net(), {"4": first}), version="1").samples) == 50
+
+
+OWN = """
+import enum, torch
+from dataclasses import dataclass
+
+WORDS = ("to be", "or not to be", "that is the question", 1 + 2j)
+KINDS = frozenset({"one", "two", "three", "to be", ("or not to be", 3)})
+
+class Color(enum.Enum):
+    RED, GREEN = "to be", ("or not to be", 7)
+
+@dataclass(frozen=True)
+class Setting:
+    name: str = "to be"
+    by: float = 0.5
+
+def scaled(values, setting=Setting(), words=("to be", "or not to be")):
+    return values * setting.by if setting.name in KINDS and words[0] in WORDS else Color.RED
+"""
+
+TELLING = """
+import multiprocessing, sys
+from own import Color, Setting, scaled
+from kedge.features.dataset.folder.fingerprint import identity
+
+def told(sent=None):
+    joined = " ".join(["to", "be"])  # equal to a constant, and another object
+    made = [scaled, Setting("or not " + joined), lambda v: scaled(v, words=(joined, Color.GREEN)), lambda v: own.scaled(v)]
+    return " ".join(map(identity, made))
+
+import own
+if __name__ == "__main__":
+    print(told())
+    for way in ("fork", "spawn"):
+        with multiprocessing.get_context(way).Pool(1) as pool:
+            print(pool.apply(told))
+"""
+
+
+def test_functions_of_a_module_are_the_same_however_it_was_loaded(tmp_path):
+    """From source or compiled before, in a process that was forked or spawned, with any order of sets."""
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "telling.py").write_text(TELLING)
+    lines = []
+    for seed in ("3", "4", "5"):  # the first one compiles own.py
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-W", "ignore", "telling.py"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        lines += done.stdout.splitlines()
+    changed = OWN.replace("values * setting.by", "values / setting.by")
+    (tmp_path / "own.py").write_text(changed + "# so that it has another size")
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+
+    assert len(lines) == 9
+    assert len(set(lines)) == 1
+    same = [mine == its for mine, its in zip(lines[0].split(" "), done.stdout.split("\n")[0].split(" "), strict=True)]
+    assert [ours for text, ours in zip(lines[0].split(" "), same, strict=True) if "/" in text] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_digests_of_two_versions_of_python_are_not_compared():
-    """Another Python has other bytecode, so there names alone count."""
+    """Another Python has other bytecode, and an earlier Kedge made digests in another way, so there names alone count."""
     assert alike({"4": "f code 3.11:ab"}, {"4": "f code 3.12:cd"})
+    assert alike({"4": "f code 3.11:ab"}, {"4": "f code 2/3.11:cd"})
     assert not alike({"4": "f code 3.11:ab"}, {"4": "g code 3.12:cd"})
     assert not alike({"4": "f code 3.11:ab"}, {"4": "f code 3.11:cd"})
     assert not alike({"4": "f"}, {"5": "f"})

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from kedge.errors import NotFeatures
-from kedge.features.dataset import Options, extract_dataset, open_features, shards
-from kedge.features.dataset.shards import Shards
+from kedge.features.dataset import Options, extract_dataset, open_features
+from kedge.features.dataset.folder import shards
+from kedge.features.dataset.folder.shards import Shards
 from kedge.features.reduce import Mean, TopK
 from tests.features.dataset.imagesets import Images, batches_of, features, in_memory, written
 

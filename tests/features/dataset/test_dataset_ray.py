@@ -96,7 +96,7 @@ def test_values_are_those_of_a_loop_in_memory(tmp_path, cluster):
     both = meeting(tmp_path / "begun", 2)
     found = features().dataset(images(), tmp_path / "out", keys="id", batch=both, cluster=CLUSTER)
 
-    assert {path.name.split("-")[1] for path in (tmp_path / "out").glob("shard-*")} == {"1", "2"}
+    assert len(list((tmp_path / "begun").iterdir())) == 2
     assert found.samples == tuple(map(str, range(48)))
     assert_equal(found, local())
     assert_equal(open_features(tmp_path / "out"), local())
@@ -126,24 +126,13 @@ def test_hooks_stay_between_the_batches_of_a_call(tmp_path, cluster):
     assert [path.name for path in sorted(tmp_path.glob("batch *"))] == ["batch 0 False", "batch 1 True", "batch 2 True"]
 
 
-def test_rows_are_numbered_in_the_order_of_the_data_set(tmp_path, cluster):
-    """Without a column of keys samples go by their row, so that Ray goes on with what a loader in one process began."""
+@pytest.mark.parametrize(("keys", "given"), [(None, "keys= is not given"), (["a", "b"], "keys= is a list")])
+def test_rows_without_a_column_of_keys_are_refused(tmp_path, cluster, keys, given):
+    """Ray does not number rows, so the message names the columns, and what to give; nothing is made or read."""
+    with pytest.raises(ExtractionFailed, match=f"{given}, .*name the column of 'id', 'image' in which .*keys='path'"):
+        features().dataset(images(8), tmp_path / "out", keys=keys, cluster=ONE)
 
-    class Stopping(Images):
-        def __getitem__(self, index):
-            if index == 24:
-                raise KeyboardInterrupt
-            return super().__getitem__(index)
-
-    names = [f"image {i}.png" for i in range(48)]
-    with pytest.raises(KeyboardInterrupt):
-        extract_dataset(features(), batches_of(Stopping(48)), tmp_path / "out", Options(keys=names))
-    assert len(written(tmp_path / "out")) == 24
-    found = features().dataset(images().drop_columns(["id"]), tmp_path / "out", keys=names, cluster=CLUSTER)
-
-    assert sorted(written(tmp_path / "out")) == sorted(names)
-    assert found.samples == tuple(names)
-    assert_equal(found, local())
+    assert not (tmp_path / "out").exists()
 
 
 def dying(marker, times, out=None):
@@ -166,9 +155,8 @@ def test_a_worker_that_dies_loses_and_doubles_no_sample(tmp_path, cluster):
     (tmp_path / "deaths").mkdir()
     reduce = {"4": [Mean(), Histogram(edges=[-9, -1, 0, 1, 9]), TopK(3)]}
     options = {"keys": "id", "reduce": reduce, "keep": ["4"]}
-    work = Cluster(workers=1, batch_size=8, rows=24)
     killing = dying(tmp_path / "deaths", 2, tmp_path / "out")
-    found = features().dataset(images(), tmp_path / "out", batch=killing, cluster=work, shard_bytes=1, **options)
+    found = features().dataset(images(), tmp_path / "out", batch=killing, cluster=ONE, shard_bytes=1, **options)
     once = extract_dataset(features(), batches_of(Images(48)), tmp_path / "once", Options(reduce=reduce, keep=["4"]))
 
     assert len(list((tmp_path / "deaths").iterdir())) == 2
@@ -178,6 +166,41 @@ def test_a_worker_that_dies_loses_and_doubles_no_sample(tmp_path, cluster):
     assert mean.result()["n"] == 48
     torch.testing.assert_close(mean.result()["mean"], wanted.result()["mean"])
     assert [repr(one.result()) for one in exact] == [repr(one.result()) for one in others]
+
+
+class Killing(Mean):
+    """Kills its process once, at image 19."""
+
+    def __init__(self, marker):
+        super().__init__()
+        self.settings, self.marker = Mean().settings, marker
+
+    def update(self, values, keys=None):
+        if "19" in keys and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().update(values, keys)
+
+
+def test_a_task_that_dies_while_it_writes_doubles_no_sample(tmp_path, cluster):
+    """What a dead task has written of its rows is left out when Ray begins it again."""
+    work = Cluster(workers=1, batch_size=8, rows=24)
+    options = {"keys": "id", "reduce": {"4": Killing(tmp_path / "killed")}, "keep": ["4"]}
+    found = features().dataset(images(), tmp_path / "out", cluster=work, shard_bytes=1, **options)
+
+    assert (tmp_path / "killed").exists()
+    assert sorted(map(int, written(tmp_path / "out"))) == list(range(48))
+    assert found.reduced["4"][0].result()["n"] == 48
+    assert_equal(found, local())
+    assert list((tmp_path / "out").glob(".*")) == []
+
+
+@pytest.mark.filterwarnings("ignore:The (minimum|maximum) number of concurrent")
+def test_no_rows_are_no_features(tmp_path, cluster):
+    """A data set without rows is no error: the folder opens and holds nothing."""
+    found = features().dataset(images(8).limit(0), tmp_path / "out", keys="id", cluster=ONE)
+
+    assert (found.samples, len(found), found.bad) == ((), 0, {})
 
 
 def test_samples_that_kill_every_worker_end_the_run(tmp_path, cluster):

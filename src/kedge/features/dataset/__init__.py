@@ -2,7 +2,7 @@
 
 from kedge.features.dataset.cluster import Cluster
 from kedge.features.dataset.engine import extract_dataset
+from kedge.features.dataset.folder.reading import FeatureSet, open_features
 from kedge.features.dataset.options import Options
-from kedge.features.dataset.reading import FeatureSet, open_features
 
 __all__ = ["Cluster", "FeatureSet", "Options", "extract_dataset", "open_features"]

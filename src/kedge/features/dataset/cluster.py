@@ -14,9 +14,9 @@ class Cluster:
     Attributes:
         workers: How many processes run the model, on whichever machines.
         batch_size: How many samples the model is given at once.
-        rows: How many samples a worker is given at once. It writes their features before it takes more, so this is
-            what a worker's death costs, and about what a shard holds.
-        cpus: How many of the cluster's CPUs each worker has for itself; reading the data needs some as well.
+        rows: How many samples a worker is given at once. Their features are written together, so this is what a worker's
+            death costs, and about what a shard holds.
+        cpus: How many of the cluster's CPUs each worker has for itself; to read and to write needs some as well.
         gpus: How many of its GPUs. With any, the model and its batches are moved there.
         deaths: So many workers may die, and others take their places; with the next the run ends.
     """
@@ -41,5 +41,5 @@ class Cluster:
 
 
 def is_of_ray(data: object) -> bool:
-    """Tell whether data are a data set of Ray, without importing it."""
+    """Whether data are a data set of Ray, without importing it."""
     return any(kind.__module__.partition(".")[0] == "ray" and kind.__name__ == "Dataset" for kind in type(data).__mro__)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import BadSample, ExtractionFailed, KedgeError
-from kedge.features.dataset.batch import Bad, Batch, Columns
 from kedge.features.dataset.devices import usable
-from kedge.features.dataset.fingerprint import name_of
-from kedge.features.dataset.inputs import called_with, given, moved, narrowed
-from kedge.features.dataset.samples import bad
+from kedge.features.dataset.samples.batch import Bad, Batch, Columns
+from kedge.features.dataset.samples.inputs import called_with, given, moved, narrowed
+from kedge.features.dataset.samples.names import name_of
+from kedge.features.dataset.samples.placed import bad
 
 _NOT_A_SAMPLES_FAULT = (KedgeError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 
@@ -77,7 +77,7 @@ class Work:
         return Columns(batch.places, batch.keys, values, batch.bad, copied)
 
     def held(self) -> AbstractContextManager[Any]:
-        """Have what computes features leave its hooks on the model between batches, if it has any."""
+        """A block in which what computes features leaves its hooks on the model between batches, if it has any."""
         held: Callable[[], AbstractContextManager[Any]] = getattr(self.features, "held", nullcontext)
         return held()
 
@@ -110,7 +110,7 @@ class Work:
         return self(left)
 
     def _still_works(self) -> bool:
-        """Tell whether the model takes what it took before."""
+        """Whether the model takes what it took before."""
         if self._taken is None:
             return self._proven
         try:

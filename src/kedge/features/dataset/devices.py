@@ -10,7 +10,7 @@ from kedge.errors import ExtractionFailed
 
 
 def usable(device: Any) -> torch.device:
-    """Give a device on which something was just computed.
+    """Return a device on which something was just computed.
 
     Args:
         device: Its name, such as "cuda:1", or a `torch.device`.

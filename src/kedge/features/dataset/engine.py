@@ -10,16 +10,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
 from kedge.atomic_write import told
 from kedge.errors import ExtractionFailed, KedgeError, OtherRun
-from kedge.features.dataset.batch import Columns, Places
 from kedge.features.dataset.cluster import is_of_ray
 from kedge.features.dataset.compute import TakesFeatures, Work, bad_sample
-from kedge.features.dataset.fingerprint import identity
-from kedge.features.dataset.folder import only_writer
-from kedge.features.dataset.keys import Keys
-from kedge.features.dataset.loading import Source, is_loader, is_stream
-from kedge.features.dataset.manifest import (
+from kedge.features.dataset.folder.files import only_writer
+from kedge.features.dataset.folder.fingerprint import identity
+from kedge.features.dataset.folder.manifest import (
     about_columns,
     about_functions,
     about_keys,
@@ -30,14 +31,15 @@ from kedge.features.dataset.manifest import (
     read_manifest,
     settle,
 )
+from kedge.features.dataset.folder.reading import FeatureSet, open_features, places_of
+from kedge.features.dataset.folder.shards import Shards
+from kedge.features.dataset.folder.writer import Writer
 from kedge.features.dataset.options import OnBad, Options
-from kedge.features.dataset.progress import progress
 from kedge.features.dataset.ranks import Rank
-from kedge.features.dataset.reading import FeatureSet, open_features, places_of
-from kedge.features.dataset.reducer_names import must_be_names, must_be_possible
-from kedge.features.dataset.samples import Loaded, why
-from kedge.features.dataset.shards import Shards
-from kedge.features.dataset.writer import Writer
+from kedge.features.dataset.samples.batch import Columns, Places
+from kedge.features.dataset.samples.loading import Source, is_loader, is_stream
+from kedge.features.dataset.samples.names import Keys, must_be_names, must_be_possible
+from kedge.features.dataset.samples.placed import Loaded, why
 
 
 def extract_dataset(
@@ -95,14 +97,15 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
     data: dict[str, Any] = {"type": "stream"} if length is None else {"samples": length}
     if is_loader(loader) and is_stream(loader):
         data["workers"] = max(1, loader.num_workers)
-    collated = {"collate": identity(loader.collate_fn)} if is_loader(loader) else {}
+    collated = {"collate": identity(loader.collate_fn, options.version)} if is_loader(loader) else {}
     return {
         "files": options.format,
         "model": about_model(features),
         "sites": about_sites(features),
-        "functions": about_functions(features),
-        "keys": about_keys(options.keys),
-        "batch": identity(options.batch),
+        "functions": about_functions(features, options.version),
+        "keys": about_keys(options.keys, options.version),
+        "batch": identity(options.batch, options.version),
+        "version": "none" if options.version is None else repr(options.version),
         **collated,
         "data": data,
         "reduce": about_reducers(options.reducers),
@@ -126,7 +129,7 @@ class Shelf(NamedTuple):
 
 
 def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
-    """See that a folder is empty, or of the run that is wanted as far as that is known.
+    """Check that a folder is empty, or of the run that is wanted as far as that is known.
 
     Raises:
         OtherRun: It is not.
@@ -166,10 +169,27 @@ def _write(computed: Iterator[Columns], shelf: Shelf, total: int | None) -> None
     options = shelf.options
     shards = Shards(shelf.folder, shelf.rank.rank, options)
     shown = options.progress if shelf.rank.rank == 0 else False
-    with Writer(shards, options.shard_bytes) as writer, progress(total, shown) as advance:
+    with Writer(shards, options.shard_bytes) as writer, progress_bar(shown, Console(stderr=True)) as bar:
+        task = bar.add_task("features", total=total)
         for columns in chain(first, computed):
             writer.put(columns)
-            advance(len(columns.places) + len(columns.bad))
+            bar.advance(task, len(columns.places) + len(columns.bad))
+
+
+class Rate(ProgressColumn):
+    """Samples a second."""
+
+    def render(self, task: Task) -> Text:
+        """Return it as text."""
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f}/s", style="progress.data.speed")
+
+
+def progress_bar(shown: bool | None, console: Console) -> Progress:
+    """Make the bar that shows how far an extraction is; None: if the console is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+    hidden = not (console.is_terminal if shown is None else shown)
+    return Progress(*columns, console=console, disable=hidden, refresh_per_second=5)
 
 
 def compute(loads: Iterable[Loaded], keys: Keys, work: Work, on_bad: OnBad) -> Generator[Columns]:

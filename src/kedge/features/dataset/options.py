@@ -25,10 +25,12 @@ class Options:
             entry is, and a dict holds keyword arguments.
         keys: What samples are called: a sequence with one for each sample of the data set, or a function that
             gives one for each sample of a batch of the loader. By default the sample's index. Of a
-            `ray.data.Dataset` also the name of the column that holds them.
+            `ray.data.Dataset` the name of the column that holds them, or a function; one of these is needed there.
         reduce: For each name that a value has in the result the reducer, or several, that takes it in; such values are
             not kept then.
         keep: Names in `reduce` whose values are kept as well.
+        version: What the program's own functions (transforms, `batch=`, `keys=`, the loader's `collate_fn`) go by, in place
+            of digests: a folder goes on as long as their names and this text are the same.
         on_bad: What happens with a sample that cannot be loaded, or that the model cannot take: "raise" stops,
             "skip" leaves it out and writes that down.
         format: How shards are written: "safetensors", or with an extra of that name "zarr" or "parquet".
@@ -46,6 +48,7 @@ class Options:
     keys: Sequence[Any] | Callable[[Any], Sequence[Any]] | None = None
     reduce: Mapping[str, Reducer | Sequence[Reducer]] = field(default_factory=dict)
     keep: Sequence[str] = ()
+    version: str | None = None
     on_bad: OnBad = "raise"
     format: FormatName = "safetensors"
     device: Any = None

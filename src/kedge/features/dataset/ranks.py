@@ -37,7 +37,7 @@ class Rank:
         return cls()
 
     def takes(self, number: int) -> bool:
-        """Tell whether a block of this number is this process's part."""
+        """Whether a block of this number is this process's part."""
         return number % self.world == self.rank
 
 

@@ -10,12 +10,12 @@ from enum import Enum
 from pathlib import Path
 
 from kedge.errors import RecordingError
+from kedge.file_lock import check_written
 from kedge.report.curves import Curve, losses_of
 from kedge.report.module_lines import Line, lines
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
 from kedge.store.follow import Follower
-from kedge.store.lock import check_written
 from kedge.store.recording import Recording
 
 #: After so many seconds without a new step it is looked whether somebody still writes.

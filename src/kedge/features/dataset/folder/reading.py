@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NoSuchKey, NoSuchSite, NotFeatures
-from kedge.features.dataset.column import Column, Where, read_rows
-from kedge.features.dataset.folder import STATE, about_shard, entries, ranks_of
-from kedge.features.dataset.manifest import read_manifest
-from kedge.features.dataset.shards import read_state
+from kedge.features.dataset.folder.column import Column, Where, read_rows
+from kedge.features.dataset.folder.files import STATE, about_shard, entries, ranks_of
+from kedge.features.dataset.folder.manifest import read_manifest
+from kedge.features.dataset.folder.shards import read_state
 from kedge.features.reduce.load_state import restore
 from kedge.features.reduce.reducer import Reducer
 
@@ -111,7 +111,7 @@ class FeatureSet(Mapping[str, Column]):
         return {name: column[number] for name, column in self.items()}
 
     def number(self, key: object) -> int:
-        """Give the row in which a sample's values are.
+        """Return the row in which a sample's values are.
 
         Raises:
             NoSuchKey: There are no features of it.
@@ -159,7 +159,7 @@ class FeatureSet(Mapping[str, Column]):
 
 
 def places_of(folder: Path) -> Iterator[tuple[str, str]]:
-    """Give the place and the key of every sample that is done, those left out included."""
+    """Yield the place and the key of every sample that is done, those left out included."""
     for entry in entries(folder, missing_ok=True):
         about = about_shard(folder / entry.name)
         yield from zip(about.get("places", about["keys"]), about["keys"], strict=True)

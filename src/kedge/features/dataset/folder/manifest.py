@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from kedge.atomic_write import told
 from kedge.errors import NewerFormat, NotFeatures, OtherRun
-from kedge.features.dataset.fingerprint import alike, identity, listed, name_of, weights
-from kedge.features.dataset.keys import texts
+from kedge.features.dataset.folder.fingerprint import alike, has_digest, identity, listed, weights
+from kedge.features.dataset.samples.names import name_of, texts
 from kedge.features.reduce.reducer import Reducer
 
 MANIFEST = "features.json"
@@ -31,9 +31,15 @@ _WHAT = {
     "keys": "the keys are {}",
     "batch": "batch= is {}",
     "collate": "samples are put together by {}",
+    "version": "version= is {}",
     "reduce": "the reducers are {}",
     "columns": "the values are {}",
 }
+
+_ABOUT_DIGESTS = (
+    ". If you have changed no function, one has changed something that it refers to, which counts as part of it: a new process "
+    "goes on with this folder; and with version='...' (--version) in a new folder you say yourself which functions they are"
+)
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -84,7 +90,7 @@ def settle(folder: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def _put(temporary: Path, path: Path) -> None:
-    """Give a file its name, unless another process did so first."""
+    """Rename a file, unless another process did so first."""
     try:
         path.hardlink_to(temporary)
     except FileExistsError:
@@ -95,7 +101,7 @@ def _put(temporary: Path, path: Path) -> None:
 
 
 def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """See that a folder is of the run that is wanted, as far as both say.
+    """Check that a folder is of the run that is wanted, as far as both say.
 
     Raises:
         OtherRun: It is not.
@@ -107,8 +113,9 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
             f"there {_WHAT[name].format(_shown(found[name]))}, here {_shown(wanted[name])}" for name in unlike
         )
         drawn = ", or load or seed the weights if each process draws its own" if "model" in unlike else ""
+        grown = _ABOUT_DIGESTS if any(has_digest(found[name]) and has_digest(wanted[name]) for name in unlike) else ""
         raise OtherRun(
-            f"cannot add to {folder}, which holds the features of another run: {said}; name another folder{drawn}"
+            f"cannot add to {folder}, which holds the features of another run: {said}; name another folder{drawn}{grown}"
         )
 
 
@@ -140,19 +147,19 @@ def about_sites(features: Any) -> dict[str, Any]:
     return sites | renamed | kept
 
 
-def about_functions(features: Any) -> dict[str, str]:
+def about_functions(features: Any, version: str | None) -> dict[str, str]:
     """Describe what computes features, where that is no model, or what sites' values go through."""
     if not isinstance(features, nn.Module):
-        return {"features": identity(features)}
-    return {text: identity(change) for text, change in _taken(features) if change is not None}
+        return {"features": identity(features, version)}
+    return {text: identity(change, version) for text, change in _taken(features) if change is not None}
 
 
-def about_keys(keys: Any) -> str:
+def about_keys(keys: Any, version: str | None) -> str:
     """Describe what samples are called: not at all, by a column, by a function, or by a list."""
     if keys is None:
         return "the samples' places"
     if callable(keys):
-        return identity(keys)
+        return identity(keys, version)
     return repr(keys) if isinstance(keys, str) else listed(texts(keys))
 
 

@@ -1,4 +1,11 @@
-"""What samples are called: their place, or what the user says."""
+"""What samples, values and functions are called, and that no name stands for two samples, or for no value.
+
+# Note [When names are known]
+By what name a value goes can depend on the first batch: `"encoder"` is a name if the module ran once, `"encoder#0"` if it
+ran several times. A reducer under a name that cannot be would count nothing without a word, so it is refused before there
+is a batch; the other names are checked when the first batch is computed, before anything is written. Later batches must
+have the same names.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kedge.errors import ExtractionFailed
-from kedge.features.dataset.batch import Batch
-from kedge.features.dataset.fingerprint import name_of
-from kedge.features.dataset.samples import Loaded, why
+from kedge.features.dataset.samples.batch import Batch
+from kedge.features.dataset.samples.placed import Loaded, why
+from kedge.features.value_names import may_be
+
+_SHOWN = 8
 
 
 class Keys:
-    """Gives each sample its key, and sees that no two samples have the same.
+    """Adds to each sample its key; no two samples may have the same.
 
     Args:
         keys: A sequence with one for each sample, a function that gives those of a batch, or None: the place.
@@ -41,7 +50,7 @@ class Keys:
             self._met = {key: place for place, key in taken}
 
     def __call__(self, loaded: Loaded) -> Batch:
-        """Give the samples of a batch their keys."""
+        """Return the samples of a batch with their keys."""
         if self._of_batch is None and self._all is None:
             return Batch(loaded.places, loaded.places, loaded.data, loaded.bad)
         failed = [one._replace(key=self._of_place(one.place)) for one in loaded.bad]
@@ -86,5 +95,47 @@ def _given(give: Callable[[Any], Any], loaded: Loaded) -> list[str]:
 
 
 def texts(keys: Any) -> list[str]:
-    """Give keys as text."""
+    """Return keys as text."""
     return [str(key) for key in (keys.tolist() if hasattr(keys, "tolist") else keys)]
+
+
+def name_of(made: Any) -> str:
+    """Return the name of a function, or of an object's class."""
+    return str(getattr(made, "__name__", type(made).__name__))
+
+
+def must_be_possible(features: Any, reduce: Iterable[str]) -> None:
+    """Check, before there is a batch, that values can go by these names, as far as features of Kedge say.
+
+    Raises:
+        ExtractionFailed: No value can go by one of them.
+    """
+    wanted, work = getattr(features, "wanted", None), getattr(features, "work", None)
+    if wanted is None or work is None:
+        return
+    given = {wanted.rename.get(text, text) for text in wanted.texts} | set(wanted.rename.values())
+    paths = {tap.site.path for hooked in work.hooks for tap in hooked.taps}
+    for name in reduce:
+        if name not in given and (name in wanted.rename or not may_be(name, paths)):
+            raise _nobody(name, features.names, wanted.rename.get(name))
+
+
+def must_be_names(reduce: Iterable[str], names: Iterable[str]) -> None:
+    """Check that values go by these names.
+
+    Raises:
+        ExtractionFailed: None goes by one of them.
+    """
+    there = list(names)
+    for name in reduce:
+        if name not in there:
+            raise _nobody(name, there)
+
+
+def _nobody(name: str, names: Iterable[str], new: str | None = None) -> ExtractionFailed:
+    there = list(names)
+    shown = ", ".join(map(repr, there[:_SHOWN])) + (f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else "")
+    renamed = f", as it was renamed to {new!r}" if new else ""
+    return ExtractionFailed(
+        f"reduce: no value goes by the name {name!r}{renamed}; the names are {shown}: give the reducer one of these"
+    )

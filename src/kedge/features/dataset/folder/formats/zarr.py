@@ -9,7 +9,7 @@ import numpy as np
 import zarr
 from torch import Tensor
 
-from kedge.features.dataset.formats.format import Shard, as_written, numpy_pieces
+from kedge.features.dataset.folder.formats.format import Shard, as_written, numpy_pieces
 
 #: About so many bytes are in a chunk.
 CHUNK = 4 << 20

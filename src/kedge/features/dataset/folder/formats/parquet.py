@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from kedge.features.dataset.formats.format import Shard, as_written, numpy_pieces
+from kedge.features.dataset.folder.formats.format import Shard, as_written, numpy_pieces
 
 KEY = "key"
 #: The key of the metadata under which the file says what it is.

@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from kedge.features.dataset.batch import Bad, Places
 from kedge.features.dataset.ranks import Rank
+from kedge.features.dataset.samples.batch import Bad, Places
 
 
 class Sample(NamedTuple):
@@ -51,7 +51,7 @@ def bad(place: str, error: Exception) -> Bad:
 
 
 def why(error: BaseException) -> str:
-    """Say in one line what went wrong."""
+    """Return in one line what went wrong."""
     first = str(error).strip().split("\n", 1)[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
@@ -162,14 +162,14 @@ def _sorted_out(samples: Sequence[Sample]) -> Fetched:
 
 
 def unlike(contents: Sequence[Any]) -> list[int]:
-    """Give the rows of the samples that are not made as most are."""
+    """Return the rows of the samples that are not made as most are."""
     made = [_make(content) for content in contents]
     (usual, _), *_ = Counter(made).most_common()
     return [row for row, make in enumerate(made) if make != usual]
 
 
 def _make(content: Any) -> Any:
-    """Say what a sample is made of: types, shapes and names."""
+    """Return what a sample is made of: types, shapes and names."""
     if isinstance(content, Tensor):
         return tuple(content.shape), content.dtype
     if isinstance(content, np.ndarray):

@@ -20,10 +20,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from kedge.errors import ExtractionFailed
-from kedge.features.dataset.batch import Places
-from kedge.features.dataset.inputs import narrowed, size_of
 from kedge.features.dataset.ranks import Rank
-from kedge.features.dataset.samples import Loaded, Named, Numbered, Together
+from kedge.features.dataset.samples.batch import Places
+from kedge.features.dataset.samples.inputs import narrowed, size_of
+from kedge.features.dataset.samples.placed import Loaded, Named, Numbered, Together
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Source:
         return max(0, -(-(min(length, _drawn(self.loader)) - len(self.done)) // share))
 
     def __iter__(self) -> Iterator[Loaded]:
-        """Start the loader's workers, and give what they load."""
+        """Start the loader's workers, and yield what they load."""
         if not is_loader(self.loader):
             return self._plain()
         return iter(self._stream() if is_stream(self.loader) else self._indexed())
@@ -72,7 +72,7 @@ class Source:
         return _anew(self.loader, numbered, batch_size=self.loader.batch_size)
 
     def _plain(self) -> Iterator[Loaded]:
-        """Give the batches of any iterable; they have to be loaded before it is known whether they are done."""
+        """Yield the batches of any iterable; they have to be loaded before it is known whether they are done."""
         start = 0
         for number, data in enumerate(self.loader):
             size = size_of(data)
@@ -97,7 +97,7 @@ class Source:
 
 
 def is_loader(loader: Any) -> bool:
-    """Tell whether a loader is PyTorch's and puts samples together itself, so that it can be made anew."""
+    """Whether a loader is PyTorch's and puts samples together itself, so that it can be made anew."""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
@@ -106,7 +106,7 @@ def is_loader(loader: Any) -> bool:
 
 
 def is_stream(loader: Any) -> bool:
-    """Tell whether a loader's data set can only be gone through."""
+    """Whether a loader's data set can only be gone through."""
     return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
 
 
@@ -151,7 +151,7 @@ class Groups:
         return not (self._resumes and place in self._source.done) and self._met.add(place)
 
     def _is_mine(self, index: Any) -> bool:
-        """Tell whether a sample is this rank's; ranks may draw in different orders, so the index decides."""
+        """Whether a sample is this rank's; ranks may draw in different orders, so the index decides."""
         number = index if isinstance(index, int) else crc32(str(index).encode())
         return self._source.rank.takes(number // (getattr(self._batches, "batch_size", None) or 1))
 
@@ -166,7 +166,7 @@ def _without_padding(sampler: Any) -> Iterable[Any]:
 
 
 def _draws_once(sampler: Any) -> bool:
-    """Tell whether a sampler is one of PyTorch's that are known to give no index twice."""
+    """Whether a sampler is one of PyTorch's that are known to give no index twice."""
     return type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     )

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kedge.atomic_write import told
 from kedge.errors import NotFeatures, ReadError
-from kedge.features.dataset.folder import Entry
-from kedge.features.dataset.formats.format import format_name, format_of
+from kedge.features.dataset.folder.files import Entry
+from kedge.features.dataset.folder.formats.format import format_name, format_of
 
 Numbers = NDArray[np.int64]
 

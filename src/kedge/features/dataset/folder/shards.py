@@ -16,12 +16,12 @@ from torch import Tensor
 
 from kedge.atomic_write import told, write_all
 from kedge.errors import ExtractionFailed, KedgeError
-from kedge.features.dataset.batch import Bad, Columns
-from kedge.features.dataset.folder import INDEX, SHARD, STATE, Entry, remove, repair
-from kedge.features.dataset.formats import safetensors
-from kedge.features.dataset.formats.format import Shard, format_of
+from kedge.features.dataset.folder.files import INDEX, SHARD, STATE, Entry, remove, repair
+from kedge.features.dataset.folder.formats import safetensors
+from kedge.features.dataset.folder.formats.format import Shard, format_of
 from kedge.features.dataset.options import Options
-from kedge.features.dataset.samples import why
+from kedge.features.dataset.samples.batch import Bad, Columns
+from kedge.features.dataset.samples.placed import why
 from kedge.features.reduce.reducer import Reducer
 
 #: A shard has at most so many samples, for their keys are read at once.
@@ -167,7 +167,7 @@ class Shards:
 
 
 def _take_in(reducer: Reducer, name: str, value: Tensor, keys: Sequence[str]) -> None:
-    """Let a reducer, perhaps the user's own, take in the values of a batch."""
+    """Update a reducer, perhaps the user's own, with the values of a batch."""
     try:
         reducer.update(value, keys)
     except KedgeError:
@@ -199,7 +199,7 @@ def _shapes(columns: Mapping[str, Sequence[Tensor]]) -> dict[str, tuple[torch.dt
 
 
 def _settle(temporary: Path, path: Path) -> None:
-    """Give what is written its name when all of it is on the disk."""
+    """Rename what is written when all of it is on the disk."""
     within = [*temporary.rglob("*")] if temporary.is_dir() else []
     for each in (*within, temporary):
         _sync(each)

@@ -58,14 +58,14 @@ class Format(Protocol):
 
 
 def format_of(name: str) -> Format:
-    """Give a format.
+    """Return a format.
 
     Raises:
         MissingExtra: It needs a package that is not installed.
     """
     suffix, package = _FILES[name]
     try:
-        made: Format = import_module(f"kedge.features.dataset.formats.{name}").FORMAT
+        made: Format = import_module(f"kedge.features.dataset.folder.formats.{name}").FORMAT
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise
@@ -82,10 +82,10 @@ def format_name(path: Path) -> str | None:
 
 
 def numpy_pieces(pieces: Sequence[Tensor]) -> list[Any]:
-    """Give values as arrays; see `WIDENED`."""
+    """Return values as arrays; see `WIDENED`."""
     return [(piece.float() if piece.dtype in WIDENED else piece).numpy() for piece in pieces]
 
 
 def as_written(values: Any, dtype: str) -> Tensor:
-    """Give values that were read as an array the dtype with which they were written."""
+    """Return values that were read as an array in the dtype with which they were written."""
     return torch.from_numpy(values).to(getattr(torch, dtype))

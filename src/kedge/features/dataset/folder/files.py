@@ -25,8 +25,8 @@ from safetensors import SafetensorError, safe_open
 
 from kedge.atomic_write import told
 from kedge.errors import BeingWritten, NotFeatures
-from kedge.features.dataset.formats.format import format_name, format_of
-from kedge.features.dataset.manifest import read_manifest
+from kedge.features.dataset.folder.formats.format import format_name, format_of
+from kedge.features.dataset.folder.manifest import read_manifest
 from kedge.file_lock import claim, leave_to_parent
 
 INDEX = "index-{rank}.jsonl"
@@ -57,7 +57,7 @@ class Entry:
     shapes: Mapping[str, list[int]]
 
     def line(self) -> str:
-        """Give the line of the index."""
+        """Return the line of the index."""
         return json.dumps(vars(self)) + "\n"
 
 
@@ -113,7 +113,7 @@ def about_shard(path: Path) -> dict[str, Any]:
 
 
 def counted_through(folder: Path, rank: int, reduces: bool) -> float:
-    """Give the number of a rank's last shard that its reducers have counted; without reducers all count."""
+    """Return the number of a rank's last shard that its reducers have counted; without reducers all count."""
     path = folder / STATE.format(rank=rank)
     if not reduces:
         return float("inf")
@@ -157,7 +157,7 @@ def repair(folder: Path, rank: int) -> int:
 
 
 def _is_of(path: Path, rank: int, beyond: float = -1) -> bool:
-    """Tell whether a file is a rank's shard with a number greater than another."""
+    """Whether a file is a rank's shard with a number greater than another."""
     found = _SHARD.fullmatch(path.name)
     return found is not None and int(found[1]) == rank and int(found[2]) > beyond
 
@@ -184,7 +184,7 @@ def _parts(name: str) -> tuple[int, int]:
 
 
 def ranks_of(folder: Path, pattern: str) -> Iterator[int]:
-    """Tell which ranks have a file, such as a state."""
+    """Yield the ranks that have a file, such as a state."""
     for path in folder.glob(pattern.format(rank="*")):
         yield int(path.stem.partition("-")[2])
 
@@ -207,7 +207,7 @@ def _index(folder: Path, rank: int) -> Iterator[Entry]:
 
 @contextmanager
 def only_writer(folder: Path, rank: int) -> Iterator[None]:
-    """Let no other process write this rank's files; the lock ends with the process, however it ends.
+    """Keep other processes from writing this rank's files; the lock ends with the process, however it ends.
 
     Raises:
         BeingWritten: Another one does.

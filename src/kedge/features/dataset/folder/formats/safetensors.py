@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kedge.atomic_write import write_all
-from kedge.features.dataset.formats.format import Shard
+from kedge.features.dataset.folder.formats.format import Shard
 
 _NAMES = {
     torch.float64: "F64",

@@ -8,8 +8,8 @@ that goes on looks for, and what the order of samples comes from. Its *key* is w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Container, Mapping
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -76,9 +76,19 @@ class Columns(NamedTuple):
         if self.copied is not None:
             self.copied.synchronize()
 
+    def without(self, places: Container[str]) -> Self:
+        """Return the samples that are not at these places."""
+        rest = [row for row, place in enumerate(self.places) if place not in places]
+        return self._replace(
+            places=[self.places[row] for row in rest],
+            keys=[self.keys[row] for row in rest],
+            values={name: value[rest] for name, value in self.values.items()} if rest else {},
+            bad=[one for one in self.bad if one.place not in places],
+        )
+
 
 class Places:
-    """Which places were met: a bit for each index of a data set, and a set of whatever else there is.
+    """Places that were noted: a bit for each index of a data set, and a set of whatever else there is.
 
     Args:
         length: How many samples the data set has, if that is known.
@@ -98,10 +108,10 @@ class Places:
         return str(place) in self._others if index is None else bool(self._bits[index >> 3] >> (index & 7) & 1)
 
     def add(self, place: str | int) -> bool:
-        """Meet a place, as text or as the index that it is.
+        """Note a place, given as text or as an index.
 
         Returns:
-            Whether it is met for the first time.
+            Whether it is new.
         """
         index = self._index(place)
         if index is None:

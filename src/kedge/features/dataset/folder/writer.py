@@ -17,8 +17,8 @@ from typing import Self
 
 import torch
 
-from kedge.features.dataset.batch import Columns
-from kedge.features.dataset.shards import Shards
+from kedge.features.dataset.folder.shards import Shards
+from kedge.features.dataset.samples.batch import Columns
 
 _BUNCH, _SECONDS = 1 << 20, 0.25
 
@@ -57,7 +57,7 @@ class Writer:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Give the thread what was gathered; see Note [Bunches]."""
+        """Hand the thread what was gathered; see Note [Bunches]."""
         bunch, size = self._gathered, self._size
         self._gathered, self._size = [], 0
         with self._changed:

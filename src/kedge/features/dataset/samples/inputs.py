@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def called_with(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give the arguments that a batch stands for: a dict's are by name, of a tuple or list the first entry counts."""
+    """Return the arguments that a batch stands for: a dict's are by name, of a tuple or list the first entry counts."""
     if isinstance(data, Mapping):
         return (), dict(data)
     if isinstance(data, (tuple, list)) and len(data):
@@ -20,7 +20,7 @@ def called_with(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def given(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give the arguments that a user's own function made: a tuple's are by position, a dict's by name."""
+    """Return the arguments that a user's own function made: a tuple's are by position, a dict's by name."""
     if isinstance(made, Mapping):
         return (), dict(made)
     return (made if isinstance(made, tuple) else (made,)), {}
@@ -50,7 +50,7 @@ def moved(data: Any, device: torch.device | None) -> Any:
 
 
 def narrowed(data: Any, rows: Sequence[int], size: int) -> Any:
-    """Give some samples of a batch: rows of what has one for each sample, and everything else as it is."""
+    """Return some samples of a batch: rows of what has one for each sample, and everything else as it is."""
     if isinstance(data, (Tensor, np.ndarray)):
         return data[list(rows)] if data.ndim and len(data) == size else data
     if (

@@ -1,0 +1,1 @@
+"""A folder of features: what run it is of, its shards, and reading them."""

@@ -1,0 +1,324 @@
+"""What a user's function or model is, as text: the same in every process, and another one when it was changed.
+
+# Note [What a digest takes in]
+A function of the program's own counts by value: its bytecode, constants and names, its defaults, and what it refers to
+outside of itself, as cloudpickle finds it: numbers, text, tensors, models, containers, objects with all that they hold, and
+more functions and classes. Functions and classes of installed packages count by name. Of a module of the program's own
+that a function refers to, the attributes that its code names count. Lines, docstrings and addresses in memory do not; an
+object that cannot be pickled, such as a lock, counts by its class.
+
+cloudpickle's own bytes are another in every process: they hold the order of sets, which strings are one object, random
+names of classes, and paths of files. So `_Pickler` hands it plain stand-ins for all of these.
+
+Bytecode is one version of Python's, so that version stands before the digest, and digests of two are not compared.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from itertools import chain, count
+from pickle import PicklingError
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType, NoneType, SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kedge.errors import ExtractionFailed
+from kedge.features.dataset.samples.names import name_of
+from kedge.torch_internals import dynamo
+
+#: The way of making digests, and the version of Python.
+_MADE_BY = f"2/{sys.version_info.major}.{sys.version_info.minor}"
+_DIGESTED = re.compile(r"(.*) code ([\d./]+):(\w+)", re.DOTALL)
+_PLACE = re.compile(r"(cuda|xpu|hpu|npu|mps):\d+")
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]")
+#: What has no identity: whether two equal ones are one object differs from process to process.
+_CONSTANTS = (str, bytes, int, float, complex, bool, NoneType, tuple, frozenset, slice, CodeType)
+#: What pickle itself knows, and writes down in the same way in every process.
+_WRITTEN = (bytes, int, float, bool, NoneType, tuple, list, dict, bytearray)
+_SETTINGS = (bool, int, float, complex, str, torch.dtype, torch.device, Tensor, np.ndarray, FunctionType)
+_OF_ANY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+_HAS_DOC = 0x4000000 if sys.version_info >= (3, 13) else 0
+#: So many numbers of a tensor take part in a digest.
+_LOOKED_AT = 4096
+
+
+def identity(made: Any, version: str | None = None) -> str:
+    """Name what can be called, with a digest of what it does; see Note [What a digest takes in].
+
+    Args:
+        made: A function, or an object that can be called.
+        version: What the user says in place of a digest.
+
+    Raises:
+        ExtractionFailed: No digest can be made of it.
+    """
+    if made is None:
+        return "none"
+    name = name_of(made)
+    return name if version is not None or _is_named(made) else f"{name} code {_MADE_BY}:{_digest_of(made)}"
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether what two manifests say is the same; of digests that were made in two ways names alone can be compared."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, str) and isinstance(other, str):
+        mine, others = _DIGESTED.fullmatch(one), _DIGESTED.fullmatch(other)
+        if mine and others and mine[2] != others[2]:
+            return mine[1] == others[1]
+    return bool(one == other)
+
+
+def has_digest(said: Any) -> bool:
+    """Whether what a manifest says holds the digest of a function."""
+    return any(map(has_digest, said.values())) if isinstance(said, Mapping) else bool(_DIGESTED.fullmatch(str(said)))
+
+
+def weights(model: nn.Module) -> str:
+    """Return a digest of what a model is made of and of what it has learnt.
+
+    A few thousand numbers of each parameter and buffer stand for all: any training changes nearly every one. Buffers
+    of a module in training mode are left out, as some change with every batch.
+    """
+    modules = [(path, module) for path, module in model.named_modules() if not _is_kedges(type(module).__module__)]
+    buffers = ((path, module.named_buffers(path, recurse=False)) for path, module in modules if not module.training)
+    named = sorted(chain(model.named_parameters(), *(some for _, some in buffers)), key=lambda pair: pair[0])
+    learnt = (part for name, tensor in named for part in (f"{name} ", *_of_tensor(tensor)))
+    return _digest(chain((_made_of(path, module) for path, module in modules), learnt))
+
+
+def _made_of(path: str, module: nn.Module) -> str:
+    """Name a module's class, and settings such as a stride, which PyTorch's own modules list."""
+    names = [name for name in getattr(module, "__constants__", ()) if name in vars(module)]
+    settings = (f"{name}={_setting(vars(module)[name])}" for name in names)
+    return f"{path} {type(module).__qualname__}({', '.join(settings)}) {'trained' * module.training};"
+
+
+def _setting(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"{len(value)}({', '.join(map(_setting, value))})"
+    plain = isinstance(value, (bool, int, float, str, NoneType, torch.dtype))
+    return f"{type(value).__name__} {value!r}" if plain else _digest_of(value)
+
+
+def listed(keys: Sequence[str]) -> str:
+    """Return a digest of keys, with how many there are."""
+    return f"{len(keys)} given, {_digest(f'{len(key)} {key}' for key in keys)}"
+
+
+def _digest(parts: Iterable[str | bytes]) -> str:
+    digest = blake2b(digest_size=12)
+    for part in parts:
+        digest.update(part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part)
+    return digest.hexdigest()
+
+
+def _of_tensor(tensor: Tensor) -> tuple[str, bytes]:
+    return f"{tensor.dtype} {tuple(tensor.shape)}", _some_bytes(tensor)
+
+
+def _some_bytes(tensor: Tensor) -> bytes:
+    """Return the bytes of some numbers of a tensor, from its beginning to its end."""
+    if (
+        type(tensor.detach()) is not Tensor
+        or tensor.is_meta
+        or not tensor.numel()
+        or tensor.layout is not torch.strided
+    ):
+        return b""  # a shard of a distributed tensor, say, which is another one at each rank
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    flat = tensor.flatten() if tensor.is_contiguous() else tensor.reshape(-1)
+    step = max(1, -(-flat.numel() // _LOOKED_AT))
+    own = flat[::step].clone(memory_format=torch.contiguous_format)
+    some: bytes = own.cpu().view(torch.uint8).numpy().tobytes()
+    return some
+
+
+def _by_name(made: Any) -> str:
+    """Name what does not count by value, so that two packages' functions of one name differ."""
+    return f"{getattr(made, '__module__', None)} {getattr(made, '__qualname__', type(made).__qualname__)}"
+
+
+def _is_named(made: Any) -> bool:
+    """Whether something counts by its name: what is installed, in C, or a module."""
+    if isinstance(made, FunctionType):
+        return _is_installed(made) and "__wrapped__" not in vars(made)
+    if isinstance(made, BuiltinFunctionType):
+        return made.__self__ is None or isinstance(made.__self__, (ModuleType, type))
+    return isinstance(made, ModuleType) or (isinstance(made, type) and not _is_own(made))
+
+
+def _is_installed(made: FunctionType) -> bool:
+    return bool(_INSTALLED.search(made.__code__.co_filename)) or _is_kedges(made.__module__)
+
+
+def _is_kedges(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == "kedge"
+
+
+def _is_own(made: type | ModuleType) -> bool:
+    """Whether a class or module is the program's own, and not one of an installed package's or Python's."""
+    name = made.__name__ if isinstance(made, ModuleType) else made.__module__
+    file = getattr(made if isinstance(made, ModuleType) else sys.modules.get(name), "__file__", None)
+    return name == "__main__" or (file is not None and not _INSTALLED.search(file) and not _is_kedges(name))
+
+
+def _digest_of(made: Any) -> str:
+    digest = blake2b(digest_size=12)
+    try:
+        _Pickler(digest.update).dump(made)
+    except PicklingError as error:
+        raise ExtractionFailed(
+            f"{name_of(made)} has to be told from other functions, and no digest can be made of it: {error} Say yourself "
+            "which functions they are, with version='...' (--version)"
+        ) from error
+    return digest.hexdigest()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes a value in the same way in every process; see Note [What a digest takes in].
+
+    pickle asks `persistent_id` of each value first, and writes what it returns in place of the value. Its own memo is off:
+    it would tell two equal strings from one that is there twice. Objects that were met are numbered here instead.
+
+    Args:
+        write: Takes the bytes.
+        met: The number of each object that was met before, and the object, so that no other has its `id`.
+    """
+
+    def __init__(self, write: Callable[[bytes], Any], met: ChainMap[int, tuple[int, Any]] | None = None) -> None:
+        super().__init__(SimpleNamespace(write=write), protocol=5)
+        self.fast = True
+        self._met = ChainMap[int, tuple[int, Any]]() if met is None else met
+        self._count = count(len(self._met))
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what stands for a value, or None if pickle is to write the value itself."""
+        kind = type(value)
+        if kind is str:
+            place = _PLACE.fullmatch(value)  # each rank has another device of the same type, which changes no value
+            return f"device {place[1]}" if place else None
+        if kind not in _CONSTANTS:
+            if id(value) in self._met:
+                return "again", self._met[id(value)][0]
+            self._met[id(value)] = next(self._count), value
+        return None if kind in _WRITTEN else self._stand_in(value)
+
+    def _stand_in(self, value: Any) -> Any:
+        if isinstance(value, (set, frozenset)):  # each process has another order, so none may know what came before it
+            return type(value).__qualname__, sorted(map(self._alone, value))
+        if _is_named(value):
+            return _by_name(value)
+        for kind, stand_in in _STAND_INS.items():
+            if isinstance(value, kind):
+                return stand_in(value)
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if "__wrapped__" in getattr(value, "__dict__", ()):
+            return type(value), value.__wrapped__
+        return self._reduced(value)
+
+    def _alone(self, value: Any) -> str:
+        digest = blake2b(digest_size=12)
+        _Pickler(digest.update, self._met.new_child()).dump(value)
+        return digest.hexdigest()
+
+    def _function(self, made: FunctionType) -> Any:
+        if _is_installed(made):
+            return _by_name(made), vars(made)["__wrapped__"]
+        # One that no module has under its name is taken by value.
+        anew = FunctionType(made.__code__, made.__globals__, made.__name__, made.__defaults__, made.__closure__)
+        outside = self.reducer_override(anew)[2][1]["__globals__"]
+        names = _names(made.__code__)
+        held = [_used(one, names) for one in chain(outside.values(), map(_content, made.__closure__ or ()))]
+        return made.__code__, made.__defaults__, made.__kwdefaults__, list(outside), held
+
+    def _reduced(self, value: Any) -> Any:
+        """Take an object to pieces as pickle would; its class stands for one that cannot be."""
+        try:
+            parts = self.dispatch_table.get(type(value), _reduce)(value)
+        except RecursionError:
+            raise
+        except Exception:  # noqa: BLE001 - objects raise whatever they like
+            return type(value)
+        if isinstance(parts, str):
+            return type(value), parts
+        return [list(part) if isinstance(part, Iterator) else part for part in parts]
+
+
+def _reduce(value: Any) -> Any:
+    return value.__reduce_ex__(5)
+
+
+def _code(code: CodeType) -> Any:
+    doc = code.co_flags & _HAS_DOC if _HAS_DOC else not code.co_name.startswith("<") and _begins_with_text(code)
+    consts = (None, *code.co_consts[1:]) if doc else code.co_consts
+    return code.co_code, code.co_exceptiontable, code.co_names, code.co_argcount, code.co_flags & ~_HAS_DOC, consts
+
+
+def _begins_with_text(code: CodeType) -> bool:
+    return bool(code.co_consts) and isinstance(code.co_consts[0], str)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names of attributes and globals that code uses, inner functions included."""
+    return set(code.co_names).union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing is in it yet
+        return None
+
+
+def _used(value: Any, names: set[str]) -> Any:
+    """Return what code with these names can use of a module of the program's own; anything else as it is."""
+    if not (isinstance(value, ModuleType) and _is_own(value)):
+        return value
+    return {name: _used(one, names) for name, one in sorted(vars(value).items()) if name in names}
+
+
+def _class(kind: type) -> Any:
+    """Return what a class of the program's own is made of; its docstring and lines are no part of it."""
+    held = {name: one for name, one in sorted(vars(kind).items()) if name[:2] != "__" or isinstance(one, _METHODS)}
+    held.pop("_abc_impl", None)
+    return kind.__qualname__, kind.__bases__, held
+
+
+def _module(module: nn.Module) -> Any:
+    inner = dynamo.unwrap(module)
+    return [(type(one), _attributes(one)) for one in inner.modules()], weights(inner)
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Return what a module has beside what every module has; of an installed one what looks like a setting."""
+    held = ((name, one) for name, one in sorted(vars(module).items()) if name not in _OF_ANY_MODULE)
+    return {name: one for name, one in held if _is_own(type(module)) or isinstance(one, _SETTINGS)}
+
+
+def _array(array: np.ndarray[Any, Any]) -> Any:
+    some = array.reshape(-1)[:: max(1, -(-array.size // _LOOKED_AT))]
+    return f"{array.dtype} {array.shape}", some.tolist() if array.dtype.hasobject else some.tobytes()
+
+
+_METHODS = (FunctionType, staticmethod, classmethod, property)
+_STAND_INS: dict[type, Callable[[Any], Any]] = {
+    CodeType: _code,
+    type: _class,
+    nn.Module: _module,
+    Tensor: _of_tensor,
+    np.ndarray: _array,
+    torch.device: lambda device: f"device {device.type}",
+    property: lambda made: (made.fget, made.fset, made.fdel),
+    cached_property: lambda made: made.func,
+}

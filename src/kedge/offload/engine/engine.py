@@ -31,7 +31,6 @@ from kedge.offload.held.entry import Entries, Entry, Source, Window
 from kedge.offload.held.handle import Handle, Part, Referred
 from kedge.offload.held.span import is_alone, own_key
 from kedge.offload.held.steps import Turns
-from kedge.offload.malloc import Trimmer
 from kedge.offload.rebuild.failure import RuleFailed
 from kedge.offload.rebuild.recipe import Recipe
 from kedge.offload.stores.store import FULL
@@ -80,7 +79,6 @@ class Engine:
         self._dropped: set[Any] = set()
         self._warned = False
         self._turns = Turns()
-        self._trimmer = Trimmer()
 
     def begin(self, inputs: Any) -> None:
         """Hear that the model is called; see Note [Steps]."""
@@ -129,9 +127,7 @@ class Engine:
     def unpack(self, packed: Part) -> Tensor:
         """Return a tensor that `pack` took."""
         packed.call.unpacked()
-        value = packed.read()
-        self._freed(value)
-        return value
+        return packed.read()
 
     def handle_of(self, saved: Any) -> Handle | None:
         """Return the handle that stands for what a node saved, if its bytes are still those that were saved."""
@@ -179,7 +175,6 @@ class Engine:
             why = what.removeprefix("kept ")
             row.keep(why, value.nbytes)
             return self._staying.begin(nbytes, None if alone else number)
-        self._freed(value)
         return Entry(self._entries, source, value, own_key(value, number) if alone else number, row)
 
     def _source(self, value: Tensor, row: Row, choice: Choice, *, alone: bool) -> tuple[Source | None, str, bool]:
@@ -253,10 +248,6 @@ class Engine:
                 )
             )
 
-    def _freed(self, value: Tensor) -> None:
-        if value.is_cpu:
-            self._trimmer.freed(value.nbytes)
-
     def _forget(self) -> None:
         """Bound what is remembered of a step, for programs in which none is seen to end."""
         if len(self.account.seen) > _REMEMBERED:
@@ -272,4 +263,3 @@ class Engine:
         self._staying.forget()
         self.account.turn()
         self.policy.planner.turn(self.account)
-        self._trimmer.turn()

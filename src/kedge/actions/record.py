@@ -10,25 +10,26 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from kedge.actions.kept import KeptTensor
 from kedge.actions.naming import kind_meant, meant, single
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
 from kedge.flow import Act, Event, Record
 from kedge.sites.leaves import storage_of, untransformed
 from kedge.sites.site import Site
-from kedge.torch_internals.tensors import version_of
 
 _PRUNE = 1_000
 _ADOPTED = frozenset({"param.grad", "param.acc", "grad", "acc"})
 """Gradients whose memory autograd takes for ``.grad``, which the next backward, clipping and zeroing overwrite."""
 
 
-class Kept:
-    """One recorded tensor, and the state of its memory when it was recorded."""
+class Kept(KeptTensor):
+    """One recorded tensor, and the event that it came with."""
 
-    __slots__ = ("__weakref__", "event", "value", "version")
+    __slots__ = ("event",)
 
-    def __init__(self, event: Event, value: Tensor, version: int) -> None:
-        self.event, self.value, self.version = event, value, version
+    def __init__(self, event: Event, value: Tensor, *, copied: bool) -> None:
+        super().__init__(value, copied=copied)
+        self.event = event
 
     def read(self) -> Tensor:
         """Return the tensor.
@@ -36,7 +37,7 @@ class Kept:
         Raises:
             Overwritten: If its memory was changed after it was recorded.
         """
-        if version_of(self.value) != self.version:
+        if self.overwritten:
             raise Overwritten(
                 f"{name_of(self.event)} was recorded, but the program then changed the tensor in place, so its value is gone; "
                 "record(copy=True) keeps a copy"
@@ -107,11 +108,7 @@ class Recorder:
 
         def keep(value: Tensor, event: Event) -> None:
             alias = untransformed(value.detach())  # a transform's wrapper is dead when the transform is over
-            version = version_of(alias)
-            if copied or version < 0:  # without a counter nothing would tell that it was overwritten
-                alias = alias.clone()
-                version = version_of(alias)
-            kept = Kept(event, alias, version)
+            kept = Kept(event, alias, copied=copied)
             shelf.put(kept)
             if self._overwrites:
                 self._remember(kept)
@@ -137,9 +134,8 @@ class Recorder:
         for storage in storages:
             for ref in self._by_storage.pop(storage, ()):
                 kept = ref()
-                if kept is not None and version_of(kept.value) == kept.version:
-                    kept.value = kept.value.clone()
-                    kept.version = version_of(kept.value)
+                if kept is not None:
+                    kept.preserve()
 
     def read(self, name: str, why: Callable[[str], str]) -> Tensor:
         """Return the one tensor of a name; see `kedge.hooks.handle.Hooked.__getitem__`."""

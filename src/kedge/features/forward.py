@@ -158,7 +158,7 @@ class Work:
         owned = {memory_of(tensor) for module in self.modules for tensor in _own(module)}
         owned = (owned | {memory_of(tensor) for _, tensor in leaves.find(given)}) - {None}
         late = any(took.joined_graph for took in call.values.values())
-        copied = {key for key, took in call.values.items() if took.changed or took.lies_in(owned)}
+        copied = {key for key, took in call.values.items() if took.overwritten or took.lies_in(owned)}
         for key in copied:
             call.values[key].settle()
         stops = self.wanted.early_stop and not (self.compiled or late or call.replicas or self._unending(names))

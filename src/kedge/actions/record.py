@@ -53,7 +53,7 @@ class Batch(NamedTuple):
 
 
 class Shelf:
-    """What is kept of one site: the values of its last passes."""
+    """The kept values of one site: those of its last passes."""
 
     def __init__(self, site: Site, keep: int | None) -> None:
         self.site, self.keep = site, keep
@@ -126,7 +126,7 @@ class Recorder:
             self._prune_at = 2 * self._remembered + _PRUNE
 
     def watch_overwrites(self) -> None:
-        """Learn that modules of the model work in place, and remember whose memory is whose."""
+        """Remember from here on whose memory is whose, as modules of the model work in place."""
         self._overwrites = True
 
     def preserve(self, storages: Iterable[int]) -> None:

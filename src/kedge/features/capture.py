@@ -50,7 +50,7 @@ class Keys(dict[tuple[int, Site, int], Key]):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of a model.
+    """The values to take out of a model, and how to keep them.
 
     Attributes:
         texts: The selectors.
@@ -123,16 +123,16 @@ class Took(KeptTensor):
         return memory_of(self.value) in memory
 
     def settle(self) -> None:
-        """Have the copy in its place, if there is one."""
+        """Put the copy in its place, if there is one."""
         if self.copy is not None:
             self._replace(self.copy)
             self.copy = None
 
 
-class Made:
-    """What a transform made: a tensor in memory of its own, or a structure of such tensors.
+class TransformedValue:
+    """The result of a transform: a tensor in memory of its own, or a structure of such tensors.
 
-    It has what `Took` has, and nothing happens to it.
+    It has the interface of `Took`; the program does not know its memory, so it is never overwritten.
     """
 
     __slots__ = ("as_taken",)
@@ -149,12 +149,12 @@ class Made:
         """Do nothing."""
 
 
-Taken: TypeAlias = Took | Made
+Taken: TypeAlias = Took | TransformedValue
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the first forward of a signature has taught.
+    """What is known of forwards of one signature since the first.
 
     Attributes:
         names: Each value's name, in the order of the result.
@@ -168,7 +168,7 @@ class Plan:
 
 
 class Call:
-    """One forward under way, and what was taken of it.
+    """One active forward, and the values taken from it.
 
     Attributes:
         over: Whether nothing more is taken.
@@ -201,11 +201,11 @@ class Call:
         """Keep a value as the plan says; see Note [Values that are overwritten]."""
         made = value if self.plain else self.wanted.make(key.number, value)
         if not isinstance(made, Tensor):
-            return Made(leaves.put(made, {name: _apart(leaf, value) for name, leaf in leaves.find(made)}))
+            return TransformedValue(leaves.put(made, {name: _apart(leaf, value) for name, leaf in leaves.find(made)}))
         if self.wanted.no_grad and made.requires_grad:
             made = made.detach()
         if made is not value and not _shares(made, value):
-            return Made(made)
+            return TransformedValue(made)
         return Took(made, copied=self.copies(key), unknown=self.plan is None)
 
     def replica(self, thread: threading.Thread) -> Replica:
@@ -251,7 +251,7 @@ def _shares(a: Tensor, b: Tensor) -> bool:
 
 
 def memory_of(value: Tensor) -> int | None:
-    """Tell one piece of memory from another; None for a tensor that has none of the usual kind."""
+    """Return the address of a tensor's memory; None for a tensor without memory of the usual kind."""
     try:
         return value.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # sparse, or of another's making
@@ -262,7 +262,7 @@ def _apart(value: Tensor, source: Tensor) -> Tensor:
     return value.clone() if value is source or _shares(value, source) else value
 
 
-def _join(tooks: list[Taken]) -> Made:
+def _join(tooks: list[Taken]) -> TransformedValue:
     """Put the parts of one value together, on the device of the first."""
     values = [took.as_taken for took in tooks]
     if any(took.lost for took in tooks) or not all(isinstance(v, Tensor) for v in values):
@@ -271,7 +271,7 @@ def _join(tooks: list[Taken]) -> Made:
             "let the transform return a tensor with the samples along its first dimension"
         )
     moved = [value.to(values[0].device) for value in values]
-    return Made(torch.cat(moved) if moved[0].dim() else torch.stack(moved))
+    return TransformedValue(torch.cat(moved) if moved[0].dim() else torch.stack(moved))
 
 
 class Here(threading.local):
@@ -281,7 +281,7 @@ class Here(threading.local):
 
 
 class Taker:
-    """The action that hands the values of one selector to the forward under way."""
+    """The action that hands the values of one selector to the active forward."""
 
     observes = True
     keeps = True
@@ -329,7 +329,7 @@ NOWHERE = Nowhere()
 
 
 def settled(call: Call, values: Mapping[Key, Taken], names: Mapping[Key, str]) -> dict[str, Any]:
-    """Give the values by name, copies in place of those that the program has overwritten.
+    """Return the values by name, copies in place of those that the program has overwritten.
 
     Raises:
         Overwritten: If there is no copy of one.

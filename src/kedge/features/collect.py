@@ -1,4 +1,4 @@
-"""Every pass of a block: what `Features.collect` gives."""
+"""The values of every pass of a block, for `Features.collect`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Collector(Call):
         return True
 
     def take(self, key: Key, value: Tensor, event: Event) -> None:
-        """Take a value of the pass under way."""
+        """Take a value of the current pass."""
         self.collected.add(event.pass_, key, self.keep(key, value).as_taken)
 
     def replica(self, thread: Any) -> Any:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from kedge.inspect.audit import audit
     from kedge.inspect.operations import operations
     from kedge.offload.destination import Cpu, Disk, Rebuild
-    from kedge.offload.malloc import tuned_malloc
     from kedge.offload.offload import offload
     from kedge.offload.saved_tensors import saved
     from kedge.sites.select import select
@@ -49,7 +48,6 @@ __all__ = [
     "select",
     "session",
     "sites",
-    "tuned_malloc",
     "watch",
     "zero",
 ]
@@ -66,7 +64,6 @@ _HOME = {
     "inspect.operations": ("operations",),
     "hooks.firing.schedule": ("at", "every"),
     "offload.destination": ("Cpu", "Disk", "Rebuild"),
-    "offload.malloc": ("tuned_malloc",),
     "offload.offload": ("offload",),  # until the package of this name is there, which can be called as well
     "offload.saved_tensors": ("saved",),
     "features.extract": ("extract",),

@@ -43,7 +43,7 @@ name in small letters, names the paragraph in ``docs/messages.md``::
     │   └── BadSample           a sample cannot be loaded, or the model cannot take it
     ├── AttributionError        a question about a model's answer does not fit the model
     │   └── NothingCut          no ReLU's gradient was cut, or some ReLUs cannot be seen
-    ├── MissingExtra            a package that this command needs is not installed
+    ├── MissingExtra            a package that only this feature needs is not installed
     ├── QueryError              a query over a recording cannot be run
     ├── CannotServe             a page cannot be served where it was asked for
     ├── CannotDraw              what was given makes no picture
@@ -250,7 +250,7 @@ class InterventionError(ActionError, ValueError):
 
 
 class MissingExtra(KedgeError):
-    """A command needs a package that is not installed; the message says what installs it."""
+    """A package that only this feature needs is not installed; the message says what installs it."""
 
 
 class QueryError(KedgeError, ValueError):

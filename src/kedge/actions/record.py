@@ -13,23 +13,24 @@ from torch import Tensor
 from kedge.actions.naming import kind_meant, meant
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
 from kedge.flow import Act, Event, Record
+from kedge.kept_tensor import KeptTensor
 from kedge.sites.language import single
 from kedge.sites.leaves import storage_of, untransformed
 from kedge.sites.site import Site
-from kedge.torch_internals.tensors import version_of
 
 _PRUNE = 1_000
 _ADOPTED = frozenset({"param.grad", "param.acc", "grad", "acc"})
 """Gradients whose memory autograd takes for ``.grad``, which the next backward, clipping and zeroing overwrite."""
 
 
-class Kept:
-    """One recorded tensor, and the state of its memory when it was recorded."""
+class Kept(KeptTensor):
+    """One recorded tensor, and the event that it came with."""
 
-    __slots__ = ("__weakref__", "event", "value", "version")
+    __slots__ = ("event",)
 
-    def __init__(self, event: Event, value: Tensor, version: int) -> None:
-        self.event, self.value, self.version = event, value, version
+    def __init__(self, event: Event, value: Tensor, *, copied: bool) -> None:
+        super().__init__(value, copied=copied)
+        self.event = event
 
     def read(self) -> Tensor:
         """Return the tensor.
@@ -37,7 +38,7 @@ class Kept:
         Raises:
             Overwritten: If its memory was changed after it was recorded.
         """
-        if version_of(self.value) != self.version:
+        if self.overwritten:
             raise Overwritten(
                 f"{name_of(self.event)} was recorded, but the program then changed the tensor in place, so its value is gone; "
                 "record(copy=True) keeps a copy"
@@ -53,7 +54,7 @@ class Batch(NamedTuple):
 
 
 class Shelf:
-    """What is kept of one site: the values of its last passes."""
+    """The kept values of one site: those of its last passes."""
 
     def __init__(self, site: Site, keep: int | None) -> None:
         self.site, self.keep = site, keep
@@ -108,11 +109,7 @@ class Recorder:
 
         def keep(value: Tensor, event: Event) -> None:
             alias = untransformed(value.detach())  # a transform's wrapper is dead when the transform is over
-            version = version_of(alias)
-            if copied or version < 0:  # without a counter nothing would tell that it was overwritten
-                alias = alias.clone()
-                version = version_of(alias)
-            kept = Kept(event, alias, version)
+            kept = Kept(event, alias, copied=copied)
             shelf.put(kept)
             if self._overwrites:
                 self._remember(kept)
@@ -130,7 +127,7 @@ class Recorder:
             self._prune_at = 2 * self._remembered + _PRUNE
 
     def watch_overwrites(self) -> None:
-        """Learn that modules of the model work in place, and remember whose memory is whose."""
+        """Remember from here on whose memory is whose, as modules of the model work in place."""
         self._overwrites = True
 
     def preserve(self, storages: Iterable[int]) -> None:
@@ -138,9 +135,8 @@ class Recorder:
         for storage in storages:
             for ref in self._by_storage.pop(storage, ()):
                 kept = ref()
-                if kept is not None and version_of(kept.value) == kept.version:
-                    kept.value = kept.value.clone()
-                    kept.version = version_of(kept.value)
+                if kept is not None:
+                    kept.preserve()
 
     def read(self, name: str, why: Callable[[str], str]) -> Tensor:
         """Return the one tensor of a name; see `kedge.hooks.handle.Hooked.__getitem__`."""

@@ -66,8 +66,7 @@ class Extract:
             nargs="+",
             default=[],
             help="sum a site up instead: mean, covariance, histogram, quantiles, topk, or MODULE:NAME of a reducer; "
-            "arguments in parentheses, such as 'conv1=covariance(positions=mean)'; one name may have several; "
-            "exact(DIR) makes the quantiles in DIR exact",
+            "arguments in parentheses, such as 'conv1=covariance(positions=mean)'; one name may have several",
         )
         parser.add_argument(
             "--keep", metavar="NAME", nargs="+", default=[], help="what to keep although it is summed up"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from kedge.cli.factory import named
@@ -13,8 +13,6 @@ from kedge.errors import KedgeError, ScriptError
 
 _CALL = re.compile(r"([^()]+)(\(.*\))?", re.DOTALL)
 _KNOWN = ("Mean", "Covariance", "Histogram", "Quantiles", "TopK")
-#: What stands for the second pass over quantiles that were taken into another folder.
-_EXACT = "exact"
 
 
 def pair(text: str, option: str, value: str) -> tuple[str, str]:
@@ -71,9 +69,7 @@ def _reducer(name: str, how: str) -> Any:
         raise ScriptError(f"{shown}: it is to be HOW or HOW(ARGUMENT=VALUE, ...), such as topk(5)")
     word, call = found[1], found[2] or "()"
     known: dict[str, Any] = {one.lower(): getattr(reduce, one) for one in _KNOWN}
-    if word == _EXACT:
-        return _second_pass(name, call[1:-1].strip("\"' "))
-    kind = known.get(word) or function(word, "--reduce", [*known, f"{_EXACT}(DIR)"])
+    kind = known.get(word) or function(word, "--reduce", known)
     args, kwargs = arguments(call, shown)
     try:
         made = kind(*args, **kwargs) if callable(kind) or found[2] else kind
@@ -103,18 +99,3 @@ def arguments(text: str, shown: str) -> tuple[list[Any], dict[str, Any]]:
 
 def _value(node: ast.expr) -> Any:
     return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
-
-
-def _second_pass(name: str, folder: str) -> Any:
-    from kedge.features.dataset import open_features
-    from kedge.features.reduce import Quantiles, Reducer
-
-    reduced: Mapping[str, list[Reducer]] = open_features(folder).reduced
-    first = [one for one in reduced.get(name, []) if isinstance(one, Quantiles)]
-    if not first:
-        there = ", ".join(f"{one}={type(some).__name__.lower()}" for one, each in reduced.items() for some in each)
-        raise ScriptError(
-            f"--reduce {name}={_EXACT}({folder}): there are no quantiles of {name!r} in {folder}; there is "
-            f"{there or 'nothing that was summed up'}: take {name}=quantiles into a folder before"
-        )
-    return first[0].second_pass()

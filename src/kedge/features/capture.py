@@ -23,9 +23,9 @@ from torch import Tensor
 
 from kedge.errors import ExtractError, NoSuchKind, Overwritten, StopForward
 from kedge.flow import Act, Event
+from kedge.kept_tensor import KeptTensor
 from kedge.sites import leaves
 from kedge.sites.site import Site
-from kedge.torch_internals.tensors import version_of
 
 Transform: TypeAlias = Callable[[Tensor], Any]
 KINDS = ("out", "in", "param")
@@ -50,7 +50,7 @@ class Keys(dict[tuple[int, Site, int], Key]):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked of a model.
+    """The values to take out of a model, and how to keep them.
 
     Attributes:
         texts: The selectors.
@@ -88,45 +88,73 @@ class Wanted:
         return value.to(self.device or value.device, self.dtype if wanted and self.dtype else value.dtype)
 
 
-class Took:
-    """What was kept of one value.
+class Took(KeptTensor):
+    """A tensor that was taken.
 
     Attributes:
-        value: The tensor, or the structure of tensors that a transform made.
-        version: Of its memory, if that is the program's own; else -1.
-        copy: A copy from when it was taken.
+        copy: A copy from when it was taken, if it may turn out to be needed.
         graph: Whether it had a graph then.
     """
 
-    __slots__ = ("copy", "graph", "value", "version")
+    __slots__ = ("copy", "graph")
 
-    def __init__(self, value: Any, version: int = -1, copy: Any = None) -> None:
-        self.value, self.version, self.copy = value, version, copy
-        self.graph = version >= 0 and value.requires_grad
+    def __init__(self, value: Tensor, *, copied: bool, unknown: bool) -> None:
+        super().__init__(value, copied=copied)
+        self.copy = value.clone() if unknown and self.value is value else None
+        self.graph = value.requires_grad
+
+    @property
+    def lost(self) -> bool:
+        """Whether the program has worked in place on it, and there is no copy."""
+        return self.copy is None and self.overwritten
+
+    @property
+    def as_taken(self) -> Tensor:
+        """The tensor, or its copy if the program has worked in place on it."""
+        return self.value if self.copy is None or not self.overwritten else self.copy
 
     @property
     def joined_graph(self) -> bool:
         """Whether it has got its graph only since, as what a reentrant checkpoint returns gets it behind its last module."""
-        return self.version >= 0 and self.value.requires_grad and not self.graph
-
-    @property
-    def changed(self) -> bool:
-        """Whether the program has worked in place on it."""
-        return self.version >= 0 and version_of(self.value) != self.version
+        return self.value.requires_grad and not self.graph
 
     def lies_in(self, memory: Collection[int | None]) -> bool:
-        """Whether it is kept in some of the program's own memory."""
-        return self.version >= 0 and memory_of(self.value) in memory
+        """Whether it is kept in this memory."""
+        return memory_of(self.value) in memory
 
     def settle(self) -> None:
-        """Have the copy in its place, if there is one."""
+        """Put the copy in its place, if there is one."""
         if self.copy is not None:
-            self.value, self.version, self.copy = self.copy, -1, None
+            self._replace(self.copy)
+            self.copy = None
+
+
+class TransformedValue:
+    """The result of a transform: a tensor in memory of its own, or a structure of such tensors.
+
+    It has the interface of `Took`; the program does not know its memory, so it is never overwritten.
+    """
+
+    __slots__ = ("as_taken",)
+    overwritten = lost = joined_graph = False
+
+    def __init__(self, value: Any) -> None:
+        self.as_taken = value
+
+    def lies_in(self, memory: Collection[int | None]) -> bool:
+        """Whether it is kept in the program's own memory."""
+        return False
+
+    def settle(self) -> None:
+        """Do nothing."""
+
+
+Taken: TypeAlias = Took | TransformedValue
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the first forward of a signature has taught.
+    """What is known of forwards of one signature since the first.
 
     Attributes:
         names: Each value's name, in the order of the result.
@@ -140,7 +168,7 @@ class Plan:
 
 
 class Call:
-    """One forward under way, and what was taken of it.
+    """One active forward, and the values taken from it.
 
     Attributes:
         over: Whether nothing more is taken.
@@ -150,8 +178,8 @@ class Call:
     def __init__(self, wanted: Wanted, plan: Plan | None) -> None:
         self.wanted, self.plan, self.over = wanted, plan, False
         self.plain, self.count = wanted.plain, len(plan.names) if plan is not None and plan.stops else -1
-        self.values: dict[Key, Took] = {}
-        self.replicas: dict[threading.Thread, dict[Key, Took]] = {}
+        self.values: dict[Key, Taken] = {}
+        self.replicas: dict[threading.Thread, dict[Key, Taken]] = {}
         self.others = frozenset(threading.enumerate())
 
     def take(self, key: Key, value: Tensor, event: Event) -> None:
@@ -165,19 +193,20 @@ class Call:
             self.over = True
             raise StopForward("every value that was asked for is there")
 
-    def keep(self, key: Key, value: Tensor) -> Took:
+    def copies(self, key: Key) -> bool:
+        """Whether a value is copied at once."""
+        return self.plan is not None and key in self.plan.copied
+
+    def keep(self, key: Key, value: Tensor) -> Taken:
         """Keep a value as the plan says; see Note [Values that are overwritten]."""
         made = value if self.plain else self.wanted.make(key.number, value)
         if not isinstance(made, Tensor):
-            return Took(leaves.put(made, {name: _apart(leaf, value) for name, leaf in leaves.find(made)}))
+            return TransformedValue(leaves.put(made, {name: _apart(leaf, value) for name, leaf in leaves.find(made)}))
         if self.wanted.no_grad and made.requires_grad:
             made = made.detach()
         if made is not value and not _shares(made, value):
-            return Took(made)
-        version = version_of(made)
-        if version < 0 or (self.plan is not None and key in self.plan.copied):
-            return Took(made.clone())
-        return Took(made, version, made.clone() if self.plan is None else None)
+            return TransformedValue(made)
+        return Took(made, copied=self.copies(key), unknown=self.plan is None)
 
     def replica(self, thread: threading.Thread) -> Replica:
         """Return what takes the values of a thread that this forward has started."""
@@ -186,9 +215,9 @@ class Call:
                 self.replicas.setdefault(known, {})
         return Replica(self, self.replicas[thread])
 
-    def joined(self) -> dict[Key, Took]:
+    def joined(self) -> dict[Key, Taken]:
         """The values of all threads, those of replicas along their first dimension."""
-        parts: dict[Key, list[Took]] = {key: [took] for key, took in self.values.items()}
+        parts: dict[Key, list[Taken]] = {key: [took] for key, took in self.values.items()}
         for values in self.replicas.values():
             for key, took in values.items():
                 parts.setdefault(key, []).append(took)
@@ -198,7 +227,7 @@ class Call:
 class Replica:
     """Takes the values of one thread for a forward of another."""
 
-    def __init__(self, call: Call, values: dict[Key, Took]) -> None:
+    def __init__(self, call: Call, values: dict[Key, Taken]) -> None:
         self.call, self.values = call, values
 
     @property
@@ -222,7 +251,7 @@ def _shares(a: Tensor, b: Tensor) -> bool:
 
 
 def memory_of(value: Tensor) -> int | None:
-    """Tell one piece of memory from another; None for a tensor that has none of the usual kind."""
+    """Return the address of a tensor's memory; None for a tensor without memory of the usual kind."""
     try:
         return value.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # sparse, or of another's making
@@ -233,16 +262,16 @@ def _apart(value: Tensor, source: Tensor) -> Tensor:
     return value.clone() if value is source or _shares(value, source) else value
 
 
-def _join(tooks: list[Took]) -> Took:
+def _join(tooks: list[Taken]) -> TransformedValue:
     """Put the parts of one value together, on the device of the first."""
-    values = [took.copy if took.changed and took.copy is not None else took.value for took in tooks]
-    if any(took.changed and took.copy is None for took in tooks) or not all(isinstance(v, Tensor) for v in values):
+    values = [took.as_taken for took in tooks]
+    if any(took.lost for took in tooks) or not all(isinstance(v, Tensor) for v in values):
         raise ExtractError(
             "the model ran in several threads, and their values cannot be joined: they are no tensors, or were overwritten; "
             "let the transform return a tensor with the samples along its first dimension"
         )
     moved = [value.to(values[0].device) for value in values]
-    return Took(torch.cat(moved) if moved[0].dim() else torch.stack(moved))
+    return TransformedValue(torch.cat(moved) if moved[0].dim() else torch.stack(moved))
 
 
 class Here(threading.local):
@@ -252,7 +281,7 @@ class Here(threading.local):
 
 
 class Taker:
-    """The action that hands the values of one selector to the forward under way."""
+    """The action that hands the values of one selector to the active forward."""
 
     observes = True
     keeps = True
@@ -299,8 +328,8 @@ class Taker:
 NOWHERE = Nowhere()
 
 
-def settled(call: Call, values: Mapping[Key, Took], names: Mapping[Key, str]) -> dict[str, Any]:
-    """Give the values by name, copies in place of those that the program has overwritten.
+def settled(call: Call, values: Mapping[Key, Taken], names: Mapping[Key, str]) -> dict[str, Any]:
+    """Return the values by name, copies in place of those that the program has overwritten.
 
     Raises:
         Overwritten: If there is no copy of one.
@@ -308,10 +337,10 @@ def settled(call: Call, values: Mapping[Key, Took], names: Mapping[Key, str]) ->
     result = {}
     for key, name in names.items():
         took = values[key]
-        if took.changed and took.copy is None:
+        if took.lost:
             raise Overwritten(
                 f'"{name}" was taken, but this forward then changed the tensor in place, which an earlier one with arguments of '
                 "the same shapes did not, so its value is gone; as a transform, lambda v: v.clone() copies it every time"
             )
-        result[name] = took.copy if took.changed else took.value
+        result[name] = took.as_taken
     return result

@@ -1,4 +1,4 @@
-"""Every pass of a block: what `Features.collect` gives."""
+"""The values of every pass of a block, for `Features.collect`."""
 
 from __future__ import annotations
 
@@ -71,10 +71,13 @@ class Collector(Call):
         super().__init__(wanted, Plan({}, frozenset(), stops=False))
         self.collected = collected
 
+    def copies(self, key: Key) -> bool:
+        """Every value."""
+        return True
+
     def take(self, key: Key, value: Tensor, event: Event) -> None:
-        """Take a value of the pass under way."""
-        took = self.keep(key, value)
-        self.collected.add(event.pass_, key, took.value.clone() if took.version >= 0 else took.value)
+        """Take a value of the current pass."""
+        self.collected.add(event.pass_, key, self.keep(key, value).as_taken)
 
     def replica(self, thread: Any) -> Any:
         """Refuse replicas: their passes are not those of the model."""

@@ -27,7 +27,7 @@ _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 class Work:
     """Takes values out of the forwards of one model.
 
-    Its hooks stand in PyTorch's tables while a forward is under way, and at no other time.
+    Its hooks are in PyTorch's tables during a forward, and at no other time.
     """
 
     def __init__(self, model: nn.Module, wanted: Wanted) -> None:
@@ -97,7 +97,7 @@ class Work:
             yield
 
     def why(self, number: int) -> str:
-        """Say why there is nothing under a selector."""
+        """Return why there is no value for a selector."""
         silent = [
             str(entry.cause.why) + "; " + entry.cause.remedy for entry in self.hooks[number].ledger() if entry.cause
         ]
@@ -109,7 +109,7 @@ class Work:
 
     @contextmanager
     def _standing(self, call: Call) -> Iterator[None]:
-        """Have the hooks in their tables as long as any forward is under way."""
+        """Keep the hooks in their tables until the last active forward ends."""
         outer = self.here.call
         try:
             with self._lock:
@@ -125,7 +125,7 @@ class Work:
                 self._rest()
 
     def _adopt(self) -> Any:
-        """Find the forward that a thread without one works for: one that was there when the thread was not."""
+        """Return the forward that started this thread: an active one that began before the thread did."""
         if self.here.call is NOWHERE:
             return NOWHERE
         thread = threading.current_thread()
@@ -140,13 +140,13 @@ class Work:
         return self.here.call
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """What must be the same for two forwards to be taken for alike."""
+        """Return what two forwards must have in common to share a plan."""
         modes = bytes([module.training for module in self.modules])
         named = tuple((name, _shape(value)) for name, value in kwargs.items())
         return tuple(map(_shape, args)), named, modes, torch.is_grad_enabled()
 
     def _tell(self) -> None:
-        """Say once which sites of a pattern had nothing, after the first whole forward."""
+        """Warn once, after the first whole forward, of sites of a pattern that never fired."""
         if not self._told:
             self._told = True
             for hooked in self.hooks:
@@ -154,11 +154,11 @@ class Work:
                     warn(NeverFiredWarning(silent))
 
     def _learn(self, kind: Hashable, call: Call, names: Mapping[Key, str], given: Any) -> None:
-        """Note what this forward has taught about its kind."""
+        """Store the plan for forwards of this kind."""
         owned = {memory_of(tensor) for module in self.modules for tensor in _own(module)}
         owned = (owned | {memory_of(tensor) for _, tensor in leaves.find(given)}) - {None}
         late = any(took.joined_graph for took in call.values.values())
-        copied = {key for key, took in call.values.items() if took.changed or took.lies_in(owned)}
+        copied = {key for key, took in call.values.items() if took.overwritten or took.lies_in(owned)}
         for key in copied:
             call.values[key].settle()
         stops = self.wanted.early_stop and not (self.compiled or late or call.replicas or self._unending(names))
@@ -168,7 +168,7 @@ class Work:
             self.plans.popitem(last=False)
 
     def _unending(self, names: Mapping[Key, str]) -> bool:
-        """Whether a module might run once more, or has gathers its parameters until its end."""
+        """Whether a module might run once more, or gathers its parameters until its end."""
         numbered = {number for number, text in enumerate(self.wanted.texts) if _has_call(text)}
         again = any(key.call and key.number not in numbered for key in names)
         return again or any(map(_is_sharded, self.modules))
@@ -191,7 +191,7 @@ def _own(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _shape(value: Any) -> Hashable:
-    """What a forward may depend on of an argument, without looking at its numbers."""
+    """Return what a forward may depend on of an argument, without its numbers."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
     if isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""Under which names values are given back."""
+"""The names under which values are returned."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def named_apart(keys: list[Key]) -> dict[Key, str]:
 
 
 def renamed(named: Mapping[Key, str], rename: Mapping[str, str]) -> dict[Key, str]:
-    """Give new names.
+    """Return the new names.
 
     Raises:
         ExtractError: If a name to change is none, or two values end up under one name.
@@ -81,7 +81,7 @@ def check(texts: tuple[str, ...], rename: Mapping[str, str], sites: list[list[Si
 
 
 def may_be(name: str, paths: Collection[str]) -> bool:
-    """Tell whether a value of a module at one of these paths can go by a name."""
+    """Whether a value of a module at one of these paths can go by a name."""
     try:
         return single(name).literal in paths
     except SelectorError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import random
+import sys
 from fractions import Fraction
 from itertools import pairwise
 
@@ -13,7 +15,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kedge.errors import ReducerError
+from kedge.errors import MissingExtra
 from kedge.features.reduce import Histogram, Quantiles, TopK, restore
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -111,79 +113,111 @@ def rank(q, n):
 @settings(deadline=None)
 @given(
     st.lists(st.one_of(st.floats(width=32, allow_nan=False), st.floats(-2, 2, width=32)), min_size=1, max_size=40),
-    st.integers(0, 12),
+    st.integers(40, 65_535),
 )
-@example([3.4028234663852886e38], 7)
-@example([math.inf, -math.inf, 0.0], 7)
-@example([1e-45, 1e-40, 1.1754943508222875e-38], 3)
-def test_quantiles_are_within_their_bound(numbers, digits):
-    """Each quantile is the value of its rank, to the relative error that is told (or 2^-(127 + digits) near zero)."""
+@example([3.4028234663852886e38], 2048)
+@example([math.inf, -math.inf, 0.0], 2048)
+@example([1e-45, 1e-40, 1.1754943508222875e-38], 65_535)
+def test_quantiles_of_no_more_than_k_values_are_exact(numbers, k):
+    """Each quantile is the value of its rank, as float32 has it, and the error is stated to be 0."""
     q = [0.0, 0.07, 0.25, 0.5, 0.9, 0.99, 1.0]
-    found = filled(Quantiles(q, digits=digits), torch.tensor(numbers)).result()
+    found = filled(Quantiles(q, k=k), torch.tensor(numbers)).result()
     ordered = sorted(torch.tensor(numbers).tolist())
 
     assert found["n"] == len(numbers)
-    assert found["relative_error"] in (0.0, 2.0 ** -(digits + 1))
-    for one, quantile in zip(q, found["quantiles"].tolist(), strict=True):
-        exact = ordered[rank(one, len(numbers)) - 1]
-        near = max(found["relative_error"] * abs(exact), 2.0 ** -(127 + digits))
-        assert quantile == exact or abs(quantile - exact) <= near
-    assert found["quantiles"][0] == found["min"] == ordered[0]
-    assert found["quantiles"][-1] == found["max"] == ordered[-1]
+    assert found["normalized_rank_error"] == 0
+    assert found["quantiles"].tolist() == [ordered[rank(one, len(numbers)) - 1] for one in q]
+    assert (found["min"], found["max"]) == (ordered[0], ordered[-1])
 
 
-@settings(deadline=None)
-@given(
-    st.lists(st.one_of(st.floats(width=32), st.floats(-2, 2, width=32)), min_size=1, max_size=40),
-    st.integers(9, 12),
-    st.integers(1, 40),
-)
-@example([-1e-45, 1e-45, 0.0, -0.0, -3e-45], 9, 2)
-@example([math.nan], 9, 1)
-def test_a_second_pass_makes_quantiles_exact(numbers, digits, size):
-    """Given the same values in any batches, in parts that are merged, it finds the value of each rank itself."""
-    q = [0.0, 0.07, 0.25, 0.5, 0.9, 1.0]
-    values = torch.tensor(numbers)
-    exact = filled(Quantiles(q, digits=digits), values).second_pass()
-    other = copy.deepcopy(exact)
-    filled(exact, values[:size], size)
-    filled(other, values[size:], 3)
-    exact.merge(restore(other.state()))
-    found = exact.result()
-    ordered = sorted(x for x in values.tolist() if not math.isnan(x))
-
-    assert found["n"] == len(ordered)
-    if ordered:
-        assert found["quantiles"].tolist() == [ordered[rank(one, len(ordered)) - 1] for one in q]
-    else:
-        assert found["quantiles"].isnan().all()
+SHAPES = {
+    "normal": lambda n, c: torch.randn(n, c),
+    "heavy tails": lambda n, c: torch.randn(n, c) / torch.randn(n, c).abs().clamp(min=1e-9),
+    "few values": lambda n, c: torch.randint(-3, 4, (n, c)),
+    "sorted": lambda n, c: torch.arange(n)[:, None].expand(n, c),
+}
 
 
-def test_a_second_pass_is_made_for_each_channel():
-    """With per='channel' each channel's quantiles are exact; other values than the first pass saw are an error."""
-    x = torch.randn(101, 3, 4, 4)
-    first = Quantiles([0.5, 0.9], per="channel")
-    with pytest.raises(ReducerError, match="follows a first one"):
-        first.second_pass()
-    exact = filled(first, x, 20).second_pass()
-    with pytest.raises(ReducerError, match="has seen 0 values and the first 4848"):
-        exact.result()
-    with pytest.raises(ReducerError, match="seen values of 3 channels and was given 2"):
-        exact.update(x[:, :2])
-    found = filled(exact, x, 7).result()
-    rows = x.transpose(0, 1).flatten(1).double().numpy()
-    expected = np.quantile(rows, [0.5, 0.9], axis=1, method="inverted_cdf").T
-
-    assert found["quantiles"].tolist() == expected.tolist()
+def rank_errors(found, x):
+    """How far the rank of each quantile is from the one asked for; a value that occurs often has a range of ranks."""
+    ordered = x.double().numpy().T
+    q = found["q"].numpy()
+    errors = []
+    for values, quantiles in zip(ordered, found["quantiles"].numpy(), strict=True):
+        below = (values[:, None] < quantiles).mean(0)
+        upto = (values[:, None] <= quantiles).mean(0)
+        errors.append(np.maximum(0, np.maximum(below - q, q - upto)))
+    return np.array(errors)
 
 
-def test_values_with_few_digits_have_exact_quantiles():
-    """Of bfloat16, and of small whole numbers, quantiles are exact and the error is told to be 0."""
+@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_quantiles_are_within_their_bound(shape, merged):
+    """In 99 of 100 cases a quantile's rank is as near as stated, from one reducer or merged from ten, for any distribution."""
+    x = SHAPES[shape](6000, 60)
+    made = Quantiles([0.01, 0.1, 0.5, 0.9, 0.99], per="channel", k=64)
+    parts = [filled(copy.deepcopy(made), part, 100) for part in (x.chunk(10) if merged else [x])]
+    for part in parts[1:]:
+        parts[0].merge(restore(part.state()))
+    found = parts[0].result()
+    errors = rank_errors(found, x)
+
+    assert 0.03 < found["normalized_rank_error"] < 0.05
+    assert (errors <= found["normalized_rank_error"]).mean() > 0.95  # of 300 cases
+    assert torch.equal(found["min"], x.double().amin(0))
+    assert torch.equal(found["max"], x.double().amax(0))
+    assert found["n"].tolist() == [6000] * 60
+
+
+def test_twice_the_k_halves_the_error():
+    """The error that is stated is that of the package for this size, and 0.14 % by default."""
+    errors = [filled(Quantiles(k=k), torch.randn(20_000), 5000).result()["normalized_rank_error"] for k in (1024, 2048)]
+
+    assert errors[1] == pytest.approx(0.0014, abs=0.0001)
+    assert errors[0] == pytest.approx(2 * errors[1], rel=0.05)
+
+
+def test_the_ends_of_a_sketch_are_exact():
+    """The quantiles 0 and 1 are the least and the greatest value, whether the sketch has kept them or not."""
+    values = torch.randn(100_000)
+    found = filled(Quantiles([0.0, 1.0], k=8), values, 10_000).result()
+
+    assert found["quantiles"].tolist() == [values.min().item(), values.max().item()]
+
+
+def test_a_sketch_stays_small():
+    """A million values take about 12 k bytes, and ten times as many next to nothing more."""
+    reducer = filled(Quantiles(k=256), torch.randn(1_000_000), 100_000)
+    sizes = [len(reducer.state()["sketches"])]
+    filled(reducer, torch.randn(9_000_000), 1_000_000)
+    sizes.append(len(reducer.state()["sketches"]))
+
+    assert sizes[0] < 14 * 256
+    assert sizes[1] < 1.1 * sizes[0]
+
+
+def test_quantiles_touch_no_random_numbers_of_the_program():
+    """The state of PyTorch's, numpy's and Python's generators is what it was."""
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002 - what programs share
+    filled(Quantiles(k=8), torch.arange(10_000.0), 1000).result()
+
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]  # noqa: NPY002 - as above
+
+
+def test_a_missing_datasketches_is_named(monkeypatch):
+    """Without the package, making the reducer is one of Kedge's errors, and names the extra that brings it."""
+    monkeypatch.setitem(sys.modules, "datasketches", None)
+    with pytest.raises(MissingExtra, match=r"datasketches, which is not installed: pip install 'kedge\[quantiles\]'"):
+        Quantiles()
+
+
+def test_values_of_other_types_have_exact_quantiles():
+    """Quantiles of bfloat16, of small whole numbers and of booleans are numpy's."""
     q = [i / 100 for i in range(101)]
     for values in (torch.randn(999).bfloat16(), torch.randint(-200, 200, (999,)), torch.rand(99) > 0.5):
         found = filled(Quantiles(q), values, 100).result()
         expected = np.quantile(values.double().numpy(), q, method="inverted_cdf")
-        assert found["relative_error"] == 0
         assert found["quantiles"].tolist() == expected.tolist()
 
 

@@ -28,14 +28,12 @@ COUNTS = [
     Histogram(positions="mean", bins=7),
     Histogram(edges=[-2, -0.5, 0, 0.1, 3]),
     Histogram(edges=[0, 1], per="channel", positions="max"),
-    Quantiles(),
-    Quantiles(per="channel", digits=3),
-    Quantiles(positions="mean", digits=12),
     TopK(3, positions="max"),
     TopK(2, positions="mean", largest=False),
     TopK(4, positions="elements"),
 ]
-ALL = SUMS + COUNTS
+SKETCHES = [Quantiles(k=128), Quantiles(per="channel"), Quantiles(positions="mean", k=65_535)]
+ALL = SUMS + COUNTS + SKETCHES
 each = pytest.mark.parametrize("made", ALL, ids=repr)
 
 NUMBERS = st.one_of(
@@ -128,6 +126,25 @@ def test_sums_have_one_result_within_rounding(made, data):
     assert_near(whole.result(), parts[0].result())
 
 
+@pytest.mark.parametrize("made", SKETCHES, ids=repr)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_sketches_of_few_values_have_one_result(made, data):
+    """Of no more values than a sketch keeps, any order, cut and grouping of merges gives the same result."""
+    values, keys = data.draw(samples())
+    n = len(values)
+    whole = copy.deepcopy(made)
+    whole.update(values, keys)
+    order = data.draw(st.permutations(range(n)))
+    cuts = data.draw(st.lists(st.integers(0, n), max_size=4))
+    parts = [taken(made, values, keys, part.tolist(), []) for part in np.split(np.array(order), sorted(cuts))]
+    while len(parts) > 1:
+        i = data.draw(st.integers(0, len(parts) - 2))
+        parts[i].merge(parts.pop(i + 1))
+    for other in (taken(made, values, keys, order, cuts), parts[0]):
+        assert_near(whole.result(), other.result())
+
+
 @each
 @settings(max_examples=25, deadline=None)
 @given(drawn=samples())
@@ -197,7 +214,7 @@ def test_values_are_only_read(made):
     other.update(values, keys)
 
 
-@each
+@pytest.mark.parametrize("made", SUMS + COUNTS, ids=repr)
 def test_memory_does_not_grow_with_the_samples(made):
     """The state of a hundred batches takes no more bytes than a fixed number for each channel."""
     reducer = copy.deepcopy(made)
@@ -226,7 +243,7 @@ def test_the_settings_stand_in_the_state(made):
         (Mean(), Mean(ddof=0), "ddof is 1 here and 0 there"),
         (Mean(), Covariance(), "reducer is 'Mean' here and 'Covariance' there"),
         (Histogram(edges=[0, 1]), Histogram(edges=[0, 2]), "edges is [0.0, 1.0] here and [0.0, 2.0] there"),
-        (Quantiles(digits=5), Quantiles(), "digits is 5 here and 7 there"),
+        (Quantiles(k=512), Quantiles(), "k is 512 here and 2048 there"),
         (TopK(3), TopK(4), "k is 3 here and 4 there"),
         (TopK(3), TopK(3, positions="max"), "positions is None here and 'max' there"),
     ],
@@ -281,7 +298,7 @@ def test_what_cannot_be_summed_up_is_refused(made, values, keys, said):
         (lambda: Histogram(per="row"), "per='row'"),
         (lambda: Quantiles(q=[]), "at least one"),
         (lambda: Quantiles(q=[1.5]), "from 0 to 1"),
-        (lambda: Quantiles(digits=13), "digits=13"),
+        (lambda: Quantiles(k=7), "k=7: take 8 to 65,535"),
         (lambda: TopK(0), "k=0"),
         (lambda: TopK(positions="samples"), "take 'max' or 'mean'"),
         (lambda: TopK().update(torch.ones(2, 2)), "came without"),
@@ -357,11 +374,12 @@ def test_a_mean_over_positions_has_the_same_bits_in_every_batch():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_what_the_cpu_gives(made):
     """Values on a GPU are summed up there, and counts and selections have the bits that the CPU gives."""
-    values, keys = torch.randn(300, 2, 3), [f"{i:03}" for i in range(300)]
+    n = 20 if made in SKETCHES else 300  # a sketch of more values than it keeps has more than one result
+    values, keys = torch.randn(n, 2, 3), [f"{i:03}" for i in range(n)]
     values[7, 0, 1] = torch.nan
-    here, there = (taken(made, x, keys, range(300), [100, 220]) for x in (values, values.cuda()))
-    mixed = taken(made, values.cuda(), keys, range(150), [])
-    mixed.merge(taken(made, values, keys, range(150, 300), []))
+    here, there = (taken(made, x, keys, range(n), [n // 3, n * 2 // 3]) for x in (values, values.cuda()))
+    mixed = taken(made, values.cuda(), keys, range(n // 2), [])
+    mixed.merge(taken(made, values, keys, range(n // 2, n), []))
     for other in (there, mixed, pickle.loads(pickle.dumps(there))):
         if made in COUNTS:
             assert same_bits(here.state(), other.state())

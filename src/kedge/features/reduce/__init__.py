@@ -1,4 +1,4 @@
-"""Summaries of any number of samples in constant memory, which merge exactly."""
+"""Summaries of any number of samples in constant memory, which merge."""
 
 from kedge.features.reduce.frechet import frechet_distance
 from kedge.features.reduce.histogram import Histogram

@@ -3,7 +3,7 @@
 # Note [Edges that merge]
 Bin `i` of an automatic histogram is ``[i 2^k, (i + 1) 2^k)``, and two neighbouring bins of one `k` are one bin of
 ``k + 1``. So counts are made coarser exactly, without knowing the samples. `k` is the smallest for which the bins from
-the least to the greatest value seen are no more than was asked for; it depends on these two values alone and only
+the least to the greatest value seen are no more than the limit; it depends on these two values alone and only
 grows, whichever samples come first. It is bounded below so that a bin's number is exact: no value is more than 2^52
 bins from zero, and no bin is narrower than the smallest float64. Edges beyond the largest are infinite.
 """

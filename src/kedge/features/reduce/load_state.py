@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from kedge.errors import ReducerError
-from kedge.features.reduce.exact_quantiles import ExactQuantiles
 from kedge.features.reduce.histogram import Histogram
 from kedge.features.reduce.moments import Covariance, Mean
 from kedge.features.reduce.quantiles import Quantiles
 from kedge.features.reduce.reducer import Reducer, settings_of
 from kedge.features.reduce.topk import TopK
 
-_KINDS: dict[str, type[Reducer]] = {
-    kind.__name__: kind for kind in (Mean, Covariance, Histogram, Quantiles, ExactQuantiles, TopK)
-}
+_KINDS: dict[str, type[Reducer]] = {kind.__name__: kind for kind in (Mean, Covariance, Histogram, Quantiles, TopK)}
 
 
 def restore(state: Mapping[str, Tensor]) -> Reducer:

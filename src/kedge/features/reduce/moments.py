@@ -31,7 +31,7 @@ from kedge.features.reduce.reducer import Reducer, State
 
 
 class Moments(Reducer):
-    """What `Mean` and `Covariance` share; see Note [Merging moments].
+    """The part that `Mean` and `Covariance` share; see Note [Merging moments].
 
     Args:
         ddof: What is taken off the number of samples to divide by: 1 for an estimate without bias, 0 for the samples' own.

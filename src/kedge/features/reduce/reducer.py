@@ -2,8 +2,8 @@
 
 # Note [What exact means]
 A summary depends on which samples were seen, and not on how they were cut into batches, in which order they came, or
-which part was merged into which. Counts and selections (`Histogram`, `Quantiles`, `TopK`) are equal to the last bit.
-Sums (`Mean`, `Covariance`) are equal up to the rounding of float64.
+which part was merged into which. Counts and selections (`Histogram`, `TopK`) are equal to the last bit. Sums (`Mean`,
+`Covariance`) are equal up to the rounding of float64. `Quantiles` is a sketch: equal up to the error that it states.
 """
 
 from __future__ import annotations

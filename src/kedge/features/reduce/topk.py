@@ -86,7 +86,7 @@ class TopK(Reducer):
         self._challenge(values.T.cpu().numpy(), places.T.cpu().numpy(), held.tolist(), keys)
 
     def _challenge(self, values: Any, places: Any, held: list[int], keys: list[str]) -> None:
-        """Let each channel's best of a batch take their places, where the first of them would get one."""
+        """Add each channel's best of a batch, if the first of them is among the best so far."""
         names = np.array(keys, dtype=object)
         for channel, count in enumerate(held):
             if not count:

@@ -31,7 +31,6 @@ from kedge.offload.engine.sources import Coded, Moved, Rebuilt, encode
 from kedge.offload.held.entry import PartOfEntry, RecentlyRestored, StorageEntries, StorageEntry
 from kedge.offload.held.raw_bytes import digest, is_alone, own_key, take, taken_bytes
 from kedge.offload.held.steps import StepBoundaries
-from kedge.offload.malloc import Trimmer
 from kedge.offload.stores.store import FULL
 from kedge.torch_internals.storages import identity_of
 from kedge.torch_internals.tensors import is_only_zeros
@@ -63,7 +62,6 @@ class Engine:
         self._known = KnownStorages(model, StorageEntries(RecentlyRestored(_ROOM)), self.account)
         self._recipes = ProvenRecipes(self.account.dropped)
         self._steps = StepBoundaries()
-        self._trimmer = Trimmer()
         self._numbers = TensorNumbers()
         self._warned = False
 
@@ -103,17 +101,12 @@ class Engine:
             self.policy.planner.took(outcome)
         if packed is None:
             return Kept(value, KeptReader(call, held) if isinstance(held, KeptStorage) else call)
-        if outcome.chosen and value.is_cpu:
-            self._trimmer.freed(nbytes)
         return packed
 
     def unpack(self, packed: PartOfEntry) -> Tensor:
         """Return a tensor that `pack` took."""
         packed.call.unpacked()
-        value = packed.read()
-        if value.is_cpu:
-            self._trimmer.freed(value.nbytes)
-        return value
+        return packed.read()
 
     def stays(self, value: Tensor, place: Place) -> None:
         """Count a tensor that a checkpoint holds in a way that leaves it where it is."""
@@ -214,7 +207,6 @@ class Engine:
             self.account.turn()
             if self.policy.planner is not None:
                 self.policy.planner.turn(self.account)
-            self._trimmer.turn()
 
 
 class TensorNumbers:

@@ -21,7 +21,7 @@ EXTRAS ?= test,dev
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test corners check lint types contract demo bench clean
+.PHONY: help setup test corners check lint types contract docs demo bench clean
 MAKEFLAGS += --no-print-directory
 
 help:  ## list the tasks
@@ -79,6 +79,11 @@ types: setup  ## check types, strictly
 contract: setup  ## check which folder may import which
 	@echo "import contract: import-linter"
 	@$(BIN)/lint-imports --no-logo
+
+docs: setup  ## write what the docs take from the source: the list of rules, the import order and its picture
+	@echo "docs: docs/rules.md with the rules' golden files, the import order in docs/how-it-works.md, docs/pictures/house.svg"
+	@$(BIN)/python tests/rules/goldens.py
+	@$(BIN)/python docs/pictures/house.py
 
 demo: setup  ## watch a training with a mistake in it, then a healthy one, and see what Kedge says
 	@$(MAKE) watched MODEL=log-of-zero RECORDING=build/demo-mistake.kedge OPTIONS=--force

@@ -1,0 +1,35 @@
+"""What docs/how-it-works.md shows of the source tree is what the import contract says."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def house(root):
+    """The script that draws the picture and writes the import order."""
+    spec = importlib.util.spec_from_file_location("house", root / "docs/pictures/house.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_import_order_in_the_docs_is_that_of_the_contract(house):
+    """``make docs`` writes it; by hand nobody keeps both the same."""
+    assert house.PAGE.read_text(encoding="utf-8") == house.page()
+    assert house.order() in house.page()
+
+
+def test_the_picture_of_the_house_is_drawn_from_the_contract(house):
+    """Its rows are the lines of the contract, its texts the first sentences of what they name; ``make docs`` draws it."""
+    assert house.PICTURE.read_text(encoding="utf-8") == house.picture()
+
+
+def test_every_folder_of_the_source_is_in_the_picture(house, sources):
+    """A folder that no line of the contract names is missing from the order and the picture alike."""
+    named = {name for line in house.layers() for name in line}
+
+    assert {source.folder for source in sources} - {""} <= named
+    assert all(house.purpose(name) for name in named)

@@ -19,8 +19,6 @@ of the step is asked for, not told. See Note [Three kinds of steps] in `kedge.wa
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -43,6 +41,7 @@ from kedge.repro.listeners import Leave, Listen, Post, Share
 from kedge.repro.package import Parcel, TooLarge
 from kedge.repro.suspects import Search, Suspect
 from kedge.sites import leaves
+from kedge.stderr import Shield
 from kedge.torch_internals import modes
 from kedge.torch_internals.dynamo import has_compiled
 from kedge.torch_internals.graph_task import in_backward
@@ -70,7 +69,7 @@ class Dump:
         limit: How many bytes the tensors of a dump may take.
 
     Attributes:
-        over: Whether nothing more is looked for.
+        shield: Reports the first failure; off as soon as nothing more is looked for.
         looks: The values that were summed up.
         written: The folder of what was kept.
     """
@@ -85,13 +84,12 @@ class Dump:
         limit: int = LIMIT,
     ) -> None:
         self.folder, self.log, self.step, self.rerun, self.limit = folder, log, step, rerun, limit
-        self.over = False
+        self.shield = Shield("--dump", "it is off from here on, and the program goes on", on_failure=self._stop)
         self.written: Path | None = None
         self._numbers = itertools.count()
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._open, self._ways = Open(), Ways()
         self._alive: weakref.WeakSet[Call] = weakref.WeakSet()
-        self._pid = os.getpid()
         self.looks = Looks(self._report, self._let_go)
         self._passed: list[Call] = []
         self._handles: list[Any] = []
@@ -113,7 +111,7 @@ class Dump:
             label: Gives the path in the recording for a path in the module.
             begun: Whether its first call is under way, too late for its own hooks.
         """
-        if self.over:
+        if self.shield.off:
             return
         for path, inner in module.named_modules():
             if inner in self._known or isinstance(inner, torch.jit.ScriptModule):
@@ -131,19 +129,19 @@ class Dump:
         Args:
             suspicious: Whether something in the step was not finite, as far as the watch has seen.
         """
-        self.attempt(self._settle, suspicious)
+        self.shield(self._settle, suspicious)
         self._end_step()
 
     def close(self) -> None:
         """Write what is left, and remove every hook; call it when the recording is complete."""
-        self.attempt(self._settle, True)
+        self.shield(self._settle, True)
         self._end_step()
         if self._ready is not None:
             self._ready = None
             self._tell("nothing was dumped: there is no recording to put it in")
         elif self._why is not None:
             self._tell(f"nothing was dumped: {self._why[1]}", self._why[0])
-        elif not self.over and has_compiled():
+        elif not self.shield.off and has_compiled():
             self._tell("nothing was dumped: what runs in compiled code cannot be kept; run without torch.compile")
         self._stop()
         self._ahead.remove()
@@ -155,16 +153,6 @@ class Dump:
             self.log.event({"kind": "operation", "folder": self.written.name, "operations": made})
 
     # -- module calls ------------------------------------------------------------------------------
-
-    def attempt(self, work: Callable[..., None], *args: Any, **named: Any) -> None:
-        """Do something inside the program; what fails here is told once, and never ends the program."""
-        if self.over or os.getpid() != self._pid:
-            return
-        try:
-            work(*args, **named)
-        except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
-            self._stop()
-            sys.stderr.write(f"[kedge] --dump failed and is off from here on: {type(error).__name__}: {error}\n")
 
     def _attach(self, module: nn.Module, post: Post) -> None:
         self._undo.callback(module.register_forward_pre_hook(post, with_kwargs=True).remove)
@@ -299,7 +287,7 @@ class Dump:
                 self._keep(suspect)
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.attempt(self._settle, None, optimizer)
+        self.shield(self._settle, None, optimizer)
 
     def _settle(self, suspicious: bool | None, optimizer: Optimizer | None = None) -> None:
         """Decide on the suspects of a step; see Note [When it is decided]."""
@@ -326,7 +314,7 @@ class Dump:
         The hook ahead of optimizers stays until the step has ended: this may run in the midst of it, while PyTorch goes
         through all such hooks.
         """
-        self.over = True
+        self.shield.off = True
         self._undo.close()
         for handle in self._handles:
             handle.remove()
@@ -340,21 +328,19 @@ class Dump:
     # -- writing -----------------------------------------------------------------------------------
 
     def _end_step(self) -> None:
-        if self.over:
+        if self.shield.off:
             self._ahead.remove()
         self._write()
 
     def _write(self) -> None:
         parcel = self._ready
-        if parcel is None or not (self.folder / "manifest.json").exists():
-            return
-        self._ready = None
+        if parcel is not None and (self.folder / "manifest.json").exists():
+            self._ready = None
+            Shield("writing the dump", "there is none")(self._write_to_disk, parcel)
+
+    def _write_to_disk(self, parcel: Parcel) -> None:
         name = f"dump-{parcel.step}" + (f"-{rank()}" if rank() else "")
-        try:
-            parcel.write(self.folder / name)
-        except Exception as error:  # noqa: BLE001 - whatever the disk does, it must not end somebody's training
-            sys.stderr.write(f"[kedge] the dump could not be written: {error}\n")
-            return
+        parcel.write(self.folder / name)
         self.written, suspect = self.folder / name, parcel.suspect
         module = suspect.call.label if suspect.call is not None else None
         told = {"step": parcel.step, "site": suspect.site, "folder": name, "module": module, "value": suspect.value}

@@ -27,7 +27,7 @@ class Post(Own):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Be the forward-pre hook."""
         if not torch.compiler.is_compiling():
-            self.dump.attempt(self.dump.entered, self, module, args, kwargs)
+            self.dump.shield(self.dump.entered, self, module, args, kwargs)
 
 
 class Leave(Own):
@@ -39,7 +39,7 @@ class Leave(Own):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Be the forward hook."""
         if not torch.compiler.is_compiling():
-            self.post.dump.attempt(self.post.dump.left, self.post, module, (args, kwargs), output)
+            self.post.dump.shield(self.post.dump.left, self.post, module, (args, kwargs), output)
 
 
 class Listen:
@@ -52,7 +52,7 @@ class Listen:
 
     def __call__(self, gradient: Tensor) -> None:
         """Be the hook."""
-        self.dump.attempt(self.work, gradient)
+        self.dump.shield(self.work, gradient)
 
 
 class Share:
@@ -65,7 +65,7 @@ class Share:
         """Be the hook of an autograd node."""
         share = shares[self.place]
         if share is not None:
-            self.dump.attempt(self.dump.looks.look, "in.grad", (self.call,), share)
+            self.dump.shield(self.dump.looks.look, "in.grad", (self.call,), share)
 
 
 untraced(Post.__call__, Leave.__call__, Listen.__call__)

@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from kedge.sites import leaves
+from kedge.stderr import Shield
 from kedge.torch_internals import modes
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_tables import is_replica
@@ -63,8 +64,7 @@ class Witness:
         self._roots: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._tables: dict[tuple[str, ...], int] = {}
         self._step = 0
-        self._pid = os.getpid()
-        self._failed = False
+        self._shield = Shield("the witness", "the runs cannot be compared", tell=self._failed)
 
     def begin(self) -> None:
         """Install the hooks."""
@@ -78,7 +78,7 @@ class Witness:
 
     def end(self) -> None:
         """Remove the hooks and close the file."""
-        if os.getpid() == self._pid:
+        if os.getpid() == self._shield.pid:
             self._undo.close()
             self._file.close()
 
@@ -86,16 +86,13 @@ class Witness:
         """Make a hook that never ends the program; what fails is written down."""
 
         def hook(*args: Any) -> None:
-            if torch.compiler.is_compiling() or self._failed or os.getpid() != self._pid or modes.is_under_jit():
-                return
-            try:
-                with torch.no_grad():
-                    work(*args)
-            except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
-                self._failed = True
-                self._line(step=self._step, failed=f"{type(error).__name__}: {error}")
+            if not torch.compiler.is_compiling() and not modes.is_under_jit():
+                self._shield(_without_grad, work, args)
 
         return hook
+
+    def _failed(self, text: str) -> None:
+        self._line(step=self._step, failed=text)
 
     # -- modules ---------------------------------------------------------------------------------
 
@@ -160,10 +157,17 @@ class Witness:
         self._file.write(json.dumps(content) + "\n")
 
 
+def _without_grad(work: Callable[..., None], args: tuple[Any, ...]) -> None:
+    with torch.no_grad():
+        work(*args)
+
+
 def _is_called_by_kedge() -> bool:
-    """Whether a module is called not by the program, but by what watches it."""
+    """Whether a module is called not by the program, but by what watches it: what stands around the frames of PyTorch."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((TORCH, __file__)):
+    while frame is not None and not frame.f_code.co_filename.startswith(TORCH):
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(OWN)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from kedge.hooks.placing.concealed import Own
-from kedge.stderr import say
+from kedge.stderr import Shield
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.source_lines import call_site
 from kedge.watch.roots import Root
@@ -42,7 +42,7 @@ class FirstStep:
 
     Attributes:
         sources: Where the program calls a module, by the path that it is recorded under.
-        failed: Whether it was given up.
+        shield: Reports the first failure, after which nothing more is surveyed.
         taker: Set to what takes the bill of the first step in full.
     """
 
@@ -51,7 +51,7 @@ class FirstStep:
         self._bill: SavedBill | None = None
         self._modules: list[dict[str, Any]] = []
         self._handles: list[RemovableHandle] = []
-        self.failed = False
+        self.shield = Shield("recording saved tensors", "they are not recorded", on_failure=self._modules.clear)
         self.taker: SavedTensorBill | None = None
         self._took = 0.0
 
@@ -59,16 +59,6 @@ class FirstStep:
     def seconds(self) -> float:
         """What taking a bill has taken of the program's time."""
         return self._took + (self.taker.seconds if self.taker is not None else 0.0)
-
-    def spare(self, work: Callable[..., None], *args: Any) -> None:
-        """Do what must not end the program: if it fails, that is said once, and nothing more is surveyed."""
-        if self.failed or torch.compiler.is_compiling():
-            return
-        try:
-            work(*args)
-        except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
-            self.failed, self._modules = True, []
-            say(f"saved tensors are not recorded (internal error): {type(error).__name__}: {error}")
 
     def add(self, module: nn.Module, root: Root) -> None:
         """Survey a root whose call is under way, too late for a hook of its own before it.
@@ -90,7 +80,7 @@ class FirstStep:
                 )
         self._handles.append(module.register_forward_hook(RootReturned(self, bill, root.label("")), always_call=True))
         if self.taker is not None:
-            self.spare(self.taker.add, module, root)
+            self.shield(self.taker.add, module, root)
 
     def see(self, path: str, module: nn.Module) -> None:
         """Take down where a module is called from, when it is called first."""
@@ -100,7 +90,7 @@ class FirstStep:
 
     def account(self, bill: SavedBill, output: Any, module: nn.Module) -> None:
         """Add up what the forwards of this step have saved so far."""
-        self._modules = bill.account(output, module)
+        self._modules[:] = bill.account(output, module)
 
     def close(self, step: int) -> list[Mapping[str, Any]]:
         """Take the hooks down.
@@ -110,7 +100,8 @@ class FirstStep:
         """
         while self._handles:
             self._handles.pop().remove()
-        modules, self._modules, self._bill = self._modules, [], None
+        modules, self._bill = list(self._modules), None
+        self._modules.clear()
         if (taken := self._taken(step)) is not None:
             return [taken]
         total = sum(m["bytes"] for m in modules)
@@ -118,14 +109,13 @@ class FirstStep:
 
     def _taken(self, step: int) -> Mapping[str, Any] | None:
         """Have the bill of the step that is over, if one was taken; there is one in a run."""
-        found: list[Mapping[str, Any] | None] = []
-        if self.taker is not None:
-            taker = self.taker
-            self.spare(lambda: found.append(taker.close(step)))
-            if self.failed or found[0] is not None:
-                taker.stop()
-                self.taker, self._took = None, taker.seconds
-        return found[0] if found else None
+        if (taker := self.taker) is None:
+            return None
+        taken = self.shield(taker.close, step)
+        if self.shield.off or taken is not None:
+            taker.stop()
+            self.taker, self._took = None, taker.seconds
+        return taken
 
 
 class BeforeCall(Own):
@@ -136,8 +126,9 @@ class BeforeCall(Own):
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Be a forward-pre hook."""
-        self.first_step.spare(self.first_step.see, self.path, module)
-        self.first_step.spare(self.bill.begin, self.path)
+        if not torch.compiler.is_compiling():
+            self.first_step.shield(self.first_step.see, self.path, module)
+            self.first_step.shield(self.bill.begin, self.path)
 
 
 class AfterCall(Own):
@@ -148,7 +139,8 @@ class AfterCall(Own):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Be a forward hook."""
-        self.first_step.spare(self.bill.end, self.path)
+        if not torch.compiler.is_compiling():
+            self.first_step.shield(self.bill.end, self.path)
 
 
 class RootReturned(Own):
@@ -159,5 +151,6 @@ class RootReturned(Own):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Be a forward hook."""
-        self.first_step.spare(self.bill.end, self.path)
-        self.first_step.spare(self.first_step.account, self.bill, output, module)
+        if not torch.compiler.is_compiling():
+            self.first_step.shield(self.bill.end, self.path)
+            self.first_step.shield(self.first_step.account, self.bill, output, module)

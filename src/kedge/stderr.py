@@ -8,12 +8,18 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 
 STATUS = 2
 """The exit status of a program that was to be watched strictly and could not be."""
 
 _PACKAGE = Path(__file__).parent
+
+_here = SimpleNamespace(pid=os.getpid())
+"""This process, of which `os.getpid` would ask the system each time."""
+
+os.register_at_fork(after_in_child=lambda: setattr(_here, "pid", os.getpid()))
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,7 +87,7 @@ class Shield:
         Raises:
             SystemExit: It failed, and the program is to end.
         """
-        if self.off or os.getpid() != self.pid:
+        if self.off or _here.pid != self.pid:
             return None
         try:
             return work(*args, **named)

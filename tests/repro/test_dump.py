@@ -337,7 +337,7 @@ def test_a_forward_that_raises_leaves_nothing_of_its_graph(log: Told) -> None:
     gc.collect()
 
     assert [ref() for ref in made] == [None]
-    assert not dump._ways._ways
+    assert not dump._calls.open.notes
     dump.close()
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from kedge.hooks.placing.concealed import Own
-from kedge.hooks.placing.module_calls import Span, Spans
+from kedge.hooks.placing.module_calls import OpenCalls, Span, Spans
 from kedge.inspect.effects import function_in
 from kedge.inspect.owners import behind as actions_behind
 from kedge.inspect.owners import library_of, name_of, source_of
@@ -125,37 +124,26 @@ class Calls(Spans):
     """
 
     def __init__(self) -> None:
-        super().__init__(lambda _tensor: ())
-        self._thread = threading.get_ident()
+        thread = threading.get_ident()
+        super().__init__(lambda _tensor: (), skip=lambda _module: threading.get_ident() != thread)
         self._from: list[int] = []
         self._stacks: list[tuple[Span, ...]] = []
         self.met: list[tuple[Node | None, int, Any, Tensor]] = []
         self.arguments: dict[int, str] = {}
 
-    def add(self, model: nn.Module, paths: Iterable[str], label: Callable[[str], str] = str) -> None:
-        """Follow some modules of a model from their next call on."""
-        chosen = list(paths)
-        super().add(model, chosen, label)
-        for path in chosen:
-            self._handles.append(model.get_submodule(path).register_forward_hook(Result(self)))
-
-    def begin(self, path: str, given: Any) -> None:
-        """Note that the call of a module begins."""
-        if threading.get_ident() != self._thread:
-            return
-        if not self.under_way:
+    def _begin(self, calls: OpenCalls[Span], path: str, module: nn.Module, given: Any) -> Span:
+        if not calls.modules:
             args, kwargs = given
             named = [*leaves.find(args), *leaves.find(kwargs)]
             self.arguments.update((id(tensor), name) for name, tensor in named)
-        super().begin(path, given)
+        span = super()._begin(calls, path, module, given)
         self.meet(given)
-        self._mark()
+        self._mark((*calls.notes, span))
+        return span
 
-    def end(self, path: str) -> None:
-        """Note that it ends."""
-        if threading.get_ident() == self._thread:
-            super().end(path)
-            self._mark()
+    def _end(self, calls: OpenCalls[Span], span: Span, output: Any) -> None:
+        self._mark(tuple(calls.notes))
+        self.meet(output)
 
     def meet(self, value: Any) -> None:
         """Keep hold of what a module was given or returned, for the hooks that stand on it."""
@@ -168,21 +156,9 @@ class Calls(Spans):
         at = bisect_right(self._from, number) - 1
         return self._stacks[at] if at >= 0 else ()
 
-    def _mark(self) -> None:
+    def _mark(self, under_way: tuple[Span, ...]) -> None:
         self._from.append(operation_number())
-        self._stacks.append(self.under_way)
-
-
-class Result(Own):
-    """The hook behind a module that takes what it returned."""
-
-    def __init__(self, calls: Calls) -> None:
-        self.calls = calls
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Be a forward hook."""
-        if not torch.compiler.is_compiling() and threading.get_ident() == self.calls._thread:
-            self.calls.meet(output)
+        self._stacks.append(under_way)
 
 
 @contextmanager
@@ -191,7 +167,7 @@ def following(model: nn.Module) -> Iterator[Calls]:
     model = dynamo.unwrap(model)
     layout, calls = Layout(model), Calls()
     try:
-        calls.add(model, [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)])
+        calls.add(model, [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)], str)
         yield calls
     finally:
         calls.close()

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -23,28 +22,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, is_repeated
 from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals import modes
-from kedge.torch_internals.graph_task import in_backward
-from kedge.torch_internals.module_tables import is_replica
 from kedge.torch_internals.source_lines import OWN, TORCH
 from kedge.torch_internals.storages import parts
 
 LENGTH = 16
 """How many hexadecimal digits of a tensor's SHA-256 are kept."""
-
-
-class _Inside(threading.local):
-    """The root module that runs in this thread, and how often it is inside itself."""
-
-    root: nn.Module | None = None
-    depth = 0
 
 
 class Witness:
@@ -60,19 +50,19 @@ class Witness:
     def __init__(self, place: Path) -> None:
         self._file = place.open("w", encoding="utf-8", buffering=1)
         self._undo = ExitStack()
-        self._inside = _Inside()
         self._roots: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._tables: dict[tuple[str, ...], int] = {}
         self._step = 0
         self._shield = Shield("the witness", "the runs cannot be compared", tell=self._failed)
+        self._calls: CallTracker[None, nn.Module] = CallTracker(self._entered, self._left, shield=self._shield)
+        self._undo.callback(self._calls.close)
 
     def begin(self) -> None:
         """Install the hooks."""
+        self._calls.follow_all(None)
         for handle in (
-            register_module_forward_pre_hook(self._spare(self._entered)),
-            register_module_forward_hook(self._spare(self._left), always_call=True),
-            register_optimizer_step_pre_hook(self._spare(self._before)),
-            register_optimizer_step_post_hook(self._spare(self._after)),
+            register_optimizer_step_pre_hook(self._spared(self._before)),
+            register_optimizer_step_post_hook(self._spared(self._after)),
         ):
             self._undo.callback(handle.remove)
 
@@ -82,12 +72,13 @@ class Witness:
             self._undo.close()
             self._file.close()
 
-    def _spare(self, work: Callable[..., None]) -> Callable[..., None]:
-        """Make a hook that never ends the program; what fails is written down."""
+    def _spared(self, work: Callable[[Optimizer], None]) -> Callable[..., None]:
+        """Make a hook of an optimizer that never ends the program; what fails is written down."""
 
-        def hook(*args: Any) -> None:
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if not torch.compiler.is_compiling() and not modes.is_under_jit():
-                self._shield(_without_grad, work, args)
+                with torch.no_grad():
+                    self._shield(work, optimizer)
 
         return hook
 
@@ -96,20 +87,15 @@ class Witness:
 
     # -- modules ---------------------------------------------------------------------------------
 
-    def _entered(self, module: nn.Module, args: Any) -> None:
-        inside = self._inside
-        if inside.root is None and not in_backward() and not is_replica(module):
-            inside.root = None if _is_called_by_kedge() else module
-        inside.depth += module is inside.root
+    def _entered(self, calls: OpenCalls[nn.Module], subject: None, module: nn.Module, given: Any) -> nn.Module | None:
+        if calls.modules:
+            return module if module is calls.modules[0] else None  # a root may call itself
+        return None if _is_left_out(module) or _is_called_by_kedge() else module
 
-    def _left(self, module: nn.Module, args: Any, output: Any) -> None:
-        inside = self._inside
-        if module is not inside.root:
-            return
-        inside.depth -= 1
-        if not inside.depth:
-            inside.root = None
-            self._digests(f"output of {self._name(module)}", leaves.find(output))
+    def _left(self, calls: OpenCalls[nn.Module], module: nn.Module, output: Any) -> None:
+        if not calls.modules:
+            with torch.no_grad():
+                self._digests(f"output of {self._name(module)}", leaves.find(output))
 
     def _name(self, module: nn.Module) -> str:
         known = self._roots.get(id(module))
@@ -123,10 +109,10 @@ class Witness:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer) -> None:
         self._digests("gradient", [(name, p.grad) for name, p in self._parameters(optimizer) if p.grad is not None])
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after(self, optimizer: Optimizer) -> None:
         self._digests("parameter", self._parameters(optimizer))
         buffers = [(f"{name}.{path}", b) for name, root in self._living() for path, b in root.named_buffers()]
         self._digests("buffer", [*buffers, ("random generator", torch.get_rng_state())])
@@ -157,9 +143,8 @@ class Witness:
         self._file.write(json.dumps(content) + "\n")
 
 
-def _without_grad(work: Callable[..., None], args: tuple[Any, ...]) -> None:
-    with torch.no_grad():
-        work(*args)
+def _is_left_out(module: nn.Module) -> bool:
+    return is_repeated(module) or modes.is_under_jit()
 
 
 def _is_called_by_kedge() -> bool:

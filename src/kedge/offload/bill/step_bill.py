@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from kedge.hooks.placing.module_calls import Spans, given_to
+from kedge.hooks.placing.module_calls import Spans
 from kedge.hooks.saved.keeper import Keep, Place
 from kedge.offload.bill.bill import bill_of
 from kedge.offload.bill.bill_keeper import Clerk, Held, Origins
@@ -54,7 +54,7 @@ class StepBill:
 
     def __init__(self, shield: Shield) -> None:
         self.storages = Storages()
-        self.spans = Spans(self.storages.of, shield)
+        self.spans = Spans(self.storages.of, shield=shield)
         self.clerk = Clerk(lambda: self.spans.innermost, self.storages, find, around=lambda: self.spans.around)
         self.seconds = 0.0
         self._over = False
@@ -73,7 +73,7 @@ class StepBill:
         self._roots.append((root.label(""), weakref.ref(module)))
         self._see_owned()
         self.spans.add(module, root.types, root.label)
-        self.spans.begin(root.label(""), given_to(module))
+        self.spans.begin(module, root.label(""))
         self._be_in_force(module)
         self.seconds += time.perf_counter() - begun
 

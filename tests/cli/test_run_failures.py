@@ -256,9 +256,9 @@ FAILING_END = FAILING_HOOK.replace("watch.optimizer_updates", "watch.record").re
 @pytest.mark.parametrize(
     ("breaking", "said"),
     [
-        (FAILING_HOOK, "[kedge] internal error, watching stops here: RuntimeError: broken"),
-        (FAILING_SURVEY, "[kedge] saved tensors are not recorded (internal error): RuntimeError: broken"),
-        (FAILING_END, "[kedge] the watching ended badly: RuntimeError('broken'); "),
+        (FAILING_HOOK, "[kedge] watching failed: RuntimeError: broken ("),
+        (FAILING_SURVEY, "[kedge] recording saved tensors failed: RuntimeError: broken ("),
+        (FAILING_END, "[kedge] ending the watch failed: RuntimeError: broken ("),
     ],
     ids=["in a hook", "in what is looked at once", "at the end"],
 )

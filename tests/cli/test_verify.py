@@ -227,5 +227,5 @@ def test_the_first_difference_is_named(
 
 def test_a_witness_that_failed_is_an_error(written: Callable[..., Path]) -> None:
     """A comparison that is not complete is never called equal."""
-    with pytest.raises(ScriptError, match="the witness failed in step 7: RuntimeError: no"):
-        list(entries(written(NAMES, {"step": 7, "failed": "RuntimeError: no"})))
+    with pytest.raises(ScriptError, match="in step 7 the witness failed: RuntimeError: no"):
+        list(entries(written(NAMES, {"step": 7, "failed": "the witness failed: RuntimeError: no"})))

@@ -43,7 +43,7 @@ def test_a_watch_that_cannot_begin_is_told(told: list[str]) -> None:
     watching.begin()
 
     (message,) = told
-    assert message.startswith("cannot watch: SelectorError(")
+    assert message.startswith("beginning to watch failed: SelectorError: ")
     assert message.endswith("; the program goes on unwatched")
     assert watching.finish() is None
 
@@ -55,4 +55,6 @@ def test_a_watch_that_cannot_end_is_told(told: list[str]) -> None:
     watching.watch = broken
 
     assert watching.finish() == "what came out"
-    assert told == ["the watching ended badly: RuntimeError('no end'); the recording may lack its end"]
+    (message,) = told
+    assert message.startswith("ending the watch failed: RuntimeError: no end")
+    assert message.endswith("; the recording may lack its end")

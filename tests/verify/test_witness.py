@@ -203,7 +203,8 @@ def test_a_failure_is_written_and_the_program_goes_on(witnessed):
 
     lines = witnessed(lambda: Odd()(torch.ones(2)))
 
-    assert lines[-1] == {"step": 0, "failed": "RuntimeError: no"}
+    assert lines[-1]["step"] == 0
+    assert lines[-1]["failed"].startswith("the witness failed: RuntimeError: no (verify/digests.py:")
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")

@@ -486,4 +486,5 @@ def test_what_kedge_failed_with_is_there_to_read(
     assert log.watch.shield.failure.__traceback__ is None
     assert "in watch" in log.watch.shield.failure.__notes__[0]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "[kedge] internal error, watching stops here: ZeroDivisionError: division by zero"
+    assert line.startswith("[kedge] watching failed: ZeroDivisionError: division by zero (watch/models.py:")
+    assert line.endswith("); it stops here, and the program goes on")

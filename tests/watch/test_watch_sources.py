@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kedge.actions.measure import Meter
 from kedge.watch.costs import Costs
 from kedge.watch.hush import hush, unhush
-from kedge.watch.shield import Shield
+from kedge.watch.shield import WatchShield
 from kedge.watch.steps import Source
 from tests.watch.watched import descend, net, watch
 
@@ -96,7 +96,7 @@ def test_time_within_time_is_counted_once() -> None:
 def test_work_that_fails_is_the_last() -> None:
     """The program goes on, and nothing more is done."""
     meter = Meter()
-    shield, calls = Shield(meter, Costs(meter)), []
+    shield, calls = WatchShield(meter, Costs(meter)), []
 
     def work() -> None:
         calls.append(1)

@@ -85,11 +85,11 @@ class Run:
         return _run(program, order, Output(name, args.force, args.quiet, args.strict))
 
 
-def _bill(spare: Any) -> Any:
+def _bill(shield: Any) -> Any:
     """Make what takes the bill of a step; its rules of rebuilding are not loaded for other runs."""
     from kedge.offload.bill.step_bill import StepBill
 
-    return StepBill(spare)
+    return StepBill(shield)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.program.after_import import AfterImport
-from kedge.stderr import give_up
+from kedge.stderr import Shield
 from kedge.torch_internals.corners import COMPILER
 from kedge.watch.hush import hush
-from kedge.watch.options import Order
+from kedge.watch.options import BEGINNING, ENDING, Order
 
 if TYPE_CHECKING:
     from kedge.watch.roots import RunSink, Summary
@@ -41,14 +40,14 @@ class Watching:
         holding: list[Any] | None = None,
         strict: bool = False,
     ) -> None:
-        self.log, self.order, self.complain, self.strict = log, order, complain, strict
+        self.log, self.order = log, order
         self.place: Path | None = None
-        self._failed = False
+        self._beginning = Shield(*BEGINNING, tell=complain, strict=strict)
+        self._ending = Shield(*ENDING, tell=complain, strict=strict)
         self.watch: Watcher | None = None
         self.holding = holding
         self._import = AfterImport("torch", self._begin)
         self._dynamo = AfterImport(COMPILER, hush)
-        self._pid = os.getpid()
 
     def begin(self) -> None:
         """Watch as soon as the program has imported torch."""
@@ -65,10 +64,7 @@ class Watching:
         self._dynamo.remove()
         if self.watch is None:
             return None
-        try:
-            self.watch.__exit__(None, None, None)
-        except Exception as error:  # noqa: BLE001 - the program has ended well; its exit status is not Kedge's to change
-            self._fail(f"the watching ended badly: {error!r}", "the recording may lack its end")
+        self._ending(self.watch.__exit__, None, None, None)
         summary = self.watch.summary  # before that call: what takes place after the program is no part of its time
         if self.watch.record.dump is not None:
             self.watch.record.dump.run_again()
@@ -78,20 +74,15 @@ class Watching:
     def failed(self) -> bool:
         """Whether something failed, here or in a hook."""
         watch = self.watch
-        return self._failed or (watch is not None and (watch.failed or watch.record.first_step.failed))
+        failed = self._beginning.off or self._ending.off
+        return failed or (watch is not None and (watch.failed or watch.record.first_step.shield.off))
 
     def _begin(self) -> None:
-        if os.getpid() != self._pid:
-            return
-        try:
-            from kedge.watch.begin import make_watch
+        self._beginning(self._enter)
 
-            self.watch = make_watch(self.log, self.order, self.place)
-            self.watch.models.holding = self.holding
-            self.watch.__enter__()
-        except Exception as error:  # noqa: BLE001 - this runs inside the program's own import of torch
-            self._fail(f"cannot watch: {error!r}", "the program goes on unwatched")
+    def _enter(self) -> None:
+        from kedge.watch.begin import make_watch
 
-    def _fail(self, what: str, instead: str) -> None:
-        self._failed = True
-        give_up(what, instead, self.complain, strict=self.strict)
+        self.watch = make_watch(self.log, self.order, self.place)
+        self.watch.models.holding = self.holding
+        self.watch.__enter__()

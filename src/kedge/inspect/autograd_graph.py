@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from kedge.hooks.placing.concealed import Own
-from kedge.hooks.placing.module_calls import Span, Spans
+from kedge.hooks.placing.module_calls import OpenCalls, Span, Spans
 from kedge.inspect.effects import function_in
 from kedge.inspect.owners import library_of, name_of, source_of, taps_behind
 from kedge.sites import leaves
@@ -124,37 +123,26 @@ class CallFollower(Spans):
     """
 
     def __init__(self) -> None:
-        super().__init__(lambda _tensor: ())
-        self._thread = threading.get_ident()
+        thread = threading.get_ident()
+        super().__init__(lambda _tensor: (), skip=lambda _module: threading.get_ident() != thread)
         self._from: list[int] = []
         self._stacks: list[tuple[Span, ...]] = []
         self.kept: list[tuple[Node | None, int, Any, Tensor]] = []
         self.arguments: dict[int, str] = {}
 
-    def add(self, model: nn.Module, paths: Iterable[str], label: Callable[[str], str] = str) -> None:
-        """Follow some modules of a model from their next call on."""
-        chosen = list(paths)
-        super().add(model, chosen, label)
-        for path in chosen:
-            self._handles.append(model.get_submodule(path).register_forward_hook(OnResult(self)))
-
-    def begin(self, path: str, given: Any) -> None:
-        """Called when the call of a module begins."""
-        if threading.get_ident() != self._thread:
-            return
-        if not self.under_way:
+    def _begin(self, calls: OpenCalls[Span], path: str, module: nn.Module, given: Any) -> Span:
+        if not calls.modules:
             args, kwargs = given
             named = [*leaves.find(args), *leaves.find(kwargs)]
             self.arguments.update((id(tensor), name) for name, tensor in named)
-        super().begin(path, given)
+        span = super()._begin(calls, path, module, given)
         self.keep(given)
-        self._mark()
+        self._mark((*calls.notes, span))
+        return span
 
-    def end(self, path: str) -> None:
-        """Called when it ends."""
-        if threading.get_ident() == self._thread:
-            super().end(path)
-            self._mark()
+    def _end(self, calls: OpenCalls[Span], span: Span, output: Any) -> None:
+        self._mark(tuple(calls.notes))
+        self.keep(output)
 
     def keep(self, value: Any) -> None:
         """Keep inputs or outputs of a module, for the hooks on them."""
@@ -167,21 +155,9 @@ class CallFollower(Spans):
         at = bisect_right(self._from, number) - 1
         return self._stacks[at] if at >= 0 else ()
 
-    def _mark(self) -> None:
+    def _mark(self, under_way: tuple[Span, ...]) -> None:
         self._from.append(operation_number())
-        self._stacks.append(self.under_way)
-
-
-class OnResult(Own):
-    """Forward hook that keeps the outputs of a module."""
-
-    def __init__(self, calls: CallFollower) -> None:
-        self.calls = calls
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Called after the forward."""
-        if not torch.compiler.is_compiling() and threading.get_ident() == self.calls._thread:
-            self.calls.keep(output)
+        self._stacks.append(under_way)
 
 
 @contextmanager
@@ -190,7 +166,7 @@ def following(model: nn.Module) -> Iterator[CallFollower]:
     model = dynamo.unwrap(model)
     layout, calls = ModelLayout(model), CallFollower()
     try:
-        calls.add(model, [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)])
+        calls.add(model, [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)], str)
         yield calls
     finally:
         calls.close()

@@ -14,7 +14,6 @@ lets go of its tensors at once, as autograd does.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -147,10 +146,16 @@ def random_state(tensors: Any) -> dict[str, Tensor]:
     return states
 
 
-class Holders:
-    """The calls of one module that are still held, weakly; the newest last."""
+class WatchedModule:
+    """A module whose calls are looked at, and those of them that are still held, weakly; the newest last.
 
-    def __init__(self) -> None:
+    Attributes:
+        label: Its path in the recording.
+        overwrites: Whether it was seen to work in place on what it was given.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.label, self.overwrites = label, False
         self._calls: list[weakref.ref[Call]] = []
 
     def add(self, call: Call) -> None:
@@ -164,19 +169,3 @@ class Holders:
             call = ref()
             if call is not None:
                 yield call
-
-
-class Open(threading.local):
-    """The calls under way in this thread, the innermost last."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-
-    def pop(self, module: nn.Module) -> Call | None:
-        """Take the call of a module off, with those inside that never ended."""
-        at = next((i for i in reversed(range(len(self.calls))) if self.calls[i].module is module), None)
-        if at is None:
-            return None
-        call = self.calls[at]
-        del self.calls[at:]
-        return call

@@ -19,14 +19,12 @@ of the step is asked for, not told. See Note [Three kinds of steps] in `kedge.wa
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +33,19 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from kedge.hooks.firing.schedule import rank
-from kedge.hooks.placing.concealed import conceal
-from kedge.repro.calls import Call, Open, held, random_state
+from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, given_to, is_repeated
+from kedge.repro.calls import Call, WatchedModule, held, random_state
 from kedge.repro.finiteness import Bad, Look, Looks, bad
-from kedge.repro.input_edges import Ways
-from kedge.repro.listeners import Leave, Listen, Post, Share
+from kedge.repro.input_edges import Way
+from kedge.repro.listeners import Listen, Share
 from kedge.repro.package import Parcel, TooLarge
 from kedge.repro.suspects import Search, Suspect
 from kedge.sites import leaves
+from kedge.stderr import Shield
 from kedge.torch_internals import modes
+from kedge.torch_internals.autograd_nodes import numbers_operations
 from kedge.torch_internals.dynamo import has_compiled
-from kedge.torch_internals.graph_task import in_backward
-from kedge.torch_internals.module_tables import is_replica, own_parameters
+from kedge.torch_internals.module_tables import own_parameters
 
 LIMIT = 1 << 30
 _PRUNE = 4096
@@ -57,6 +56,14 @@ class Notes(Protocol):
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Take a note."""
+
+
+class UnderWay(NamedTuple):
+    """A call that is under way; its place in autograd's graph is not known if it had begun before it could be seen."""
+
+    watched: WatchedModule
+    call: Call
+    way: Way | None
 
 
 class Dump:
@@ -70,7 +77,7 @@ class Dump:
         limit: How many bytes the tensors of a dump may take.
 
     Attributes:
-        over: Whether nothing more is looked for.
+        shield: Reports the first failure; off as soon as nothing more is looked for.
         looks: The values that were summed up.
         written: The folder of what was kept.
     """
@@ -85,13 +92,12 @@ class Dump:
         limit: int = LIMIT,
     ) -> None:
         self.folder, self.log, self.step, self.rerun, self.limit = folder, log, step, rerun, limit
-        self.over = False
+        self.shield = Shield("--dump", "it is off from here on, and the program goes on", on_failure=self._stop)
         self.written: Path | None = None
         self._numbers = itertools.count()
-        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._open, self._ways = Open(), Ways()
+        self._known: weakref.WeakKeyDictionary[nn.Module, WatchedModule] = weakref.WeakKeyDictionary()
+        self._calls = self._tracker()
         self._alive: weakref.WeakSet[Call] = weakref.WeakSet()
-        self._pid = os.getpid()
         self.looks = Looks(self._report, self._let_go)
         self._passed: list[Call] = []
         self._handles: list[Any] = []
@@ -113,17 +119,17 @@ class Dump:
             label: Gives the path in the recording for a path in the module.
             begun: Whether its first call is under way, too late for its own hooks.
         """
-        if self.over:
+        if self.shield.off:
             return
         for path, inner in module.named_modules():
             if inner in self._known or isinstance(inner, torch.jit.ScriptModule):
                 continue
-            self._known.add(inner)
-            self._attach(inner, Post(self, label(path)))
+            watched = self._known[inner] = WatchedModule(label(path))
+            self._attach(inner, watched, is_root=inner is module)
         if begun:
             call = Call(module, label(""), next(self._numbers), None)
             call.began, call.random = True, random_state(())
-            self._open.calls.append(call)
+            self._calls.open.add(module, UnderWay(self._known[module], call, None))
 
     def step_ended(self, suspicious: bool) -> None:
         """Decide on what no optimizer of PyTorch's has decided, and write what is decided.
@@ -131,19 +137,19 @@ class Dump:
         Args:
             suspicious: Whether something in the step was not finite, as far as the watch has seen.
         """
-        self.attempt(self._settle, suspicious)
+        self.shield(self._settle, suspicious)
         self._end_step()
 
     def close(self) -> None:
         """Write what is left, and remove every hook; call it when the recording is complete."""
-        self.attempt(self._settle, True)
+        self.shield(self._settle, True)
         self._end_step()
         if self._ready is not None:
             self._ready = None
             self._tell("nothing was dumped: there is no recording to put it in")
         elif self._why is not None:
             self._tell(f"nothing was dumped: {self._why[1]}", self._why[0])
-        elif not self.over and has_compiled():
+        elif not self.shield.off and has_compiled():
             self._tell("nothing was dumped: what runs in compiled code cannot be kept; run without torch.compile")
         self._stop()
         self._ahead.remove()
@@ -156,66 +162,55 @@ class Dump:
 
     # -- module calls ------------------------------------------------------------------------------
 
-    def attempt(self, work: Callable[..., None], *args: Any, **named: Any) -> None:
-        """Do something inside the program; what fails here is told once, and never ends the program."""
-        if self.over or os.getpid() != self._pid:
-            return
-        try:
-            work(*args, **named)
-        except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
-            self._stop()
-            sys.stderr.write(f"[kedge] --dump failed and is off from here on: {type(error).__name__}: {error}\n")
+    def _tracker(self) -> CallTracker[WatchedModule, UnderWay]:
+        return CallTracker(self._entered, self._left, skip=_is_left_out, shield=self.shield)
 
-    def _attach(self, module: nn.Module, post: Post) -> None:
-        self._undo.callback(module.register_forward_pre_hook(post, with_kwargs=True).remove)
-        leave = module.register_forward_hook(Leave(post), with_kwargs=True, always_call=True)
-        self._undo.callback(leave.remove)
-        self._undo.callback(conceal(module))
+    def _attach(self, module: nn.Module, watched: WatchedModule, *, is_root: bool) -> None:
+        self._calls.follow(module, watched, outermost=is_root)
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
             if param.requires_grad and not is_lazy(param):
-                hook = Listen(self, partial(self._gradient_of_parameter, post, name))
+                hook = Listen(self.shield, partial(self._gradient_of_parameter, watched, name))
                 self._undo.callback(param.register_hook(hook).remove)
 
-    def entered(self, post: Post, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See a call begin."""
-        if in_backward() or is_replica(module) or _wrapped():
-            return
-        outer = self._open.calls[-1] if self._open.calls else None
-        call = Call(module, post.label, next(self._numbers), outer)
-        found = call.take(args, kwargs, copy=post.overwrites or getattr(module, "inplace", False) is True)
-        self._open.calls.append(call)
-        self._ways.begin(call, (tensor for _, tensor in found))
-        self._begin(post, call, found)
+    def _entered(self, calls: OpenCalls[UnderWay], watched: WatchedModule, module: nn.Module, given: Any) -> UnderWay:
+        """Take in a call that begins."""
+        outer = calls.notes[-1].call if calls.notes else None
+        call = Call(module, watched.label, next(self._numbers), outer)
+        found = call.take(*given, copy=watched.overwrites or getattr(module, "inplace", False) is True)
+        way = Way(tensor for _, tensor in found)
+        self._begin(watched, call, found)
+        return UnderWay(watched, call, way)
 
-    def left(self, post: Post, module: nn.Module, given: tuple[Any, Any], output: Any) -> None:
-        """See a call end."""
-        if in_backward() or is_replica(module) or _wrapped():
-            return
-        call = self._open.pop(module)
-        if call is None:
-            return
+    def _left(self, calls: OpenCalls[UnderWay], ended: UnderWay, output: Any) -> None:
+        """Look at what a call has returned."""
+        watched, call = ended.watched, ended.call
         if call.began and call.args is None:
-            self._begin(post, call, call.take(*given))
-        self._split(call, output)
-        post.overwrites = post.overwrites or not all(kept.intact for kept in call.inputs.values())
+            self._begin(watched, call, call.take(*(given_to(call.module) or ((), {}))))
+        self._split(calls, ended, output)
+        watched.overwrites = watched.overwrites or not all(kept.intact for kept in call.inputs.values())
         for name, tensor in leaves.find(output):
             self.looks.look("out", (call,), tensor)
             self._listen(tensor, partial(self._gradient_of_output, call, name))
         if call.began:
             self._pack_late(call)
-        if not self._open.calls:
+        if not calls.modules:
             self.looks.read()
 
-    def _split(self, call: Call, output: Any) -> None:
-        """Listen to each share that the call will have in the gradients of its inputs."""
-        takers = self._ways.end(call, [tensor for _, tensor in leaves.find(output)])
-        self._ways.keep_only(self._open.calls)
-        call.split = takers is not None
-        self._handles += [node.register_hook(Share(self, call, place)) for node, place in takers or ()]
+    def _split(self, calls: OpenCalls[UnderWay], ended: UnderWay, output: Any) -> None:
+        """Listen to each share that a call will have in the gradients of its inputs."""
+        way, call, returned = ended.way, ended.call, [tensor for _, tensor in leaves.find(output)]
+        outer = calls.notes[-1].way if calls.notes else None
+        if way is None:
+            return
+        if outer is not None:
+            outer.step_over(way, returned)
+        call.split = numbers_operations()
+        takers = way.takers(returned) if call.split else ()
+        self._handles += [n.register_hook(Share(self.shield, self.looks, call, place)) for n, place in takers]
 
-    def _begin(self, post: Post, call: Call, found: Iterable[tuple[str, Tensor]]) -> None:
+    def _begin(self, watched: WatchedModule, call: Call, found: Iterable[tuple[str, Tensor]]) -> None:
         self._alive.add(call)
-        post.calls.add(call)
+        watched.add(call)
         call.awaited = {n for n, p in own_parameters(call.module).items() if p is not None and p.requires_grad}
         ref = weakref.ref(call)
         for name, tensor in found:
@@ -228,7 +223,7 @@ class Dump:
     def _listen(self, tensor: Tensor, work: Callable[[Tensor], None]) -> bool:
         if not (tensor.requires_grad and torch.is_grad_enabled()):
             return False
-        self._handles.append(tensor.register_hook(Listen(self, work)))
+        self._handles.append(tensor.register_hook(Listen(self.shield, work)))
         if len(self._handles) > _PRUNE:
             self._handles = [h for h in self._handles if h.hooks_dict_ref() is not None]
         return True
@@ -244,8 +239,8 @@ class Dump:
                 self.looks.look("in.grad", (call,), gradient)
             self._arrived(call, name)
 
-    def _gradient_of_parameter(self, post: Post, name: str, gradient: Tensor) -> None:
-        calls = tuple(post.calls)
+    def _gradient_of_parameter(self, watched: WatchedModule, name: str, gradient: Tensor) -> None:
+        calls = tuple(watched)
         self.looks.look("param.grad", calls, gradient)
         for call in calls:
             self._arrived(call, name)
@@ -299,7 +294,7 @@ class Dump:
                 self._keep(suspect)
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.attempt(self._settle, None, optimizer)
+        self.shield(self._settle, None, optimizer)
 
     def _settle(self, suspicious: bool | None, optimizer: Optimizer | None = None) -> None:
         """Decide on the suspects of a step; see Note [When it is decided]."""
@@ -326,7 +321,8 @@ class Dump:
         The hook ahead of optimizers stays until the step has ended: this may run in the midst of it, while PyTorch goes
         through all such hooks.
         """
-        self.over = True
+        self.shield.off = True
+        self._calls.close()
         self._undo.close()
         for handle in self._handles:
             handle.remove()
@@ -335,26 +331,24 @@ class Dump:
         self._handles, self._passed, self._parcels = [], [], {}
         self.looks.forget()
         self._search = Search(self._keep, self.step)
-        self._open, self._ways = Open(), Ways()
+        self._calls = self._tracker()  # what is under way here and in other threads is forgotten
 
     # -- writing -----------------------------------------------------------------------------------
 
     def _end_step(self) -> None:
-        if self.over:
+        if self.shield.off:
             self._ahead.remove()
         self._write()
 
     def _write(self) -> None:
         parcel = self._ready
-        if parcel is None or not (self.folder / "manifest.json").exists():
-            return
-        self._ready = None
+        if parcel is not None and (self.folder / "manifest.json").exists():
+            self._ready = None
+            Shield("writing the dump", "there is none")(self._write_to_disk, parcel)
+
+    def _write_to_disk(self, parcel: Parcel) -> None:
         name = f"dump-{parcel.step}" + (f"-{rank()}" if rank() else "")
-        try:
-            parcel.write(self.folder / name)
-        except Exception as error:  # noqa: BLE001 - whatever the disk does, it must not end somebody's training
-            sys.stderr.write(f"[kedge] the dump could not be written: {error}\n")
-            return
+        parcel.write(self.folder / name)
         self.written, suspect = self.folder / name, parcel.suspect
         module = suspect.call.label if suspect.call is not None else None
         told = {"step": parcel.step, "site": suspect.site, "folder": name, "module": module, "value": suspect.value}
@@ -364,9 +358,9 @@ class Dump:
         self.log.event({"kind": "note", "step": self.step() if step is None else step, "text": text})
 
 
-def _wrapped() -> bool:
-    """Whether values are not there to be looked at: under a transform of `torch.func`, or while tracing."""
-    return modes.is_transforming() or modes.is_under_jit()
+def _is_left_out(module: nn.Module) -> bool:
+    """Whether a call is not looked at: a repeated one, or one whose values are not there, under `torch.func` or tracing."""
+    return is_repeated(module) or modes.is_transforming() or modes.is_under_jit()
 
 
 def _spoils(optimizer: Optimizer) -> bool:

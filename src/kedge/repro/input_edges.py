@@ -10,15 +10,13 @@ inside are stepped over, as they have looked for theirs. A node made before the 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
-from kedge.repro.calls import Call
-from kedge.torch_internals.autograd_nodes import numbers_operations, operation_number, sequence_number
+from kedge.torch_internals.autograd_nodes import operation_number, sequence_number
 
 Edge = tuple[Node | None, int]
 
@@ -64,33 +62,6 @@ class Way:
 
     def _own(self, node: Any) -> bool:
         return bool(sequence_number(node) >= self.began)
-
-
-class Ways(threading.local):
-    """The ways of the calls under way in this thread; nothing of a graph is held any longer than its call lasts."""
-
-    def __init__(self) -> None:
-        self._ways: dict[Call, Way] = {}
-
-    def begin(self, call: Call, given: Iterable[Tensor]) -> None:
-        """Note that a call begins."""
-        self._ways[call] = Way(given)
-
-    def end(self, call: Call, returned: list[Tensor]) -> list[tuple[Node, int]] | None:
-        """Give the nodes through which the call sends back its shares; None where they are not known."""
-        way = self._ways.pop(call, None)
-        if way is None:
-            return None
-        outer = self._ways.get(call.outer) if call.outer is not None else None
-        if outer is not None:
-            outer.step_over(way, returned)
-        return list(way.takers(returned)) if numbers_operations() else None
-
-    def keep_only(self, calls: Iterable[Call]) -> None:
-        """Forget the calls that were left without a word."""
-        kept = set(calls)
-        for call in [call for call in self._ways if call not in kept]:
-            del self._ways[call]
 
 
 def _edge(tensor: Tensor) -> Edge:

@@ -214,9 +214,7 @@ def entries(place: Path) -> Iterator[Entry]:
                 return
             content = json.loads(line)
             if "failed" in content:
-                raise ScriptError(
-                    f"cannot verify the program: the witness failed in step {content['step']}: {content['failed']}"
-                )
+                raise ScriptError(f"cannot verify the program: in step {content['step']} {content['failed']}")
             if "names" in content:
                 names[content["table"]] = content["names"]
             else:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -23,27 +22,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, is_repeated
 from kedge.sites import leaves
+from kedge.stderr import Shield
 from kedge.torch_internals import modes
-from kedge.torch_internals.graph_task import in_backward
-from kedge.torch_internals.module_tables import is_replica
 from kedge.torch_internals.source_lines import OWN, TORCH
 from kedge.torch_internals.storages import parts
 
 LENGTH = 16
 """How many hexadecimal digits of a tensor's SHA-256 are kept."""
-
-
-class _Inside(threading.local):
-    """The root module that runs in this thread, and how often it is inside itself."""
-
-    root: nn.Module | None = None
-    depth = 0
 
 
 class Witness:
@@ -59,60 +50,52 @@ class Witness:
     def __init__(self, place: Path) -> None:
         self._file = place.open("w", encoding="utf-8", buffering=1)
         self._undo = ExitStack()
-        self._inside = _Inside()
         self._roots: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._tables: dict[tuple[str, ...], int] = {}
         self._step = 0
-        self._pid = os.getpid()
-        self._failed = False
+        self._shield = Shield("the witness", "the runs cannot be compared", tell=self._failed)
+        self._calls: CallTracker[None, nn.Module] = CallTracker(self._entered, self._left, shield=self._shield)
+        self._undo.callback(self._calls.close)
 
     def begin(self) -> None:
         """Install the hooks."""
+        self._calls.follow_all(None)
         for handle in (
-            register_module_forward_pre_hook(self._spare(self._entered)),
-            register_module_forward_hook(self._spare(self._left), always_call=True),
-            register_optimizer_step_pre_hook(self._spare(self._before)),
-            register_optimizer_step_post_hook(self._spare(self._after)),
+            register_optimizer_step_pre_hook(self._spared(self._before)),
+            register_optimizer_step_post_hook(self._spared(self._after)),
         ):
             self._undo.callback(handle.remove)
 
     def end(self) -> None:
         """Remove the hooks and close the file."""
-        if os.getpid() == self._pid:
+        if os.getpid() == self._shield.pid:
             self._undo.close()
             self._file.close()
 
-    def _spare(self, work: Callable[..., None]) -> Callable[..., None]:
-        """Make a hook that never ends the program; what fails is written down."""
+    def _spared(self, work: Callable[[Optimizer], None]) -> Callable[..., None]:
+        """Make a hook of an optimizer that never ends the program; what fails is written down."""
 
-        def hook(*args: Any) -> None:
-            if torch.compiler.is_compiling() or self._failed or os.getpid() != self._pid or modes.is_under_jit():
-                return
-            try:
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if not torch.compiler.is_compiling() and not modes.is_under_jit():
                 with torch.no_grad():
-                    work(*args)
-            except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
-                self._failed = True
-                self._line(step=self._step, failed=f"{type(error).__name__}: {error}")
+                    self._shield(work, optimizer)
 
         return hook
 
+    def _failed(self, text: str) -> None:
+        self._line(step=self._step, failed=text)
+
     # -- modules ---------------------------------------------------------------------------------
 
-    def _entered(self, module: nn.Module, args: Any) -> None:
-        inside = self._inside
-        if inside.root is None and not in_backward() and not is_replica(module):
-            inside.root = None if _is_called_by_kedge() else module
-        inside.depth += module is inside.root
+    def _entered(self, calls: OpenCalls[nn.Module], subject: None, module: nn.Module, given: Any) -> nn.Module | None:
+        if calls.modules:
+            return module if module is calls.modules[0] else None  # a root may call itself
+        return None if _is_left_out(module) or _is_called_by_kedge() else module
 
-    def _left(self, module: nn.Module, args: Any, output: Any) -> None:
-        inside = self._inside
-        if module is not inside.root:
-            return
-        inside.depth -= 1
-        if not inside.depth:
-            inside.root = None
-            self._digests(f"output of {self._name(module)}", leaves.find(output))
+    def _left(self, calls: OpenCalls[nn.Module], module: nn.Module, output: Any) -> None:
+        if not calls.modules:
+            with torch.no_grad():
+                self._digests(f"output of {self._name(module)}", leaves.find(output))
 
     def _name(self, module: nn.Module) -> str:
         known = self._roots.get(id(module))
@@ -126,10 +109,10 @@ class Witness:
 
     # -- steps -----------------------------------------------------------------------------------
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer) -> None:
         self._digests("gradient", [(name, p.grad) for name, p in self._parameters(optimizer) if p.grad is not None])
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after(self, optimizer: Optimizer) -> None:
         self._digests("parameter", self._parameters(optimizer))
         buffers = [(f"{name}.{path}", b) for name, root in self._living() for path, b in root.named_buffers()]
         self._digests("buffer", [*buffers, ("random generator", torch.get_rng_state())])
@@ -160,10 +143,16 @@ class Witness:
         self._file.write(json.dumps(content) + "\n")
 
 
+def _is_left_out(module: nn.Module) -> bool:
+    return is_repeated(module) or modes.is_under_jit()
+
+
 def _is_called_by_kedge() -> bool:
-    """Whether a module is called not by the program, but by what watches it."""
+    """Whether a module is called not by the program, but by what watches it: what stands around the frames of PyTorch."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((TORCH, __file__)):
+    while frame is not None and not frame.f_code.co_filename.startswith(TORCH):
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(OWN)
 

@@ -31,7 +31,7 @@ def make_watch(log: RunSink, order: Order, place: Path | None = None) -> Watcher
     if order.dump and place is not None:
         watch.record.dump = Dump(place, log, watch.step, rerun=operations_of)
     if order.saved is not None:
-        watch.record.first_step.taker = order.saved(watch.record.first_step.spare)
+        watch.record.first_step.taker = order.saved(watch.record.first_step.shield)
     return watch
 
 

@@ -21,16 +21,16 @@ from kedge.rules.project_config import configured_rules
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
 from kedge.sites.select import Selector
-from kedge.stderr import messenger
+from kedge.stderr import Shield, messenger
 from kedge.store.recording import Recording
 from kedge.watch.begin import begin_recording, make_watch
 from kedge.watch.hush import hush, unhush
-from kedge.watch.options import Order, manifest_of
+from kedge.watch.options import BEGINNING, ENDING, Order, manifest_of
 from kedge.watch.ranks import Launch
 from kedge.watch.recorder import Recorder
 from kedge.watch.roots import Summary
 from kedge.watch.sinks import RunSink, Sinks
-from kedge.watch.summary import end_of, last_words
+from kedge.watch.summary import CHECKING, end_of, last_words
 from kedge.watch.watcher import Watcher
 
 
@@ -102,22 +102,25 @@ class Watched:
 
     def _start(self, into: Sinks) -> None:
         hush()
+        if not self.strict:
+            Shield(*BEGINNING, tell=self._complain)(self._install, into)
+            return
         try:
-            compiled.refresh()
-            watch = make_watch(into, self.order, self.recording.absolute())
-            with ExitStack() as undo:
-                undo.push(watch)
-                watch.__enter__()
-                undo.pop_all()
+            self._install(into)
         except Exception as error:
-            if self.strict:
-                self.end(error)
-                raise
-            self._complain(f"cannot watch: {error!r}; the program goes on unwatched")
-        else:
-            self._watch = watch
-            for model in filter(None, (known() for known in self._named)):
-                self.naming(model)
+            self.end(error)
+            raise
+
+    def _install(self, into: Sinks) -> None:
+        compiled.refresh()
+        watch = make_watch(into, self.order, self.recording.absolute())
+        with ExitStack() as undo:
+            undo.push(watch)
+            watch.__enter__()
+            undo.pop_all()
+        self._watch = watch
+        for model in filter(None, (known() for known in self._named)):
+            self.naming(model)
 
     def end(self, error: BaseException | None = None) -> None:
         """Remove every hook and finish the recording; ending twice does nothing.
@@ -141,21 +144,19 @@ class Watched:
             raise WatchingFailed(f"watching into {self.recording} failed: {'; '.join(self._failures)}") from failure
 
     def _finish(self, error: BaseException | None) -> None:
-        watch, into = self._watch, self._into
-        if watch is None or into is None:
-            return
+        if self._watch is not None and self._into is not None:
+            Shield(*ENDING, tell=self._complain)(self._close, self._watch, self._into, error)
+
+    def _close(self, watch: Watcher, into: Sinks, error: BaseException | None) -> None:
         try:
-            try:
-                watch.__exit__(None, None, None)
-            finally:
-                summary = watch.summary  # before that call: what takes place after the program is no part of its time
-                if watch.record.dump is not None:
-                    watch.record.dump.run_again()
-                into.event(end_of(summary, int(error is not None), error))
-                into.close()
-            self._tell_last_words(summary, into.recorder)
-        except Exception as failure:  # noqa: BLE001 - the program has ended well; that is not Kedge's to change
-            self._complain(f"the watching ended badly: {failure!r}")
+            watch.__exit__(None, None, None)
+        finally:
+            summary = watch.summary  # before that call: what takes place after the program is no part of its time
+            if watch.record.dump is not None:
+                watch.record.dump.run_again()
+            into.event(end_of(summary, int(error is not None), error))
+            into.close()
+        self._tell_last_words(summary, into.recorder)
 
     def _tell_last_words(self, summary: Summary, recorder: Recorder) -> None:
         if self._launch.leads and self.tell is not None:
@@ -181,11 +182,7 @@ class Watched:
     def _look(self) -> tuple[Finding, ...]:
         if not self._running and self._into is not None:
             self._launch.await_others(self._into.recorder.place)
-        try:
-            return self.findings()
-        except Exception as error:  # noqa: BLE001 - a rule that fails must not end the training
-            self._complain(f"the recording could not be checked: {error!r}")
-            return ()
+        return Shield(*CHECKING, tell=self._complain)(self.findings) or ()
 
     def _complain(self, text: str) -> None:
         self._failures.append(text)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-from kedge.hooks.placing.concealed import Own
-from kedge.stderr import say
+from kedge.hooks.placing.module_calls import CallTracker, OpenCalls
+from kedge.stderr import Shield
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.source_lines import call_site
 from kedge.watch.roots import Root
@@ -37,12 +35,24 @@ class SavedTensorBill(Protocol):
         """Take everything off."""
 
 
+class Surveyed(NamedTuple):
+    """A module of a root that is surveyed.
+
+    Attributes:
+        path: The path that it is recorded under.
+        is_root: Whether it is the root itself.
+    """
+
+    path: str
+    is_root: bool
+
+
 class FirstStep:
-    """Hooks for the length of one step on the modules of roots that are new in it.
+    """Follows the modules of roots that are new in a step, for the length of it.
 
     Attributes:
         sources: Where the program calls a module, by the path that it is recorded under.
-        failed: Whether it was given up.
+        shield: Reports the first failure, after which nothing more is surveyed.
         taker: Set to what takes the bill of the first step in full.
     """
 
@@ -50,8 +60,8 @@ class FirstStep:
         self.sources: dict[str, Any] = {}
         self._bill: SavedBill | None = None
         self._modules: list[dict[str, Any]] = []
-        self._handles: list[RemovableHandle] = []
-        self.failed = False
+        self._calls: CallTracker[Surveyed, tuple[Surveyed, nn.Module]] | None = None
+        self.shield = Shield("recording saved tensors", "they are not recorded", on_failure=self._modules.clear)
         self.taker: SavedTensorBill | None = None
         self._took = 0.0
 
@@ -60,16 +70,6 @@ class FirstStep:
         """What taking a bill has taken of the program's time."""
         return self._took + (self.taker.seconds if self.taker is not None else 0.0)
 
-    def spare(self, work: Callable[..., None], *args: Any) -> None:
-        """Do what must not end the program: if it fails, that is said once, and nothing more is surveyed."""
-        if self.failed or torch.compiler.is_compiling():
-            return
-        try:
-            work(*args)
-        except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
-            self.failed, self._modules = True, []
-            say(f"saved tensors are not recorded (internal error): {type(error).__name__}: {error}")
-
     def add(self, module: nn.Module, root: Root) -> None:
         """Survey a root whose call is under way, too late for a hook of its own before it.
 
@@ -77,30 +77,39 @@ class FirstStep:
         """
         if any(map(dynamo.compiles, module.modules())):
             return
-        bill = self._bill = self._bill or SavedBill()
-        self.see(root.label(""), module)
-        bill.begin(root.label(""))
+        calls = self._tracker()
         for name, inner in module.named_modules():
-            if name not in root.types:
-                continue
-            self._handles.append(inner.register_forward_pre_hook(BeforeCall(self, bill, root.label(name))))
-            if inner is not module:
-                self._handles.append(
-                    inner.register_forward_hook(AfterCall(self, bill, root.label(name)), always_call=True)
-                )
-        self._handles.append(module.register_forward_hook(RootReturned(self, bill, root.label("")), always_call=True))
+            if name in root.types:
+                is_root = inner is module
+                calls.follow(inner, Surveyed(root.label(name), is_root), outermost=is_root)
+        calls.join(module, Surveyed(root.label(""), is_root=True))
         if self.taker is not None:
-            self.spare(self.taker.add, module, root)
+            self.shield(self.taker.add, module, root)
 
-    def see(self, path: str, module: nn.Module) -> None:
-        """Take down where a module is called from, when it is called first."""
-        if path not in self.sources:
+    def _tracker(self) -> CallTracker[Surveyed, tuple[Surveyed, nn.Module]]:
+        if self._calls is None:
+            self._bill = SavedBill()
+            self._calls = CallTracker(self._begin, self._end, shield=self.shield)
+        return self._calls
+
+    def _begin(
+        self, calls: OpenCalls[tuple[Surveyed, nn.Module]], subject: Surveyed, module: nn.Module, given: Any
+    ) -> tuple[Surveyed, nn.Module]:
+        if subject.path not in self.sources:  # it is called first
             site = call_site(module)
-            self.sources[path] = asdict(site) if site is not None else None
+            self.sources[subject.path] = asdict(site) if site is not None else None
+        if self._bill is not None:
+            self._bill.begin(subject.path, calls.notes[-1][0].path if calls.notes else None)
+        return subject, module
 
-    def account(self, bill: SavedBill, output: Any, module: nn.Module) -> None:
-        """Add up what the forwards of this step have saved so far."""
-        self._modules = bill.account(output, module)
+    def _end(
+        self, calls: OpenCalls[tuple[Surveyed, nn.Module]], ended: tuple[Surveyed, nn.Module], output: Any
+    ) -> None:
+        if self._bill is None:
+            return
+        self._bill.end(calls.notes[-1][0].path if calls.notes else None)
+        if ended[0].is_root:
+            self._modules[:] = self._bill.account(output, ended[1])
 
     def close(self, step: int) -> list[Mapping[str, Any]]:
         """Take the hooks down.
@@ -108,9 +117,10 @@ class FirstStep:
         Returns:
             What the recording says of saved tensors; nothing if none were.
         """
-        while self._handles:
-            self._handles.pop().remove()
-        modules, self._modules, self._bill = self._modules, [], None
+        if self._calls is not None:
+            self._calls.close()
+        modules, self._bill, self._calls = list(self._modules), None, None
+        self._modules.clear()
         if (taken := self._taken(step)) is not None:
             return [taken]
         total = sum(m["bytes"] for m in modules)
@@ -118,46 +128,10 @@ class FirstStep:
 
     def _taken(self, step: int) -> Mapping[str, Any] | None:
         """Have the bill of the step that is over, if one was taken; there is one in a run."""
-        found: list[Mapping[str, Any] | None] = []
-        if self.taker is not None:
-            taker = self.taker
-            self.spare(lambda: found.append(taker.close(step)))
-            if self.failed or found[0] is not None:
-                taker.stop()
-                self.taker, self._took = None, taker.seconds
-        return found[0] if found else None
-
-
-class BeforeCall(Own):
-    """The hook before a module."""
-
-    def __init__(self, first_step: FirstStep, bill: SavedBill, path: str) -> None:
-        self.first_step, self.bill, self.path = first_step, bill, path
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        """Be a forward-pre hook."""
-        self.first_step.spare(self.first_step.see, self.path, module)
-        self.first_step.spare(self.bill.begin, self.path)
-
-
-class AfterCall(Own):
-    """The hook behind a module."""
-
-    def __init__(self, first_step: FirstStep, bill: SavedBill, path: str) -> None:
-        self.first_step, self.bill, self.path = first_step, bill, path
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Be a forward hook."""
-        self.first_step.spare(self.bill.end, self.path)
-
-
-class RootReturned(Own):
-    """The hook behind a root."""
-
-    def __init__(self, first_step: FirstStep, bill: SavedBill, path: str) -> None:
-        self.first_step, self.bill, self.path = first_step, bill, path
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Be a forward hook."""
-        self.first_step.spare(self.bill.end, self.path)
-        self.first_step.spare(self.first_step.account, self.bill, output, module)
+        if (taker := self.taker) is None:
+            return None
+        taken = self.shield(taker.close, step)
+        if self.shield.off or taken is not None:
+            taker.stop()
+            self.taker, self._took = None, taker.seconds
+        return taken

@@ -12,6 +12,10 @@ from typing import Any
 
 from kedge.watch.ranks import Launch
 
+BEGINNING = "beginning to watch", "the program goes on unwatched"
+ENDING = "ending the watch", "the recording may lack its end"
+"""What may fail around a watch, and what happens then."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -23,7 +27,7 @@ class Order:
         budget: The share of the run's time that watching may take; None for any.
         dump: Whether the tensors around the first value that is not finite are kept.
         saved: Makes what writes down everything that autograd saves in the first step (`kedge.watch.first_step.SavedTensorBill`),
-            given what spares the program its failures; None: that is not done. It is made when the watch begins.
+            given the shield that reports its failures; None: that is not done. It is made when the watch begins.
     """
 
     sites: str = "**"

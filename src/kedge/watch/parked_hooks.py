@@ -13,7 +13,6 @@ stays, as what a root calls is none.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -23,7 +22,7 @@ from kedge.errors import ActionDisabled
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.schedule import Clock
 from kedge.hooks.gates.passes import Begin, End
-from kedge.hooks.placing.installed import Mount
+from kedge.hooks.placing.installed import HooksTogether, Mount
 from kedge.hooks.session import Session
 from kedge.sites.site import escape
 from kedge.stderr import say
@@ -63,24 +62,6 @@ class WatchSession(Session):
         """Nothing: a root gets its hooks before its first forward, so before it is compiled."""
 
 
-class Parked:
-    """Hooks that are put into PyTorch's tables and taken out together."""
-
-    def __init__(self) -> None:
-        self.hooks: Sequence[tuple[Mount, Any]] = ()
-        self.up = True
-
-    def put(self, *, up: bool) -> None:
-        """Put all of them up, or take them down."""
-        if up != self.up:
-            self.up = up
-            for mount, hook in self.hooks:
-                if up:
-                    mount.back(hook)
-                else:
-                    mount.out()
-
-
 class StepHooks:
     """Puts up the hooks that each kind of step needs; see Note [Parked hooks].
 
@@ -90,7 +71,8 @@ class StepHooks:
 
     def __init__(self, session: WatchSession) -> None:
         self.session, self.finding = session, True
-        self._finder, self._calls, self._heads, self._inner = Parked(), Parked(), Parked(), Parked()
+        self._finder, self._calls = HooksTogether(), HooksTogether()
+        self._heads, self._inner = HooksTogether(), HooksTogether()
         self._seen = (-1, -1)
         self._waiting: list[Any] = []
         self._changing = threading.RLock()
@@ -98,7 +80,7 @@ class StepHooks:
     def take_finder(self, handle: RemovableHandle) -> None:
         """Take over the hook that finds roots."""
         mount = Mount(handle)
-        self._finder.hooks = [(mount, mount.hook)]
+        self._finder.take_over([(mount, mount.hook)])
 
     def gather(self) -> None:
         """Take over the hooks of modules that were called in a measured step; call it at its end."""
@@ -106,15 +88,15 @@ class StepHooks:
         size = len(session.taps), len(session.targets)
         if size == self._seen and not any(tap.fired for tap in self._waiting):
             return
-        hooks = [(mount, hook) for mount in session.mounts.hooks() if (hook := mount.hook) is not None]
+        hooks = session.mounts.hooks()
         gates = [(mount, hook) for mount, hook in hooks if isinstance(hook, Gate)]
         fused = {id(target.passes): _fused(target.model()) for target in session.targets.values()}
         called = [(m, gate) for m, gate in gates if gate.called or gate.path in fused.get(gate.whose, ())]
         with self._changing:
             self._seen = size
-            self._inner.hooks = [(mount, gate) for mount, gate in called if gate.path]
-            self._heads.hooks = [(mount, gate) for mount, gate in called if not gate.path]
-            self._calls.hooks = [(mount, hook) for mount, hook in hooks if isinstance(hook, (Begin, End))]
+            self._inner.take_over((mount, gate) for mount, gate in called if gate.path)
+            self._heads.take_over((mount, gate) for mount, gate in called if not gate.path)
+            self._calls.take_over((mount, hook) for mount, hook in hooks if isinstance(hook, (Begin, End)))
             self._waiting = [tap for tap in session.taps if not tap.fired and tap.site.kind == "out"]
 
     def prepare(self, *, measured: bool, finding: bool, by_passes: bool) -> None:
@@ -128,13 +110,20 @@ class StepHooks:
         with self._changing:
             up = measured or dynamo.has_compiled()
             self.finding = finding or measured
-            self._inner.put(up=up)
-            self._heads.put(up=up or by_passes)
-            self._calls.put(up=up or by_passes or finding)
-            if not self._calls.up:  # the end of a call under way would not be seen
+            _place(self._inner, up=up)
+            _place(self._heads, up=up or by_passes)
+            _place(self._calls, up=up or by_passes or finding)
+            if self._calls.are_out:  # the end of a call under way would not be seen
                 for target in list(self.session.targets.values()):
                     target.passes.end()
-            self._finder.put(up=up or finding)
+            _place(self._finder, up=up or finding)
+
+
+def _place(hooks: HooksTogether, *, up: bool) -> None:
+    if up:
+        hooks.back()
+    else:
+        hooks.out()
 
 
 def _fused(model: nn.Module | None) -> set[str]:

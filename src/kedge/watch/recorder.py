@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import RecordingError
-from kedge.stderr import give_up
+from kedge.stderr import Shield
 
 if TYPE_CHECKING:
     from kedge.store.folder import RecordingWriter
@@ -48,11 +48,23 @@ class Recorder:
         *,
         strict: bool = False,
     ) -> None:
-        self.place, self.begin, self.complain, self.strict = place, begin, complain, strict
+        self.place, self.begin = place, begin
         self.writer: RecordingWriter | None = None
-        self.failed = False
+        self._shield = Shield(
+            "writing",
+            "the program goes on, but is not recorded from here on",
+            tell=complain,
+            on_failure=self._give_up,
+            strict=strict,
+            plain=RecordingError,
+        )
         self._kept: list[Callable[[RecordingWriter], None]] = []
         self._since: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether writing has failed."""
+        return self._shield.failure is not None
 
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
         """Write which sites there are; the first call makes the recording."""
@@ -74,20 +86,15 @@ class Recorder:
             time.sleep(_PAUSE)
             self._attempt()
         if self._kept:
-            self._fail(self._missing())
+            self._shield.fail(self._missing())
         if self.writer is not None:
             self._attempt(lambda writer: writer.close())
 
     def _attempt(self, *writes: Callable[[RecordingWriter], None]) -> None:
-        if self.failed:
-            return
-        self._kept += writes
-        try:
-            self._write()
-        except Exception as error:  # noqa: BLE001 - whatever the disk does, it must not end somebody's training
-            self._fail(error)
+        self._shield(self._write, writes)
 
-    def _write(self) -> None:
+    def _write(self, writes: Iterable[Callable[[RecordingWriter], None]]) -> None:
+        self._kept += writes
         if self.writer is None:
             self.writer = self.begin()
         if self.writer is None:
@@ -109,11 +116,8 @@ class Recorder:
             "in a folder that all of them see"
         )
 
-    def _fail(self, error: Exception) -> None:
-        self.failed = True
+    def _give_up(self) -> None:
         self._kept.clear()
         if self.writer is not None:
             with suppress(Exception):  # the recording may be out of reach; others shall not find it locked
                 self.writer.close()
-        instead = "the program goes on, but is not recorded from here on"
-        give_up(f"writing failed: {error}", instead, self.complain, strict=self.strict)

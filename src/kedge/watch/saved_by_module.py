@@ -40,8 +40,8 @@ from kedge.torch_internals.storages import identity_of, owned, storages
 class SavedBill:
     """Counts what autograd has saved for the backward passes of one step, by the module that saved it.
 
-    Tell it when each module call of the step begins and ends, innermost included, and have it count
-    when a root module's call is over. Each storage is counted once, as a whole, for the first that
+    It takes part in following the module calls of the step, and is to count when a root module's call is
+    over. Each storage is counted once, as a whole, for the first that
     saved it; parameters and buffers are not. Nothing is kept alive.
 
     What the program's own saved-tensor hooks put in a tensor's place counts as far as it is a tensor,
@@ -54,7 +54,6 @@ class SavedBill:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._open: list[str] = []
         self._from: list[int] = []
         self._inner: list[str | None] = []
         self._since = operation_number()
@@ -63,23 +62,19 @@ class SavedBill:
         self._counted: dict[int, StorageWeakRef] = {}
         self._modules: dict[str | None, list[int]] = {}
 
-    def begin(self, path: str) -> None:
-        """Note that the call of a module begins."""
-        if self._elsewhere():
+    def begin(self, path: str, around: str | None) -> None:
+        """Note that the call of a module begins, around which that of another is the innermost."""
+        if self._is_elsewhere():
             return
         hooks = top_hooks(True)
         if hooks is not None and (frame := frame_of(hooks[0])) is not None:
-            self._callers.setdefault(frame, self._innermost())
-        self._open.append(path)
-        self._mark()
+            self._callers.setdefault(frame, around)
+        self._mark(path)
 
-    def end(self, path: str) -> None:
-        """Note that it ends; calls inside it that never ended, because they raised, end with it."""
-        if self._elsewhere() or path not in self._open:
-            return
-        while self._open.pop() != path:
-            pass
-        self._mark()
+    def end(self, around: str | None) -> None:
+        """Note that the call of a module has ended, around which that of another is the innermost."""
+        if not self._is_elsewhere():
+            self._mark(around)
 
     def account(self, outputs: Any, root: nn.Module) -> list[dict[str, Any]]:
         """Count what was saved since the last time; call it when a root module has returned.
@@ -101,16 +96,13 @@ class SavedBill:
         self._since = operation_number()
         return [{"path": path, "bytes": size, "tensors": n} for path, (size, n) in self._modules.items()]
 
-    def _elsewhere(self) -> bool:
+    def _is_elsewhere(self) -> bool:
         """Whether this is a recompute, or a thread with a numbering of its own."""
         return in_backward() or threading.get_ident() != self._thread
 
-    def _innermost(self) -> str | None:
-        return self._open[-1] if self._open else None
-
-    def _mark(self) -> None:
+    def _mark(self, innermost: str | None) -> None:
         self._from.append(operation_number())
-        self._inner.append(self._innermost())
+        self._inner.append(innermost)
 
     def _maker(self, number: int) -> str | None:
         """Return the module that made a node, by the node's number."""

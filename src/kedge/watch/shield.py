@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from kedge.stderr import say
+from kedge.stderr import Shield
 from kedge.torch_internals import modes
 from kedge.watch.costs import Costs
 from kedge.watch.roots import Meter
@@ -18,42 +16,50 @@ OFF = 0
 """The level at which a meter measures nothing."""
 
 
-class Shield:
-    """Surrounds Kedge's work.
+class WatchShield:
+    """Surrounds the work of a watch: it is timed, done by one thread at a time, and never ends the program.
 
     Args:
         meter: What measures.
         costs: Take its time.
 
     Attributes:
-        failure: The error that Kedge failed with, and has watched nothing since; None where all goes well.
-        pid: The process that is watched.
+        shield: Reports the first failure, after which nothing is watched.
         in_child: This is a forked child process, which only counts that it trains.
     """
 
     def __init__(self, meter: Meter, costs: Costs) -> None:
-        self.meter, self.costs, self.pid, self.in_child = meter, costs, os.getpid(), False
-        self.failure: Exception | None = None
+        self.meter, self.costs, self.in_child = meter, costs, False
+        self.shield = Shield("watching", "it stops here, and the program goes on", on_failure=self._switch_off)
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error that Kedge failed with; None where all goes well."""
+        return self.shield.failure
+
+    @property
+    def pid(self) -> int:
+        """The process that is watched."""
+        return self.shield.pid
 
     def around(self, work: Callable[..., None]) -> Callable[..., None]:
-        """Make a hook that never ends the program: if Kedge fails, it says so once and steps aside."""
+        """Make a hook of some work."""
 
         def hook(*args: Any) -> None:
-            idle = torch.compiler.is_compiling() or self.failure is not None
-            if idle or os.getpid() != self.pid or modes.is_under_jit():
-                return
-            try:
-                with self.meter.lock, self.costs:  # the program may train in several threads
-                    work(*args)
-            except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
-                error.add_note(traceback.format_exc())  # the traceback itself would keep what it went through
-                self.failure, self.meter.level = error.with_traceback(None), OFF
-                say(f"internal error, watching stops here: {type(error).__name__}: {error}")
+            if not torch.compiler.is_compiling() and not modes.is_under_jit():
+                self.shield(self._timed, work, args)
 
         return hook
 
+    def _timed(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+        with self.meter.lock, self.costs:  # the program may train in several threads
+            work(*args)
 
-def leave_to_parent(shield: Shield | None) -> None:
+    def _switch_off(self) -> None:
+        self.meter.level = OFF
+
+
+def leave_to_parent(shield: WatchShield | None) -> None:
     """In a forked child, where the recording belongs to the parent, measure nothing; the watch may be gone by then."""
     if shield is not None:
         shield.meter.level, shield.in_child = OFF, True

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kedge.rules.rule import Finding
+from kedge.stderr import Shield
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.rows import Rows
 from kedge.watch.recorder import Recorder
@@ -41,7 +42,10 @@ class Sinks:
     """
 
     def __init__(self, recorder: Recorder, sinks: Iterable[RunSink], complain: Callable[[str], None]) -> None:
-        self.recorder, self.rest, self.complain = recorder, list(sinks), complain
+        self.recorder = recorder
+        self._shields = [
+            (sink, Shield(type(sink).__name__, "it gets nothing from here on", tell=complain)) for sink in sinks
+        ]
         self.look: Callable[[], Sequence[Finding]] = tuple
         self._spoiled = False
         self._told: set[tuple[str, ...]] = set()
@@ -54,9 +58,9 @@ class Sinks:
     def stats(self, step: int, columns: Columns) -> None:
         """Hand on the statistics of a step, or of several; each sink gets them step by step."""
         self.recorder.stats(step, columns)
-        for number, part in by_step(step, columns) if self.rest else ():
+        for number, part in by_step(step, columns) if self._shields else ():
             self._each(partial(_give, number, part))
-        if self.rest and not self._spoiled and not rows_of(step, columns).clean.all():
+        if self._shields and not self._spoiled and not rows_of(step, columns).clean.all():
             self._spoiled = True
             self._tell_findings()
 
@@ -68,7 +72,7 @@ class Sinks:
     def close(self) -> None:
         """Hand on what was found, and end all."""
         self.recorder.close()
-        if self.rest:
+        if self._shields:
             self._tell_findings()
         self._each(lambda sink: sink.close())
 
@@ -80,13 +84,8 @@ class Sinks:
                 self._each(partial(_tell, entry_of(finding)))
 
     def _each(self, hand: Callable[[RunSink], None]) -> None:
-        for sink in list(self.rest):
-            try:
-                hand(sink)
-            except Exception as error:  # noqa: BLE001 - what takes the records must not end somebody's training
-                self.rest.remove(sink)
-                what = f"{type(error).__name__}: {error}"
-                self.complain(f"{type(sink).__name__} failed and gets nothing from here on: {what}")
+        for sink, shield in self._shields:
+            shield(hand, sink)
 
 
 def by_step(step: int, columns: Columns) -> Iterator[tuple[int, Columns]]:

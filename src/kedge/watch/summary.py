@@ -13,6 +13,7 @@ from kedge.report.counts import tally
 from kedge.report.verdict import advice, verdict
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
+from kedge.stderr import Shield
 from kedge.store.json_files import read_manifest, read_ranks
 from kedge.store.recording import Recording
 from kedge.watch.recorder import Recorder
@@ -20,6 +21,7 @@ from kedge.watch.roots import Summary
 
 NO_MODULE = "the program called no module in this process, outside of functions that are compiled as a whole"
 NO_SITE = "modules were called, but nothing that can be measured was seen at the sites to be watched; see them with kedge sites"
+CHECKING = "checking the recording", "its findings are not known"
 #: How many rules the last lines name.
 NAMED_RULES = 3
 
@@ -77,11 +79,13 @@ def _whose(place: Path) -> str:
 
 
 def _checked(place: Path) -> str:
-    try:
-        judgement = judge(Recording.open(place), configured_rules())
-    except Exception as error:  # noqa: BLE001 - a rule that fails must not change how the program ends
-        return f"the recording could not be checked: {error!r}"
-    return in_short(judgement)
+    failures: list[str] = []
+    judgement = Shield(*CHECKING, tell=failures.append)(_judged, place)
+    return in_short(judgement) if judgement is not None else failures[0]
+
+
+def _judged(place: Path) -> Judgement:
+    return judge(Recording.open(place), configured_rules())
 
 
 def in_short(judgement: Judgement) -> str:

@@ -31,7 +31,7 @@ from kedge.watch.parameters import Places
 from kedge.watch.parked_hooks import WatchSession
 from kedge.watch.record import Record
 from kedge.watch.roots import Meter, RunSink, Summary
-from kedge.watch.shield import OFF, Shield, leave_to_parent
+from kedge.watch.shield import OFF, WatchShield, leave_to_parent
 from kedge.watch.step_kinds import StepKinds
 from kedge.watch.steps import Steps
 from kedge.watch.training import Training
@@ -53,7 +53,7 @@ class Watcher:
     ) -> None:
         meter.draws = True
         self.budget, self.costs = Budget(n, budget), Costs(meter)
-        self.shield = Shield(meter, self.costs)
+        self.shield = WatchShield(meter, self.costs)
         places = Places()
         optimizers = Optimizers(places, self.step)
         self.steps = Steps(optimizers, self.budget)

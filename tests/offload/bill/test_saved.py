@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from kedge.hooks.placing.module_calls import CallTracker
 from kedge.watch.saved_by_module import SavedBill
 
 Sums = dict[str | None, tuple[int, int]]
@@ -23,7 +24,7 @@ Sums = dict[str | None, tuple[int, int]]
 
 @contextmanager
 def told(model: nn.Module, begin: Callable[[str], Any], end: Callable[[str], Any]):
-    """Tell of the beginning and the end of every module's call."""
+    """Tell of the beginning and the end of every module's call, by plain hooks."""
     with ExitStack() as handles:
         for name, module in model.named_modules():
 
@@ -38,10 +39,28 @@ def told(model: nn.Module, begin: Callable[[str], Any], end: Callable[[str], Any
         yield
 
 
+@contextmanager
+def followed(model: nn.Module, bill: SavedBill, prefix: str = ""):
+    """Have a bill take part in following every module's calls."""
+
+    def begin(calls, path, module, given):
+        bill.begin(path, calls.notes[-1] if calls.notes else None)
+        return path
+
+    def end(calls, path, output):
+        bill.end(calls.notes[-1] if calls.notes else None)
+
+    calls = CallTracker(begin, end)
+    for name, module in model.named_modules():
+        calls.follow(module, prefix + name)
+    yield
+    calls.close()
+
+
 def billed(model: nn.Module, *inputs: Any) -> Sums:
     """What the bill says of one call."""
     bill = SavedBill()
-    with told(model, bill.begin, bill.end):
+    with followed(model, bill):
         output = model(*inputs)
         return sums(bill.account(output, model))
 
@@ -160,7 +179,7 @@ def test_what_was_packed_is_not_unpacked():
         return pair[0].float()
 
     model, bill = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), SavedBill()
-    with told(model, bill.begin, bill.end), saved_tensors_hooks(pack, unpack):
+    with followed(model, bill), saved_tensors_hooks(pack, unpack):
         output = model(torch.randn(4, 8, requires_grad=True))
     before = list(calls)
     entries = bill.account(output, model)
@@ -179,7 +198,7 @@ def test_nothing_is_computed_numbered_or_kept():
     plain = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     torch.manual_seed(1)
-    with told(model, bill.begin, bill.end):
+    with followed(model, bill):
         output = model(x)
     number, generator = _get_sequence_nr(), torch.get_rng_state()
     bill.account(output, model)
@@ -199,8 +218,8 @@ def test_the_calls_of_a_step_add_up():
     """Micro-batches and several roots are one bill; what lies between roots has no path, nothing counts twice."""
     body, head, bill = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Sequential(nn.Linear(8, 2)), SavedBill()
     with (
-        told(body, lambda n: bill.begin("body." + n), lambda n: bill.end("body." + n)),
-        told(head, bill.begin, bill.end),
+        followed(body, bill, "body."),
+        followed(head, bill),
     ):
         for _ in range(2):
             features = body(torch.randn(3, 4))
@@ -220,7 +239,7 @@ def test_the_calls_of_a_step_add_up():
 def test_a_recompute_is_not_a_call():
     """The calls of a recompute between two micro-batches change nothing, though the last of them never ends."""
     model, bill = Checkpointed(), SavedBill()
-    with told(model, bill.begin, bill.end):
+    with followed(model, bill):
         output = model(torch.randn(2, 5, 16, requires_grad=True))
         once = sums(bill.account(output, model))
         output.sum().backward()
@@ -254,16 +273,31 @@ def test_what_a_function_keeps_on_its_ctx_counts():
 
 
 def test_a_call_that_raises_ends_with_the_one_around_it():
-    """A module that failed, and whose end nobody told of, does not get what is saved after it."""
+    """A module that was interrupted, and whose end nobody told of, does not get what is saved after it."""
+
+    class Interrupted(nn.Module):
+        def forward(self, x):
+            raise KeyboardInterrupt
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.broken = Interrupted()
+
+        def forward(self, x):
+            with suppress(KeyboardInterrupt):
+                self.broken(x)
+            return x.detach()
+
+    class Exp(nn.Module):
+        def forward(self, x):
+            return x.exp()
+
     bill = SavedBill()
     x = torch.ones(4, requires_grad=True)
-    bill.begin("")
-    bill.begin("broken")
-    bill.end("")
-    bill.end("never begun")
-    bill.begin("next")
-    y = x.exp()
-    bill.end("next")
+    with followed(around := Around(), bill), followed(following := Exp(), bill, "next"):
+        around(x)
+        y = following(x)
 
     assert sums(bill.account(y, nn.Identity())) == {"next": (16, 1)}
 
@@ -273,7 +307,7 @@ def test_a_graph_that_is_freed_already_counts_nothing():
     model = Custom()
     x = torch.ones(4, requires_grad=True)
     bill = SavedBill()
-    with told(model, bill.begin, bill.end):
+    with followed(model, bill):
         y = model(x.exp())
         y.sum().backward()
 
@@ -294,9 +328,9 @@ def test_sparse_and_transformed_tensors_have_their_parts_counted():
 
     def loss(x):
         bill = SavedBill()
-        bill.begin("f")
+        bill.begin("f", None)
         y = x.sin().exp()
-        bill.end("f")
+        bill.end(None)
         bills.append(sums(bill.account(y, times)))
         return y.sum()
 
@@ -310,9 +344,9 @@ def test_compiled_code_is_one_node_of_the_module_around_it(compiled):
     """What compiled code saves belongs to the module in whose call it runs."""
     inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
     model, bill = nn.Sequential(compiled(inner, backend="aot_eager")), SavedBill()
-    bill.begin("")
+    bill.begin("", None)
     y = model(torch.randn(3, 4))
-    bill.end("")
+    bill.end(None)
 
     assert sums(bill.account(y, model)) == {"": (3 * 4 * 4 + 3 * 8 * 4, 2)}
 

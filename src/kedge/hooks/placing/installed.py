@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -110,6 +110,36 @@ def _around(table: MutableMapping[int, Any], key: int) -> tuple[tuple[int, ...],
     return tuple(keys[:at]), tuple(keys[at + 1 :])
 
 
+class HooksTogether:
+    """Some hooks that are taken out of PyTorch's tables and put back together, as `Mounts` does with all.
+
+    Attributes:
+        are_out: Whether they are out.
+    """
+
+    def __init__(self, hooks: Iterable[tuple[Mount, Any]] = ()) -> None:
+        self.are_out = False
+        self._hooks = list(hooks)
+
+    def take_over(self, hooks: Iterable[tuple[Mount, Any]]) -> None:
+        """Take these in place of those before."""
+        self._hooks = list(hooks)
+
+    def out(self) -> None:
+        """Take them out, unless they are."""
+        if not self.are_out:
+            self.are_out = True
+            for mount, _ in self._hooks:
+                mount.out()
+
+    def back(self) -> None:
+        """Put them back, if they are out; also where the program has cleared the table meanwhile."""
+        if self.are_out:
+            self.are_out = False
+            for mount, hook in self._hooks:
+                mount.back(hook)
+
+
 class Mounts:
     """Everything that one session has put somewhere, in the order in which it did.
 
@@ -151,9 +181,10 @@ class Mounts:
         self.mount(Mount(module.register_forward_hook(hook, always_call=True)))
         self.mount(Veil(module))
 
-    def hooks(self) -> list[Mount]:
-        """List the hooks of modules and optimizers."""
-        return [standing for standing in list(self._standing.values()) if isinstance(standing, Mount)]
+    def hooks(self) -> list[tuple[Mount, Any]]:
+        """List the hooks of modules and optimizers, each with what is called."""
+        mounts = (standing for standing in list(self._standing.values()) if isinstance(standing, Mount))
+        return [(mount, hook) for mount in mounts if (hook := mount.hook) is not None]
 
     def keep(self, handle: RemovableHandle) -> None:
         """Take over the hook of a tensor or node that lives as long as a graph."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from kedge.hooks.placing.module_calls import Spans, given_to
+from kedge.hooks.placing.module_calls import Spans
 from kedge.hooks.saved.keeper import Keep, Place
 from kedge.offload.bill.bill import bill_of
 from kedge.offload.bill.bill_keeper import BilledReference, BillKeeper, Origins
 from kedge.offload.bill.storage_numbers import StorageNumbers
 from kedge.offload.rebuild import find
+from kedge.stderr import Shield, say
 from kedge.torch_internals.saved_hooks import top_hooks
 
 
@@ -37,7 +37,7 @@ class QuietKeep(Keep):
         """Say it without raising."""
         if what not in self._said and not self.ended:
             self._said.add(what)
-            sys.stderr.write(f"[kedge] the bill of saved tensors leaves out what runs under {what}\n")
+            say(f"the bill of saved tensors leaves out what runs under {what}")
 
 
 class StepBill:
@@ -48,15 +48,16 @@ class StepBill:
     own in force when it calls a model, for the length of that call.
 
     Args:
-        spare: Does what must not end the program.
+        shield: Does what must not end the program.
     """
 
-    def __init__(self, spare: Callable[..., None]) -> None:
+    def __init__(self, shield: Shield) -> None:
         self.storages = StorageNumbers()
-        self.spans = Spans(self.storages.of, spare)
+        self.spans = Spans(self.storages.of, shield=shield)
         self.keeper = BillKeeper(lambda: self.spans.innermost, self.storages, find, around=lambda: self.spans.around)
         self.seconds = 0.0
         self._over = False
+        self._packing = Shield("the bill of saved tensors", "it is not taken", on_failure=self._give_up)
         self._thread: int | None = None
         self._roots: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._owned: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
@@ -71,7 +72,7 @@ class StepBill:
         self._roots.append((root.label(""), weakref.ref(module)))
         self._see_owned()
         self.spans.add(module, root.types, root.label)
-        self.spans.begin(root.label(""), given_to(module))
+        self.spans.begin(module, root.label(""))
         self._be_in_force(module)
         self.seconds += time.perf_counter() - begun
 
@@ -91,14 +92,12 @@ class StepBill:
         if self._over:
             return None
         begun = time.perf_counter()
-        try:
-            return self.keeper.pack(value)
-        except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
-            self._over = True
-            sys.stderr.write(f"[kedge] the bill of saved tensors is not taken: {type(error).__name__}: {error}\n")
-            return None
-        finally:
-            self.seconds += time.perf_counter() - begun
+        held = self._packing(self.keeper.pack, value)
+        self.seconds += time.perf_counter() - begun
+        return held
+
+    def _give_up(self) -> None:
+        self._over = True
 
     def beside(self, owner: Any, place: Place) -> None:
         """Take down what a checkpoint holds without saving it."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from serving import Server
 
-from kedge.store.folder import create
+from kedge.store.writing.folder import create
 
 MANIFEST = {
     "kedge": "0.1.0",

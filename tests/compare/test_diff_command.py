@@ -15,7 +15,7 @@ import pytest
 from stories import NET, Layer, Story, from_step
 
 from kedge.cli.main import main
-from kedge.store.folder import create, join
+from kedge.store.writing.folder import create, join
 
 MANIFEST = {"kedge": "0.1.0", "command": ["train.py"], "torch": "2.13.0", "device": "cpu"}
 Write = Callable[..., str]

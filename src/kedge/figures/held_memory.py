@@ -6,7 +6,7 @@ from typing import Any
 
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import ACCENT, QUIET, TEXT, Axes, Drawing, dress, plain
-from kedge.store.saved_account import Course, sized
+from kedge.store.saved_account import BytesOverStep, sized
 
 _HOLDERS = 10
 _WARM = "#d55e00"
@@ -17,7 +17,7 @@ def memory(held: Any, *, title: str = "") -> Drawing:
     """Draw the bytes that autograd holds for backward over a step, and who holds them at the peak.
 
     Args:
-        held: A bill, ``kedge.saved(model, backward=True)(x)``, or the `Course` of an account of a recording.
+        held: A bill, ``kedge.saved(model, backward=True)(x)``, or the `BytesOverStep` of an account of a recording.
         title: What stands above.
 
     Returns:
@@ -27,7 +27,7 @@ def memory(held: Any, *, title: str = "") -> Drawing:
         CannotDraw: If nothing was saved.
     """
     course = getattr(held, "timeline", held)
-    if not isinstance(course, Course) or not course.bytes or not course.peak:
+    if not isinstance(course, BytesOverStep) or not course.bytes or not course.peak:
         raise CannotDraw(
             f"memory(...) was given {type(held).__name__} in which nothing is held; it takes the bill "
             "kedge.saved(model, backward=True)(x) of a model that saves something"
@@ -43,7 +43,7 @@ def memory(held: Any, *, title: str = "") -> Drawing:
     return figure
 
 
-def _over_time(axes: Axes, course: Course, divisor: float, unit: str) -> None:
+def _over_time(axes: Axes, course: BytesOverStep, divisor: float, unit: str) -> None:
     at, heights = [0, *course.at], [0.0, *(size / divisor for size in course.bytes)]
     axes.fill_between(at, heights, step="post", color=ACCENT, alpha=0.25, lw=0)
     axes.step(at, heights, where="post", color=ACCENT, lw=1.3)
@@ -62,7 +62,7 @@ def _over_time(axes: Axes, course: Course, divisor: float, unit: str) -> None:
     dress(axes, "over the step", x="saves and releases", y=f"held for backward, {unit}")
 
 
-def _at_peak(axes: Axes, course: Course, divisor: float, unit: str) -> None:
+def _at_peak(axes: Axes, course: BytesOverStep, divisor: float, unit: str) -> None:
     holders = course.holders[:_HOLDERS]
     places = range(len(holders))
     axes.barh(places, [size / divisor for _, size in holders], color=ACCENT, alpha=0.75, height=0.65)

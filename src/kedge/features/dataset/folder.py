@@ -27,7 +27,7 @@ from kedge.errors import BeingWritten, NotFeatures
 from kedge.features.dataset.formats.format import format_name, format_of
 from kedge.features.dataset.manifest import read_manifest
 from kedge.store.atomic_write import told
-from kedge.store.lock import claim, leave_to_parent
+from kedge.store.writing.lock import claim, leave_to_parent
 
 INDEX = "index-{rank}.jsonl"
 STATE = "state-{rank}.safetensors"

@@ -12,7 +12,7 @@ from kedge.rules.naming import NAMED, plain
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.rules.samples import measured, too_few
 from kedge.store.exponents import SMALLEST_NORMAL, below
-from kedge.store.formats import FORMATS, Format
+from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Floats, Ints, Rows
 
@@ -178,7 +178,7 @@ class Underflow:
             if form is not None and form.lowest_power >= SMALLEST_NORMAL:
                 yield site
 
-    def _lost(self, recording: Recording, site: SiteInfo, form: Format) -> float | None:
+    def _lost(self, recording: Recording, site: SiteInfo, form: NumberFormat) -> float | None:
         """Give the usual share of elements below the smallest normal number; None if too little was drawn."""
         rows = recording.rows(site)
         # Where the gradient was zero throughout nothing was drawn, so a few windows are looked through for one.
@@ -230,12 +230,12 @@ class _Extreme:
     """The greatest magnitude at one site in every step that measured it, without constants of the program."""
 
     site: SiteInfo
-    form: Format
+    form: NumberFormat
     steps: Ints
     largest: Floats
 
     @classmethod
-    def of(cls, recording: Recording, site: SiteInfo, form: Format) -> _Extreme:
+    def of(cls, recording: Recording, site: SiteInfo, form: NumberFormat) -> _Extreme:
         """Read the steps in which the extremes were measured and finite."""
         rows = recording.rows(site)
         measured = np.isfinite(rows.min) & np.isfinite(rows.max)

@@ -25,8 +25,8 @@ from kedge.report.page.document import condense
 from kedge.report.page.render import page_of
 from kedge.rules.registry import ALL, check
 from kedge.store.exponents import BUCKETS, LOWEST, encode
-from kedge.store.folder import create
 from kedge.store.recording import Recording
+from kedge.store.writing.folder import create
 
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

@@ -26,8 +26,8 @@ from kedge.cli.main import main as kedge
 from kedge.report import terminal  # noqa: F401 - what is measured is the reading, not the imports of the commands
 from kedge.rules import registry  # noqa: F401 - as above
 from kedge.store.exponents import BUCKETS, encode
-from kedge.store.folder import create
 from kedge.store.recording import Recording
+from kedge.store.writing.folder import create
 
 DRAWN = 64
 CHANNELS = 64

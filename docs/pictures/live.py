@@ -11,16 +11,16 @@ import re
 import sys
 from pathlib import Path
 
-from kedge.report.live.app import Live
+from kedge.report.live.app import LiveApp
 from kedge.report.live.board import Board
 from kedge.store.recording import Recording
 
 
 async def screen(path: Path) -> str:
     """Open the screen on a recording, choose the last module but one and show it in detail."""
-    app = Live(path)
+    app = LiveApp(path)
     async with app.run_test(size=(112, 34)) as pilot:
-        while not app.query_one(Board).shown:
+        while not app.query_one(Board).modules.shown:
             await pilot.pause(0.1)
         await pilot.press("end", "up", "enter")
         await pilot.pause(0.2)

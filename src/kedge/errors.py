@@ -1,7 +1,7 @@
-"""What can go wrong, as one tree.
+"""All errors and warnings, as one tree.
 
-Every message says what was asked, what was found and what to do. The ``slug``, which is the
-name in small letters, names the paragraph in ``docs/messages.md``::
+Every message names the request, the cause and the remedy. The ``slug``, the name in small
+letters, is the heading of the paragraph in ``docs/messages.md``::
 
     KedgeError
     ├── SelectorError           the text of a selector cannot be read
@@ -19,7 +19,7 @@ name in small letters, names the paragraph in ``docs/messages.md``::
     │   └── Overwritten         the program changed the value after it was recorded
     ├── NeverFired              strict session: a site did not fire
     ├── SessionEnded            a session was used after its end
-    ├── StopForward             an action ends the forward: what was wanted of it is there
+    ├── StopForward             an action ends the forward, which is not needed any further
     ├── CannotCompile           compiled code has no way to do this
     ├── RecordingError          a recording on disk
     │   ├── NotARecording       the folder is not one, or is damaged
@@ -36,21 +36,21 @@ name in small letters, names the paragraph in ``docs/messages.md``::
     ├── NoSuchRule              no rule has this code
     ├── ConfigError             the settings in a file cannot be used
     ├── ExtractError            features cannot be taken as was asked
-    ├── ReducerError            values cannot be summed up as was asked
+    ├── ReducerError            values cannot be reduced as was asked
     │   └── SettingsDiffer      two reducers of different settings cannot be merged
     ├── TableError              features do not make a table of one row a sample
     ├── ExtractionFailed        the features of a data set could not be taken to the end
     │   └── BadSample           a sample cannot be loaded, or the model cannot take it
-    ├── AttributionError        a question about a model's answer does not fit the model
+    ├── AttributionError        the output to explain, or the site, does not fit the model
     │   └── NothingCut          no ReLU's gradient was cut, or some ReLUs cannot be seen
     ├── MissingExtra            a package that only this feature needs is not installed
     ├── QueryError              a query over a recording cannot be run
     ├── CannotServe             a page cannot be served where it was asked for
-    ├── CannotDraw              what was given makes no picture
+    ├── CannotDraw              the argument cannot be drawn
     ├── NoSuchCodec             saved tensors cannot be stored this way
     ├── ScriptError             the program to run cannot be started
     ├── OffloadError            saved tensors cannot be offloaded as was asked
-    ├── RebuiltWrong            a saved tensor was rebuilt and is not what was saved
+    ├── RebuiltWrong            a rebuilt tensor differs from the saved one
     └── StoreError              saved tensors cannot be written to a place, or read back
         ├── DiskFull            there is no room for them
         └── ChecksumMismatch    they came back changed
@@ -58,7 +58,7 @@ name in small letters, names the paragraph in ``docs/messages.md``::
     KedgeWarning
     ├── NeverFiredWarning       sites that did not fire, with causes
     ├── ActionDisabled          an action failed and was switched off (``on_error="warn"``)
-    ├── SavedAside              saved tensors are not looked at in some part of the program
+    ├── SavedAside              saved tensors are ignored in some part of the program
     ├── NothingGained           a device's saved tensors cannot be moved to the CPU's memory with a gain
     ├── NotPinned               the CPU's memory could not be locked for fast copies
     ├── LimitOutOfReach         saved tensors cannot be brought within a limit of memory
@@ -80,7 +80,7 @@ _OURS = f"{Path(__file__).parent}{os.sep}"
 
 
 class _Named:
-    """Gives each class its slug: ``no-site-matched`` for `NoSiteMatched`."""
+    """A class with a slug: ``no-site-matched`` for `NoSiteMatched`."""
 
     slug: str
 
@@ -150,11 +150,11 @@ class SessionEnded(KedgeError, RuntimeError):
 
 
 class StopForward(KedgeError):
-    """What an action raises to end the forward it is called in; it passes through as it is, for the caller to catch."""
+    """Raised by an action to end the forward that calls it; passes through unchanged, for the caller to catch."""
 
 
 class CannotCompile(KedgeError):
-    """What was asked for cannot be done inside compiled code."""
+    """The request cannot be carried out inside compiled code."""
 
 
 class RecordingError(KedgeError):
@@ -174,15 +174,15 @@ class RecordingExists(RecordingError, FileExistsError):
 
 
 class BeingWritten(RecordingError):
-    """The recording is being written by a process that lives; the message names it."""
+    """A running process is writing the recording; the message names it."""
 
 
 class NoSuchSite(RecordingError, LookupError):
-    """The recording holds no site of this name; the message names the nearest ones."""
+    """The recording has no site of this name; the message names the nearest ones."""
 
 
 class NoSuchRank(RecordingError, LookupError):
-    """The recording holds nothing of this rank; the message names those it holds."""
+    """The recording has nothing of this rank; the message names the ranks that it has."""
 
 
 class NotFeatures(RecordingError):
@@ -190,7 +190,7 @@ class NotFeatures(RecordingError):
 
 
 class OtherRun(RecordingError, FileExistsError):
-    """The folder holds the features of another run; the message says in what the two differ."""
+    """The folder holds the features of another run; the message names the differences."""
 
 
 class NoSuchKey(RecordingError, LookupError):
@@ -202,7 +202,7 @@ class CannotCompare(RecordingError, ValueError):
 
 
 class WatchingFailed(KedgeError):
-    """A strict watch ended, and Kedge itself had failed; the message says in what."""
+    """A strict watch ended, and Kedge itself had failed; the message says where."""
 
 
 class NoSuchRule(KedgeError, LookupError):
@@ -214,11 +214,11 @@ class ConfigError(KedgeError, ValueError):
 
 
 class ExtractError(KedgeError, ValueError):
-    """What ``kedge.extract`` was asked for cannot be done; the message says what can."""
+    """``kedge.extract`` cannot do what was asked; the message says what it can."""
 
 
 class ReducerError(KedgeError, ValueError):
-    """Values cannot be summed up as was asked; the message says what they are and what can be asked."""
+    """Values cannot be reduced as was asked; the message says what they are and what is possible."""
 
 
 class SettingsDiffer(ReducerError):
@@ -238,11 +238,11 @@ class BadSample(ExtractionFailed):
 
 
 class AttributionError(KedgeError, ValueError):
-    """What is to be explained, or where, does not fit the model; the message says what there is."""
+    """The output to explain, or the site, does not fit the model; the message says what the model has."""
 
 
 class NothingCut(AttributionError):
-    """There is no ReLU whose gradient could be cut, or autograd cannot tell; the message says what was looked for."""
+    """No ReLU's gradient could be cut, or autograd cannot see them; the message says which were searched for."""
 
 
 class InterventionError(ActionError, ValueError):
@@ -262,11 +262,11 @@ class CannotServe(KedgeError, OSError):
 
 
 class CannotDraw(KedgeError, ValueError):
-    """What was given makes no picture; the message says what does."""
+    """The argument cannot be drawn; the message says what can."""
 
 
 class NoSuchCodec(KedgeError, ValueError):
-    """There is no codec of this name for saved tensors; the message lists those there are."""
+    """There is no codec of this name for saved tensors; the message lists the codecs."""
 
 
 class ScriptError(KedgeError):
@@ -274,11 +274,11 @@ class ScriptError(KedgeError):
 
 
 class OffloadError(KedgeError, ValueError):
-    """What ``kedge.offload`` was asked for cannot be done; the message says what can."""
+    """``kedge.offload`` cannot do what was asked; the message says what it can."""
 
 
 class StoreError(KedgeError, OSError):
-    """Saved tensors cannot be written to a place, or not be read back from it."""
+    """Saved tensors cannot be written to a place, or cannot be read back."""
 
 
 class DiskFull(StoreError):
@@ -290,7 +290,7 @@ class ChecksumMismatch(StoreError):
 
 
 class RebuiltWrong(KedgeError, RuntimeError):
-    """A saved tensor was rebuilt and is not what was saved: the program changed what it is made of behind autograd's back."""
+    """A rebuilt tensor differs from the saved one: the program changed a source of it unseen by autograd."""
 
 
 class KedgeWarning(_Named, UserWarning):
@@ -310,7 +310,7 @@ class Recompiled(KedgeWarning):
 
 
 class SavedAside(KedgeWarning):
-    """Saved tensors are not looked at in some part of the program."""
+    """Saved tensors are ignored in some part of the program."""
 
 
 class NothingGained(KedgeWarning):
@@ -322,7 +322,7 @@ class NotPinned(KedgeWarning):
 
 
 class LimitOutOfReach(KedgeWarning):
-    """Saved tensors cannot be brought within the limit of memory; the message says what can be had."""
+    """Saved tensors cannot be brought within the limit of memory; the message says what is possible."""
 
 
 class OffloadFailed(KedgeWarning):
@@ -334,7 +334,7 @@ class DiskIsMemory(KedgeWarning):
 
 
 def warn(warning: Warning) -> None:
-    """Give a warning at the innermost line outside of Kedge."""
+    """Warn at the innermost line outside of Kedge."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         level, frame = level + 1, frame.f_back

@@ -1,6 +1,6 @@
-"""Tables in a notebook: plain HTML that takes the colours of the page it stands in.
+"""Tables in a notebook: plain HTML in the colours of the page around it.
 
-Everything is escaped, nothing runs, and a long table shows its first rows and folds the others away.
+Everything is escaped, there are no scripts, and a long table shows its first rows and folds the others away.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 SHOWN = 12
-"""How many rows of a long table are not folded away."""
+"""The rows of a long table that are not folded away."""
 
 _TABLE = "border-collapse:collapse;color:inherit;background:transparent;margin:.3em 0"
 _CELL = (
@@ -23,15 +23,15 @@ _QUIET = "opacity:.75;margin:.3em 0;max-width:60em"
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", note: str = "", align: str = ""
 ) -> str:
-    """Lay rows out as an HTML table.
+    """Return rows as an HTML table.
 
     Args:
         columns: The names of the columns.
-        rows: The cells; they are shown as `str` makes them.
-        title: What stands above.
-        note: What stands below.
-        align: A letter a column: "l" for words, "r" for figures, "m" for names in type of one width. Those that are
-            not told are words, the first is of names.
+        rows: The cells, which are shown by `str`.
+        title: The title above the table.
+        note: The note below it.
+        align: A letter for each column: "l" for words, "r" for figures, "m" for names in monospaced type. By default
+            the first column is "m" and the others are "l".
     """
     kinds = (align or "m").ljust(len(columns), "l")
     lines = ["".join(_cell("td", cell, kind) for cell, kind in zip(row, kinds, strict=True)) for row in rows]
@@ -44,12 +44,12 @@ def table(
 
 
 def paragraph(text: str) -> str:
-    """Set a sentence below a table, or one that stands for it."""
+    """Return a sentence as HTML, below a table or instead of one."""
     return f'<p style="{_QUIET}">{escape(text)}</p>'
 
 
 def _fold(count: int) -> int:
-    """Tell how many rows stand open: all, unless several would be folded away."""
+    """Return the number of rows that are not folded away: all, unless several would be."""
     return SHOWN if count > SHOWN + 3 else count
 
 

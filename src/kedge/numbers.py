@@ -1,10 +1,14 @@
-"""Figures as short text."""
+"""Figures as short text, and values as JSON has them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 
 def compact(value: float) -> str:
-    """Write a figure in at most seven characters: ``0.0123``, ``4.56``, ``1235``, ``1.2e-7``, ``nan``."""
+    """Return a figure in at most seven characters: ``0.0123``, ``4.56``, ``1235``, ``1.2e-7``, ``nan``."""
     size = abs(value)
     if size == 0:
         return "0"
@@ -16,7 +20,7 @@ def compact(value: float) -> str:
 
 
 def thousands(number: int) -> str:
-    """Write a count short: ``950``, ``12.3k``, ``4.56M``."""
+    """Return a short count: ``950``, ``12.3k``, ``4.56M``."""
     for limit, unit in ((1_000, ""), (1_000_000, "k"), (1_000_000_000, "M")):
         if number < 0.9995 * limit:
             return f"{number * 1000 / limit:.3g}{unit}" if unit else str(number)
@@ -24,14 +28,14 @@ def thousands(number: int) -> str:
 
 
 def percent(share: float) -> str:
-    """Write a share: ``3.3 %``, and ``< 0.1 %`` for what is there but rounds to nothing."""
+    """Return a share: ``3.3 %``, and ``< 0.1 %`` if it is positive but rounds to zero."""
     if 0 < share < 0.0005:
         return "< 0.1 %"
     return f"{share:.1%}".replace("%", " %")
 
 
 def seconds(duration: float) -> str:
-    """Write a duration: ``0.41 s``, ``12.3 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Return a duration: ``0.41 s``, ``12.3 s``, ``3 min 20 s``, ``2 h 5 min``."""
     if duration < 99.95:
         return f"{duration:.3g} s"
     whole = round(duration)
@@ -41,7 +45,7 @@ def seconds(duration: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number with its noun: ``1 step``, ``1,200 steps``."""
+    """Return a number with its noun: ``1 step``, ``1,200 steps``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
@@ -51,3 +55,16 @@ def sized(number: int) -> str:
         if abs(number) >= 0.9995 * size:
             return f"{number / size:.3g} {unit}" if abs(number) < 999.5 * size else f"{number / size:,.0f} {unit}"
     return f"{number} B"
+
+
+def for_json(value: Any) -> Any:
+    """Return a value as plain JSON values; numbers that JSON lacks, and objects of other types, become text."""
+    if isinstance(value, Mapping):
+        return {str(key): for_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [for_json(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return for_json(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)

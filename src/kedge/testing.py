@@ -64,11 +64,11 @@ def _bits(x: Tensor) -> Tensor:
 
 
 def training_step(model: nn.Module, loss: Callable[[nn.Module], Any], seed: int = 0) -> Mapping[str, Any]:
-    """Run one seeded forward and backward on a copy of a model; return all that it leaves behind.
+    """Run one seeded forward and backward on a copy of a model, and return the results.
 
     Args:
-        model: The model; it is not changed.
-        loss: Runs the forward and returns (outputs, scalar loss).
+        model: The model, which is not changed.
+        loss: A function that runs the forward and returns (outputs, scalar loss).
         seed: For the random numbers of dropout and the like.
 
     Returns:

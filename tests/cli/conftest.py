@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kedge.store.folder import create
+from kedge.store.writing.folder import create
 from tests.cli.serving import Server
 
 MANIFEST = {

@@ -64,7 +64,7 @@ def test_reading_a_recording_needs_no_torch(recorded: Callable[..., Path]) -> No
 def test_every_command_has_help(command: object, capsys: pytest.CaptureFixture[str]) -> None:
     """Each command's docstring is its help text."""
     with pytest.raises(SystemExit) as left:
-        build_parser().parse_args([type(command).__name__.lower(), "--help"])
+        build_parser().parse_args([type(command).__name__.removesuffix("Command").lower(), "--help"])
 
     assert left.value.code == 0
     assert command.__doc__ is not None

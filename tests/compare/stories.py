@@ -10,8 +10,8 @@ from zlib import crc32
 import numpy as np
 
 from kedge.store.columns import COLUMNS
-from kedge.store.folder import RecordingWriter
 from kedge.store.recording import Recording
+from kedge.store.writing.folder import RecordingWriter
 
 FULL, LIGHT = 2, 1
 

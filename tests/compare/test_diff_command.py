@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kedge.cli.main import main
-from kedge.store.folder import create, join
+from kedge.store.writing.folder import create, join
 from tests.compare.stories import NET, Layer, Story, from_step
 
 MANIFEST = {"kedge": "0.1.0", "command": ["train.py"], "torch": "2.13.0", "device": "cpu"}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kedge.store.exponents import BUCKETS, encode
-from kedge.store.folder import create
+from kedge.store.writing.folder import create
 
 SITES = [
     {"id": 0, "site": "conv:out", "path": "conv", "kind": "out", "type": "Conv2d", "shape": [2, 5], "from": [None]},

@@ -11,10 +11,10 @@ import pytest
 
 from kedge.errors import RecordingError
 from kedge.store import parquet
-from kedge.store.parquet import write_parquet
+from kedge.store.export.parquet import write_parquet
+from kedge.store.export.wide_table import WIDE
 from kedge.store.recording import Recording
 from kedge.store.rows import STATISTICS
-from kedge.store.wide_table import WIDE
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 
 from kedge.errors import QueryError
 from kedge.rules.registry import check
-from kedge.store.folder import create
+from kedge.store.export.sql import ask
+from kedge.store.export.wide_table import WIDE
 from kedge.store.recording import Recording
-from kedge.store.sql import ask
-from kedge.store.wide_table import WIDE
+from kedge.store.writing.folder import create
 
 PAGE = Path(__file__).parents[2] / "docs" / "query.md"
 

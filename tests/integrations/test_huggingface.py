@@ -10,7 +10,7 @@ pytest.importorskip("accelerate", reason="accelerate, which the Trainer of trans
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
 
-from kedge.integrations.huggingface import KedgeCallback
+from kedge.integrations.huggingface import HuggingFaceCallback
 from kedge.store.recording import Recording
 from kedge.testing import assert_unhooked
 
@@ -19,7 +19,7 @@ EXAMPLES, LENGTH, HIDDEN = 24, 6, 8
 
 def train(folder, what=None, *callbacks, **options):
     """Train a tiny model for one epoch on the CPU; return the callback and the trainer."""
-    callback = KedgeCallback(what)
+    callback = HuggingFaceCallback(what)
     sizes = {"vocab_size": 20, "hidden_size": HIDDEN, "intermediate_size": 16, "max_position_embeddings": LENGTH}
     model = BertForSequenceClassification(BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes))
     data = [{"input_ids": torch.randint(0, 20, (LENGTH,)), "labels": torch.tensor(i % 2)} for i in range(EXAMPLES)]

@@ -17,7 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from kedge.integrations.lightning import KedgeCallback
+from kedge.integrations.lightning import LightningCallback
 from kedge.store.recording import Recording
 from kedge.testing import assert_unhooked
 
@@ -85,7 +85,7 @@ class Rivals(LightningModule):
 
 def fit(model, folder, what=None, **options):
     """Train on the CPU for one epoch; return the callback."""
-    callback = KedgeCallback(what)
+    callback = LightningCallback(what)
     quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
     given = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": folder, **quiet, **options}
     data = DataLoader(TensorDataset(torch.randn(4 * BATCHES, 4)), batch_size=4)

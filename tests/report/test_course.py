@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kedge.report.sparkline import Course, course, picture
+from kedge.report.sparkline import ScaleSeries, scale_series, sparkline
 from kedge.store.recording import Recording
 
 FINITENESS = 1
@@ -20,16 +20,16 @@ def row(step: int, rms: float, **columns: Any) -> dict[str, Any]:
     return {"step": step, "site": "a:out", "count": 4, **figures, **columns}
 
 
-def followed(rows: Sequence[dict[str, Any]], steps: Sequence[int] = ()) -> Course:
+def followed(rows: Sequence[dict[str, Any]], steps: Sequence[int] = ()) -> ScaleSeries:
     """Follow the only site of a recording; ``steps`` are sampled at another site."""
     others = [row(step, 1.0, site="b:out") for step in steps]
     recording = Recording.build(["a:out", "b:out"], [*rows, *others])
-    return course(recording, recording.site("a:out"))
+    return scale_series(recording, recording.site("a:out"))
 
 
 def drawn(values: Sequence[float], width: int = 40) -> str:
     """Draw values of successive steps."""
-    return picture(followed([row(step, value) for step, value in enumerate(values)]), width)
+    return sparkline(followed([row(step, value) for step, value in enumerate(values)]), width)
 
 
 def test_the_scale_is_logarithmic() -> None:
@@ -54,7 +54,7 @@ def test_what_is_not_finite_is_a_cross() -> None:
 
 def test_exact_zeros_and_gaps_are_told_apart() -> None:
     """A step of nothing but zeros is a 0, a step without a value is a gap."""
-    assert picture(followed([row(0, 0.0), row(2, 1.0), row(3, 0.0)], steps=range(5)), 40) == "0 ▄0 "
+    assert sparkline(followed([row(0, 0.0), row(2, 1.0), row(3, 0.0)], steps=range(5)), 40) == "0 ▄0 "
 
 
 def test_many_steps_are_drawn_by_their_largest() -> None:
@@ -78,7 +78,7 @@ def test_an_off_schedule_step_counts_to_the_sampled_one_before_it() -> None:
 
     seen = followed([row(0, 1.0), row(10, 1.0), between, row(20, 2.0)])
 
-    assert picture(seen, 40) == "▃✗▅"
+    assert sparkline(seen, 40) == "▃✗▅"
     assert (seen.broken_steps, seen.last) == (1, 2.0)
 
 

@@ -18,11 +18,11 @@ import pytest
 from rich.console import Console
 
 from kedge.errors import NoSuchSite
-from kedge.report.terminal import Extent, console_for, render
+from kedge.report.terminal import ReportExtent, console_for, render
 from kedge.rules.registry import ALL
 from kedge.rules.rule import Finding, Rule
+from kedge.store.reading.table import StatsTable
 from kedge.store.recording import Recording, Rows, SiteInfo
-from kedge.store.table import Table
 
 MANIFEST = {
     "command": ["train.py", "--name", "my run"],
@@ -106,7 +106,7 @@ def report(
     recording: Recording,
     findings: Iterable[Finding] = (),
     width: int = 100,
-    extent: Extent | None = None,
+    extent: ReportExtent | None = None,
     rules: Sequence[Rule] | None = (),
 ) -> str:
     """Draw a report as text; without rules, none of them lacks anything."""
@@ -167,9 +167,9 @@ def test_a_report_of_80_columns() -> None:
           (Net)              nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗       -   0%     3
 
         out, grad: root mean square of a module's output and of its gradient, at step
-        110, the last one sampled. course: steps 0 to 110, each line on a logarithmic
-        scale of its own; ✗ something not finite, 0 nothing but zeros. update: what a
-        step changed, relative to the parameter. zero: share of exact zeros.
+        110, the last sampled one. course: steps 0 to 110, each line on a logarithmic
+        scale of its own; ✗ non-finite values, 0 only zeros. update: the change of a
+        parameter in a step, relative to it. zero: share of exact zeros.
     """)
     assert max(map(len, drawn.splitlines())) <= 80
 
@@ -202,9 +202,9 @@ def test_a_report_of_160_columns() -> None:
         ✗ classifier     Linear 32x10       1.96k     nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗  4.0e-3   0%     3
           (Net)          Net    32x10                 nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗       -   0%     3
 
-        out, grad: root mean square of a module's output and of its gradient, at step 110, the last one sampled.
-        course: steps 0 to 110, each line on a logarithmic scale of its own; ✗ something not finite, 0 nothing but
-        zeros. update: what a step changed, relative to the parameter. zero: share of exact zeros.
+        out, grad: root mean square of a module's output and of its gradient, at step 110, the last sampled one.
+        course: steps 0 to 110, each line on a logarithmic scale of its own; ✗ non-finite values, 0 only zeros.
+        update: the change of a parameter in a step, relative to it. zero: share of exact zeros.
     """)
 
 
@@ -224,10 +224,9 @@ def test_a_report_without_findings() -> None:
           classifier     Linear 32x10       1.96k    4.00 ▄▄▄▄▄▄▄▄▄▄▄▄     316 ▁▂▂▃▄▄▅▅▆▇▇█  4.0e-3   0%
           (Net)          Net    32x10                4.00 ▄▄▄▄▄▄▄▄▄▄▄▄     316 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
 
-        out, grad: root mean square of a module's output and of its gradient, at step 110, the last one
-        sampled. course: steps 0 to 110, each line on a logarithmic scale of its own; ✗ something not
-        finite, 0 nothing but zeros. update: what a step changed, relative to the parameter. zero: share of
-        exact zeros.
+        out, grad: root mean square of a module's output and of its gradient, at step 110, the last sampled
+        one. course: steps 0 to 110, each line on a logarithmic scale of its own; ✗ non-finite values, 0
+        only zeros. update: the change of a parameter in a step, relative to it. zero: share of exact zeros.
     """)
 
 
@@ -239,7 +238,7 @@ def test_a_recording_of_nothing() -> None:
         0 steps sampled so far
         no end is recorded: the program is running, or was killed
 
-        nothing was watched: no module of the program was called while it was watched
+        nothing was recorded: the program called no module while it was watched
     """)
 
 
@@ -247,7 +246,9 @@ def test_a_recording_whose_sites_have_no_step() -> None:
     """Where no step was finished, there is no table."""
     recording = Recording.build(sites(), manifest=MANIFEST, events=[END], roots=ROOTS)
 
-    assert report(recording).splitlines()[-1] == "nothing was sampled: no step was finished while it was watched"
+    assert (
+        report(recording).splitlines()[-1] == "nothing was sampled: the program finished no step while it was watched"
+    )
 
 
 def test_a_program_that_runs_or_was_killed() -> None:
@@ -294,7 +295,7 @@ def test_many_findings_of_one_rule_are_counted() -> None:
     many = [Finding("DEAD-CHANNEL", "info", f"s{i}:out", -1, f"s{i}:out is dead.", remedy="Wake it.") for i in range(7)]
 
     short = report(network(), many).split("\n\n")
-    full = report(network(), many, extent=Extent(most=None)).split("\n\n")
+    full = report(network(), many, extent=ReportExtent(most=None)).split("\n\n")
 
     assert short[1] == "7 info"
     assert short[2].splitlines() == [
@@ -316,9 +317,9 @@ def test_a_long_model_is_cut_and_says_so() -> None:
     """The first modules and those with findings are shown; what is left out is counted where it is missing."""
     finding = Finding("ODD", "warning", "70:out", 0, "70:out is odd.")
 
-    drawn = report(deep(100), [finding], extent=Extent(most=4)).splitlines()
+    drawn = report(deep(100), [finding], extent=ReportExtent(most=4)).splitlines()
 
-    table = drawn[drawn.index("! warning ODD  70:out, step 0") + 3 : -5]
+    table = drawn[drawn.index("! warning ODD  70:out, step 0") + 3 : -4]
     assert [line.split()[:3] for line in table] == [
         ["module", "out", "course"],
         ["0", "1.00", "▄"],
@@ -335,8 +336,8 @@ def test_a_long_model_is_cut_and_says_so() -> None:
 
 def test_all_or_chosen_modules_can_be_shown() -> None:
     """Without a limit every module has its line; with a glob only those that match."""
-    assert len(re.findall(r"(?m)^  \d+ ", report(deep(100), extent=Extent(most=None)))) == 100
-    assert re.findall(r"(?m)^  (\d+) ", report(deep(100), extent=Extent(sites="1?,7"))) == [
+    assert len(re.findall(r"(?m)^  \d+ ", report(deep(100), extent=ReportExtent(most=None)))) == 100
+    assert re.findall(r"(?m)^  (\d+) ", report(deep(100), extent=ReportExtent(sites="1?,7"))) == [
         "7",
         *map(str, range(10, 20)),
     ]
@@ -347,7 +348,7 @@ def test_a_glob_without_a_match_draws_nothing() -> None:
     stream = io.StringIO()
 
     with pytest.raises(NoSuchSite):
-        render(deep(3), [], Console(file=stream), Extent(sites="x"))
+        render(deep(3), [], Console(file=stream), ReportExtent(sites="x"))
     assert stream.getvalue() == ""
 
 
@@ -419,23 +420,23 @@ def test_what_broke_after_the_last_full_step_is_said_to_have() -> None:
     broken = Recording.build(sites(), [*rows(), late], manifest=MANIFEST, events=(END,), roots=ROOTS)
     legends = [" ".join(report(recording).split()) for recording in (broken, network(90))]
 
-    assert "at step 110, the last one sampled; nan, inf: not finite in a step since. course" in legends[0]
-    assert "at step 110, the last one sampled. course" in legends[1]
+    assert "at step 110, the last sampled one; nan, inf: non-finite in a later step. course" in legends[0]
+    assert "at step 110, the last sampled one. course" in legends[1]
 
 
 def test_a_large_recording_is_drawn_with_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,000 sites each is gathered once, and ten times the steps cost no more calls in Python."""
     gathered: list[int] = []
-    rows = Table.rows
+    rows = StatsTable.rows
 
-    def counted(self: Table, site: int) -> Rows:
+    def counted(self: StatsTable, site: int) -> Rows:
         gathered.append(site)
         return rows(self, site)
 
-    monkeypatch.setattr(Table, "rows", counted)
-    assert len(re.findall(r"▄+", report(_wide(steps=100), extent=Extent(most=None)))) == 500
+    monkeypatch.setattr(StatsTable, "rows", counted)
+    assert len(re.findall(r"▄+", report(_wide(steps=100), extent=ReportExtent(most=None)))) == 500
     assert len(gathered) == len(set(gathered))
-    few, many = (_calls(partial(report, _wide(steps), extent=Extent(most=None))) for steps in (100, 1000))
+    few, many = (_calls(partial(report, _wide(steps), extent=ReportExtent(most=None))) for steps in (100, 1000))
     assert many < 1.1 * few
 
 
@@ -472,7 +473,7 @@ def _wide(steps: int) -> Recording:
     }
     columns |= {name: np.full(count, 0.5) for name in ("sum", "sumsq", "min", "max")}
     columns |= {"nonzero": np.full(count, 64), "nonfinite": np.zeros(count, np.int64)}
-    return Recording(Path("big.kedge"), {}, (), tuple(infos), (END,), truncated=False, table=Table(columns))
+    return Recording(Path("big.kedge"), {}, (), tuple(infos), (END,), truncated=False, table=StatsTable(columns))
 
 
 def _info(number: int, path: str, kind: str) -> SiteInfo:

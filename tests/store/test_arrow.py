@@ -19,15 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.errors import NotARecording, RecordingError
-from kedge.store.arrow import StatsWriter, read_table
 from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
-from kedge.store.table import Table
+from kedge.store.reading.table import StatsTable
+from kedge.store.writing.arrow import StatsWriter, read_table
 
 
 def read_stats(paths: list[Path]) -> tuple[Columns, bool]:
     """Read the columns of one or several files, and whether one of them is torn."""
     parts = [read_table(path) for path in paths]
-    table = Table(stretches=[stretch for part, _ in parts for stretch in part.stretches])
+    table = StatsTable(parts=[rows for part, _ in parts for rows in part.parts])
     return table.columns, any(torn for _, torn in parts)
 
 
@@ -293,7 +293,7 @@ def test_a_writer_closes_once(path: Path, writer: StatsWriter) -> None:
 FULL_DISK = """
 import resource, sys
 from kedge.errors import RecordingError
-from kedge.store.arrow import StatsWriter
+from kedge.store.writing.arrow import StatsWriter
 
 writer = StatsWriter(sys.argv[1])
 columns = {"site": range(100)}

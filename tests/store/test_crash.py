@@ -20,7 +20,7 @@ Alone = Callable[..., list[str]]
 WRITER = """
 import sys
 import numpy as np
-from kedge.store.folder import create
+from kedge.store.writing.folder import create
 
 writer = create(sys.argv[1], {}, force=True)
 sites = []

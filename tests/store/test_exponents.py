@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kedge.errors import NotARecording
 from kedge.store import exponents
-from kedge.store.binary_column import Held
+from kedge.store.binary_column import BinaryColumn
 from kedge.store.formats import FORMATS
 
 
@@ -53,7 +53,7 @@ def test_a_damaged_histogram_is_said_to_be_one(damaged: bytes) -> None:
     with pytest.raises(NotARecording, match="a histogram in it does not fit"):
         exponents.decode(damaged)
     with pytest.raises(NotARecording, match="a histogram in it does not fit"):
-        exponents.decode_all(Held.of([whole, b"", damaged]))
+        exponents.decode_all(BinaryColumn.of([whole, b"", damaged]))
 
 
 def test_a_histogram_takes_few_bytes() -> None:

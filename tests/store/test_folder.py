@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kedge.errors import RecordingError, RecordingExists
-from kedge.store.folder import create
 from kedge.store.recording import FORMAT, Recording
+from kedge.store.writing.folder import create
 
 NOBODY = 65534
 
@@ -149,7 +149,7 @@ def test_a_file_is_no_parent(tmp_path: Path) -> None:
 UNPRIVILEGED = """
 import os, sys
 from kedge.errors import RecordingError
-from kedge.store.folder import create
+from kedge.store.writing.folder import create
 
 if os.getuid() == 0:
     os.setuid(int(sys.argv[2]))

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from kedge.errors import NewerFormat, NotARecording
 from kedge.store.columns import BINARY, COLUMNS
-from kedge.store.folder import RecordingWriter, create
 from kedge.store.follow import Follower
 from kedge.store.recording import Recording
+from kedge.store.writing.folder import RecordingWriter, create
 
 Alone = Callable[..., list[str]]
 
@@ -251,7 +251,7 @@ def test_damage_is_told_while_it_is_followed(tmp_path: Path) -> None:
 WRITER = """
 import sys
 import numpy as np
-from kedge.store.folder import create
+from kedge.store.writing.folder import create
 
 writer = create(sys.argv[1], {}, force=True)
 sites = []

@@ -14,9 +14,9 @@ import pytest
 
 from kedge.errors import BeingWritten, RecordingError, RecordingExists
 from kedge.store import destination, lock
-from kedge.store.destination import check_place
-from kedge.store.folder import create, join
 from kedge.store.recording import Recording
+from kedge.store.writing.destination import check_place
+from kedge.store.writing.folder import create, join
 
 Alone = Callable[..., list[str]]
 RUN = {"run": "a", "attempt": "here:1/0", "world": 2}
@@ -43,7 +43,7 @@ def test_a_recording_under_way_is_not_replaced(tmp_path: Path) -> None:
 RACE = """
 import os, sys
 from kedge.errors import BeingWritten, RecordingExists
-from kedge.store.folder import create
+from kedge.store.writing.folder import create
 from kedge.store.recording import Recording
 
 had = 0

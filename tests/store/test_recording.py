@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from kedge.errors import NewerFormat, NoSuchSite, NotARecording
-from kedge.store.folder import create
 from kedge.store.recording import FORMAT, Recording, Root, SiteInfo
+from kedge.store.writing.folder import create
 
 SITE = {
     "id": 0,

@@ -10,10 +10,10 @@ import pyarrow.ipc
 import pytest
 
 from kedge.store import arrow
-from kedge.store.arrow import StatsWriter, read_table
-from kedge.store.folder import create
 from kedge.store.recording import Recording
 from kedge.store.rows import FULL, LIGHT
+from kedge.store.writing.arrow import StatsWriter, read_table
+from kedge.store.writing.folder import create
 
 
 def light(value: float, rows: int = 2) -> dict[str, Any]:

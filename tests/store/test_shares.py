@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from kedge.errors import NoSuchRank, NotARecording
-from kedge.store.folder import create, join
 from kedge.store.recording import Recording
+from kedge.store.writing.folder import create, join
 
 RUN = {"run": "a", "attempt": "here:1/0", "world": 2}
 ROOT = {"name": "Net", "prefix": "", "parameters": 4}

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.errors import NotARecording
-from kedge.store.arrow import StatsWriter, read_table
 from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
-from kedge.store.table import Table, tabulate
+from kedge.store.reading.table import StatsTable, tabulate
+from kedge.store.writing.arrow import StatsWriter, read_table
 
 NUMBERS = [name for name in COLUMNS if name != "site"]
 
@@ -48,7 +48,7 @@ def plain(columns: Columns, site: int) -> list[tuple[Any, ...]]:
     return [(*(columns[name][i].item() for name in NUMBERS), *(held[name][i] for name in BINARY)) for i in found]
 
 
-def gathered(table: Table, site: int) -> list[tuple[Any, ...]]:
+def gathered(table: StatsTable, site: int) -> list[tuple[Any, ...]]:
     """Give the rows of a site as the table finds them."""
     rows = table.rows(site)
     columns = [getattr(rows, name).tolist() for name in NUMBERS] + [getattr(rows, name) for name in BINARY]

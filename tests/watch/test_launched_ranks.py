@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kedge.errors import RecordingExists
-from kedge.store.folder import create
+from kedge.store.writing.folder import create
 from kedge.watch.ranks import Launch
 
 TORCHRUN = {

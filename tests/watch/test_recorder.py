@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kedge.store.folder import create
 from kedge.store.recording import Recording
+from kedge.store.writing.folder import create
 from kedge.watch import recorder as recorder_module
 from kedge.watch.begin import begin_recording
 from kedge.watch.recorder import Recorder

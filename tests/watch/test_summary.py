@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kedge import native
-from kedge.store.folder import create, join
+from kedge.store.writing.folder import create, join
 from kedge.watch.recorder import Recorder
 from kedge.watch.roots import Summary
 from kedge.watch.summary import last_words

@@ -27,8 +27,8 @@ from kedge.native import What, reductions
 from kedge.sites.language import single
 from kedge.sites.leaves import own_part, untransformed
 from kedge.sites.site import Site
+from kedge.store.reading.table import tabulate
 from kedge.store.rows import FULL, LIGHT, Rows
-from kedge.store.table import tabulate
 from kedge.torch_internals import modes
 from kedge.torch_internals.tensors import version_of
 

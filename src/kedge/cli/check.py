@@ -1,35 +1,34 @@
-"""``kedge check``: say what is wrong with a run, for people and for programs."""
+"""``kedge check``: the findings of a run, for people and for programs."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.config import add_config, configured_rules
+from kedge.numbers import for_json
 
 if TYPE_CHECKING:
     from kedge.rules.judgement import Judgement
 
 UNJUDGED = 3
-"""The exit status of ``--strict`` where a rule had too little to judge."""
+"""The exit status of ``--strict`` if a rule had too few samples to judge."""
 
-#: What is told of a rule that could not judge.
+#: The keys of a rule that could not judge.
 LACK = ("code", "lacks", "have", "need")
 
 
-class Check:
-    """Say what is wrong with a run; exit with 1 if something is an error.
+class CheckCommand:
+    """List what is wrong with a run; exit with 1 if there is an error.
 
-    Where a rule had too little to judge, the last line says which and what to type; with --strict the exit status is
-    then 3.
+    If a rule had too few samples to judge, the last line names it and a command that helps; with --strict the exit
+    status is then 3.
 
     Rules and their thresholds can be set for a project, in [tool.kedge] of its pyproject.toml.
 
-    With --json, one object is printed:
+    --json prints one object:
       {"recording": RUN, "findings": [{"code", "severity", "site", "step", "message",
                                        "evidence", "confidence", "remedy"}, ...],
        "unjudged": [{"code", "lacks", "have", "need"}, ...], "command": TEXT or null, "unseen": [TEXT, ...]}
@@ -37,12 +36,12 @@ class Check:
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be typed after the command."""
-        parser.add_argument("recording", metavar="RUN", help="the recording, as kedge run named it")
+        """Add the command's arguments."""
+        parser.add_argument("recording", metavar="RUN", help="the recording that kedge run wrote")
         parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-        parser.add_argument("--strict", action="store_true", help="exit with 3 if a rule had too little to judge")
-        parser.add_argument("--select", metavar="CODES", help="only these rules, with commas between")
-        parser.add_argument("--ignore", metavar="CODES", help="all rules but these, with commas between")
+        parser.add_argument("--strict", action="store_true", help="exit with 3 if a rule had too few samples to judge")
+        parser.add_argument("--select", metavar="CODES", help="only these rules, separated by commas")
+        parser.add_argument("--ignore", metavar="CODES", help="all rules but these, separated by commas")
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -76,21 +75,8 @@ def _print(judgement: Judgement) -> None:
 def _document(name: str, judgement: Judgement) -> dict[str, Any]:
     return {
         "recording": name,
-        "findings": [_plain(asdict(finding)) for finding in judgement.findings],
+        "findings": [for_json(asdict(finding)) for finding in judgement.findings],
         "unjudged": [{key: getattr(lack, key) for key in LACK} for lack in judgement.unjudged],
         "command": judgement.command or None,
         "unseen": list(judgement.unseen),
     }
-
-
-def _plain(value: Any) -> Any:
-    """Turn what evidence may hold into what JSON has."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -1,4 +1,4 @@
-"""What a command looks like."""
+"""The protocol of commands."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class Command(Protocol):
     """One word after ``kedge``; its docstring is its help text, its first line the short one."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be typed after the command."""
+        """Add the command's arguments."""
 
     def run(self, args: argparse.Namespace) -> int | Ending:
-        """Do it.
+        """Run the command.
 
         Returns:
             The exit status, or the ending of the program that was run.
 
         Raises:
-            KedgeError: What was asked for cannot be done.
+            KedgeError: The command cannot be carried out.
         """

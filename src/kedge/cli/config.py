@@ -1,4 +1,4 @@
-"""Which rules apply: the options that choose them, in every command that judges a recording."""
+"""The options that choose the rules, in every command that judges a recording."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Take a file to read in place of the nearest one."""
+    """Add the option that names the settings file."""
     parser.add_argument(
         "--config",
         metavar="FILE",
@@ -21,11 +21,11 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 def configured_rules(
     select: str | None = None, ignore: str | None = None, config: str | None = None
 ) -> tuple[Rule, ...]:
-    """Give the rules that apply; see `kedge.rules.project_config.configured_rules`.
+    """Return the rules that apply; see `kedge.rules.project_config.configured_rules`.
 
     Raises:
-        ConfigError: The file cannot be read, or asks for what there is not.
-        NoSuchRule: A code that was typed is no rule's.
+        ConfigError: The file cannot be read, or has unknown settings.
+        NoSuchRule: No rule has one of the codes.
     """
     from kedge.rules.project_config import configured_rules
 

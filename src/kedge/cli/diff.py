@@ -1,4 +1,4 @@
-"""``kedge diff``: say where two runs part, by how much, and why."""
+"""``kedge diff``: the first difference of two runs, its size, and its cause."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 import os
 from typing import TYPE_CHECKING
 
+from kedge.cli.page_file import write_page
+
 if TYPE_CHECKING:
     from kedge.compare.comparison import Comparison
     from kedge.compare.verdict import Verdict
@@ -14,38 +16,37 @@ if TYPE_CHECKING:
     from kedge.store.recording import Recording
 
 
-class Diff:
-    """Say where two runs part, by how much, and why.
+class DiffCommand:
+    """Compare two runs: where they first differ, by how much, and why.
 
-    Modules are found again where their names have changed. The exit status is 0 if there
-    is no difference beyond the tolerance, 1 if the runs part, 2 if they cannot be compared.
-    Runs that measured the same steps have the most to compare: kedge run --every 1
-    --budget none.
+    Renamed modules are recognized. The exit status is 0 if there is no difference beyond
+    the tolerance, 1 if the runs part, 2 if they cannot be compared. Runs that measured the
+    same steps have the most in common: kedge run --every 1 --budget none.
 
-    With --ranks two ranks of one run are compared; they part if their parameters,
-    updates or gradient norms do. Their data may differ.
+    --ranks compares two ranks of one run; they part if their parameters, updates or
+    gradient norms differ. Their data may differ.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be typed after the command."""
+        """Add the command's arguments."""
         parser.add_argument("a", metavar="A", help="a recording")
-        parser.add_argument("b", metavar="B", nargs="?", help="another one; left out with --ranks")
+        parser.add_argument("b", metavar="B", nargs="?", help="another recording; not with --ranks")
         parser.add_argument("--ranks", metavar=("R", "S"), nargs=2, type=int, help="compare two ranks of A")
         parser.add_argument(
             "--tolerance",
             metavar="R",
             type=_share,
             default=0.0,
-            help="relative difference that still counts as none, such as 1e-5 (default: 0, equal to the last bit)",
+            help="relative difference that counts as equal, such as 1e-5 (default: 0, equal to the last bit)",
         )
-        parser.add_argument("--all", action="store_true", help="every module that parts, not only the first ones")
+        parser.add_argument("--all", action="store_true", help="list every module that parts, not only the first ones")
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print one JSON object")
-        form.add_argument("--html", action="store_true", help="write a page instead, with everything in one file")
-        parser.add_argument("-o", dest="output", metavar="FILE.html", help="where to write it (default: A-B.html)")
+        form.add_argument("--html", action="store_true", help="write an HTML page, one file, instead")
+        parser.add_argument("-o", dest="output", metavar="FILE.html", help="the file of the page (default: A-B.html)")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Compare, and draw what was found."""
+        """Compare, and print or write the result."""
         from kedge.compare.comparison import compare
         from kedge.compare.verdict import judge, judge_ranks
 
@@ -71,7 +72,7 @@ def _sides(args: argparse.Namespace) -> tuple[Recording, Recording, Names]:
     from kedge.store.recording import Recording
 
     if args.output and not args.html:
-        args.parser.error("-o is of pages: add --html")
+        args.parser.error("-o names a page: add --html")
     if (args.b is None) != bool(args.ranks):
         args.parser.error("name two recordings, or one with --ranks and two numbers")
     a = Recording.open(args.a)
@@ -100,17 +101,13 @@ def _print(comparison: Comparison, verdict: Verdict, names: Names, args: argpars
 def _write(comparison: Comparison, verdict: Verdict, names: Names, args: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from kedge.atomic_write import told
     from kedge.report.compare.page import render_difference
 
     file = Path(args.output or _beside(args.a, args.b or f"ranks-{args.ranks[0]}-{args.ranks[1]}"))
-    page = render_difference(comparison, verdict, names)
-    with told(f"write {file}"):
-        file.write_text(page, encoding="utf-8")
-    print(f"{file}: {len(page) / 1e6:.1f} MB; open it in a browser")
+    write_page(file, render_difference(comparison, verdict, names))
 
 
 def _beside(a: str, b: str) -> str:
-    """Name the page of two recordings: beside the first, with the names of both."""
+    """Return the file of the page: beside the first recording, with the names of both."""
     folder, other = (os.path.normpath(name).removesuffix(".kedge") for name in (a, b))
     return f"{folder}-{os.path.basename(other)}.html"

@@ -1,4 +1,4 @@
-"""``kedge explain``: print a rule's page."""
+"""``kedge explain``: the explanation of a rule."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import argparse
 from kedge.cli.config import add_config, configured_rules
 
 
-class Explain:
-    """Print the page of a rule: what it says, how it decides, and what helps.
+class ExplainCommand:
+    """Explain a rule: its meaning, how it decides, and remedies.
 
-    Without a code, all rules are listed. Thresholds are shown as they are set here.
+    Without a code, list all rules. Thresholds are those set for this project.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be typed after the command."""
+        """Add the command's arguments."""
         parser.add_argument("code", metavar="CODE", nargs="?", help="the code of a finding, such as NAN-BORN")
         parser.add_argument(
-            "--thresholds", action="store_true", help="print the thresholds of all rules, as pyproject.toml has them"
+            "--thresholds", action="store_true", help="print the thresholds of all rules, in the form of pyproject.toml"
         )
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Print the page, the thresholds, or the list."""
+        """Print the explanation, the thresholds, or the list."""
         from kedge.rules.registry import ALL, explain, known_code
         from kedge.rules.settings import toml
 
-        every = ",".join(rule.code for rule in ALL)  # a rule that is left out here can be explained all the same
+        every = ",".join(rule.code for rule in ALL)  # rules that the settings leave out can be explained too
         rules = configured_rules(every, None, args.config)
         if args.thresholds:
             wanted = {known_code(args.code)} if args.code is not None else {rule.code for rule in rules}

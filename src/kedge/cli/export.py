@@ -1,4 +1,4 @@
-"""``kedge export``: a recording as one file that other programs read."""
+"""``kedge export``: a recording as one file for other programs."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from kedge.cli.extras import extra
 from kedge.errors import RecordingExists
 
 
-class Export:
+class ExportCommand:
     """Write a recording as one Parquet file.
 
     It has a row for each site and step, sites in data-flow order, with the text of the site and the derived
-    statistics beside the measured ones. What was not measured is null. What is known of the run is in the
-    file's metadata, as JSON under the key kedge.
+    statistics beside the measured ones. A value that was not measured is null. The description of the run is in
+    the file's metadata, as JSON under the key kedge.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be typed after the command."""
-        parser.add_argument("recording", metavar="RUN", help="the recording, as kedge run named it")
+        """Add the command's arguments."""
+        parser.add_argument("recording", metavar="RUN", help="the recording that kedge run wrote")
         form = parser.add_mutually_exclusive_group(required=True)
         form.add_argument("--parquet", action="store_true", help="as Parquet")
         parser.add_argument("-o", metavar="FILE", help="the file to write (default: RUN's name, ending in .parquet)")
-        parser.add_argument("--force", action="store_true", help="replace the file if it is there")
+        parser.add_argument("--force", action="store_true", help="replace an existing file")
 
     def run(self, args: argparse.Namespace) -> int:
         """Write the file."""
         with extra("export", "pyarrow"):
-            from kedge.store.parquet import write_parquet
+            from kedge.store.export.parquet import write_parquet
         from kedge.numbers import sized
         from kedge.store.recording import Recording
 
@@ -44,5 +44,5 @@ class Export:
 
 
 def _beside(recording: Path) -> Path:
-    """Name the file after the recording, in the working directory."""
+    """Return the file with the name of the recording, in the working directory."""
     return Path(recording.resolve().name).with_suffix(".parquet")

@@ -18,42 +18,49 @@ if TYPE_CHECKING:
     from kedge.features.dataset.options import Options
     from kedge.features.dataset.ranks import Rank
 
-#: How many samples the model is given at once.
+#: The samples of a batch.
 BATCH_SIZE = 64
 _SHOWN = 5
 
 
-class Extract:
+class ExtractCommand:
     """Write the features of a whole data set into a folder.
 
-    MODULE:NAME is a model, or a function that makes one; --data names a data set, a DataLoader, or a
-    function that makes one. The model is put into evaluation mode. What is in the folder already is not
-    computed again, so a run that was killed goes on when it is started again. Under torchrun each process
-    takes its part, and the first waits for the others and says what there is.
+    MODULE:NAME is a model, or a function that returns one; --data names a data set, a DataLoader, or a
+    function that returns one. The model is put into evaluation mode. Samples that are in the folder already are
+    skipped, so a killed run continues when it is started again. Under torchrun each process takes a part of the
+    samples, and the first waits for the others and prints a summary.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be typed after the command."""
+        """Add the command's arguments."""
         parser.add_argument(
-            "model", metavar="MODULE:NAME", help="the model, or what makes it, such as torchvision.models:resnet18"
+            "model",
+            metavar="MODULE:NAME",
+            help="the model, or a function that returns it, such as torchvision.models:resnet18",
         )
         parser.add_argument(
-            "--data", metavar="MODULE:NAME", required=True, help="the data set or DataLoader, or what makes it"
+            "--data",
+            metavar="MODULE:NAME",
+            required=True,
+            help="the data set or DataLoader, or a function that returns it",
         )
         parser.add_argument(
-            "--sites", metavar="SELECTOR", nargs="+", required=True, help="what to take, such as layer4 avgpool"
+            "--sites", metavar="SELECTOR", nargs="+", required=True, help="the sites to extract, such as layer4 avgpool"
         )
-        parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write, or to go on with")
-        parser.add_argument("--rename", metavar="SITE=NAME", nargs="+", default=[], help="what to call a site's values")
+        parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write or to continue")
+        parser.add_argument(
+            "--rename", metavar="SITE=NAME", nargs="+", default=[], help="names for the values of sites"
+        )
         parser.add_argument(
             "--transform",
             metavar="[SITE=]HOW",
             nargs="+",
             default=[],
-            help="what values go through first: mean, max (over positions), tokens, first, last, flatten, or MODULE:FUNCTION",
+            help="transform of the values: mean, max (over positions), tokens, first, last, flatten, or MODULE:FUNCTION",
         )
         parser.add_argument(
-            "--dtype", metavar="DTYPE", help="what to keep values as, such as float16 (default: as they are)"
+            "--dtype", metavar="DTYPE", help="type to keep values in, such as float16 (default: their own)"
         )
         self._add_summing(parser)
         self._add_loading(parser)
@@ -65,50 +72,53 @@ class Extract:
             metavar="NAME=HOW",
             nargs="+",
             default=[],
-            help="sum a site up instead: mean, covariance, histogram, quantiles, topk, or MODULE:NAME of a reducer; "
-            "arguments in parentheses, such as 'conv1=covariance(positions=mean)'; one name may have several",
+            help="keep a statistic instead: mean, covariance, histogram, quantiles, topk, or MODULE:NAME of a reducer; "
+            "arguments in parentheses, such as 'conv1=covariance(positions=mean)'; several for one name are allowed"
         )
         parser.add_argument(
-            "--keep", metavar="NAME", nargs="+", default=[], help="what to keep although it is summed up"
+            "--keep", metavar="NAME", nargs="+", default=[], help="values to keep although --reduce names them"
         )
 
     def _add_loading(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--batch-size", metavar="N", type=int, help=f"samples a batch (default: {BATCH_SIZE})")
         parser.add_argument("--workers", metavar="N", type=int, help="processes that load samples (default: 0)")
-        parser.add_argument("--device", metavar="DEVICE", help="where to compute, such as cuda")
+        parser.add_argument("--device", metavar="DEVICE", help="device to compute on, such as cuda")
         parser.add_argument(
             "--batch",
             metavar="MODULE:FUNCTION",
-            help="what makes the model's arguments of a batch: a tensor, a tuple or a dict (default: its first entry)",
+            help="function of a batch that returns the model's arguments: a tensor, a tuple or a dict (default: its first entry)",
         )
         parser.add_argument(
             "--keys",
             metavar="FILE",
-            help="what samples are called: a file with a line for each, or MODULE:NAME of a list, or of a function "
-            "that gives those of a batch (default: their index)",
+            help="keys of the samples: a file with a line for each, or MODULE:NAME of a list, or of a function "
+            "that returns those of a batch (default: their index)",
         )
         parser.add_argument(
             "--version",
             metavar="TEXT",
-            help="what your functions go by, in place of digests of them: the folder goes on as long as it is the same",
+            help="text that stands for your functions, in place of digests of them: the folder is continued while it is the same",
         )
         parser.add_argument(
-            "--on-bad", choices=["raise", "skip"], default="raise", help="what happens with a sample that fails"
+            "--on-bad",
+            choices=["raise", "skip"],
+            default="raise",
+            help="raise an error for a sample that fails, or skip it",
         )
 
     def _add_writing(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--format", choices=["safetensors", "zarr", "parquet"], default="safetensors", help="of the shards"
+            "--format", choices=["safetensors", "zarr", "parquet"], default="safetensors", help="format of the shards"
         )
         parser.add_argument(
-            "--shard-bytes", metavar="N", type=int, help="write a shard when it has so many bytes (default: 64 MiB)"
+            "--shard-bytes", metavar="N", type=int, help="write a shard when it has N bytes (default: 64 MiB)"
         )
         parser.add_argument(
-            "--shard-seconds", metavar="S", type=float, help="write a shard when it is so old (default: 60)"
+            "--shard-seconds", metavar="S", type=float, help="write a shard when it is S seconds old (default: 60)"
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Write the folder, and say what is in it."""
+        """Write the folder, and print a summary."""
         from kedge.features.dataset import extract_dataset
         from kedge.features.dataset.ranks import Rank
         from kedge.features.extract import extract
@@ -119,7 +129,7 @@ class Extract:
         sites = _transforms(args.sites, args.transform)
         rename = dict(pair(text, "--rename", "NEW") for text in args.rename)
         features = extract(model, sites, rename=rename, dtype=_dtype(args.dtype))
-        _tell(extract_dataset(features, _loader(args), args.out, options), Rank.here())
+        _print(extract_dataset(features, _loader(args), args.out, options), Rank.here())
         return 0
 
 
@@ -159,11 +169,11 @@ def _function(text: str, option: str) -> Callable[[Any], Any]:
 
 
 def _keys(text: str) -> Any:
-    """Read keys from a file, or take what a name stands for."""
+    """Return keys from a file, or the object of a name."""
     path = Path(text)
     if path.is_file():
         try:
-            with path.open(encoding="utf-8") as file:  # which takes no other character for the end of a line
+            with path.open(encoding="utf-8") as file:  # only newlines end its lines
                 return [line.removesuffix("\n") for line in file]
         except (OSError, ValueError) as error:
             raise ScriptError(f"--keys {text}: the file cannot be read ({error}); give UTF-8 text") from error
@@ -209,7 +219,7 @@ def _loader(args: argparse.Namespace) -> Any:
 
 
 def _made(text: str, kinds: Any) -> Any:
-    """Give what a name stands for, or what it makes when it is called."""
+    """Return the object of a name, or the result of calling it."""
     found = named(text)
     if not callable(found) or isinstance(found, kinds):
         return found
@@ -219,7 +229,7 @@ def _made(text: str, kinds: Any) -> Any:
         raise ScriptError(
             f"{text} cannot be called without arguments: {error}; name a function without any that calls it"
         ) from error
-    except ValueError:  # one in C, which does not say what it takes
+    except ValueError:  # a function in C without a signature
         pass
     try:
         return found()
@@ -232,7 +242,7 @@ def _a(value: object) -> str:
 
 
 def _transforms(sites: Sequence[str], texts: Sequence[str]) -> dict[str, Callable[[Any], Any] | None]:
-    """Give each site what its values go through; a transform without a site is all sites'."""
+    """Return the transform of each site; one without a site is for all of them."""
     from kedge.features.dataset.pooling import POOLINGS
 
     found: dict[str, Callable[[Any], Any] | None] = dict.fromkeys(sites)
@@ -260,8 +270,8 @@ def _dtype(name: str | None) -> Any:
     return found
 
 
-def _tell(found: FeatureSet, rank: Rank) -> None:
-    """Say what is in the folder; where other processes may still be writing, what this one has written."""
+def _print(found: FeatureSet, rank: Rank) -> None:
+    """Print a summary of the folder; if other processes may still be writing, of this one's part."""
     from kedge.features.dataset import open_features
     from kedge.features.dataset.ranks import wait_for_others
 

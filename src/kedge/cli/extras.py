@@ -10,7 +10,7 @@ from kedge.errors import MissingExtra
 
 @contextmanager
 def extra(name: str, package: str) -> Iterator[None]:
-    """Say what to install where an import finds that a package is not there.
+    """Turn a missing package into an error that says what to install.
 
     Args:
         name: The extra of Kedge that brings the package; the command has the same name.

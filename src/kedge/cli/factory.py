@@ -1,4 +1,4 @@
-"""Objects that a command takes by name: MODULE:NAME, or FILE.py:NAME."""
+"""Objects named on the command line: MODULE:NAME, or FILE.py:NAME."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kedge.errors import ScriptError
 
 
 def named(text: str) -> Any:
-    """Import what a name stands for; modules are found from the working directory, as by ``python -m``.
+    """Return the object of a name; modules are found from the working directory, as by ``python -m``.
 
     Raises:
         ScriptError: There is no such module or name.
@@ -40,7 +40,7 @@ def _module(place: str, text: str) -> ModuleType:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not (place == error.name or place.startswith(f"{error.name}.")):
-            raise  # the module is there, and something that it imports is not
+            raise  # the module exists, but an import in it fails
         raise ScriptError(
             f"cannot import {text!r}: no module {error.name} is found; check the name, and that {os.getcwd()} is where it is"
         ) from None
@@ -52,5 +52,5 @@ def _from_file(place: str, text: str) -> ModuleType:
     if not os.path.exists(place):
         raise ScriptError(f"cannot import {text!r}: there is no file {place} in {os.getcwd()}; check the path")
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # so that workers that are started anew find it as well
+        sys.path.insert(0, folder)  # so that new worker processes find it too
     return importlib.import_module(name)

@@ -11,29 +11,29 @@ from kedge.cli.extras import extra
 from kedge.errors import KedgeError
 
 
-class Live:
-    """Follow a run in the terminal, while it runs or after it has ended.
+class LiveCommand:
+    """Follow a run in the terminal, while it runs or after its end.
 
-    It is a process of its own that reads the recording as it grows, and waits for one
-    that is not there yet. Keys: arrows choose a module, Enter shows it in detail, / filters,
-    s sorts by the next column, r reverses the order, n and m go through the sites and the
-    statistics of the module, f shows more of the findings, q quits.
+    The command reads the recording as it grows, and waits for one that does not exist yet.
+    Keys: arrows choose a module, Enter shows it in detail, / filters, s sorts by the next
+    column, r reverses the order, n and m go through the sites and the statistics of the
+    module, f shows more findings, q quits.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be typed after the command."""
-        parser.add_argument("recording", metavar="RUN", help="the recording, which need not be there yet")
+        """Add the command's arguments."""
+        parser.add_argument("recording", metavar="RUN", help="the recording, which need not exist yet")
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Follow until the user quits."""
         with extra("live", "textual"):
-            from kedge.report.live.app import Live as App
+            from kedge.report.live.app import LiveApp
         if not sys.stdout.isatty():
             raise KedgeError(
-                "kedge live draws on a terminal, and its output is none; kedge report prints a recording as text"
+                "kedge live needs a terminal, and its output is not one; kedge report prints a recording as text"
             )
-        ended = App(Path(args.recording), configured_rules(config=args.config)).run()
+        ended = LiveApp(Path(args.recording), configured_rules(config=args.config)).run()
         if ended is not None:
             raise ended
         return 0

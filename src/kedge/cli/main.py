@@ -1,4 +1,4 @@
-"""The command line: reads what was typed, runs the command, and turns its errors into one message."""
+"""The command line: parses the arguments, runs the command, and turns its errors into one message."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from kedge.cli.check import Check
+from kedge.cli.check import CheckCommand
 from kedge.cli.command import Command
-from kedge.cli.diff import Diff
-from kedge.cli.explain import Explain
-from kedge.cli.export import Export
-from kedge.cli.extract import Extract
-from kedge.cli.live import Live
-from kedge.cli.query import Query
-from kedge.cli.report import Report
-from kedge.cli.run import Run
-from kedge.cli.serve import Serve
-from kedge.cli.sites import Sites
+from kedge.cli.diff import DiffCommand
+from kedge.cli.explain import ExplainCommand
+from kedge.cli.export import ExportCommand
+from kedge.cli.extract import ExtractCommand
+from kedge.cli.live import LiveCommand
+from kedge.cli.query import QueryCommand
+from kedge.cli.report import ReportCommand
+from kedge.cli.run import RunCommand
+from kedge.cli.serve import ServeCommand
+from kedge.cli.sites import SitesCommand
 from kedge.errors import KedgeError
 from kedge.program.ending import SIGINT_STATUS, Ending
 
 COMMANDS: tuple[Command, ...] = (
-    Run(),
-    Report(),
-    Check(),
-    Diff(),
-    Explain(),
-    Sites(),
-    Serve(),
-    Live(),
-    Export(),
-    Query(),
-    Extract(),
+    RunCommand(),
+    ReportCommand(),
+    CheckCommand(),
+    DiffCommand(),
+    ExplainCommand(),
+    SitesCommand(),
+    ServeCommand(),
+    LiveCommand(),
+    ExportCommand(),
+    QueryCommand(),
+    ExtractCommand(),
 )
 
 CANNOT = 2
@@ -47,10 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: What was typed after ``kedge``; the process's own arguments if None.
+        argv: The arguments after ``kedge``; the process's own arguments if None.
 
     Returns:
-        The exit status: 2 where the command could not do what was asked.
+        The exit status: 2 if the command could not be carried out.
     """
     typed = list(sys.argv[1:] if argv is None else argv)
     if {*typed} in ({"--version", "-v"}, {"--version", "--verbose"}):
@@ -63,20 +63,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Make the parser of all commands."""
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="kedge",
-        description="See what flows through a PyTorch training run, and be told what is wrong with it.",
+        description="See what flows through a PyTorch training run, and find what is wrong with it.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--version", action=_Version, help="print the version and exit; with -v, what it finds in PyTorch"
+        "--version",
+        action=_Version,
+        help="print the version and exit; with -v, also the private parts of PyTorch that are used",
     )
     words = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         text = inspect.getdoc(command) or ""
         own = words.add_parser(
-            type(command).__name__.lower(),
+            type(command).__name__.removesuffix("Command").lower(),
             help=text.partition("\n")[0].rstrip("."),
             description=text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -96,7 +98,7 @@ def _run(command: Command, args: argparse.Namespace) -> int | Ending:
         print(f"kedge: {error}", file=sys.stderr)
         return CANNOT
     except BrokenPipeError:
-        # Whoever read the output has left. Python would complain once more when it flushes at exit.
+        # The reader of the output has closed it. Python would report that again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE_STATUS
     except KeyboardInterrupt:
@@ -105,7 +107,7 @@ def _run(command: Command, args: argparse.Namespace) -> int | Ending:
 
 
 def _describe() -> int:
-    """Print the version, and which private names of the installed PyTorch are there."""
+    """Print the version, and whether the installed PyTorch has the private names that are used."""
     import torch
 
     from kedge.torch_internals.corners import described
@@ -117,7 +119,7 @@ def _describe() -> int:
 
 
 class _Version(argparse.Action):
-    """Print the version; it is looked up only when it is asked for."""
+    """The option that prints the version, which is looked up only then."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, nargs=0)

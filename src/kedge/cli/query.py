@@ -1,35 +1,35 @@
-"""``kedge query``: ask a recording with SQL."""
+"""``kedge query``: SQL queries over a recording."""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import json
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from kedge.cli.config import add_config, configured_rules
 from kedge.cli.extras import extra
+from kedge.numbers import for_json
 
-#: How many rows are drawn where nothing else is asked for.
+#: The rows that are printed by default.
 MOST_ROWS = 100
-#: Letters that a column needs at least; where there is less room, a row is drawn as a list.
+#: The least width of a column; with less room, each row is printed as a list.
 _NARROWEST = 6
 
 
-class Query:
-    """Ask a recording with SQL, in DuckDB's dialect.
+class QueryCommand:
+    """Query a recording with SQL, in DuckDB's dialect.
 
     There are four tables: stats (one row for each site and step), sites, findings and events;
-    "DESCRIBE stats" lists the columns of one. The recording is only read, and may still be growing. Nothing
-    but these tables can be reached from the query.
+    "DESCRIBE stats" lists the columns of one. The recording is only read, and may still be growing. The query
+    cannot access anything else.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be typed after the command."""
-        parser.add_argument("recording", metavar="RUN", help="the recording, as kedge run named it")
+        """Add the command's arguments."""
+        parser.add_argument("recording", metavar="RUN", help="the recording that kedge run wrote")
         parser.add_argument("sql", metavar="SQL", help="one query; - reads it from the standard input")
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print a list of objects")
@@ -37,14 +37,14 @@ class Query:
         parser.add_argument(
             "--all",
             action="store_true",
-            help=f"draw every row, not only the first {MOST_ROWS} (--json and --csv always do)",
+            help=f"print every row, not only the first {MOST_ROWS} (--json and --csv always do)",
         )
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the answer."""
         with extra("query", "duckdb"), extra("query", "pyarrow"):
-            from kedge.store.sql import ask
+            from kedge.store.export.sql import ask
         from kedge.rules.registry import check
         from kedge.store.recording import Recording
 
@@ -53,24 +53,15 @@ class Query:
         names, rows = ask(recording, sql, lambda: check(recording, rules))
         if args.json:
             print(
-                json.dumps([dict(zip(names, map(_plain, row), strict=True)) for row in rows], indent=2, allow_nan=False)
+                json.dumps(
+                    [dict(zip(names, map(for_json, row), strict=True)) for row in rows], indent=2, allow_nan=False
+                )
             )
         elif args.csv:
             csv.writer(sys.stdout, lineterminator="\n").writerows([names, *rows])
         else:
             _draw(names, rows, None if args.all else MOST_ROWS)
         return 0
-
-
-def _plain(value: Any) -> Any:
-    """Turn a value of DuckDB's into what JSON has."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def _draw(names: Sequence[str], rows: Sequence[Sequence[Any]], most: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Reducers as they are typed: NAME=HOW, where HOW is a name, with arguments in parentheses if it takes any."""
+"""Reducers on the command line: NAME=HOW, where HOW is a name, with its arguments in parentheses."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _KNOWN = ("Mean", "Covariance", "Histogram", "Quantiles", "TopK")
 
 
 def pair(text: str, option: str, value: str) -> tuple[str, str]:
-    """Cut NAME=VALUE in two.
+    """Return the two parts of NAME=VALUE.
 
     Raises:
-        ScriptError: It is something else.
+        ScriptError: The text has another form.
     """
     name, equals, rest = text.partition("=")
     if not (name and equals and rest):
@@ -28,7 +28,7 @@ def pair(text: str, option: str, value: str) -> tuple[str, str]:
 
 
 def failed(what: str, error: Exception) -> Exception:
-    """Make the error about a user's own function that raised one: what it was, and where; Kedge's own say enough."""
+    """Return the error to raise when a user's function raised one, with its place; Kedge's own errors stay as they are."""
     if isinstance(error, KedgeError):
         return error
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -37,10 +37,10 @@ def failed(what: str, error: Exception) -> Exception:
 
 
 def function(text: str, option: str, known: Iterable[str]) -> Any:
-    """Import a function, where a word is none of those that are known.
+    """Return a function by name, for a word that is not a known one.
 
     Raises:
-        ScriptError: It names none.
+        ScriptError: The word does not name a function.
     """
     if ":" not in text:
         raise ScriptError(f"{option} {text}: there is {', '.join(known)}, or MODULE:NAME of your own")
@@ -48,7 +48,7 @@ def function(text: str, option: str, known: Iterable[str]) -> Any:
 
 
 def reducers(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Make reducers of what was typed: for each value those that are to take it in, in that order.
+    """Return the reducers of each value, in the order typed.
 
     Raises:
         ScriptError: One of them cannot be made.
@@ -83,13 +83,13 @@ def _reducer(name: str, how: str) -> Any:
 
 
 def arguments(text: str, shown: str) -> tuple[list[Any], dict[str, Any]]:
-    """Read the arguments of a call: what Python has for numbers, text, lists and so on; plain words are text.
+    """Return the arguments of a call: Python literals, and plain words as text.
 
     Raises:
-        ScriptError: It is something else.
+        ScriptError: The text cannot be read as arguments.
     """
     try:
-        call: Any = ast.parse(f"call{text}", mode="eval").body  # which begins like a call and ends like one
+        call: Any = ast.parse(f"call{text}", mode="eval").body  # the text begins and ends like a call's arguments
         return [_value(one) for one in call.args], {str(one.arg): _value(one.value) for one in call.keywords}
     except (SyntaxError, ValueError, AttributeError) as error:
         raise ScriptError(

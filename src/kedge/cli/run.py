@@ -19,39 +19,39 @@ from kedge.watch.ranks import Launch
 from kedge.watch.recorder import Recorder
 
 if TYPE_CHECKING:
-    from kedge.store.folder import RecordingWriter
+    from kedge.store.writing.folder import RecordingWriter
     from kedge.watch.roots import Summary
 
 NO_TORCH = "nothing was recorded: the program did not import torch"
 
 
-class Run:
+class RunCommand:
     """Run a program as python would, and record what flows through its models.
 
     Everything after the script belongs to it. The program needs no change; its output,
-    its exit status and what it computes are those it has under python. The recording can
-    be read while it is being written: kedge report NAME.kedge.
+    its exit status and its results are those it has under python. The recording can be
+    read while it is being written: kedge report NAME.kedge.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be typed after the command."""
+        """Add the command's arguments."""
         add_program(parser)
         parser.add_argument("-o", metavar="NAME.kedge", dest="output", help="the recording (default: SCRIPT.PID.kedge)")
-        parser.add_argument("--force", action="store_true", help="replace the recording if it exists")
-        parser.add_argument("--sites", metavar="SELECTOR", help="what to watch, such as 'encoder.**' (default: all)")
+        parser.add_argument("--force", action="store_true", help="replace an existing recording")
+        parser.add_argument("--sites", metavar="SELECTOR", help="sites to record, such as 'encoder.**' (default: all)")
         parser.add_argument(
             "--every",
             metavar="N",
             type=_positive,
             default=10,
-            help="measure one step in N in full at most (default: 10)",
+            help="measure at most one step in N in full (default: 10)",
         )
         parser.add_argument(
             "--budget",
             metavar="SHARE",
             type=_share,
             default=0.03,
-            help="how much of the run's time watching may take, such as 3%% (the default); none: as much as it takes",
+            help="overhead limit as a share of run time, such as 3%% (the default); 'none' for no limit",
         )
         parser.add_argument(
             "--dump",
@@ -61,16 +61,16 @@ class Run:
         parser.add_argument(
             "--saved",
             action="store_true",
-            help="write down every tensor that autograd saves in the first step (see: kedge report --saved)",
+            help="record every tensor that autograd saves in the first step (see: kedge report --saved)",
         )
-        parser.add_argument("-q", "--quiet", action="store_true", help="say nothing but what went wrong")
+        parser.add_argument("-q", "--quiet", action="store_true", help="print only failures")
         parser.add_argument(
-            "--verify", action="store_true", help="say whether the program computes the same bits unwatched"
+            "--verify", action="store_true", help="check that the program computes the same bits when it is not watched"
         )
         parser.add_argument("--strict", action="store_true", help="end the program if it cannot be recorded")
 
     def run(self, args: argparse.Namespace) -> int | Ending:
-        """Run the program, finish the recording, tell what was seen."""
+        """Run the program, finish the recording, print the last lines."""
         program = program_of(args)
         program.check()
         launch = Launch.here()
@@ -86,7 +86,7 @@ class Run:
 
 
 def _bill(shield: Any) -> Any:
-    """Make what takes the bill of a step; its rules of rebuilding are not loaded for other runs."""
+    """Return the keeper of a step's bill; its rules of rebuilding are loaded only here."""
     from kedge.offload.bill.step_bill import StepBill
 
     return StepBill(shield)
@@ -94,7 +94,7 @@ def _bill(shield: Any) -> Any:
 
 @dataclass(frozen=True)
 class Output:
-    """Where the recording goes, whether the last lines are left out, and whether a failure of Kedge ends the program."""
+    """The place of the recording, whether the last lines are left out, and whether a failure of Kedge ends the program."""
 
     name: str
     force: bool
@@ -103,15 +103,15 @@ class Output:
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Take a script or ``-m`` and a module, and everything after it."""
+    """Add the arguments for the program: a script, or ``-m`` and a module, and everything after it."""
     parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [ARGS ...]"
     rest = argparse.REMAINDER
     parser.add_argument("-m", metavar="MODULE [ARGS ...]", dest="module", nargs=rest, help="run a module")
-    parser.add_argument("script", metavar="SCRIPT [ARGS ...]", nargs=rest, help="the script, and what belongs to it")
+    parser.add_argument("script", metavar="SCRIPT [ARGS ...]", nargs=rest, help="the script, and its arguments")
 
 
 def program_of(args: argparse.Namespace) -> Program:
-    """Make the program that was typed; exit with the usage if there is none."""
+    """Return the program that was typed; exit with the usage if there is none."""
     words = list(args.module if args.module is not None else args.script)
     if words[:1] == ["--"]:
         del words[0]
@@ -127,7 +127,7 @@ def _positive(text: str) -> int:
 
 
 def _share(text: str) -> float | None:
-    """Read a share of the time: ``3%``, ``0.03`` or ``none``."""
+    """Return a share of the time: ``3%``, ``0.03`` or ``none``."""
     if text == "none":
         return None
     number, percent, rest = text.partition("%")
@@ -143,7 +143,7 @@ def _share(text: str) -> float | None:
 
 
 def _check_selector(text: str) -> None:
-    """See whether a selector can be read; this has to import torch before the program does."""
+    """Check that a selector can be parsed; this has to import torch before the program does."""
     from kedge.sites.language import parse
 
     parse(text)

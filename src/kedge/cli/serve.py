@@ -1,4 +1,4 @@
-"""``kedge serve``: show a recording in the browser, while it grows."""
+"""``kedge serve``: a recording in the browser while it grows."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from kedge.store.recording import Recording
 
 
-class Serve:
+class ServeCommand:
     """Show a recording in the browser while it grows; Ctrl-C ends it.
 
     The page is that of kedge report --html, and follows the run. It is served on this machine
-    alone, and only to those who know the address: it holds a token that is new each time.
+    alone, and only under an address with a token that is new each time.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be typed after the command."""
-        parser.add_argument("recording", metavar="RUN", help="the recording, as kedge run named it")
-        parser.add_argument("--port", type=_port, default=0, help="the port (default: one that is free)")
+        """Add the command's arguments."""
+        parser.add_argument("recording", metavar="RUN", help="the recording that kedge run wrote")
+        parser.add_argument("--port", type=_port, default=0, help="the port (default: a free one)")
         parser.add_argument("--open", action="store_true", help="open the page in the browser")
         parser.add_argument("--no-source", action="store_true", help="leave out source lines and their files")
         add_config(parser)
@@ -46,7 +46,7 @@ class Serve:
             return condense(shown, check(shown, rules), rules)
 
         follower = Follower(args.recording)
-        # What is not a recording is refused here, with words that say what it is instead.
+        # Anything but a recording is refused here, with a message that says what it is.
         news = News(follower, condensed, follower.poll() or Recording.open(args.recording))
         server = _server(news, args.port)
         with running(server):

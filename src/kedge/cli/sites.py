@@ -1,4 +1,4 @@
-"""``kedge sites``: list what a program's models offer."""
+"""``kedge sites``: the sites of a program's models."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from kedge.watch.watcher import Watcher
 
 
-class Sites:
-    """List what a program's models offer: every module and parameter, and what can be hooked there.
+class SitesCommand:
+    """List the sites of a program's models: every module and parameter, and what can be hooked there.
 
-    The program runs as python would run it until it has taken its first step, and is
-    stopped there. What it prints goes to stderr, so that stdout has the list alone.
+    The program runs as under python until it has taken its first step, and is stopped
+    there. Its output goes to stderr, so that stdout has only the list.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Say what can be typed after the command."""
+        """Add the command's arguments."""
         ops = "list the operations inside each forward too, with their shapes and source lines"
         parser.add_argument("--ops", action="store_true", help=ops)
         add_program(parser)
@@ -36,8 +36,8 @@ class Sites:
         """Run the first step and print the list."""
         program = program_of(args)
         program.check()
-        held: list[Any] = Held() if args.ops else []
-        watching = Watching(FirstStep(), Order(every=1), messenger(), holding=held)
+        held: list[Any] = ModelListings() if args.ops else []
+        watching = Watching(FirstStepSink(), Order(every=1), messenger(), holding=held)
         watching.begin()
         with redirect_stdout(sys.stderr):
             ending = program.run()
@@ -49,32 +49,32 @@ class Sites:
 
 
 class FirstStepTaken(SystemExit):
-    """Ends the program: there is nothing more to learn from it."""
+    """The end of the program after its first step."""
 
 
-class FirstStep:
-    """Takes what is recorded of the first step, and ends the program."""
+class FirstStepSink:
+    """A sink that ends the program with the first recorded step."""
 
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
-        """Take the list of sites that fired; the models themselves tell more."""
+        """Ignore the sites that fired; the list is read from the models."""
 
-    def stats(self, step: int, columns: Mapping[str, Any]) -> None:  # noqa: ARG002 - it is enough that it happened
+    def stats(self, step: int, columns: Mapping[str, Any]) -> None:  # noqa: ARG002 - the step alone matters
         """End the program."""
         raise FirstStepTaken(0)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Take no notes."""
+        """Ignore events."""
 
 
-class Held(list[Any]):
-    """The models that a program calls, each with the list of the operations that its forwards make."""
+class ModelListings(list[Any]):
+    """The models that a program calls, each with the list of the operations in its forwards."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: dict[int, Listing] = {}
 
     def append(self, model: Any) -> None:
-        """Take a model whose first call has begun."""
+        """Add a model whose first call has begun."""
         from kedge.inspect.operations import Listing
 
         super().append(model)
@@ -91,7 +91,7 @@ def _tables(watch: Watcher, held: list[Any]) -> Iterator[str]:
         if model is not None:
             prefix = f", recorded as {root.prefix}.*" if root.prefix else ""
             yield f"{root.types['']} ({counted(root.parameters, 'parameter')}{prefix})\n\n{sites(model)}"
-            if isinstance(held, Held) and id(model) in held.operations:
+            if isinstance(held, ModelListings) and id(model) in held.operations:
                 listing = held.operations[id(model)]
                 listing.session.end(quiet=True)
                 yield str(listing.operations())

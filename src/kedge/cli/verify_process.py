@@ -1,7 +1,7 @@
-"""The process that `kedge run --verify` starts: a program with a witness, watched or not.
+"""The process that `kedge run --verify` starts: a program whose digests are written to a file.
 
-``python -m kedge.cli.verify_process FILE (plain | watched) ...`` runs what comes after ``plain`` as python would, and
-what comes after ``watched`` as `kedge run` would; the witness writes to FILE.
+``python -m kedge.cli.verify_process FILE (plain | watched) ...`` runs the words after ``plain`` as python would, and
+the words after ``watched`` as `kedge run` would; the digests go to FILE.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Run the program; this process ends as it ends."""
+    """Run the program; this process ends as the program does."""
     file, side, *words = sys.argv[1:]
     end = _begin(Path(file))
     try:
@@ -40,7 +40,7 @@ def _plain(words: list[str]) -> int:
 
 
 def _begin(place: Path) -> Callable[[], None]:
-    """Have the witness look on as soon as the program has imported torch; return what ends that."""
+    """Start writing digests when the program has imported torch; return a function that ends it."""
     waiting: list[AfterImport] = []
     begun: list[Witness] = []
 

@@ -1,4 +1,4 @@
-"""What the callbacks of training loops share: when the watching begins, where its recording goes, when it ends."""
+"""The watch behind the callbacks of training loops: its start, the place of its recording, and its end."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import nn
 from kedge.watch.block import Watched, default_name, watch
 
 
-class Watching:
-    """Begins and ends with somebody else's training loop.
+class WatchCallback:
+    """A watch that begins and ends with a training loop.
 
     Args:
-        what: What `kedge.watch` gives, or where the recording goes; None for the folder in which the
-            training leaves its own results.
+        what: The result of `kedge.watch`, or the path of the recording; None for the folder with the
+            training's own results.
     """
 
     def __init__(self, what: Watched | str | os.PathLike[str] | None) -> None:
         self.watched = what if what is None or isinstance(what, Watched) else watch(what)
 
     def begin(self, results: str | os.PathLike[str], model: nn.Module) -> None:
-        """Begin to watch, in the folder of the training's results if nothing else was asked for.
+        """Begin to watch; without a path, the recording goes to the folder of the training's results.
 
         Args:
             results: That folder.
-            model: What the training trains; modules are called as it calls them.
+            model: The trained model; the paths of modules are those in it.
         """
         if self.watched is None:
             Path(results).mkdir(parents=True, exist_ok=True)
@@ -34,6 +34,6 @@ class Watching:
         self.watched.naming(model).begin()
 
     def end(self, error: BaseException | None = None) -> None:
-        """End, if it has begun."""
+        """End the watch, if it has begun."""
         if self.watched is not None:
             self.watched.end(error)

@@ -1,4 +1,4 @@
-"""Kedge in the Trainer of Hugging Face transformers: ``Trainer(..., callbacks=[KedgeCallback()])``."""
+"""Kedge in the Trainer of Hugging Face transformers: ``Trainer(..., callbacks=[HuggingFaceCallback()])``."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from kedge.integrations.callback import Watching
+from kedge.integrations.callback import WatchCallback
 from kedge.watch.block import Watched
 
 
-class KedgeCallback(TrainerCallback):
-    """Watches `Trainer.train`, from its first batch to its end.
+class HuggingFaceCallback(TrainerCallback):
+    """A callback that watches `Trainer.train`, from its first batch to its end.
 
-    The trainer does not tell its callbacks of an exception. After one, the watching ends with the
+    The trainer does not report an exception to its callbacks. After one, the watch ends with the
     program, with the next `train`, or with ``callback.watched.end()``.
 
     Args:
-        what: Where the recording goes, or what `kedge.watch` gives:
-            ``KedgeCallback(kedge.watch("run.kedge", every=50))``. None for the trainer's `output_dir`.
+        what: The path of the recording, or the result of `kedge.watch`:
+            ``HuggingFaceCallback(kedge.watch("run.kedge", every=50))``. None for the trainer's `output_dir`.
     """
 
     def __init__(self, what: Watched | str | os.PathLike[str] | None = None) -> None:
-        self.watching = Watching(what)
+        self.watching = WatchCallback(what)
 
     @property
     def watched(self) -> Watched | None:
-        """What `kedge.watch` gives: the place of the recording, and its findings."""
+        """The result of `kedge.watch`: the place of the recording, and its findings."""
         return self.watching.watched
 
     def on_train_begin(
@@ -37,9 +37,9 @@ class KedgeCallback(TrainerCallback):
         control: TrainerControl,  # noqa: ARG002 - as above
         **kwargs: Any,
     ) -> None:
-        """Begin."""
+        """Begin to watch."""
         self.watching.begin(args.output_dir or ".", kwargs["model"])
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - the trainer's signature
-        """End."""
+        """End the watch."""
         self.watching.end()

@@ -1,4 +1,4 @@
-"""Kedge in PyTorch Lightning: ``Trainer(callbacks=[KedgeCallback()])``."""
+"""Kedge in PyTorch Lightning: ``Trainer(callbacks=[LightningCallback()])``."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import os
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from kedge.integrations.callback import Watching
+from kedge.integrations.callback import WatchCallback
 from kedge.watch.block import Watched
 
 
-class KedgeCallback(Callback):
-    """Watches `Trainer.fit`, from its first batch to its end, however it ends.
+class LightningCallback(Callback):
+    """A callback that watches `Trainer.fit`, from its first batch to its end or its exception.
 
     Args:
-        what: Where the recording goes, or what `kedge.watch` gives:
-            ``KedgeCallback(kedge.watch("run.kedge", every=50))``. None for the folder of the logger,
-            or the trainer's `default_root_dir` where there is none.
+        what: The path of the recording, or the result of `kedge.watch`:
+            ``LightningCallback(kedge.watch("run.kedge", every=50))``. None for the folder of the logger,
+            or the trainer's `default_root_dir` if there is no logger.
     """
 
     def __init__(self, what: Watched | str | os.PathLike[str] | None = None) -> None:
         super().__init__()
-        self.watching = Watching(what)
+        self.watching = WatchCallback(what)
 
     @property
     def watched(self) -> Watched | None:
-        """What `kedge.watch` gives: the place of the recording, and its findings."""
+        """The result of `kedge.watch`: the place of the recording, and its findings."""
         return self.watching.watched
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin."""
+        """Begin to watch."""
         self.watching.begin(trainer.log_dir or trainer.default_root_dir, pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
-        """End."""
+        """End the watch."""
         self.watching.end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002 - as above
-        """End, and record what ended the training."""
+        """End the watch, and record the exception."""
         self.watching.end(exception)

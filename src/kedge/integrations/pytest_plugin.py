@@ -1,8 +1,8 @@
 """Kedge in pytest: the mark ``finite`` and the fixture ``kedge_watch``. Loaded in every pytest run, so it is light.
 
 # Note [The mark]
-What runs in a marked test is recorded, every step in full, to a folder that goes away. The test
-fails if the rule NAN-BORN has something to say, unless it fails by itself: then it is said beside that.
+A marked test is recorded, every step in full, to a temporary folder. The test fails if the rule
+NAN-BORN has findings; if it fails by itself, the findings are added to its report.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _MARK = "finite: fail if an output or a gradient of a module holds a NaN or an i
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
+    """Register the mark."""
     config.addinivalue_line("markers", _MARK)
 
 
 @pytest.fixture
 def kedge_watch(tmp_path: Path) -> Callable[..., Watched]:
-    """Watch a block of a test, every step in full; the recording is in the test's `tmp_path`.
+    """A function that watches a block of a test, every step in full; the recording is in the test's `tmp_path`.
 
     ``with kedge_watch() as run: train()``, and then ``assert run.findings() == ()``. Arguments are those of `kedge.watch`.
     """
@@ -65,12 +65,12 @@ def _watched(folder: Path) -> Watched:
     from kedge.watch.block import watch
 
     watched = watch(folder / "test.kedge", every=1, budget=None, strict=True)
-    watched.tell = None  # what there is to say, the test says
+    watched.tell = None  # the test reports instead
     return watched.begin()
 
 
 def _verdict(watched: Watched) -> str:
-    """Say where what is not finite was made."""
+    """Return the findings on non-finite values, as text."""
     from kedge.rules.nonfinite.nan_born import NanBorn
 
     found = watched.findings([NanBorn()])

@@ -1,4 +1,4 @@
-"""What of a run goes to a tool that draws curves: a few named numbers a step."""
+"""The numbers of a run for tools that draw curves: a few named ones per step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from kedge.store.rows import FULL, STATISTICS
 from kedge.watch.sinks import Columns, Entries, rows_of
 
-#: The tag of everything that is not a number.
+#: The tag of texts.
 FINDINGS = "kedge/findings"
 
 
@@ -20,11 +20,11 @@ class Scalars:
     """A sink that names the numbers of each step: ``kedge/rms/out/layer1``.
 
     These are the given statistics of every site in every sampled step, ``kedge/norm/grad.norm``, and
-    ``kedge/value/out/...`` for a root that returns a single number, such as the loss. What was
-    measured and is NaN is sent as NaN.
+    ``kedge/value/out/...`` for a root that returns a single number, such as the loss. Measured NaNs
+    are sent as NaN.
 
     Args:
-        statistics: Which statistics are sent of each site.
+        statistics: The statistics of each site to send.
     """
 
     def __init__(self, statistics: Sequence[str]) -> None:
@@ -37,7 +37,7 @@ class Scalars:
         self._sites: Entries = ()
 
     def sites(self, sites: Entries, roots: Entries) -> None:  # noqa: ARG002 - the sites' names are enough
-        """Take the sites."""
+        """Remember the sites."""
         self._sites = list(sites)
 
     def stats(self, step: int, columns: Columns) -> None:
@@ -48,7 +48,7 @@ class Scalars:
             self.send(step, numbers)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Send a finding; notes stay in the recording."""
+        """Send a finding; other events stay in the recording."""
         if event["kind"] == "finding":
             self.found += 1
             self.send_finding(event)
@@ -59,7 +59,7 @@ class Scalars:
 
     @abstractmethod
     def send_finding(self, finding: Mapping[str, Any]) -> None:
-        """Send what a rule has found."""
+        """Send a finding."""
 
     def _numbers(self, step: int, columns: Columns) -> Iterator[tuple[str, float]]:
         rows = rows_of(step, columns)
@@ -77,13 +77,13 @@ class Scalars:
 
 
 def tag(statistic: str, site: Mapping[str, Any]) -> str:
-    """Name a statistic of a site: ``kedge/rms/out/layer1``."""
+    """Return the name of a statistic of a site: ``kedge/rms/out/layer1``."""
     place, _, kind = site["site"].rpartition(":")
     leaf = kind.removeprefix(site["kind"])
     return f"kedge/{statistic}/{site['kind']}/{place.replace(chr(92), '')}{leaf}".rstrip("/")
 
 
 def said(finding: Mapping[str, Any]) -> str:
-    """Write a finding as text."""
+    """Return a finding as text."""
     remedy = f" {finding['remedy']}" if finding["remedy"] else ""
     return f"{finding['message']}{remedy}"

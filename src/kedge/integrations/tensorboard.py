@@ -1,4 +1,4 @@
-"""What Kedge sees, in TensorBoard: while the run goes, or from its recording."""
+"""Curves and findings in TensorBoard: during a run, or from its recording."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kedge.watch.replay import replay
 class TensorBoard(Scalars):
     """A sink that writes curves and findings for TensorBoard.
 
-    ``kedge.watch("run.kedge").send_to(TensorBoard("runs/1"))`` writes them while the run goes.
+    ``kedge.watch("run.kedge").send_to(TensorBoard("runs/1"))`` writes them during the run.
 
     Args:
         logdir: A folder, or the program's own `SummaryWriter`, which is left open.
-        statistics: Which statistics are written of each site.
+        statistics: The statistics of each site to write.
     """
 
     def __init__(self, logdir: str | os.PathLike[str] | SummaryWriter, statistics: Sequence[str] = ("rms",)) -> None:
@@ -30,7 +30,7 @@ class TensorBoard(Scalars):
 
     @property
     def writer(self) -> SummaryWriter:
-        """Where it is written; an own writer, which has a thread, is made when there is something to write."""
+        """The writer; its own one, which has a thread, is made when first needed."""
         if isinstance(self.given, SummaryWriter):
             return self.given
         if self._own is None:
@@ -48,7 +48,7 @@ class TensorBoard(Scalars):
         self.writer.add_text(FINDINGS, text, max(finding["step"], 0))
 
     def close(self) -> None:
-        """Write all that is waiting."""
+        """Write everything that waits."""
         if self.found == 0:
             self.writer.add_text(FINDINGS, "no findings; `kedge check` says which rules could judge", self.step)
         self.writer.flush()
@@ -62,11 +62,11 @@ def export(
     logdir: str | os.PathLike[str] | SummaryWriter,
     statistics: Sequence[str] = ("rms",),
 ) -> None:
-    """Write for TensorBoard what a recording holds, and what the rules find in it.
+    """Write the statistics and findings of a recording for TensorBoard.
 
     Args:
-        recording: The recording, or where it is.
+        recording: The recording, or its path.
         logdir: A folder, or a `SummaryWriter`.
-        statistics: Which statistics are written of each site.
+        statistics: The statistics of each site to write.
     """
     replay(recording, TensorBoard(logdir, statistics))

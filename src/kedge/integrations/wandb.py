@@ -1,4 +1,4 @@
-"""What Kedge sees, in Weights & Biases: while the run goes, or from its recording."""
+"""Curves and findings in Weights & Biases: during a run, or from its recording."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LEVELS = {"error": "ERROR", "warning": "WARN", "info": "INFO"}
 class Wandb(Scalars):
     """A sink that logs curves to a run of Weights & Biases, sends errors as alerts, and counts findings in the summary.
 
-    ``kedge.watch("run.kedge").send_to(Wandb(wandb.init()))`` does so while the run goes. The curves have an
+    ``kedge.watch("run.kedge").send_to(Wandb(wandb.init()))`` does so during the run. The curves have an
     axis of their own, ``kedge/step``.
 
     Args:
         run: The run; it is left open.
-        statistics: Which statistics are logged of each site.
+        statistics: The statistics of each site to log.
         commit: Whether each step is a row of its own. Without it, the numbers join the row that the program
             logs next: for a program that gives its own `step` to `run.log`, where rows of others would
             push the step ahead.
@@ -43,7 +43,7 @@ class Wandb(Scalars):
         self.run.log({**numbers, _STEP: step}, commit=self.commit)
 
     def send_finding(self, finding: Mapping[str, Any]) -> None:
-        """Put a finding into the summary, and alert the user to an error."""
+        """Add a finding to the summary, and alert the user to an error."""
         code, severity = finding["code"], finding["severity"]
         self._counts[severity] += 1
         if code not in self._named:
@@ -59,11 +59,11 @@ class Wandb(Scalars):
 
 
 def export(recording: Recording | str | os.PathLike[str], run: wandb.Run, statistics: Sequence[str] = ("rms",)) -> None:
-    """Log to a run of Weights & Biases what a recording holds, and what the rules find in it.
+    """Log the statistics and findings of a recording to a run of Weights & Biases.
 
     Args:
-        recording: The recording, or where it is.
+        recording: The recording, or its path.
         run: The run; it is left open.
-        statistics: Which statistics are logged of each site.
+        statistics: The statistics of each site to log.
     """
     replay(recording, Wandb(run, statistics))

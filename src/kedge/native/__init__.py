@@ -1,13 +1,13 @@
 """One pass over a value's numbers for all its statistics: compiled, or by PyTorch's reductions where that is missing.
 
-The compiled part, `c/`, is asked first. It refuses whatever is not plain numbers in this process's memory: values of other
-devices and layouts, subclasses of tensors, values inside a transform of `torch.func`. It never guesses. For these,
-and where it was not built, `reductions` computes the same.
+The compiled part, `c/`, comes first. It refuses anything but plain numbers in this process's memory: values of other
+devices and layouts, subclasses of tensors, values inside a transform of `torch.func`. For these, and if it was not
+built, `reductions` computes the same.
 
 # Note [How exact]
 Sums of float64 are of float64. Sums of the other formats add up 16 vectors in float32, with at most 8 roundings, and all else
-in float64, so that the sum is wrong by at most ``2**-21`` of the sum of magnitudes, and the sum of squares by at most
-``2**-21`` of itself, however many numbers there are. Blocks whose squares would overflow or vanish in float32 are
+in float64, so that the error of the sum is at most ``2**-21`` of the sum of magnitudes, and of the sum of squares
+``2**-21`` of itself, for any number of numbers. Blocks whose squares would overflow or vanish in float32 are
 added up in float64. Extremes and counts are exact. The result does not depend on the number of threads.
 """
 
@@ -28,14 +28,14 @@ from kedge.native import reductions
 What = Literal["full", "norm", "finite"]
 
 FIELDS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite", "count")
-"""The columns of a row. What is not measured is NaN."""
+"""The columns of a row; NaN where nothing was measured."""
 
 DRAWN = reductions.DRAWN
 CODES: dict[str, int] = {"full": 0, "norm": 1, "finite": 2}
 
 
 def _load() -> tuple[ModuleType | None, str]:
-    """Load the compiled part; returns it, or why it cannot be used."""
+    """Return the compiled part, or the reason why it cannot be used."""
     try:
         compiled = importlib.import_module("kedge.native._native")
     except ImportError as missing:
@@ -51,12 +51,12 @@ _compiled, _missing = _load()
 
 
 def available() -> bool:
-    """Return whether values are measured by the compiled part."""
+    """Whether the compiled part measures values."""
     return _compiled is not None
 
 
 def why_not() -> str:
-    """Return why the compiled part is not used; empty if it is."""
+    """Return the reason why the compiled part is not used; empty if it is."""
     return _missing
 
 
@@ -66,14 +66,14 @@ def instruction_sets() -> list[str]:
 
 
 def use(instruction_set: str) -> str:
-    """Choose one of `instruction_sets()`; by default it is the best. Returns the one in use before."""
+    """Choose one of `instruction_sets()`, by default the best; return the one used before."""
     if _compiled is None:
         raise ValueError(f"no instruction set can be chosen: {_missing}")
     return str(_compiled.use(instruction_set))
 
 
 def table(rows: int) -> NDArray[np.float64]:
-    """Return a table for `measure_into`, of one row a value, filled with NaN."""
+    """Return a table for `measure_into` with a row for each value, filled with NaN."""
     return np.full((rows, len(FIELDS)), np.nan)
 
 
@@ -94,12 +94,12 @@ def _no_channels(_tensor: Tensor, _dim: int) -> bytes | None:
 
 
 #: ``measure_into(table, row, tensor, what=0)`` measures a value into a row of a table, as `table()` makes it or as a
-#: memoryview of that, which is a little faster. Returns how many real numbers were measured; 0 if it refuses, and then
-#: the row is as it was. `CODES` has what is measured: of "norm" the sum of squares and the non-finite numbers, and of a single
-#: number also the sum; of "finite" the sum.
+#: memoryview of that, which is a little faster. Returns the number of real numbers measured; 0 if it refuses, and then
+#: the row is unchanged. `CODES` are the values of `what`: "norm" is the sum of squares and the non-finite numbers, and of a
+#: single number also the sum; "finite" is the sum.
 measure_into: Callable[..., int] = _refuse if _compiled is None else _compiled.measure_into
 
-#: ``measure_many(table, first_row, tensors, what=0)`` measures many, a row each; None leaves its row as it was.
+#: ``measure_many(table, first_row, tensors, what=0)`` measures many, a row each; None leaves its row unchanged.
 #: Returns the indices of those that it refuses.
 measure_many: Callable[..., list[int]] = _refuse_all if _compiled is None else _compiled.measure_many
 
@@ -110,33 +110,33 @@ channels_above_zero: Callable[[Tensor, int], bytes | None] = (
 )
 
 #: ``draw_many(numbers, tensors, most)`` copies up to `most` numbers of each of many tensors, evenly spread, to an array of
-#: float32 or float64, one tensor after another. Returns how many of each; 0 of those that it refuses.
+#: float32 or float64, one tensor after another. Returns the number of each; 0 for those that it refuses.
 draw_many: Callable[[Any, Iterable[Tensor], int], list[int]] = _draw_none if _compiled is None else _compiled.draw_many
 
-#: ``squared_changes(numbers, tensors, counts, most)`` draws again from tensors of which `draw_many` drew so many numbers each.
-#: Returns how many it compared of each, and the sum of the squares of what has changed: 0 and NaN of a tensor whose size has
-#: changed. None where there is no compiled part.
+#: ``squared_changes(numbers, tensors, counts, most)`` draws again from tensors of which `draw_many` drew `counts` numbers.
+#: Returns the number compared of each, and the sum of the squared changes; 0 and NaN for a tensor whose size has changed.
+#: None without the compiled part.
 squared_changes: Callable[[Any, Iterable[Tensor], Sequence[int], int], tuple[list[int], list[float]]] | None = (
     None if _compiled is None else _compiled.squared_changes
 )
 
 #: ``histograms(buckets, rows)`` returns the histograms of magnitudes whose counts stand in the first rows of an array of
-#: uint16, as `kedge.store.exponents.encode` writes them. None where there is no compiled part.
+#: uint16, as `kedge.store.exponents.encode` writes them. None without the compiled part.
 histograms: Callable[[Any, int], list[bytes]] | None = None if _compiled is None else _compiled.histograms
 
-#: Measures the values of a step into the arrays of a `kedge.actions.host.HostTable`, each once however many sites it stands at:
-#: ``observe(tensor, site, role, what, draws)`` returns flags. None where there is no compiled part.
+#: Measures the values of a step into the arrays of a `kedge.actions.host.HostTable`, each once even if it is at several sites:
+#: ``observe(tensor, site, role, what, draws)`` returns flags. None without the compiled part.
 Measurer: Any = None if _compiled is None else _compiled.Measurer
 
 REFUSED, DONE, FRESH, NEW_SOURCE, NO_ROOM = 0, 1, 2, 4, 8
-"""What `Measurer.observe` says: the value cannot be read; it stands at the site; it was measured for that; it comes from another
+"""The flags of `Measurer.observe`: the value cannot be read; it is at the site; it was measured for that; it comes from another
 site than the one before; there is no room."""
 AS_VALUE, AS_OUTPUT, AS_INPUT = 0, 1, 2
-"""Whether a value is the output of its site, an input, whose source is told, or neither."""
+"""The roles of a value: neither, the output of its site, or an input, whose source is recorded."""
 
 
 def row(tensor: Tensor, what: What = "full") -> NDArray[np.float64]:
-    """Return the statistics of one tensor as a row of a table, from whichever part can read it."""
+    """Return the statistics of one tensor as a row of a table, from the part that can read it."""
     one = table(1)
     if not measure_into(one, 0, tensor, CODES[what]):
         one[0] = reductions.row(tensor, what)
@@ -144,12 +144,12 @@ def row(tensor: Tensor, what: What = "full") -> NDArray[np.float64]:
 
 
 def measure(tensor: Tensor, what: What = "full") -> dict[str, float]:
-    """Return the statistics of one tensor by name, from whichever part can read it."""
+    """Return the statistics of one tensor by name, from the part that can read it."""
     return dict(zip(FIELDS, row(tensor, what).tolist(), strict=True))
 
 
 def all_finite_and_norm(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
-    """Return the sum of squares of all tensors, and how many of their numbers are not finite; None is passed over."""
+    """Return the sum of squares of all tensors, and the number of their non-finite numbers; None is skipped."""
     if _compiled is None:
         squares, nonfinite, refused = 0.0, 0, _refuse_all(None, 0, tensors)
     else:

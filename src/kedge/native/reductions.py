@@ -1,13 +1,13 @@
-"""The same statistics by reductions of PyTorch's, for what the compiled part cannot read or where there is none.
+"""The same statistics by PyTorch's reductions, for values that the compiled part cannot read, and without it.
 
 # Note [Which reductions]
 On a CPU ``sum``, ``dot``, ``amin`` and ``amax`` run at memory speed, while ``var``, ``norm`` with
 p=0, ``count_nonzero`` and ``isfinite`` are 10 to 60 times slower. So squares are summed by ``dot``,
-and elements unlike zero are counted by comparing into a small float scratch and summing that. A
-NaN or infinity makes the sum non-finite; only then are such elements counted.
+and non-zero elements are counted by comparing into a small float buffer and summing that. A NaN or
+infinity makes the sum non-finite; only then are such elements counted.
 
-What fits into a processor's first memory is reduced by numpy: there it is the call that takes the time, and
-numpy's take a third of PyTorch's.
+Values that fit into a processor's first-level cache are reduced by numpy: their time is that of the calls, and numpy's
+take a third of PyTorch's.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import Tensor
 _CHUNK = 1 << 18
 SMALL = 1 << 14
 DRAWN = 256
-"""How many elements of a value are drawn for its histogram of magnitudes: a share of 5 % is known to within 1.4 %."""
+"""The elements of a value that are drawn for its histogram of magnitudes: a share of 5 % is known to within 1.4 %."""
 _LEAST = 2.0**-90
-"""A sum of squares below it may have lost numbers whose squares are subnormal in float32."""
+"""A smaller sum of squares may lack numbers whose squares are subnormal in float32."""
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _NARROW = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
 
@@ -34,7 +34,7 @@ Row = tuple[float, float, float, float, float, float, float]
 
 
 class _Scratch(threading.local):
-    """One thread's memory to compare into."""
+    """One thread's buffers for comparisons."""
 
     def __init__(self) -> None:
         self.chunks: dict[torch.dtype, Tensor] = {}
@@ -68,7 +68,7 @@ def of_flat(x: Tensor, what: str = "full") -> Row:
 
 
 def real(value: Tensor) -> Tensor:
-    """Return a value as real numbers that PyTorch adds up."""
+    """Return a value as real numbers that PyTorch can sum."""
     if value.is_complex():
         return torch.view_as_real(value.resolve_conj())
     return value.float() if value.dtype in _NARROW else value.resolve_neg()
@@ -88,13 +88,13 @@ def flat(value: Tensor) -> Tensor:
 
 
 def small(x: Tensor) -> NDArray[Any] | None:
-    """Return a flat tensor as numpy's, where that makes reducing it cheaper."""
+    """Return a flat tensor as a numpy array if that makes reducing it cheaper."""
     fits = x.numel() <= SMALL and x.dtype is torch.float32 and x.device.type == "cpu"
     return x.numpy() if fits and type(x) is Tensor else None
 
 
 def total(x: Tensor) -> float:
-    """Add all elements of a flat tensor up; in float64 where float32 overflows."""
+    """Return the sum of a flat tensor; in float64 if float32 overflows."""
     sum_ = float(x.sum(dtype=torch.float32) if x.dtype in _HALF else x.sum())
     if math.isfinite(sum_) or x.dtype is torch.float64:
         return sum_
@@ -106,12 +106,12 @@ def _not_finite(x: Tensor) -> int:
 
 
 def _squares(x: Tensor) -> float:
-    """Add squares up piece by piece: in float32, one sum of many millions would be wrong by percents."""
+    """Return the sum of squares, added up piece by piece: one float32 sum of many millions would be percents off."""
     return sum(map(_squares_of_piece, x.split(_CHUNK)))
 
 
 def _squares_of_piece(piece: Tensor) -> float:
-    """Add the squares of a piece up; in float64 where they overflow or vanish in float32."""
+    """Return the sum of squares of a piece; in float64 if they overflow or vanish in float32."""
     own = small(piece)
     if own is not None:
         with np.errstate(all="ignore"):

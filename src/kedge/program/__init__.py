@@ -1,1 +1,1 @@
-"""Somebody's program, run in this process as python would run it."""
+"""The user's program, run in this process as python would run it."""

@@ -1,4 +1,4 @@
-"""Doing something as soon as a program has imported a module."""
+"""Calls that are made as soon as a program has imported a module."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import Any
 
 
 class AfterImport(MetaPathFinder):
-    """Calls something once, when a module has been imported, and leaves no trace on the module.
+    """A call made once, when a module has been imported, without a trace on the module.
 
-    So the module is imported when and as the program wants it: after it has set the environment
-    variables that the module reads, and not at all if the program does without.
+    So the program imports the module when it wants to: after it has set the environment variables
+    that the module reads, or not at all.
     """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self.name, self.then = name, then
 
     def install(self) -> None:
-        """Wait for the import; if it has happened already, act at once."""
+        """Wait for the import; if it has happened already, call at once."""
         if self.name in sys.modules:
             self.then()
         else:
             sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Let the other finders find the module, and mark its loader.
+        """Return the spec that the other finders find, with a marked loader.
 
-        A program may look for a module without importing it, so each spec is marked anew.
+        A program may look for a module without importing it, so each spec is marked.
         """
         if fullname != self.name:
             return None
-        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # another one may wait for the same module there
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # another finder there may wait for the same module
         others = (finder.find_spec(fullname, path, target) for finder in behind)
         spec = next((spec for spec in others if spec is not None), None)
         if spec is not None and spec.loader is not None:

@@ -1,4 +1,4 @@
-"""How a program ended, and how this process ends the same way."""
+"""The end of a program, which becomes the end of this process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SIGINT_STATUS = 130
 
 @dataclass(frozen=True)
 class Ending:
-    """How a program ended.
+    """The end of a program.
 
     Attributes:
-        error: What left the program uncaught; None where it ran to its last line.
+        error: The uncaught exception; None if the program ran to its last line.
         status: The exit status as a shell sees it.
     """
 
@@ -24,20 +24,20 @@ class Ending:
     status: int = 0
 
     def leave(self) -> NoReturn:
-        """End this process as ``python`` would have ended; threads and ``atexit`` come after."""
+        """End this process as ``python`` would have; threads and ``atexit`` come after."""
         if isinstance(self.error, KeyboardInterrupt):
             # Python ends by the signal itself, but only if the exception reaches the top. It has
-            # been shown already, so the hook that would show it again is made silent.
+            # been printed already, so the hook that would print it again is silenced.
             sys.excepthook = _silent
             raise KeyboardInterrupt
         raise SystemExit(self.status)
 
 
 def end_with(error: BaseException | None) -> Ending:
-    """Show on stderr what Python shows when a program ends with this error.
+    """Print an error as Python does when a program ends with it.
 
     Returns:
-        The ending; it differs from the error where ``sys.excepthook`` itself exits.
+        The ending; its error is another one if ``sys.excepthook`` itself exits.
     """
     _flush()
     if error is None:
@@ -53,7 +53,7 @@ def end_with(error: BaseException | None) -> Ending:
 
 
 def _exit_status(left: SystemExit) -> int:
-    """Give the status of a ``SystemExit``; a code that is no number is a message."""
+    """Return the status of a ``SystemExit``; a code that is not a number is printed as a message."""
     if left.code is None:
         return 0
     if isinstance(left.code, int):
@@ -77,7 +77,7 @@ def _print_uncaught(error: BaseException) -> None:
         hook(kind, error, frames)
     except SystemExit:
         raise
-    except BaseException as second:  # noqa: BLE001 - the program's own hook may raise anything; Python shows both
+    except BaseException as second:  # noqa: BLE001 - the program's own hook may raise anything; Python prints both
         _print_failed_hook(second, error)
 
 
@@ -91,12 +91,12 @@ def _print_failed_hook(second: BaseException, error: BaseException) -> None:
 
 
 def _flush() -> None:
-    """Write out what the program printed, so that it comes before what is shown next."""
+    """Flush the program's output, so that it comes before the next message."""
     for stream in (sys.stderr, sys.stdout):
-        # The program may have closed or replaced its streams; Python passes over that too.
+        # The program may have closed or replaced its streams; Python ignores that too.
         with suppress(Exception):
             stream.flush()
 
 
 def _silent(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-    """Show nothing."""
+    """Print nothing."""

@@ -1,4 +1,4 @@
-"""Someone else's program, run in this process as ``python`` would run it."""
+"""The user's program, run in this process as ``python`` would run it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import ModuleType, TracebackType
 from kedge.errors import ScriptError
 from kedge.program.ending import Ending, end_with
 from kedge.program.target import (
-    Target,
+    ProgramCode,
     absolute,
     check_module,
     container_finder,
@@ -29,31 +29,31 @@ class Program:
     """A script, a folder or zip file with ``__main__.py``, or a module.
 
     Attributes:
-        target: What was typed: a path, or the name of a module.
-        is_module: Whether it was typed after ``-m``.
-        args: The arguments that belong to the program.
+        target: A path, or the name of a module.
+        is_module: Whether it is the name of a module, typed after ``-m``.
+        args: The arguments of the program.
     """
 
     target: str
     is_module: bool
     args: Sequence[str] = ()
-    _read: Target | None = field(default=None, init=False, repr=False)
+    _read: ProgramCode | None = field(default=None, init=False, repr=False)
 
     @property
     def name(self) -> str:
-        """A short name, fit for a file: ``train.py`` for ``jobs/train.py``."""
+        """A short name for files: ``train.py`` for ``jobs/train.py``."""
         return self.target if self.is_module else Path(os.path.abspath(self.target)).name
 
     @property
     def command(self) -> list[str]:
-        """What comes after ``python`` to run this program."""
+        """The words after ``python`` that run this program."""
         return [*(["-m"] if self.is_module else []), self.target, *self.args]
 
     def check(self) -> None:
-        """See whether the program can start; no line of it runs.
+        """Check that the program can start, without running a line of it.
 
         Raises:
-            ScriptError: It is not there, cannot be read, or does not parse.
+            ScriptError: It does not exist, cannot be read, or does not parse.
         """
         if self.is_module:
             check_module(self.target)
@@ -65,13 +65,13 @@ class Program:
             self._read = read_script(self.target)
 
     def run(self) -> Ending:
-        """Run the program and show what is left uncaught as Python shows it.
+        """Run the program and print an uncaught exception as Python does.
 
-        This process becomes the program: ``sys.argv``, ``sys.path`` and ``__main__`` stay as they
-        are then, because threads, ``atexit`` handlers and pickles live on after the last line.
+        This process becomes the program: ``sys.argv``, ``sys.path`` and ``__main__`` are left
+        changed, because threads, ``atexit`` handlers and pickles outlive the last line.
 
         Raises:
-            ScriptError: It turned out only now that it cannot start.
+            ScriptError: It cannot start, which `check` could not know.
         """
         self._take_over()
         error: BaseException | None = None
@@ -79,15 +79,15 @@ class Program:
             target = self._target()
         except ScriptError:
             raise
-        except BaseException as raised:  # noqa: BLE001 - a package around the module failed: the program's own end
+        except BaseException as raised:  # noqa: BLE001 - a package around the module failed, which ends the program
             return end_with(_from_program(raised))
         try:
             exec(target.code, vars(_become_main(target)))  # noqa: S102 - running the program is the job
-        except BaseException as raised:  # noqa: BLE001 - whatever ends the program is shown, and ends this process too
+        except BaseException as raised:  # noqa: BLE001 - any exception that ends the program is printed, and ends this process
             error = _from_program(raised)
         return end_with(error)
 
-    def _target(self) -> Target:
+    def _target(self) -> ProgramCode:
         target = self._read or read_module(self.target)
         sys.argv[0] = target.argv0
         return target
@@ -98,7 +98,7 @@ class Program:
 
     def _take_over(self) -> None:
         sys.argv[:] = ["-m" if self.is_module else self.target, *self.args]
-        # A program that starts itself again does so as `python` was asked to, without this command.
+        # A program that starts itself again does so by `python`, without this command.
         sys.orig_argv[:] = [sys.executable, *self.command]
         if self._finder is not None:
             sys.path[: 0 if sys.flags.safe_path else 1] = [absolute(self.target)]
@@ -106,7 +106,7 @@ class Program:
             sys.path[:1] = [os.getcwd() if self.is_module else script_folder(self.target)]
 
 
-def _become_main(target: Target) -> ModuleType:
+def _become_main(target: ProgramCode) -> ModuleType:
     main = ModuleType("__main__")
     vars(main).update(target.names, __builtins__=builtins)
     if sys.version_info < (3, 14):
@@ -116,7 +116,7 @@ def _become_main(target: Target) -> ModuleType:
 
 
 def _from_program(error: BaseException) -> BaseException:
-    """Leave out the frames between the start of this process and the program's first."""
+    """Return an error without the frames before the program's first one."""
     here, frames = os.path.dirname(__file__), error.__traceback__
     while frames is not None and _is_own(frames, here):
         frames = frames.tb_next

@@ -1,4 +1,4 @@
-"""The code of a program, found and read as ``python`` would find and read it."""
+"""The code of a program, found and read as by ``python``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kedge.errors import ScriptError
 
 
 @dataclass(frozen=True)
-class Target:
+class ProgramCode:
     """A program that is ready to run.
 
     Attributes:
         code: Its compiled main module.
         names: The ``__dunder__`` names of ``__main__``.
-        argv0: What ``sys.argv[0]`` is.
+        argv0: The value of ``sys.argv[0]``.
     """
 
     code: CodeType
@@ -34,25 +34,25 @@ class Target:
 
 
 def script_folder(path: str) -> str:
-    """Name the folder that comes first on ``sys.path``; links are followed."""
+    """Return the first folder on ``sys.path`` for a script; links are followed."""
     return os.path.dirname(os.path.realpath(path))
 
 
 def absolute(path: str) -> str:
-    """Make a path absolute and leave it as it is otherwise, ``./`` included."""
+    """Return a path as an absolute one, otherwise unchanged: it keeps its ``./``."""
     return os.path.join(os.getcwd(), path)
 
 
 def container_finder(path: str) -> Any | None:
-    """Give what finds ``__main__`` in a folder or a zip file; None for a plain script."""
+    """Return the finder of ``__main__`` in a folder or a zip file; None for a plain script."""
     return pkgutil.get_importer(absolute(path)) if os.path.exists(path) else None
 
 
-def read_script(path: str) -> Target:
-    """Read a script in a file.
+def read_script(path: str) -> ProgramCode:
+    """Return the code of a script.
 
     Raises:
-        ScriptError: It is not there, cannot be read, or does not parse.
+        ScriptError: It does not exist, cannot be read, or does not parse.
     """
     filename = absolute(path)
     try:
@@ -69,11 +69,11 @@ def read_script(path: str) -> Target:
         code = _compiled(source, filename, path)
     # A script has no spec and no package; `python` leaves these names as they are here.
     names = {"__package__": None, "__spec__": None, "__file__": filename, "__cached__": None}
-    return Target(code, names | {"__loader__": loader}, path)
+    return ProgramCode(code, names | {"__loader__": loader}, path)
 
 
-def read_container(path: str, finder: Any) -> Target:
-    """Read ``__main__.py`` of a folder or of a zip file.
+def read_container(path: str, finder: Any) -> ProgramCode:
+    """Return the code of ``__main__.py`` in a folder or a zip file.
 
     Raises:
         ScriptError: There is none, or it does not parse.
@@ -86,12 +86,12 @@ def read_container(path: str, finder: Any) -> Target:
 
 
 def check_module(name: str) -> None:
-    """Look for a module without importing anything, and see whether it parses.
+    """Check that a module exists and parses, without importing anything.
 
-    What only an import can decide, such as a package that changes its own ``__path__``, passes.
+    A module that only an import can find, as in a package that changes its own ``__path__``, passes.
 
     Raises:
-        ScriptError: The module is not there, or does not parse.
+        ScriptError: The module does not exist, or does not parse.
     """
     if name.endswith(".py") and os.path.exists(name):
         raise ScriptError(f"cannot run -m {name}: this is a file; {_instead_of_a_module(name)}")
@@ -111,11 +111,11 @@ def check_module(name: str) -> None:
             _compiled(source, spec.origin or name, f"-m {name}")
 
 
-def read_module(name: str) -> Target:
-    """Read a module as ``python -m`` does: the packages around it are imported.
+def read_module(name: str) -> ProgramCode:
+    """Return the code of a module as ``python -m`` does; the packages around it are imported.
 
     Raises:
-        ScriptError: The module is not there, or is a package that cannot be run.
+        ScriptError: The module does not exist, or is a package that cannot be run.
     """
     parent = name.rpartition(".")[0]
     try:
@@ -137,14 +137,14 @@ def read_module(name: str) -> Target:
     return read_module(f"{name}.__main__")
 
 
-def _from_spec(spec: ModuleSpec, argv0: str, shown: str) -> Target:
+def _from_spec(spec: ModuleSpec, argv0: str, shown: str) -> ProgramCode:
     code = _loaded(spec.loader, spec.name, shown)
     names = {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader}
-    return Target(code, names | {"__package__": spec.parent, "__spec__": spec}, argv0)
+    return ProgramCode(code, names | {"__package__": spec.parent, "__spec__": spec}, argv0)
 
 
 def _loaded(loader: Any, name: str, shown: str) -> CodeType:
-    """Take the code of a module from its loader; a module in C has none."""
+    """Return the code of a module from its loader; a module in C has none."""
     try:
         code: CodeType | None = loader.get_code(name) if hasattr(loader, "get_code") else None
     except SyntaxError as error:
@@ -179,7 +179,7 @@ def _no_main(name: str) -> str:
 
 
 def _spec_without_import(name: str) -> ModuleSpec | None:
-    """Find the spec of a module by its parents' folders."""
+    """Return the spec of a module, searched in its parents' folders."""
     spec, path = None, None
     for end in [*(i for i, char in enumerate(name) if char == "."), len(name)]:
         spec = _first_spec(name[:end], path)
@@ -196,7 +196,7 @@ def _first_spec(name: str, path: Any) -> ModuleSpec | None:
 
 @contextmanager
 def _searching(folder: str) -> Iterator[None]:
-    """Let imports look into a folder first, as the program will."""
+    """Search a folder first for imports during the block, as the program will."""
     before = list(sys.path)
     if not sys.flags.safe_path:
         sys.path[:1] = [folder]

@@ -1,1 +1,1 @@
-"""For eyes: recordings and findings, drawn."""
+"""Recordings and findings, drawn in a terminal and as pages."""

@@ -1,4 +1,4 @@
-"""Numbers that have a value in every watched step: the losses, and the norm of all gradients of each model."""
+"""Curves with a value in every watched step: the losses, and the norm of all gradients of each model."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.report.sparkline import Course, picture
+from kedge.report.sparkline import ScaleSeries, sparkline
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 
 KINDS = ("loss", "grad.norm")
-"""The kinds of sites that are nothing but curves."""
+"""The kinds of sites that are only curves."""
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One number for each of some steps.
+    """A number for each of some steps.
 
     Attributes:
         kind: Whether it is a loss or a norm.
-        label: Which one: where the program called backward, or whose gradients.
-        site: The number of its site; None where it was added up from those of several.
-        steps: The steps that it has a value for.
-        values: Its values.
-        bad: In which of these steps it was not finite.
+        label: The line that called backward, or the model of the gradients.
+        site: The number of its site; None if it is the sum over several sites.
+        steps: The steps with a value.
+        values: The values.
+        bad: Whether the value was non-finite, for each of these steps.
     """
 
     kind: Literal["loss", "norm"]
@@ -39,17 +39,17 @@ class Curve:
 
     @property
     def title(self) -> str:
-        """What it is a curve of."""
+        """The title of the curve."""
         return "loss" if self.kind == "loss" else "gradient norm"
 
     def drawn(self, width: int) -> str:
-        """Draw it in one line of blocks: on a logarithmic scale, or on a linear one where it is negative somewhere."""
+        """Return the curve as a line of blocks: on a logarithmic scale, or on a linear one if a value is negative."""
         values = np.where(self.bad, np.nan, self.values)
         known = values[np.isfinite(values)]
         if len(known) and known.min() < 0:
             low, high = known.min(), known.max()
             values = 10 ** ((values - low) / ((high - low) or 1.0))
-        return picture(Course(values, self.bad, None, int(self.bad.sum())), width)
+        return sparkline(ScaleSeries(values, self.bad, None, int(self.bad.sum())), width)
 
 
 def curves_of(recording: Recording) -> Iterator[Curve]:
@@ -61,7 +61,7 @@ def curves_of(recording: Recording) -> Iterator[Curve]:
 def losses_of(recording: Recording) -> Iterator[Curve]:
     """Yield the losses of a recording.
 
-    A loss is what a backward pass began at. Where no backward pass was seen, it is a single number that a root returns.
+    A loss is the tensor that a backward pass began at. Without a backward pass, it is a single number returned by a root.
     """
     losses = recording.of_kind("loss") or [site for site in recording.sites if is_number(recording, site)]
     for site in losses:
@@ -70,7 +70,7 @@ def losses_of(recording: Recording) -> Iterator[Curve]:
 
 
 def norms_of(recording: Recording) -> Iterator[Curve]:
-    """Yield the norms of the gradients of a recording's models."""
+    """Yield the norm of all gradients of each model of a recording."""
     norms = recording.of_kind("grad.norm")
     for site in norms:
         rows, label = recording.rows(site), f"all gradients of {_root(recording, site)}"
@@ -89,14 +89,14 @@ def is_number(recording: Recording, site: SiteInfo) -> bool:
 
 
 def number(rows: Rows) -> Floats:
-    """Return the values of a single number; of a light step only its size may be known."""
+    """Return the values of a single number; in a light step only its magnitude may be known."""
     value, size = rows.statistic("mean"), rows.statistic("rms")
     never_negative = not (value < 0).any()
     return np.where(np.isnan(value) & rows.clean & never_negative, size, value)
 
 
 def _from_parameters(recording: Recording) -> Iterator[Curve]:
-    """Add up the gradients of each root's parameters in the measured steps, where no norm was recorded."""
+    """Yield the norm of each root's gradients in the measured steps, computed from those of its parameters."""
     steps: NDArray[np.int64] = recording.steps
     for root in sorted({site.root for site in recording.of_kind("param.grad")}):
         total = np.zeros(len(steps))
@@ -126,7 +126,7 @@ def _root(recording: Recording, site: SiteInfo) -> str:
 
 
 def _printable(text: str) -> str:
-    """A name of the program's, with what a terminal would act on written out."""
+    """Return a name of the program with its control characters escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

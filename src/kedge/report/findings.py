@@ -1,4 +1,4 @@
-"""Findings as text: what is wrong, where, and what to do."""
+"""Findings as text: the problem, its place, and the remedy."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from itertools import groupby
 from rich.console import Console
 from rich.text import Text
 
+from kedge.report.fitted_text import print_paragraph
 from kedge.report.leadup import lead_up
-from kedge.report.wrap import print_paragraph
 from kedge.rules.rule import Finding
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
 MARKS = {"error": "✗", "warning": "!", "info": "i"}
 
-#: How many findings of one rule are shown before the rest is counted.
+#: The findings of one rule that are shown; the others are counted.
 SHOWN_PER_RULE = 5
 
 INDENT = 4
 
 
 def render_findings(findings: Sequence[Finding], console: Console, limit: int | None = SHOWN_PER_RULE) -> None:
-    """Draw findings, those of one rule and severity together.
+    """Print findings, grouped by rule and severity.
 
     Args:
         findings: The findings, the worst first.
-        console: Where they are drawn.
-        limit: How many of one group are shown; all of them if None.
+        console: The console to print to.
+        limit: The most findings of one group to show; all of them if None.
     """
     order: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:

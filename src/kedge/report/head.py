@@ -1,4 +1,4 @@
-"""The head of a report: what ran, when, on what, and what the watching cost."""
+"""The head of a report: the command, its start, its device, and the cost of watching."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from rich.text import Text
 from kedge.numbers import counted, percent, seconds
 from kedge.store.recording import Recording
 
+#: The name of a program that its recording does not name.
+UNNAMED = "a program without a name"
+
+
+def command_of(manifest: Mapping[str, Any]) -> str:
+    """Return the command of a run, or its script; empty if neither is known."""
+    command = manifest.get("command")
+    return shlex.join(map(str, command)) if command else str(manifest.get("script") or "")
+
 
 def head(recording: Recording) -> Iterator[Text]:
-    """Make the lines of a report's head."""
+    """Yield the lines of a report's head."""
     manifest = recording.manifest
-    command = manifest.get("command")
-    yield Text(shlex.join(command) if command else manifest.get("script", "a program without a name"), "bold")
+    yield Text(command_of(manifest) or UNNAMED, "bold")
     for parts in (_circumstances(manifest), _watched(recording), _amounts(recording)):
         line = " · ".join(parts)
         if line:

@@ -1,4 +1,4 @@
-"""How near a run's numbers came to the ends of their number format, and of those they might be given instead."""
+"""How near a run's numbers came to the limits of their number format, and of the formats that could replace it."""
 
 from __future__ import annotations
 
@@ -12,65 +12,65 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.numbers import compact
+from kedge.report.fitted_text import print_paragraph
 from kedge.report.module_lines import lines, matching
-from kedge.report.wrap import print_paragraph
 from kedge.store.exponents import SMALLEST_NORMAL, below, quantile
-from kedge.store.formats import FORMATS, Format
+from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
 
 WHAT_IF = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
 KINDS = ("out", "out.grad")
-#: Doublings that are few, and the share below the smallest normal number that is large: as in the rules.
+#: Fewer doublings than this are few, a larger share of subnormal numbers is large: as in the rules.
 FEW, MUCH = 2.0, 0.05
-#: The share of the elements under what is taken for a site's small end; the very smallest says most of how many were drawn.
+#: The quantile that counts as a site's small end; the smallest element would depend on the number of drawn ones.
 TAIL = 0.05
 
 _LEGEND = (
-    "Of each site the largest magnitude of the run, and the small one under which 5 % of the non-zero elements lie that were "
-    "drawn. Then three figures a format: how often the largest could double before it overflows, how often the small one could "
-    "halve before it is below the smallest normal number, where precision is lost, and the share of the elements that are there."
+    "largest: the largest magnitude of the run at a site. small: 5 % of the drawn non-zero elements are smaller. Each format "
+    "has three figures: the doublings that the largest can take before it overflows, the halvings that the small one can take "
+    "before it is below the smallest normal number, where precision is lost, and the share of elements below that number."
 )
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What one site held over the whole run.
+    """The range of one site's magnitudes over the whole run.
 
     Attributes:
         site: The site.
         largest: Its largest finite magnitude; NaN if it was never measured in full.
-        counts: How many of the drawn elements had which power of two, shape ``(83,)``.
+        counts: The number of drawn elements by power of two, shape ``(83,)``.
     """
 
     site: SiteInfo
     largest: float
     counts: np.ndarray
 
-    def headroom(self, form: Format) -> float:
-        """How often the largest magnitude could double before it overflows; negative if it would have."""
+    def headroom(self, form: NumberFormat) -> float:
+        """Return the doublings that the largest magnitude can take before it overflows; negative if it would have."""
         return form.headroom(self.largest) if math.isfinite(self.largest) else math.nan
 
     @property
     def small(self) -> float:
-        """The magnitude under which 5 % of its non-zero elements lie; NaN if none were drawn."""
+        """The magnitude that 5 % of its non-zero elements are below; NaN if none were drawn."""
         return float(quantile(self.counts, TAIL))
 
-    def depth(self, form: Format) -> float:
-        """How often the small magnitude could halve before it is subnormal; negative if it is."""
+    def depth(self, form: NumberFormat) -> float:
+        """Return the halvings that the small magnitude can take before it is subnormal; negative if it is."""
         return form.depth(self.small) if math.isfinite(self.small) else math.nan
 
-    def under(self, form: Format) -> float:
-        """The share of the non-zero elements under the format's smallest normal number; NaN if none were drawn."""
+    def under(self, form: NumberFormat) -> float:
+        """Return the share of the non-zero elements below the format's smallest normal number; NaN if none were drawn."""
         if not self.counts.any() or form.lowest_power < SMALLEST_NORMAL:
             return math.nan
         return float(below(self.counts, form.lowest_power))
 
 
 def reaches(recording: Recording, pattern: str | None = None) -> Iterator[Reach]:
-    """Give the reach of every output and output gradient, in data-flow order.
+    """Yield the reach of every output and output gradient, in data-flow order.
 
     Args:
-        recording: What was seen.
+        recording: The recording.
         pattern: Patterns over module paths; all modules if None.
 
     Raises:
@@ -88,7 +88,7 @@ def reaches(recording: Recording, pattern: str | None = None) -> Iterator[Reach]
 
 
 def render_headroom(recording: Recording, console: Console, pattern: str | None = None) -> None:
-    """Draw the table: a line a site, a column a format."""
+    """Print the table, with a line for each site and a column for each format."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("site", "dtype"):
         table.add_column(title, no_wrap=True)
@@ -109,7 +109,7 @@ def render_headroom(recording: Recording, console: Console, pattern: str | None 
     print_paragraph(Text(_LEGEND, "dim"), console)
 
 
-def _cells(reach: Reach, formats: Sequence[Format]) -> Iterator[Text]:
+def _cells(reach: Reach, formats: Sequence[NumberFormat]) -> Iterator[Text]:
     for form in formats:
         left, deep, lost = reach.headroom(form), reach.depth(form), reach.under(form)
         cell = Text(_powers(left), "bold red" if left < FEW else "")

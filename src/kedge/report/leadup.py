@@ -1,4 +1,4 @@
-"""The steps before a birth as text: a line for the site that was first and for each that went into it."""
+"""The steps before the first non-finite value as text: a line for its site and for each site that went into it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import numpy as np
 from rich.text import Text
 
 from kedge.numbers import compact
-from kedge.report.sparkline import GAP, Course, picture
+from kedge.report.fitted_text import tail
+from kedge.report.sparkline import GAP, ScaleSeries, sparkline
 
-#: Names longer than this are cut in front, where paths differ least.
+#: Longer names are cut at their beginning.
 NAME = 32
 
 
 def lead_up(evidence: Mapping[str, Any]) -> list[Text]:
-    """Draw what a finding's evidence says of the steps before it; nothing where it says nothing.
+    """Return the steps before a finding as lines, from its evidence; none if it has none.
 
-    The last line is that of the site itself. A cross stands for a step in which it was not finite, a gap for one in
-    which it was not measured.
+    The last line is that of the site itself. A cross stands for a step with a non-finite value, a gap for a step that
+    was not measured.
     """
     before = evidence.get("before") or {}
     steps, sites = before.get("steps", ()), before.get("sites", {})
     if len(steps) < 2 or not any(_measured(course) for course in sites.values()):
         return []
-    names = [_short(name) for name in sites]
+    names = [tail(name, NAME) for name in sites]
     width = max(map(len, names))
     lines = [_line(name.ljust(width), course) for name, course in zip(names, sites.values(), strict=True)]
     head = Text(f"rms in steps {steps[0]:,} to {steps[-1]:,}", "dim")
@@ -36,7 +37,7 @@ def _line(name: str, course: Mapping[str, Any]) -> Text:
     rms = np.array([np.nan if value is None else value for value in course["rms"]], dtype=np.float64)
     states = course["state"]
     broken = np.array([state in ("inf", "nan") for state in states], dtype=bool)
-    drawn = picture(Course(rms, broken, None, int(broken.sum())), max(len(rms), 1)) or GAP
+    drawn = sparkline(ScaleSeries(rms, broken, None, int(broken.sum())), max(len(rms), 1)) or GAP
     finite = rms[np.isfinite(rms)]
     ends = (
         [compact(float(finite[0])), *([compact(float(finite[-1]))] if len(finite) > 1 else [])] if len(finite) else []
@@ -47,7 +48,3 @@ def _line(name: str, course: Mapping[str, Any]) -> Text:
 
 def _measured(course: Mapping[str, Any]) -> bool:
     return sum(state is not None for state in course["state"]) > 1
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= NAME else "…" + name[1 - NAME :]

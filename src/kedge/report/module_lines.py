@@ -1,4 +1,4 @@
-"""What the table of a report shows of each module: one line, drawn from several sites."""
+"""The lines of a report's table: one for each module, from several sites."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from functools import cached_property
 import numpy as np
 
 from kedge.errors import NoSuchSite
-from kedge.report.sparkline import Course, course
+from kedge.report.sparkline import ScaleSeries, scale_series
 from kedge.store.recording import Recording, SiteInfo
 
 
 @dataclass(eq=False)
-class Line:
+class ModuleLine:
     """One module, or one leaf of a module's structured output.
 
     Attributes:
-        label: What the line is called.
+        label: The name of the line.
         path: The module's path, which ``--sites`` is matched with.
-        recording: Where its figures come from.
+        recording: The recording with its figures.
         sites: Its sites by kind.
         parameters: The sites of its own parameters by kind, the largest parameter first.
     """
@@ -36,7 +36,7 @@ class Line:
 
     @property
     def texts(self) -> set[str]:
-        """The texts of all sites that this line stands for."""
+        """The texts of all sites of this line."""
         owned = [site for sites in self.parameters.values() for site in sites]
         return {site.site for site in [*self.sites.values(), *owned]}
 
@@ -54,25 +54,25 @@ class Line:
 
     @property
     def size(self) -> int:
-        """How many parameters of its own it has."""
+        """The number of its own parameters."""
         kinds = [{site.path: site for site in sites} for sites in self.parameters.values()]
         return max((sum(math.prod(site.shape) for site in kind.values()) for kind in kinds), default=0)
 
     @cached_property
-    def out(self) -> Course | None:
-        """The course of its output."""
-        return course(self.recording, self.sites["out"]) if "out" in self.sites else None
+    def out(self) -> ScaleSeries | None:
+        """The scale of its output over the steps."""
+        return scale_series(self.recording, self.sites["out"]) if "out" in self.sites else None
 
     @cached_property
-    def gradient(self) -> Course | None:
-        """The course of its output's gradient, or of its largest parameter's where there is none."""
+    def gradient(self) -> ScaleSeries | None:
+        """The scale of its output's gradient, or else of its largest parameter's, over the steps."""
         own = self.parameters.get("param.grad", [])
         site = self.sites.get("out.grad") or (own[0] if own and "out" not in self.sites else None)
-        return course(self.recording, site) if site else None
+        return scale_series(self.recording, site) if site else None
 
     @property
     def update(self) -> float | None:
-        """The newest ratio of an update of its largest parameter to that parameter."""
+        """The newest ratio of the update of its largest parameter to that parameter."""
         changes, values = self.parameters.get("update", []), self.parameters.get("param", [])
         value = next((site for site in values if changes and site.path == changes[0].path), None)
         if value is None:
@@ -92,8 +92,8 @@ class Line:
 
     @property
     def broken(self) -> int:
-        """In how many steps its output or gradient was not finite; the larger of the two."""
-        return max(followed.broken_steps if followed else 0 for followed in (self.out, self.gradient))
+        """The number of steps with a non-finite output, or with a non-finite gradient if those are more."""
+        return max(series.broken_steps if series else 0 for series in (self.out, self.gradient))
 
 
 def _ratio(recording: Recording, change: SiteInfo, value: SiteInfo) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -101,8 +101,8 @@ def _ratio(recording: Recording, change: SiteInfo, value: SiteInfo) -> np.ndarra
         return np.asarray(recording.series(change, "rms") / recording.series(value, "rms"))
 
 
-def lines(recording: Recording) -> tuple[Line, ...]:
-    """Make the lines of a recording's table, in data-flow order."""
+def lines(recording: Recording) -> tuple[ModuleLine, ...]:
+    """Return the lines of a recording's table, in data-flow order."""
     making = _Making(recording)
     for site in sorted(recording.sites, key=lambda site: (_base(site) != "out", site.id)):
         if _base(site) in ("out", "out.grad"):
@@ -115,8 +115,8 @@ def lines(recording: Recording) -> tuple[Line, ...]:
     return tuple(_placed(list(making.by_label.values())))
 
 
-def _placed(made: list[Line]) -> list[Line]:
-    """Put lines without an output before the module that holds them, where the data would pass."""
+def _placed(made: list[ModuleLine]) -> list[ModuleLine]:
+    """Return the lines, those without an output before the module that holds them, where the data would pass."""
     placed = [line for line in made if "out" in line.sites]
     for line in made:
         if "out" not in line.sites:
@@ -135,33 +135,33 @@ class _Making:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.by_label: dict[str, Line] = {}
-        self.by_path: dict[str, Line] = {}
+        self.by_label: dict[str, ModuleLine] = {}
+        self.by_path: dict[str, ModuleLine] = {}
 
-    def of_output(self, site: SiteInfo) -> Line:
-        """Give the line of a module's output: each call and each leaf has its own."""
+    def of_output(self, site: SiteInfo) -> ModuleLine:
+        """Return the line of a module's output; each call and each leaf has its own."""
         name, _, flow = site.site.rpartition(":")
         leaf = name.removeprefix(site.path) + flow.removeprefix(_base(site))
         return self._line(site, site.path, leaf)
 
-    def of_owner(self, site: SiteInfo) -> Line:
-        """Give the line of the module that owns a parameter, the first one where it has several."""
+    def of_owner(self, site: SiteInfo) -> ModuleLine:
+        """Return the line of the module that owns a parameter, the first one if it has several."""
         return self.by_path.get(site.owner) or self._line(site, site.owner, "")
 
-    def _line(self, site: SiteInfo, path: str, leaf: str) -> Line:
+    def _line(self, site: SiteInfo, path: str, leaf: str) -> ModuleLine:
         roots = self.recording.roots
         name = path or (f"({roots[site.root].name})" if site.root < len(roots) else "(root)")
-        line = self.by_label.setdefault(name + leaf, Line(name + leaf, path, self.recording))
+        line = self.by_label.setdefault(name + leaf, ModuleLine(name + leaf, path, self.recording))
         self.by_path.setdefault(path, line)
         return line
 
 
-def matching(all_lines: Sequence[Line], glob: str) -> tuple[Line, ...]:
-    """Choose lines by their module's path.
+def matching(all_lines: Sequence[ModuleLine], glob: str) -> tuple[ModuleLine, ...]:
+    """Return the lines whose module's path matches.
 
     Args:
         all_lines: The lines to choose from.
-        glob: Patterns with commas between: ``*`` is one segment of a path or a part of one,
+        glob: Patterns separated by commas: ``*`` is one segment of a path or a part of one,
             ``**`` any number, ``?`` one character.
 
     Raises:

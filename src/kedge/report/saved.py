@@ -1,4 +1,4 @@
-"""Who holds the memory that autograd saves for backward, drawn in a terminal."""
+"""The memory that autograd saves for backward, by module and by line, in a terminal."""
 
 from __future__ import annotations
 
@@ -10,21 +10,30 @@ from rich.table import Table
 from rich.text import Text
 
 from kedge.numbers import counted, sized
-from kedge.report.wrap import print_paragraph
+from kedge.report.fitted_text import print_paragraph
+from kedge.report.sparkline import BLOCKS
 from kedge.store.recording import Recording
-from kedge.store.saved_account import WORDS, Account, Course, Section, account_of, named, newest, sections
+from kedge.store.saved_account import (
+    WORDS,
+    BytesOverStep,
+    SavedAccount,
+    TextTable,
+    account_of,
+    named,
+    newest,
+    sections,
+)
 
-STEPS = "▁▂▃▄▅▆▇█"
 WIDE = 64
 
 
 def render_saved(recording: Recording, console: Console, most: int | None) -> None:
-    """Draw the tables of an account.
+    """Print the tables of an account.
 
     Args:
-        recording: What was seen.
-        console: Where to draw.
-        most: At most how many modules and lines; None for all.
+        recording: The recording.
+        console: The console to print to.
+        most: The most modules and lines to list; None for all.
     """
     event = newest(recording.events)
     if event is None:
@@ -42,7 +51,7 @@ def render_saved(recording: Recording, console: Console, most: int | None) -> No
         console.print()
 
 
-def _render(section: Section, console: Console) -> None:
+def _render(section: TextTable, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=bool(section.title))
     words = section.columns[-1] == WORDS
     for place, title in enumerate(section.columns):
@@ -56,18 +65,18 @@ def _render(section: Section, console: Console) -> None:
     console.print()
 
 
-def _drawn(account: Account) -> Text:
-    """Draw the bytes over the step in one line of blocks."""
+def _drawn(account: SavedAccount) -> Text:
+    """Return the bytes over the step as a line of blocks."""
     course = account.course
     text = Text("over the step  ")
     for height in _heights(course):
-        text.append(STEPS[round(height * (len(STEPS) - 1))])
+        text.append(BLOCKS[round(height * (len(BLOCKS) - 1))])
     where = f"  peak {sized(course.peak)}"
     return text.append(where, "dim")
 
 
-def _heights(course: Course) -> list[float]:
-    """Give the highest of each stretch of the step, as a share of the peak."""
+def _heights(course: BytesOverStep) -> list[float]:
+    """Return the largest of each part of the step, as a share of the peak."""
     last = course.at[-1] or 1
     highest = [0.0] * min(WIDE, last)
     for at, size in zip(course.at, course.bytes, strict=True):
@@ -77,7 +86,7 @@ def _heights(course: Course) -> list[float]:
 
 
 def _render_counted(event: Mapping[str, Any], console: Console) -> None:
-    """Draw what every run counts: the bytes of each module."""
+    """Print the bytes of each module, which every run counts."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("module", no_wrap=True)
     for title in ("tensors", "held"):
@@ -88,7 +97,7 @@ def _render_counted(event: Mapping[str, Any], console: Console) -> None:
     console.print(table)
     console.print()
     said = (
-        f"This is what every run counts, of {counted(len(event['modules']), 'module')}; "
-        "kedge run --saved writes down every tensor, with lines and remedies."
+        f"These are the totals of {counted(len(event['modules']), 'module')} that every run counts; "
+        "kedge run --saved records every tensor, with lines and remedies."
     )
     print_paragraph(Text(said, "dim"), console)

@@ -1,8 +1,9 @@
-"""The course of a site's scale over the steps, and the small picture of it."""
+"""The scale of a site over the steps, and its picture as a line of blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +15,20 @@ NOT_FINITE = "✗"
 ZERO = "0"
 GAP = " "
 
-#: A picture is at least this many powers of ten high, so that noise does not look like a change.
+#: The least height of a picture in powers of ten, so that noise does not look like a change.
 LEAST_DECADES = 1.0
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """How large a site's values were over the sampled steps.
+class ScaleSeries:
+    """The scale of a site's values over the sampled steps.
 
     Attributes:
         rms: One value for each sampled step, NaN where there is none.
-        broken: Where something was not finite, at that step or before the next sampled one.
-        last: The newest value; NaN or infinite where the newest was not finite.
-        broken_steps: In how many steps something was not finite, off-schedule steps included.
-        since: Whether something was not finite after the last sampled step.
+        broken: Whether a value was non-finite, at that step or before the next sampled one.
+        last: The newest value; NaN or infinite if it was non-finite.
+        broken_steps: The number of steps with non-finite values, light steps included.
+        since: Whether a value was non-finite after the last sampled step.
     """
 
     rms: NDArray[np.float64]
@@ -37,8 +38,8 @@ class Course:
     since: bool = False
 
 
-def course(recording: Recording, site: SiteInfo) -> Course:
-    """Follow the scale of one site through a recording."""
+def scale_series(recording: Recording, site: SiteInfo) -> ScaleSeries:
+    """Return the scale of one site over the steps of a recording."""
     rows, rms = recording.rows(site), recording.series(site, "rms")
     bad = ~rows.clean & (rows.count > 0)
     broken = np.zeros(len(rms), dtype=bool)
@@ -46,7 +47,7 @@ def course(recording: Recording, site: SiteInfo) -> Course:
         before = np.searchsorted(recording.steps, rows.step[bad], side="right") - 1
         broken[np.maximum(before, 0)] = True
     since = bool(len(rms) and bad.any() and rows.step[bad][-1] > recording.steps[-1])
-    return Course(rms, broken, _last(rms, bad), int(bad.sum()), since)
+    return ScaleSeries(rms, broken, _last(rms, bad), int(bad.sum()), since)
 
 
 def _last(rms: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
@@ -56,13 +57,13 @@ def _last(rms: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
     return float(present[-1]) if len(present) else None
 
 
-def picture(followed: Course, width: int) -> str:
-    """Draw a course in one line of blocks, on a logarithmic scale of its own.
+def sparkline(series: ScaleSeries, width: int) -> str:
+    """Return a series as one line of blocks, on a logarithmic scale of its own.
 
-    Each character is the largest of its steps; steps with something that is not finite are
-    crosses, steps of nothing but zeros are ``0``, and steps without a value are gaps.
+    Each character is the largest of its steps; steps with non-finite values are crosses, steps
+    with only zeros are ``0``, and steps without a value are gaps.
     """
-    values, broken = _binned(followed, width)
+    values, broken = _binned(series, width)
     with np.errstate(divide="ignore"):
         logs = np.log10(values)
     drawn = np.isfinite(logs) & ~broken
@@ -79,14 +80,17 @@ def _levels(logs: NDArray[np.float64]) -> list[int]:
     if high - low >= LEAST_DECADES:
         heights = (logs - low) / (high - low) * top
     else:
-        # The middle is a block's own height: half a block up and down is still a flat line.
+        # Centred on a block: half a block up or down is still a flat line.
         heights = (logs - (low + high) / 2) / LEAST_DECADES * top + top // 2
     return [int(level) for level in np.rint(heights)]
 
 
-def _binned(followed: Course, width: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    count = len(followed.rms)
-    if count <= width:
-        return followed.rms, followed.broken
-    starts = np.arange(width) * count // width
-    return np.fmax.reduceat(followed.rms, starts), np.logical_or.reduceat(followed.broken, starts)
+def _binned(series: ScaleSeries, width: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    return binned(series.rms, width), binned(series.broken, width, np.logical_or)
+
+
+def binned(values: NDArray[Any], width: int, fold: np.ufunc = np.fmax) -> NDArray[Any]:
+    """Return at most so many values, each the fold of neighbouring ones: by default the largest of them."""
+    if len(values) <= width:
+        return values
+    return np.asarray(fold.reduceat(values, np.arange(width) * len(values) // width))

@@ -12,15 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from kedge.numbers import compact, counted
-from kedge.report.counts import tally
 from kedge.report.curves import curves_of
 from kedge.report.findings import MARKS, STYLES, render_findings
+from kedge.report.fitted_text import print_paragraph, tail
 from kedge.report.head import head
-from kedge.report.module_lines import Line, lines, matching
-from kedge.report.module_table import BAD, columns, drawn, header, tail
+from kedge.report.module_lines import ModuleLine, lines, matching
+from kedge.report.module_table import BAD, columns, drawn, header
 from kedge.report.sparkline import NOT_FINITE
-from kedge.report.verdict import advice, left_open, verdict
-from kedge.report.wrap import print_paragraph
+from kedge.report.verdict import advice, left_open, tally, verdict
 from kedge.rules.judgement import Judgement, judgement_of
 from kedge.rules.rule import SEVERITIES, Finding, Rule
 from kedge.store.recording import Recording
@@ -31,12 +30,12 @@ _MOST_CURVES, _CURVE_WIDTH = 6, 25
 
 
 @dataclass(frozen=True)
-class Extent:
-    """How much of a recording a report shows.
+class ReportExtent:
+    """The part of a recording that a report shows.
 
     Attributes:
         sites: Patterns over module paths; all modules if None.
-        most: How many modules at most; no limit if None. Those with findings are always shown.
+        most: The most modules; no limit if None. Modules with findings are always shown.
     """
 
     sites: str | None = None
@@ -44,9 +43,9 @@ class Extent:
 
 
 def console_for(stream: TextIO | None = None) -> Console:
-    """Make a console: as wide as the terminal, plain and 100 columns wide where there is none.
+    """Return a console as wide as the terminal; without a terminal, a plain one of 100 columns.
 
-    ``NO_COLOR`` turns colours off, ``COLUMNS`` gives another width.
+    ``NO_COLOR`` turns colours off, ``COLUMNS`` sets another width.
     """
     stream = stream or sys.stdout
     console = Console(file=stream, highlight=False, soft_wrap=False)
@@ -59,22 +58,22 @@ def render(
     recording: Recording,
     findings: Sequence[Finding],
     console: Console,
-    extent: Extent | None = None,
+    extent: ReportExtent | None = None,
     rules: Sequence[Rule] | None = None,
 ) -> None:
-    """Draw a report: what ran, what was found, and a table of the modules in data-flow order.
+    """Print a report: the run, the findings, and a table of the modules in data-flow order.
 
     Args:
-        recording: What was seen.
-        findings: What the rules say of it, the worst first.
-        console: Where to draw.
-        extent: How much to show.
+        recording: The recording.
+        findings: The findings of the rules, the worst first.
+        console: The console to print to.
+        extent: The part of the recording to show.
         rules: The rules that were run; all of them if None.
 
     Raises:
         NoSuchSite: No module matches ``extent.sites``.
     """
-    extent = extent or Extent()
+    extent = extent or ReportExtent()
     known = lines(recording)
     chosen = matching(known, extent.sites) if extent.sites is not None else known
     for text in head(recording):
@@ -91,7 +90,7 @@ def render(
     print_paragraph(_legend(recording, chosen), console)
 
 
-def _render_verdict(judgement: Judgement, console: Console, extent: Extent) -> None:
+def _render_verdict(judgement: Judgement, console: Console, extent: ReportExtent) -> None:
     findings = judgement.findings
     worst = next((severity for severity in SEVERITIES if any(f.severity == severity for f in findings)), None)
     if worst is None and not judgement.measured:
@@ -105,13 +104,13 @@ def _render_verdict(judgement: Judgement, console: Console, extent: Extent) -> N
         return
     for line in left_open(judgement) if findings else ():
         print_paragraph(Text(line), console)
-    for line in advice(judgement):  # a command stays one line, so that it can be copied
+    for line in advice(judgement):  # a command stays on one line, so that it can be copied
         console.print(Text(line), soft_wrap=True)
     console.print()
 
 
 def _render_curves(recording: Recording, console: Console) -> None:
-    """Draw the losses and the norms of gradients, from the first value to the last."""
+    """Print the losses and the norms of gradients, each with its first and last value."""
     found = [curve for curve in curves_of(recording) if len(curve.steps)]
     for curve in found[:_MOST_CURVES]:
         ends = f"{compact(curve.values[0]):>7} → {compact(curve.values[-1]):<7}"
@@ -127,15 +126,17 @@ def _render_curves(recording: Recording, console: Console) -> None:
 
 def _nothing(recording: Recording) -> Text:
     if not recording.sites:
-        return Text("nothing was watched: no module of the program was called while it was watched")
+        return Text("nothing was recorded: the program called no module while it was watched")
     if not len(recording.steps):
-        return Text("nothing was sampled: no step was finished while it was watched")
+        return Text("nothing was sampled: the program finished no step while it was watched")
     return Text("there is no table: no output, gradient or parameter of a module was watched")
 
 
-def _render_table(chosen: Sequence[Line], findings: Sequence[Finding], console: Console, extent: Extent) -> None:
+def _render_table(
+    chosen: Sequence[ModuleLine], findings: Sequence[Finding], console: Console, extent: ReportExtent
+) -> None:
     marks = marks_of(chosen, findings)
-    shown = _most_telling(chosen, marks, extent.most)
+    shown = _chosen_lines(chosen, marks, extent.most)
     steps = len(chosen[0].recording.steps)
     layout = columns([chosen[i] for i in shown], steps, console.width, marks)
     console.print(header(layout))
@@ -150,8 +151,8 @@ def _render_table(chosen: Sequence[Line], findings: Sequence[Finding], console: 
         console.print(f"{amount}: --all shows every one, --sites GLOB those you name")
 
 
-def marks_of(chosen: Sequence[Line], findings: Sequence[Finding]) -> dict[str, Text]:
-    """Mark the lines that findings are about with their worst severity."""
+def marks_of(chosen: Sequence[ModuleLine], findings: Sequence[Finding]) -> dict[str, Text]:
+    """Return the marks of lines with findings, by label: each of its worst severity."""
     severities = {finding.site: finding.severity for finding in reversed(findings)}
     marks = {}
     for line in chosen:
@@ -162,8 +163,8 @@ def marks_of(chosen: Sequence[Line], findings: Sequence[Finding]) -> dict[str, T
     return marks
 
 
-def _most_telling(chosen: Sequence[Line], marks: dict[str, Text], most: int | None) -> list[int]:
-    """Choose which lines to show: those with a finding, and the first of the others."""
+def _chosen_lines(chosen: Sequence[ModuleLine], marks: dict[str, Text], most: int | None) -> list[int]:
+    """Return the indices of the lines to show: those with a finding, and the first of the others."""
     if most is None or len(chosen) <= most:
         return list(range(len(chosen)))
     marked = [i for i, line in enumerate(chosen) if line.label in marks]
@@ -172,7 +173,7 @@ def _most_telling(chosen: Sequence[Line], marks: dict[str, Text], most: int | No
 
 
 def _with_gaps(shown: Sequence[int], total: int) -> Iterator[tuple[int, int | None]]:
-    """Give each shown index with the number of those left out before it, and the end."""
+    """Yield each shown index after the number of those left out before it, and None at the end."""
     after = 0
     for index in shown:
         yield index - after, index
@@ -180,14 +181,14 @@ def _with_gaps(shown: Sequence[int], total: int) -> Iterator[tuple[int, int | No
     yield total - after, None
 
 
-def _legend(recording: Recording, chosen: Sequence[Line]) -> Text:
+def _legend(recording: Recording, chosen: Sequence[ModuleLine]) -> Text:
     first, last = int(recording.steps[0]), int(recording.steps[-1])
-    since = any(followed.since for line in chosen for followed in (line.out, line.gradient) if followed)
+    since = any(series.since for line in chosen for series in (line.out, line.gradient) if series)
     return Text(
-        f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last one sampled"
-        f"{'; nan, inf: not finite in a step since' if since else ''}. "
+        f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last sampled one"
+        f"{'; nan, inf: non-finite in a later step' if since else ''}. "
         f"course: steps {first} to {last}, each line on a logarithmic scale of its own; "
-        "✗ something not finite, 0 nothing but zeros. "
-        "update: what a step changed, relative to the parameter. zero: share of exact zeros.",
+        "✗ non-finite values, 0 only zeros. "
+        "update: the change of a parameter in a step, relative to it. zero: share of exact zeros.",
         "dim",
     )

@@ -1,24 +1,32 @@
-"""What a run's rules come to, in a line: what was found, which rules could not judge, and what to type so that they can."""
+"""The verdict on a run in a line: the findings, the rules that could not judge, and the command with which they can."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from kedge.numbers import counted
-from kedge.report.counts import tally
 from kedge.rules.judgement import Judgement
-from kedge.rules.rule import Lack
+from kedge.rules.rule import SEVERITIES, Finding, Lack
 
-#: How many rules that could not judge a short line names.
+#: The most rules that a short line names.
 NAMED_LACKS = 3
 
 
+def tally(findings: Sequence[Finding]) -> str:
+    """Return the number of findings by severity: ``1 error, 2 warnings``."""
+    counts = [(severity, sum(finding.severity == severity for finding in findings)) for severity in SEVERITIES]
+    named = [
+        f"{number:,} info" if severity == "info" else counted(number, severity) for severity, number in counts if number
+    ]
+    return ", ".join(named) or "no findings"
+
+
 def verdict(judgement: Judgement, most: int | None = None) -> str:
-    """Say what was found, and how far that can be relied on.
+    """Return the number of findings, with the rules that could not judge.
 
     Args:
-        judgement: What the rules made of a recording.
-        most: How many rules that could not judge are named; all of them if None.
+        judgement: The judgement of the rules on a recording.
+        most: The most rules to name that could not judge; all of them if None.
     """
     if judgement.complete:
         mark = "" if judgement.findings else "✓ "
@@ -29,11 +37,11 @@ def verdict(judgement: Judgement, most: int | None = None) -> str:
 
 
 def left_open(judgement: Judgement, most: int | None = None) -> Iterator[str]:
-    """Say what was not watched, and which rules could not judge.
+    """Yield the models that were not watched, and the rules that could not judge.
 
     Args:
-        judgement: What the rules made of a recording.
-        most: How many rules are named; all of them if None.
+        judgement: The judgement of the rules on a recording.
+        most: The most rules to name; all of them if None.
     """
     if judgement.unseen:
         yield f"not watched: {', '.join(judgement.unseen)}"
@@ -42,21 +50,21 @@ def left_open(judgement: Judgement, most: int | None = None) -> Iterator[str]:
 
 
 def unjudged(lacks: Iterable[Lack], most: int | None = None) -> str:
-    """Name rules that could not judge, and what each lacked."""
+    """Return the rules that could not judge, with the samples that each lacked."""
     named = [f"{lack.code} ({lack_of(lack)})" for lack in lacks]
     shown = named if most is None or len(named) <= most else [*named[:most], f"{len(named) - most} more"]
     return f"{counted(len(named), 'rule')} could not judge: {', '.join(shown)}"
 
 
 def lack_of(lack: Lack) -> str:
-    """Say what a rule lacked: ``2 of 20 measured steps``, ``no end of the program``."""
+    """Return the samples that a rule lacked: ``2 of 20 measured steps``, ``no end of the program``."""
     if lack.need == 1 and not lack.have:
         return f"no {lack.lacks}"
     return f"{lack.have:,} of {lack.need:,} {lack.lacks}"
 
 
 def advice(judgement: Judgement) -> Iterator[str]:
-    """Say what to do so that every rule can judge; nothing where each could."""
+    """Yield the command with which every rule can judge; nothing if each could."""
     helped, others = list(judgement.helped), [x for x in judgement.unjudged if x.code not in judgement.helped]
     if helped:
         all_of_them = "for it" if len(helped) == 1 else "for all of them"

@@ -1,4 +1,4 @@
-"""The columns of the statistics: their names, types, and what stands for a value that was not measured."""
+"""The columns of the statistics: their names, types, and the values of rows that were not measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kedge.store.rows import FULL
 
-#: The numeric columns in the order of the file, each with its type and the value a row has when none is given.
+#: The numeric columns in the order of the file, each with its type and its default value.
 COLUMNS: dict[str, tuple[type[np.generic], float]] = {
     "step": (np.int64, 0),
     "site": (np.int32, 0),
@@ -26,8 +26,8 @@ COLUMNS: dict[str, tuple[type[np.generic], float]] = {
     "sampled": (np.int32, -1),
     "saturated": (np.int32, -1),
 }
-#: The binary columns. Each is held as one array of bytes and, under the name with this ending, the ``n + 1`` places
-#: where its rows start and end.
+#: The binary columns. Each is one array of bytes and, under its name with the ending ``OFFSETS``, the ``n + 1`` places
+#: at which its rows start and end.
 BINARY = ("active", "exponents")
 OFFSETS = ".offsets"
 
@@ -35,7 +35,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Put the columns of several parts one behind the other."""
+    """Return the columns of several parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
     return {

@@ -1,12 +1,12 @@
-"""Histograms of magnitudes by power of two: how near a site's numbers are to the ends of a number format.
+"""Histograms of magnitudes by power of two: how near a site's numbers are to the limits of a number format.
 
 # Note [Exponents]
 A step draws some elements of a value, evenly spread, and counts the finite non-zero ones among them by
-``floor(log2(abs(x)))``. There are 83 buckets: 80 of one power of two each, from 2^-48 to below 2^32, one for all
-that is larger, one for what is smaller but at least 2^-126, and one for what is smaller still, which
-float32 and bfloat16 have no normal numbers for. In a file a histogram is the number of its first bucket in a
-byte and the counts from there to the last bucket that holds any, two bytes each, the low one first. Counts that
-need more have four bytes each, and then the first byte's highest bit is set.
+``floor(log2(abs(x)))``. There are 83 buckets: 80 of one power of two each, from 2^-48 to below 2^32, one for larger
+numbers, one for smaller numbers from 2^-126 on, and one for numbers below that, which are subnormal in
+float32 and bfloat16. In a file a histogram is one byte with the number of its first non-empty bucket, and the counts
+from there to the last non-empty bucket, two bytes each, the low one first. If a count needs more, all have four bytes
+each and the highest bit of the first byte is set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.errors import NotARecording
-from kedge.store.binary_column import Held
+from kedge.store.binary_column import BinaryColumn
 
 LOWEST, HIGHEST = -48, 31
 SMALLEST_NORMAL = -126
@@ -34,14 +34,14 @@ Counts = NDArray[np.int64]
 
 
 def spacing(number: int, most: int) -> int:
-    """Give the distance at which to draw elements of a flat value, so that it is at most so many.
+    """Return the distance at which to draw elements of a flat value, at most ``most`` of them.
 
-    It has no factor in common with the number of elements, and so none with any dimension's size: the elements
-    at every multiple of a row's length would all be of one column, which may be the black border of an image.
+    It has no factor in common with the number of elements, and so none with any dimension's size: elements a
+    multiple of a row's length apart would all be in one column, which may be the black border of an image.
 
     Args:
-        number: How many elements there are.
-        most: How many to draw at most.
+        number: The number of elements.
+        most: The most elements to draw.
     """
     distance = max(1, -(-number // most))
     while math.gcd(distance, number) > 1:
@@ -50,7 +50,7 @@ def spacing(number: int, most: int) -> int:
 
 
 def _buckets() -> NDArray[np.intp]:
-    """The bucket of each of float32's 256 exponents; one behind the last for what is not finite."""
+    """Return the bucket of each of float32's 256 exponents; one past the last for non-finite numbers."""
     powers = np.arange(256) - 127
     buckets = np.clip(powers - LOWEST + 2, 1, BUCKETS - 1)
     buckets[0], buckets[255] = 0, BUCKETS
@@ -61,19 +61,16 @@ _BUCKET_OF = _buckets()
 
 
 def edges() -> NDArray[np.float64]:
-    """Give the 84 borders of the buckets as powers of two, the first -inf and the last inf."""
+    """Return the 84 borders of the buckets as powers of two, the first -inf and the last inf."""
     inner = [SMALLEST_NORMAL, *range(LOWEST, HIGHEST + 2)]
     return np.array([-np.inf, *inner, np.inf], dtype=np.float64)
 
 
 def count(values: NDArray[np.floating]) -> Counts:
-    """Count the finite non-zero elements of each row by their power of two.
+    """Return the number of finite non-zero elements of each row by their power of two, shape ``(rows, 83)``.
 
     Args:
         values: Shape ``(rows, elements)``.
-
-    Returns:
-        Shape ``(rows, 83)``.
     """
     rows = len(values)
     magnitude = np.abs(values)
@@ -87,7 +84,7 @@ def count(values: NDArray[np.floating]) -> Counts:
 
 
 def encode(counts: Counts) -> bytes:
-    """Put one histogram into bytes; an empty one into none."""
+    """Return one histogram as bytes; none if it is empty."""
     held = np.flatnonzero(counts)
     if not len(held):
         return b""
@@ -98,18 +95,15 @@ def encode(counts: Counts) -> bytes:
 
 
 def count_runs(numbers: NDArray[np.float32], runs: NDArray[np.intp]) -> Counts:
-    """Count the finite non-zero elements of runs of numbers by their power of two, as :func:`count` does those of rows.
+    """Return the counts of :func:`count` for runs of numbers, shape ``(runs, 83)``.
 
     Args:
         numbers: The numbers.
-        runs: From where to where each run is, shape ``(runs, 2)``.
-
-    Returns:
-        Shape ``(runs, 83)``.
+        runs: The start and end of each run, shape ``(runs, 2)``.
     """
     lengths = runs[:, 1] - runs[:, 0]
     run = np.repeat(np.arange(len(runs)), lengths)
-    if len(run) != len(numbers):  # not one behind the other
+    if len(run) != len(numbers):  # the runs are not contiguous
         numbers = numbers[np.arange(len(run)) + np.repeat(runs[:, 0] - (np.cumsum(lengths) - lengths), lengths)]
     magnitude = np.ascontiguousarray(numbers).view(np.uint32) & _MAGNITUDE
     bucket = np.where(magnitude == 0, BUCKETS, _BUCKET_OF[magnitude >> _MANTISSA])
@@ -118,7 +112,7 @@ def count_runs(numbers: NDArray[np.float32], runs: NDArray[np.intp]) -> Counts:
 
 
 def encode_all(counts: Counts) -> list[bytes]:
-    """Put many histograms into bytes, as :func:`encode` does one; no count may need more than two bytes."""
+    """Return many histograms as bytes, as :func:`encode` does one; no count may need more than two bytes."""
     held = counts > 0
     firsts = held.argmax(axis=1)
     lasts = BUCKETS - held[:, ::-1].argmax(axis=1)
@@ -131,7 +125,7 @@ def encode_all(counts: Counts) -> list[bytes]:
 
 
 def decode(histogram: bytes) -> Counts:
-    """Give the counts of one histogram, shape ``(83,)``; of none zeros."""
+    """Return the counts of one histogram, shape ``(83,)``; zeros for no bytes."""
     counts = np.zeros(BUCKETS, dtype=np.int64)
     if histogram:
         start = histogram[0] & ~_WIDE
@@ -142,8 +136,8 @@ def decode(histogram: bytes) -> Counts:
     return counts
 
 
-def decode_all(histograms: Held) -> Counts:
-    """Give the counts of many histograms, shape ``(histograms, 83)``."""
+def decode_all(histograms: BinaryColumn) -> Counts:
+    """Return the counts of many histograms, shape ``(histograms, 83)``."""
     counts = np.zeros((len(histograms), BUCKETS), dtype=np.int64)
     drawn = np.flatnonzero(histograms.lengths)
     firsts = histograms.data[histograms.starts[drawn]]
@@ -154,9 +148,9 @@ def decode_all(histograms: Held) -> Counts:
 
 
 def _decode_into(
-    counts: Counts, rows: NDArray[np.int64], firsts: NDArray[np.uint8], histograms: Held, width: int
+    counts: Counts, rows: NDArray[np.int64], firsts: NDArray[np.uint8], histograms: BinaryColumn, width: int
 ) -> None:
-    """Spread the counts of histograms with counts of one width over their rows."""
+    """Write the counts of histograms of one width into their rows."""
     lengths, rest = np.divmod(histograms.lengths[rows] - 1, width)
     _must_fit(not rest.any() and bool((firsts + lengths <= BUCKETS).all()))
     begins = np.cumsum(lengths) - lengths
@@ -176,7 +170,7 @@ def _must_fit(fits: bool) -> None:
 
 
 def quantile(counts: Counts, q: float) -> NDArray[np.float64]:
-    """Estimate a quantile of the magnitudes, as if they were spread evenly over the logarithms of their bucket.
+    """Return an estimate of a quantile of the magnitudes, which are taken to be log-uniform within their bucket.
 
     Args:
         counts: Histograms, shape ``(..., 83)``.
@@ -189,9 +183,9 @@ def quantile(counts: Counts, q: float) -> NDArray[np.float64]:
 
 
 def quantiles(counts: Counts, qs: Sequence[float]) -> list[NDArray[np.float64]]:
-    """Estimate several quantiles, as :func:`quantile` does one."""
+    """Return estimates of several quantiles, as :func:`quantile` does of one."""
     borders = edges()
-    # The open buckets have no other end; a factor of two past the border is as wide as their neighbours are.
+    # The open buckets are taken to be a factor of two wide, as their neighbours are.
     borders[0], borders[-1] = borders[1] - 1, borders[-2] + 1
     upto = np.cumsum(counts, axis=-1)
     return [_located(counts, upto, q * upto[..., -1:], borders) for q in qs]
@@ -200,7 +194,7 @@ def quantiles(counts: Counts, qs: Sequence[float]) -> list[NDArray[np.float64]]:
 def _located(
     counts: Counts, upto: Counts, wanted: NDArray[np.floating], borders: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Tell the magnitude below which as many elements lie as are wanted."""
+    """Return the magnitude below which the wanted number of elements lie."""
     at = np.minimum((upto < wanted).sum(axis=-1), BUCKETS - 1)
     held = np.take_along_axis(counts, at[..., None], axis=-1)[..., 0]
     before = np.take_along_axis(upto, at[..., None], axis=-1)[..., 0] - held
@@ -211,7 +205,7 @@ def _located(
 
 
 def below(counts: Counts, power: int) -> NDArray[np.float64]:
-    """Give the share of the counted elements smaller than ``2 ** power``.
+    """Return the share of the counted elements smaller than ``2 ** power``.
 
     Args:
         counts: Histograms, shape ``(..., 83)``.

@@ -1,4 +1,4 @@
-"""Following a recording while it is being written."""
+"""A recording read again and again while it is being written."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 
 from kedge.errors import RecordingError
-from kedge.store.json_files import MANIFEST, Document, read_manifest, read_ranks
-from kedge.store.rank_reader import ShareReader, signature
-from kedge.store.recording import Recording
+from kedge.store.reading.json_files import MANIFEST, Document, read_manifest, read_ranks
+from kedge.store.reading.rank_reader import RankReader, signature
+from kedge.store.recording import Recording, recording_of
 
 
 class Follower:
-    """Reads a recording as it grows; each time only what is new.
+    """A reader of a growing recording that reads only what is new.
 
-    The folder need not be there yet, and may be replaced by that of another run, which is then
-    followed from its beginning.
+    The folder need not exist yet. If the recording of another run replaces it, that one is read
+    from its beginning.
 
     Args:
         path: The folder of the recording.
@@ -26,10 +26,10 @@ class Follower:
         self._run: _Run | None = None
 
     def poll(self) -> Recording | None:
-        """Read what was written since the last time.
+        """Read everything written since the last call.
 
         Returns:
-            All that was read so far, as a value that does not change when more comes; None if nothing
+            The recording so far, as a value that does not change later; None if nothing
             was written, or if there is no recording yet.
 
         Raises:
@@ -38,7 +38,7 @@ class Follower:
         """
         before = self._written()
         if before is None:
-            self._refuse_what_cannot_become_one()
+            self._check_place()
             return None
         try:
             run = self._run
@@ -48,44 +48,44 @@ class Follower:
         except RecordingError:
             if self._written() == before:
                 raise
-            return None  # it was removed while it was read, by the run that replaces it
+            return None  # the run that replaces it removed it meanwhile
         if self._written() != before:
             return None
         self._run = run
         return recording
 
     def _written(self) -> tuple[int, ...] | None:
-        """Tell runs apart: each writes its manifest once."""
+        """Return the signature of the manifest, which each run writes once; None if there is none."""
         try:
             return signature(self.path / MANIFEST)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def _refuse_what_cannot_become_one(self) -> None:
+    def _check_place(self) -> None:
         if self.path.exists() and not self.path.is_dir():
             read_manifest(self.path)
 
 
 class _Run:
-    """What was read of one run."""
+    """Everything read of one run."""
 
     def __init__(self, folder: Path, written: tuple[int, ...]) -> None:
         self.written = written
         self._folder = folder
         self._manifest: Document = read_manifest(folder)
-        self._readers: dict[int, ShareReader] = {}
-        self._told = False
+        self._readers: dict[int, RankReader] = {}
+        self._has_read = False
         self._torn: list[bool] = []
 
     def read(self) -> Recording | None:
-        """Read on; None if there is nothing new."""
+        """Return the recording so far; None if nothing is new."""
         ranks = read_ranks(self._folder) or (0,)
         fresh = [rank for rank in ranks if rank not in self._readers]
-        self._readers |= {rank: ShareReader(self._folder, rank) for rank in fresh}
+        self._readers |= {rank: RankReader(self._folder, rank) for rank in fresh}
         readers = [self._readers[rank] for rank in sorted(self._readers)]
         news = [reader.read() for reader in readers]
         torn = [reader.torn for reader in readers]
-        if self._told and not any(news) and not fresh and torn == self._torn:
+        if self._has_read and not any(news) and not fresh and torn == self._torn:
             return None
-        self._told, self._torn = True, torn
-        return Recording.of(self._folder, self._manifest, [reader.share() for reader in readers], any(torn))
+        self._has_read, self._torn = True, torn
+        return recording_of(self._folder, self._manifest, [reader.share() for reader in readers], any(torn))

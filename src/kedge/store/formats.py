@@ -1,4 +1,4 @@
-"""Number formats: the largest and the smallest numbers each can hold.
+"""Number formats, with the largest and the smallest number of each.
 
 IEEE 754 for float16, float32 and float64; bfloat16 as in its hardware definition; the two 8-bit formats as in
 "FP8 Formats for Deep Learning" (Micikevicius et al., 2022). They equal ``torch.finfo``.
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Format:
+class NumberFormat:
     """One number format.
 
     Attributes:
-        name: Its name, as PyTorch gives it.
+        name: PyTorch's name for it.
         largest: The largest finite number.
         smallest_normal: The smallest number with full precision.
         smallest: The smallest number above zero, a subnormal one.
@@ -28,26 +28,26 @@ class Format:
 
     @property
     def lowest_power(self) -> int:
-        """The power of two that ``smallest_normal`` is."""
+        """The exponent of ``smallest_normal``, a power of two."""
         return int(math.log2(self.smallest_normal))
 
     def headroom(self, magnitude: float) -> float:
-        """How many times a number could double before it overflows, as a base-2 logarithm."""
+        """Return the number of doublings that a number can take before it overflows."""
         return math.log2(self.largest / magnitude) if magnitude > 0 else math.inf
 
     def depth(self, magnitude: float) -> float:
-        """How many times a number could halve before it loses precision, as a base-2 logarithm."""
+        """Return the number of halvings that a number can take before it loses precision."""
         return math.log2(magnitude / self.smallest_normal) if magnitude > 0 else -math.inf
 
 
 _ALL = (
-    Format("float64", (2 - 2.0**-52) * 2.0**1023, 2.0**-1022, 5e-324),
-    Format("float32", (2 - 2.0**-23) * 2.0**127, 2.0**-126, 2.0**-149),
-    Format("bfloat16", (2 - 2.0**-7) * 2.0**127, 2.0**-126, 2.0**-133),
-    Format("float16", 65504.0, 2.0**-14, 2.0**-24),
-    Format("float8_e5m2", 57344.0, 2.0**-14, 2.0**-16),
-    Format("float8_e4m3fn", 448.0, 2.0**-6, 2.0**-9),
+    NumberFormat("float64", (2 - 2.0**-52) * 2.0**1023, 2.0**-1022, 5e-324),
+    NumberFormat("float32", (2 - 2.0**-23) * 2.0**127, 2.0**-126, 2.0**-149),
+    NumberFormat("bfloat16", (2 - 2.0**-7) * 2.0**127, 2.0**-126, 2.0**-133),
+    NumberFormat("float16", 65504.0, 2.0**-14, 2.0**-24),
+    NumberFormat("float8_e5m2", 57344.0, 2.0**-14, 2.0**-16),
+    NumberFormat("float8_e4m3fn", 448.0, 2.0**-6, 2.0**-9),
 )
 
 #: Every format by its name, the widest first.
-FORMATS: dict[str, Format] = {each.name: each for each in _ALL}
+FORMATS: dict[str, NumberFormat] = {each.name: each for each in _ALL}

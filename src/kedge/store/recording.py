@@ -1,6 +1,6 @@
-"""A recording, read: what was seen at which site in which step.
+"""A recording as it is read: the values seen at each site in each step.
 
-The reader needs numpy alone, and a :class:`Recording` is a value: it never changes once read.
+Reading needs numpy alone, and a :class:`Recording` is a value: it never changes.
 """
 
 from __future__ import annotations
@@ -8,21 +8,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kedge.errors import NoSuchRank, NoSuchSite
+from kedge.errors import NoSuchRank
 from kedge.store.exponents import decode_all, encode
-from kedge.store.json_files import FORMAT, read_manifest, read_ranks
-from kedge.store.rank_reader import ShareReader
-from kedge.store.ranks import RankedTable, Share, assemble, of_rank
+from kedge.store.reading.json_files import FORMAT, read_manifest, read_ranks
+from kedge.store.reading.rank_reader import RankReader
+from kedge.store.reading.ranks import RankedTable, RankShare, assemble, of_rank
+from kedge.store.reading.table import StatsTable, tabulate
 from kedge.store.rows import FULL, STATISTICS, Bools, Floats, Ints, Rows
-from kedge.store.sites import Root, SiteInfo, root_from, site_from
-from kedge.store.table import Table, tabulate
+from kedge.store.sites import Root, SiteInfo, SitesByText, root_from, site_from
 
 __all__ = ["FORMAT", "STATISTICS", "Recording", "Root", "Rows", "SiteInfo"]
 
@@ -31,11 +30,10 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """What one run left behind.
+    """The recording of one run.
 
-    ``truncated`` says that the last thing being written was incomplete and left out. Of a run of
-    several ranks it holds all together; see Note [Ranks]. Events of other ranks than the lowest
-    have a key ``rank``.
+    ``truncated`` says that an incomplete last batch or event was left out. The ranks of a run are
+    read together; see Note [Ranks]. Events of other ranks than the lowest have a key ``rank``.
     """
 
     path: Path
@@ -44,32 +42,22 @@ class Recording:
     sites: tuple[SiteInfo, ...]
     events: tuple[Entry, ...]
     truncated: bool
-    table: Table | RankedTable = field(repr=False)
+    table: StatsTable | RankedTable = field(repr=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Recording:
-        """Read a recording, finished or not.
+        """Return a recording, finished or not.
 
         Raises:
-            NotARecording: The path is no recording, or a file of it is damaged.
+            NotARecording: The path is not a recording, or one of its files is damaged.
             NewerFormat: A newer Kedge wrote it.
         """
         folder = Path(path)
         manifest = read_manifest(folder)
-        readers = [ShareReader(folder, rank) for rank in read_ranks(folder) or (0,)]
+        readers = [RankReader(folder, rank) for rank in read_ranks(folder) or (0,)]
         for reader in readers:
             reader.read()
-        return cls.of(folder, manifest, [reader.share() for reader in readers], any(r.torn for r in readers))
-
-    @classmethod
-    def of(cls, folder: Path, manifest: Entry, shares: Sequence[Share], truncated: bool) -> Recording:
-        """Put together what was read of each rank, the lowest first."""
-        if len(shares) == 1:
-            only = shares[0]
-            return cls(folder, manifest, only.roots, only.sites, only.events, truncated, only.table)
-        roots, sites, table = assemble(shares)
-        events = tuple(event for place, share in enumerate(shares) for event in _signed(share, others=place > 0))
-        return cls(folder, manifest, roots, sites, events, truncated, table)
+        return recording_of(folder, manifest, [reader.share() for reader in readers], any(r.torn for r in readers))
 
     @classmethod
     def build(
@@ -80,16 +68,16 @@ class Recording:
         events: Iterable[Entry] = (),
         roots: Iterable[Root | Entry] = (),
     ) -> Recording:
-        """Make a recording in memory, as tests and rules need it.
+        """Return a recording in memory, for tests and rules.
 
         Args:
-            sites: Sites, entries as in ``sites.json`` (only ``site`` must be there; ``id`` is the
+            sites: Sites, entries as in ``sites.json`` (only ``site`` is required; ``id`` is the
                 position), or site texts.
             rows: Rows by column name; ``site`` may be an id or a site's text, ``active`` packed
-                bytes or one bool per channel, ``exponents`` bytes or the 83 counts. What is left
-                out was not measured. Rows of several ranks have a ``rank``, 0 where it is left out.
-            manifest: What ``manifest.json`` would hold.
-            events: What ``events.jsonl`` would hold.
+                bytes or one bool per channel, ``exponents`` bytes or the 83 counts. A column left
+                out was not measured. Rows of several ranks have a ``rank``, by default 0.
+            manifest: The content of ``manifest.json``.
+            events: The content of ``events.jsonl``.
             roots: Roots, or entries as in ``sites.json``.
         """
         known = tuple(_built_site(i, site) for i, site in enumerate(sites))
@@ -111,19 +99,19 @@ class Recording:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks whose rows are here, the lowest first."""
+        """The ranks with rows in this recording, the lowest first."""
         if isinstance(self.table, RankedTable):
             return tuple(part.rank for part in self.table.parts)
         return (int(self.manifest.get("rank", 0)),)
 
     def of_rank(self, rank: int) -> Recording:
-        """Give what one rank recorded, with the same sites, so that ranks can be compared.
+        """Return the recording of one rank, with the same sites, so that ranks can be compared.
 
         Raises:
-            NoSuchRank: Nothing of this rank is here.
+            NoSuchRank: The recording has nothing of this rank.
         """
         if rank not in self.ranks:
-            raise NoSuchRank(f"{self._name} holds nothing of rank {rank}: it holds {_ranks_named(self.ranks)}")
+            raise NoSuchRank(f"{_name(self.path)} holds nothing of rank {rank}: it holds {_ranks_named(self.ranks)}")
         if not isinstance(self.table, RankedTable):
             return self
         part = next(part for part in self.table.parts if part.rank == rank)
@@ -133,82 +121,77 @@ class Recording:
 
     @property
     def end(self) -> Entry | None:
-        """The closing event, of the lowest rank; None while the program runs and after a kill."""
+        """The end event of the lowest rank; None while the program runs and after a kill."""
         ends = (event for event in reversed(self.events) if event.get("kind") == "end")
         return next((end for end in ends if end.get("rank", self.ranks[0]) == self.ranks[0]), None)
 
     @property
     def ledger(self) -> tuple[Entry, ...]:
-        """Sites that the ledger has something to say about: how often they fired, or why not.
+        """The entries of the ledger: sites with the number of their firings, or the reason for none.
 
-        Of a run of several ranks these are the sites that fired at none.
+        In a run of several ranks, the sites that fired on none of them.
         """
         written = (event["sites"] for event in self.events if event.get("kind") == "ledger")
         entries = [entry for entries in written for entry in entries]
         if not isinstance(self.table, RankedTable):
             return tuple(entries)
-        silent = [entry for entry in entries if not self._fired(entry)]
+        known = ((entry, self._by_text.get(entry["site"])) for entry in entries)
+        silent = [entry for entry, site in known if site is None or not len(self.rows(site))]
         return tuple({entry["site"]: entry for entry in (*silent, *reversed(silent))}.values())
 
     def site(self, text: str) -> SiteInfo:
-        """Look a site up by its text; ``layer4`` is ``layer4:out``.
+        """Return a site by its text; ``layer4`` is ``layer4:out``.
 
         Raises:
-            NoSuchSite: The recording holds no such site.
+            NoSuchSite: The recording has no such site.
         """
-        found = self._by_text.get(text) or self._by_text.get(f"{text}:out")
-        if found is None:
-            raise NoSuchSite(self._unknown(text))
-        return found
+        return self._by_text.find(text)
 
     def of_kind(self, kind: str) -> tuple[SiteInfo, ...]:
-        """List the sites of one kind in data-flow order."""
+        """Return the sites of one kind in data-flow order."""
         return tuple(site for site in self.sites if site.kind == kind)
 
     def rows(self, site: SiteInfo | str) -> Rows:
-        """Give all rows of a site, one per step, those of off-schedule steps included."""
-        found = self._same(site)
+        """Return all rows of a site, one per step, including light steps."""
+        found = self.site(site) if isinstance(site, str) else site
         if found.id not in self._rows:
             self._rows[found.id] = self.table.rows(found.id)
         return self._rows[found.id]
 
     def series(self, site: SiteInfo | str, statistic: str) -> Floats:
-        """Give the course of one statistic of a site over ``steps``.
+        """Return one statistic of a site for each of ``steps``, NaN where the site has none.
 
         Args:
             site: A site of this recording, or its text.
             statistic: One of ``STATISTICS``.
-
-        Returns:
-            One value for each of ``steps``, NaN where the site has none.
         """
         rows = self.rows(site)
         full = rows.level == FULL
         if len(rows) == len(self.steps) and full.all():
             return rows.statistic(statistic)
-        course = np.full(len(self.steps), np.nan)
-        course[np.searchsorted(self.steps, rows.step[full])] = rows.statistic(statistic)[full]
-        return course
+        values = np.full(len(self.steps), np.nan)
+        values[np.searchsorted(self.steps, rows.step[full])] = rows.statistic(statistic)[full]
+        return values
 
     def active(self, site: SiteInfo | str) -> tuple[Ints, Ints, Bools]:
-        """Tell which channels of a site were above zero, for each step that tracked it.
+        """Return which channels of a site were above zero, for each step that tracked it.
 
         Returns:
-            The steps, how many values each channel had in each of them, and a bool for every
-            step and channel.
+            The steps, the number of values that each channel had in each of them, and a bool for
+            every step and channel.
         """
-        rows, channels = self.rows(site), self._same(site).channels or 0
+        rows, channels = self.rows(site), (self.site(site) if isinstance(site, str) else site).channels or 0
         width, held = (channels + 7) // 8, rows.held("active")
         tracked = np.flatnonzero(held.lengths == width) if width else np.zeros(0, dtype=np.int64)
         bits = np.unpackbits(held.chosen(tracked).matrix(width), axis=1, count=channels)
         return rows.step[tracked], rows.count[tracked] // max(channels, 1), bits.astype(bool)
 
     def exponents(self, site: SiteInfo | str, steps: Ints | None = None) -> tuple[Ints, Ints]:
-        """Give how many of the drawn elements had which power of two, for each step that drew some.
+        """Return the histograms of magnitudes of a site, for each step that drew elements.
 
         Args:
             site: A site of this recording, or its text.
-            steps: Only those of these steps; all if None.
+            steps: The steps to return; all if None.
 
         Returns:
             The steps, and the counts, shape ``(steps, 83)``; see Note [Exponents] and
@@ -222,33 +205,30 @@ class Recording:
         return rows.step[drawn], decode_all(held.chosen(drawn))
 
     @cached_property
-    def _by_text(self) -> dict[str, SiteInfo]:
-        return {site.site: site for site in self.sites}
+    def _by_text(self) -> SitesByText:
+        return SitesByText(self.sites, _name(self.path))
 
     @cached_property
     def _rows(self) -> dict[int, Rows]:
         return {}
 
-    def _same(self, site: SiteInfo | str) -> SiteInfo:
-        return self.site(site) if isinstance(site, str) else site
 
-    def _fired(self, entry: Entry) -> bool:
-        found = self._by_text.get(entry["site"])
-        return found is not None and len(self.rows(found)) > 0
-
-    @property
-    def _name(self) -> str:
-        return self.path.name or "this recording"
-
-    def _unknown(self, text: str) -> str:
-        near = get_close_matches(text, self._by_text, n=3, cutoff=0.4)
-        hint = f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}" if near else "none is near it"
-        count = f"{len(self.sites)} site{'' if len(self.sites) == 1 else 's'}"
-        return f"{self._name} has no site {text!r}: it holds {count}, {hint}"
+def recording_of(folder: Path, manifest: Entry, shares: Sequence[RankShare], truncated: bool) -> Recording:
+    """Return the recording of several ranks, the lowest first."""
+    if len(shares) == 1:
+        only = shares[0]
+        return Recording(folder, manifest, only.roots, only.sites, only.events, truncated, only.table)
+    roots, sites, table = assemble(shares)
+    events = tuple(event for place, share in enumerate(shares) for event in _signed(share, others=place > 0))
+    return Recording(folder, manifest, roots, sites, events, truncated, table)
 
 
-def _signed(share: Share, *, others: bool) -> Iterable[Entry]:
-    """Give the events of a rank; those of others than the lowest say whose they are."""
+def _name(path: Path) -> str:
+    return path.name or "this recording"
+
+
+def _signed(share: RankShare, *, others: bool) -> Iterable[Entry]:
+    """Return the events of a rank, each with its ``rank`` if others come before it."""
     return ({**event, "rank": share.rank} for event in share.events) if others else share.events
 
 
@@ -256,12 +236,12 @@ def _ranks_named(ranks: tuple[int, ...]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-def _built_table(rows: list[dict[str, Any]], sites: tuple[SiteInfo, ...]) -> Table | RankedTable:
+def _built_table(rows: list[dict[str, Any]], sites: tuple[SiteInfo, ...]) -> StatsTable | RankedTable:
     ranks = sorted({row.get("rank", 0) for row in rows})
     if len(ranks) < 2:
         return tabulate(rows)
     own = [[row for row in rows if row.get("rank", 0) == rank] for rank in ranks]
-    return assemble([Share(rank, (), sites, (), tabulate(held)) for rank, held in zip(ranks, own, strict=True)])[2]
+    return assemble([RankShare(rank, (), sites, (), tabulate(held)) for rank, held in zip(ranks, own, strict=True)])[2]
 
 
 def _built_site(position: int, site: SiteInfo | Entry | str) -> SiteInfo:

@@ -1,4 +1,4 @@
-"""The rows of one site: how several merge into one, and what is derived from them."""
+"""The rows of one site: how several merge into one, and the statistics derived from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.store.binary_column import Held
+from kedge.store.binary_column import BinaryColumn
 from kedge.store.exponents import decode, decode_all, encode, quantiles
 
 Ints = NDArray[np.int64]
@@ -34,11 +34,13 @@ LIGHT = 1
 class Rows:
     """The rows of one site, one per step, in the order of steps.
 
-    ``sum``, ``sumsq``, ``min`` and ``max`` are NaN where they were not measured or where an
-    element was NaN; ``nonzero``, ``nonfinite``, ``sampled`` and ``saturated`` are -1 where they
-    were not measured. ``level`` is 2 for full statistics and 1 for those of a light step. ``active``
-    holds one packed bit per channel (``numpy.packbits``), or nothing where it was not tracked,
-    ``exponents`` a histogram as in Note [Exponents], or nothing.
+    ``sum``, ``sumsq``, ``min`` and ``max`` are NaN where they were not measured or an element was
+    NaN; ``nonzero``, ``nonfinite``, ``sampled`` and ``saturated`` are -1 where they were not
+    measured. ``level`` is 2 for full statistics and 1 for those of a light step. ``active`` has one
+    packed bit per channel (``numpy.packbits``), ``exponents`` a histogram as in Note [Exponents];
+    either is empty where it was not tracked.
+
+    Its fields are the columns of the table, which is why there are so many.
     """
 
     step: Ints
@@ -61,33 +63,30 @@ class Rows:
 
     @cached_property
     def clean(self) -> Bools:
-        """Where it is known that every element was finite."""
-        # One finite sum of squares tells it, as a rule of all rows; then nothing else has to be read.
-        told = (self.nonfinite <= 0) & np.isfinite(self.sumsq)
-        if told.all():
-            return told
+        """Whether every element is known to be finite, for each row."""
+        # Usually all sums of squares are finite, which is enough; then no other column is read.
+        known = (self.nonfinite <= 0) & np.isfinite(self.sumsq)
+        if known.all():
+            return known
         return clean(self.count, self.sum, self.sumsq, self.min, self.max, self.nonfinite)
 
     @cached_property
     def quantiles(self) -> Mapping[str, Floats]:
-        """The quantiles of the magnitudes of what was drawn; all are had for little more than one."""
+        """The quantiles of the magnitudes of the drawn elements; all cost little more than one."""
         counts = decode_all(self.held("exponents"))
         return dict(zip(QUANTILES, quantiles(counts, tuple(QUANTILES.values())), strict=True))
 
-    def held(self, name: str) -> Held:
-        """Give ``active`` or ``exponents`` of all rows together."""
-        return Held.of(getattr(self, name))
+    def held(self, name: str) -> BinaryColumn:
+        """Return ``active`` or ``exponents`` of all rows."""
+        return BinaryColumn.of(getattr(self, name))
 
     def statistic(self, name: str) -> Floats:
-        """Derive one statistic for every row.
+        """Return one statistic of every row, NaN where it was not measured.
 
         Args:
             name: One of ``STATISTICS``. ``zero`` is the share of elements that are exactly zero,
                 ``nonfinite`` and ``count`` are numbers of elements, ``saturated`` is a share, and
-                ``q05`` to ``q95`` are quantiles of the magnitudes of the elements that were drawn.
-
-        Returns:
-            One value per row, NaN where it was not measured.
+                ``q05`` to ``q95`` are quantiles of the magnitudes of the drawn elements.
         """
         if name not in STATISTICS:
             raise ValueError(f"{name!r} is not a statistic of a recording; there are {', '.join(STATISTICS)}")
@@ -96,17 +95,17 @@ class Rows:
 
 
 def clean(count: Ints, total: Floats, sumsq: Floats, low: Floats, high: Floats, nonfinite: Ints) -> Bools:
-    """Tell rows whose elements are known to be finite from the others.
+    """Whether the elements of each row are known to be finite.
 
-    A NaN or infinite element makes the sum, the sum of squares and one of the extremes not
-    finite. So one finite value shows that a NaN beside it means "not measured".
+    A NaN or infinite element makes the sum, the sum of squares and one of the extremes
+    non-finite. So one finite value among them shows that a NaN in another means "not measured".
     """
     known = np.isfinite(total) | np.isfinite(sumsq) | (np.isfinite(low) & np.isfinite(high))
     return np.asarray(known & (nonfinite <= 0) | (nonfinite == 0) | (count == 0))
 
 
-class _Gathered(Rows):
-    """Rows whose columns are gathered when they are first asked for: few of them are, in a large recording."""
+class _LazyRows(Rows):
+    """Rows whose columns are read when first needed: in a large recording, few are."""
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self.__dict__["_columns"] = columns
@@ -119,22 +118,22 @@ class _Gathered(Rows):
         self.__dict__[name] = gathered
         return gathered
 
-    def held(self, name: str) -> Held:
-        """Give ``active`` or ``exponents`` of all rows together."""
-        held: Held = self.__dict__["_columns"][name]
+    def held(self, name: str) -> BinaryColumn:
+        """Return ``active`` or ``exponents`` of all rows."""
+        held: BinaryColumn = self.__dict__["_columns"][name]
         return held
 
 
 def merge(columns: Mapping[str, Any]) -> Rows:
-    """Put the rows of one site in the order of steps, and make one of those that share a step.
+    """Return the rows of one site in the order of steps, those of one step merged into one.
 
     Args:
-        columns: The columns of the rows, in any order: arrays of numbers, and for ``active`` and ``exponents`` what
-            holds the bytes of each row. Of rows that are in order already each is read when it is needed.
+        columns: The columns of the rows, in any order: arrays of numbers, and a `BinaryColumn` for ``active`` and
+            ``exponents``. If the rows are in order already, each column is read when first needed.
     """
     step = columns["step"]
     if not np.any(step[1:] <= step[:-1]):
-        return _Gathered(columns)
+        return _LazyRows(columns)
     order = np.argsort(step, kind="stable")
     numbers = {name: columns[name][order] for name in Rows.__dataclass_fields__ if name not in _JOINED}
     starts = np.flatnonzero(np.diff(numbers["step"], prepend=numbers["step"][0] - 1))
@@ -149,7 +148,7 @@ def _number(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _reduce(columns: Mapping[str, NDArray[Any]], starts: Ints) -> dict[str, NDArray[Any]]:
-    """Merge groups of rows, each from one of ``starts`` to the next."""
+    """Return one row for each group of rows, which begin at ``starts``."""
     c = columns
     known = clean(c["count"], c["sum"], c["sumsq"], c["min"], c["max"], c["nonfinite"])
     merged: dict[str, NDArray[Any]] = {"step": c["step"][starts], "level": np.maximum.reduceat(c["level"], starts)}
@@ -162,13 +161,13 @@ def _reduce(columns: Mapping[str, NDArray[Any]], starts: Ints) -> dict[str, NDAr
         absent = c[name] < 0
         total = np.add.reduceat(np.where(absent, 0, c[name]).astype(np.int64), starts)
         merged[name] = np.where(np.logical_and.reduceat(absent, starts), -1, total)
-    # A piece that is not finite, and whose elements were not counted, leaves the whole uncounted.
+    # If a non-finite part did not count such elements, the whole has no count of them.
     lost = np.logical_or.reduceat(~known & (c["nonfinite"] < 0), starts)
     merged["nonfinite"] = np.where(lost, -1, merged["nonfinite"])
     return merged
 
 
-# The value that leaves a merged row as it is stands in for what was not measured.
+# Parts that were not measured take the neutral value of the operation.
 _FLOATS = (
     ("sum", np.add, 0.0),
     ("sumsq", np.add, 0.0),
@@ -202,7 +201,7 @@ def _either(bits: Sequence[bytes]) -> bytes:
     return merged.to_bytes(width, "big")
 
 
-#: How the bytes of rows of one step are put together.
+#: How the bytes of rows of one step are merged.
 _JOINED: dict[str, Callable[[Sequence[bytes]], bytes]] = {"active": _either, "exponents": _together}
 
 

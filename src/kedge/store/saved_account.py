@@ -1,18 +1,18 @@
-"""What autograd held for backward, added up: by module, by line of the program, over the time; plain numbers.
+"""The memory that autograd held for backward: by module, by line of the program, and over time; plain numbers.
 
 # Note [What a remedy frees]
-Of what one module holds, a storage counted once, for whoever saved it first:
+Of the storages that one module holds, each counted once, for the module that saved it first:
 
-- *rebuild*: the bytes of what can be computed again from something else that is held anyhow, less what has to be kept
-  for that, such as one bit an element of a dropout mask.
-- *offload*: the bytes of plain strided tensors, in storages from a least size on, that are no parameters, buffers or
+- *rebuild*: the bytes of tensors that can be computed again from others that are in memory in any case, less the bytes
+  that this needs, such as one bit per element of a dropout mask.
+- *offload*: the bytes of plain strided tensors, in storages from a least size on, other than parameters, buffers and
   inputs of the model.
-- *bf16*, *int8*: of those that are floating point, what a number of 2 bytes leaves over, or one of 1 byte and a scale of 4
-  for every 256 of them.
-- *checkpoint*: the bytes that only calls of the module and of the modules in it hold, less what they were given: a
-  checkpoint keeps that, also where nobody else would have. While its backward runs it needs the rest again.
+- *bf16*, *int8*: of floating-point tensors, the bytes saved by 2 bytes a number, or by 1 byte a number and 4 bytes of
+  scale for every 256 numbers.
+- *checkpoint*: the bytes that only calls of the module and of its submodules hold, less the inputs of those calls: a
+  checkpoint keeps the inputs, even if nothing else would. During its backward it needs the rest again.
 
-A model's own inputs count with what is held, and no remedy frees them.
+A model's own inputs count as held, and no remedy frees them.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from kedge.numbers import sized
 MOST_ROWS = 24
 _LONGEST = 44
 _BY_MODULE = ("module", "tensors", "packed", "held", "rebuild", "offload", "bf16", "int8", "checkpoint")
-WORDS = "what it says"
+WORDS = "source"
 _BY_LINE = ("line", "tensors", "packed", "held", "rebuild", WORDS)
 _NOTE = (
-    "packed: as often as saved. held: each storage once, for whoever saved it first. rebuild to checkpoint: what each would "
-    "free. A module's figures are with those of the modules in it."
+    "packed: all saved tensors, each as often as saved. held: each storage once, for the module that saved it first. "
+    "rebuild to checkpoint: what each would free. A module's figures include those of its submodules."
 )
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What some saved tensors come to; see Note [What a remedy frees].
+    """Totals of some saved tensors; see Note [What a remedy frees].
 
     Attributes:
-        path: The module; None for what was saved outside of all.
-        tensors: How often something was saved that is still held.
-        packed: The bytes of all these tensors, as often as each was saved.
+        path: The module; None for tensors saved outside of modules.
+        tensors: The number of saves that are still held.
+        packed: The bytes of all these tensors, each as often as it was saved.
         bytes: The bytes of their storages, each once, without parameters and buffers.
-        rebuild: What rebuilding frees.
-        offload: What offloading frees.
-        bf16: What keeping floats in bfloat16 frees.
-        int8: What keeping floats in 8 bits frees.
-        checkpoint: What checkpointing the module frees; 0 where there is no such module.
+        rebuild: The bytes that rebuilding frees.
+        offload: The bytes that offloading frees.
+        bf16: The bytes that keeping floats in bfloat16 frees.
+        int8: The bytes that keeping floats in 8 bits frees.
+        checkpoint: The bytes that checkpointing the module frees; 0 if there is no module.
     """
 
     path: str | None = None
@@ -63,17 +63,17 @@ class Sums:
 
 @dataclass(frozen=True)
 class LineSums:
-    """What one line of the program saved.
+    """Totals of the tensors that one line of the program saved.
 
     Attributes:
-        file: The file; None where no line of the program was running.
-        line: Its number.
-        function: The function that it is in.
-        text: What it says, if it can be read.
-        tensors: How often something was saved that is still held.
+        file: The file; None if no line of the program was running.
+        line: The number of the line.
+        function: The function with the line.
+        text: The source of the line, if it can be read.
+        tensors: The number of saves that are still held.
         packed: The bytes of all these tensors.
         bytes: The bytes of their storages, each once, without parameters and buffers.
-        rebuild: What rebuilding frees.
+        rebuild: The bytes that rebuilding frees.
     """
 
     file: str | None = None
@@ -87,21 +87,21 @@ class LineSums:
 
     @property
     def place(self) -> str:
-        """File and line, short."""
+        """File and line."""
         return f"{self.file}:{self.line}" if self.file is not None else "(no line of the program)"
 
 
 @dataclass(frozen=True)
-class Course:
+class BytesOverStep:
     """Bytes held over a step.
 
     Attributes:
-        bytes: What is held after each save and each release; thinned out where there were very many.
-        at: Which save or release each belongs to, counted from 1 on.
+        bytes: The bytes held after each save and each release; a sample where there were very many.
+        at: The number of the save or release of each, counted from 1.
         peak: The largest of all.
-        peak_at: After which save or release it was reached.
-        backward: The first release, where the backward pass begins to give back; None if there was none.
-        holders: Who holds how much at the peak: paths and bytes, the largest first.
+        peak_at: The number of the save or release after which it was reached.
+        backward: The number of the first release, with which backward begins to free memory; None if there was none.
+        holders: The modules that hold memory at the peak, with their bytes, the largest first.
     """
 
     bytes: tuple[int, ...] = ()
@@ -113,18 +113,18 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Account:
-    """What autograd held at one moment, or at the peak of one step.
+class SavedAccount:
+    """The memory that autograd held at one moment, or at the peak of one step.
 
     Attributes:
         total: All together; its `checkpoint` is not used.
-        parameters: Bytes of parameters and buffers among what was saved; they are there anyhow, and `total` is without them.
-        inputs: Bytes of the model's inputs among `total`.
-        modules: What each module holds by itself, in the order of the data.
-        tree: What each module holds with all modules in it.
-        lines: The same by line, the largest first.
-        items: The largest saved tensors, described.
-        course: The bytes over the time.
+        parameters: Bytes of saved parameters and buffers, which are in memory in any case; not part of `total`.
+        inputs: Bytes of the model's inputs, part of `total`.
+        modules: The totals of each module by itself, in data-flow order.
+        tree: The totals of each module with its submodules.
+        lines: The totals of each line, the largest first.
+        items: Descriptions of the largest saved tensors.
+        course: The bytes over time.
     """
 
     total: Sums
@@ -134,10 +134,10 @@ class Account:
     tree: tuple[Sums, ...]
     lines: tuple[LineSums, ...]
     items: tuple[Mapping[str, Any], ...]
-    course: Course
+    course: BytesOverStep
 
     def entry(self) -> dict[str, Any]:
-        """Describe it as a recording does; see docs/recording.md."""
+        """Return the account as an event of a recording; see docs/recording.md."""
         return {
             "bytes": self.total.bytes,
             "modules": [_brief(sums) for sums in self.modules],
@@ -150,7 +150,7 @@ class Account:
 
 
 def newest(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Choose the newest event about what autograd saved; one that was asked for goes before one that was not."""
+    """Return the newest event about saved tensors; a full account has precedence over totals."""
     found = [event for event in events if event.get("kind") == "saved"]
     full = [event for event in found if "total" in event]
     own = [event for event in full if not event.get("rank")]
@@ -158,19 +158,19 @@ def newest(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _brief(sums: Sums) -> dict[str, Any]:
-    """Write sums without what is zero."""
+    """Return sums without the zero ones."""
     return {key: value for key, value in asdict(sums).items() if value or key in ("path", "tensors", "bytes")}
 
 
-def account_of(event: Mapping[str, Any]) -> Account | None:
-    """Read an account from an event of a recording; None if the event has the bytes of modules alone."""
+def account_of(event: Mapping[str, Any]) -> SavedAccount | None:
+    """Return the account in an event of a recording; None if the event has only totals of modules."""
     if "total" not in event:
         return None
     total, course = event["total"], dict(event.get("course", {}))
     for name in ("bytes", "at"):
         course[name] = tuple(course.get(name, ()))
     course["holders"] = tuple((path, size) for path, size in course.get("holders", ()))
-    return Account(
+    return SavedAccount(
         total=_read(Sums, total),
         parameters=total.get("parameters", 0),
         inputs=total.get("inputs", 0),
@@ -178,12 +178,12 @@ def account_of(event: Mapping[str, Any]) -> Account | None:
         tree=tuple(_read(Sums, each) for each in event.get("tree", ())),
         lines=tuple(_read(LineSums, each) for each in event.get("lines", ())),
         items=tuple(event.get("items", ())),
-        course=_read(Course, course),
+        course=_read(BytesOverStep, course),
     )
 
 
 def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
-    """Make one of ours of what has its attributes, and perhaps others of a newer version."""
+    """Return a dataclass read from an entry, which may have further keys of a newer version."""
     return kind(**{field.name: entry[field.name] for field in fields(kind) if field.name in entry})
 
 
@@ -191,14 +191,14 @@ def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Section:
-    """A table in words, for whoever draws it.
+class TextTable:
+    """A table of text, to be drawn.
 
     Attributes:
-        title: What it is about.
-        columns: The names of the columns; the first is words, the others are figures.
+        title: The title.
+        columns: The names of the columns; the first holds words, the others figures.
         rows: The cells.
-        note: What to say below it.
+        note: A note to put below the table.
     """
 
     title: str
@@ -207,21 +207,21 @@ class Section:
     note: str = ""
 
 
-def sections(account: Account, most: int | None = MOST_ROWS) -> Iterator[Section]:
-    """Make the tables of an account.
+def sections(account: SavedAccount, most: int | None = MOST_ROWS) -> Iterator[TextTable]:
+    """Yield the tables of an account.
 
     Args:
-        account: What was held.
-        most: At most how many modules and lines, the largest ones; None for all.
+        account: The account.
+        most: The most modules and lines to list, the largest ones; None for all.
     """
-    yield Section("", ("saved for backward", ""), tuple(_totals(account)))
+    yield TextTable("", ("saved for backward", ""), tuple(_totals(account)))
     chosen, left = _largest(account.tree, most)
-    yield Section("by module", _BY_MODULE, tuple(map(_row, chosen)), _NOTE + _rest(left, "module"))
+    yield TextTable("by module", _BY_MODULE, tuple(map(_row, chosen)), _NOTE + _rest(left, "module"))
     chosen, left = _largest(account.lines, most)
-    yield Section("by line", _BY_LINE, tuple(map(_line, chosen)), _rest(left, "line").strip())
+    yield TextTable("by line", _BY_LINE, tuple(map(_line, chosen)), _rest(left, "line").strip())
 
 
-def _totals(account: Account) -> Iterator[tuple[str, str]]:
+def _totals(account: SavedAccount) -> Iterator[tuple[str, str]]:
     total, course = account.total, account.course
     yield f"packed ({total.tensors:,} tensors, as often as saved)", sized(total.packed)
     yield "held (each storage once, no parameters)", sized(total.bytes)
@@ -230,7 +230,7 @@ def _totals(account: Account) -> Iterator[tuple[str, str]]:
     yield "can be moved", sized(total.offload)
     yield "freed by floats in bf16", sized(total.bf16)
     yield "freed by floats in int8", sized(total.int8)
-    yield "parameters and buffers saved, there anyhow", sized(account.parameters)
+    yield "parameters and buffers saved, in memory in any case", sized(account.parameters)
     if course.peak:
         yield "largest holder at the peak", named(course.holders[0][0]) if course.holders else "-"
         yield f"peak (after {course.peak_at:,} of {course.at[-1]:,} saves and releases)", sized(course.peak)
@@ -250,7 +250,7 @@ def _line(sums: LineSums) -> tuple[str, ...]:
 
 
 def _largest(rows: Sequence[Any], most: int | None) -> tuple[list[Any], int]:
-    """Choose the rows that hold most, in the order that they have, and count the others."""
+    """Return the rows that hold most, in their order, and the number of the others."""
     held = [row for row in rows if row.bytes or row.packed]
     if most is None or len(held) <= most:
         return held, 0
@@ -264,5 +264,5 @@ def _rest(left: int, noun: str) -> str:
 
 
 def named(path: str | None) -> str:
-    """Name a module in a table."""
+    """Return the name of a module in a table."""
     return "(outside of modules)" if path is None else path or "(the model)"

@@ -1,20 +1,26 @@
-"""What a recording says about the sites and roots it watched."""
+"""The sites and roots of a recording."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
+
+from kedge.errors import NoSuchSite
+from kedge.numbers import counted
 
 
 @dataclass(frozen=True)
 class SiteInfo:
     """One site of a recording.
 
-    ``sources`` are the ids of the sites whose tensors came in, None for a tensor that no watched
+    ``sources`` are the ids of the sites that made the input tensors, None for a tensor that no watched
     site made. ``owner`` is the path of the module that owns a parameter, and the path itself for a
     module's site. ``shape`` is the first one seen. ``source`` is the program's line that calls the
     module: ``file``, ``line``, ``function`` and ``text``.
+
+    It is one entry of ``sites.json``, which is why it has so many fields.
     """
 
     id: int
@@ -34,11 +40,11 @@ class SiteInfo:
 
 @dataclass(frozen=True)
 class Root:
-    """One module whose calls were watched from outside; ``prefix`` starts its paths.
+    """One module that the program calls itself; its paths begin with ``prefix``.
 
-    ``modules`` describes every module that it holds, and itself: ``path``, ``type``, ``file``, ``line``,
-    ``parameters`` and ``trainable``. ``trained`` says whether an optimizer that has stepped holds a parameter of it;
-    None in a recording that does not tell. ``steps`` counts the steps of its own optimizer.
+    ``modules`` describes it and all its submodules: ``path``, ``type``, ``file``, ``line``, ``parameters`` and
+    ``trainable``. ``trained`` says whether an optimizer that has stepped holds a parameter of it; None in a
+    recording without that information. ``steps`` counts the steps of its own optimizer.
     """
 
     name: str
@@ -50,8 +56,41 @@ class Root:
     steps: int = 0
 
 
+class SitesByText:
+    """The sites of a recording by their texts.
+
+    Args:
+        sites: The sites.
+        owner: The name of the recording, for messages.
+    """
+
+    def __init__(self, sites: Iterable[SiteInfo], owner: str) -> None:
+        self._owner = owner
+        self._by_text = {site.site: site for site in sites}
+
+    def get(self, text: str) -> SiteInfo | None:
+        """Return the site with exactly this text; None if there is none."""
+        return self._by_text.get(text)
+
+    def find(self, text: str) -> SiteInfo:
+        """Return a site by its text; ``layer4`` is ``layer4:out``.
+
+        Raises:
+            NoSuchSite: There is no such site.
+        """
+        found = self.get(text) or self.get(f"{text}:out")
+        if found is None:
+            raise NoSuchSite(self._unknown(text))
+        return found
+
+    def _unknown(self, text: str) -> str:
+        near = get_close_matches(text, self._by_text, n=3, cutoff=0.4)
+        hint = f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}" if near else "none is near it"
+        return f"{self._owner} has no site {text!r}: it holds {counted(len(self._by_text), 'site')}, {hint}"
+
+
 def site_from(entry: Mapping[str, Any]) -> SiteInfo:
-    """Read one entry of ``sites.json``; only ``id`` and ``site`` must be there."""
+    """Return one site of ``sites.json``; only ``id`` and ``site`` are required."""
     path, _, kind = entry["site"].rpartition(":")
     path = entry.get("path", path)
     return SiteInfo(
@@ -72,7 +111,7 @@ def site_from(entry: Mapping[str, Any]) -> SiteInfo:
 
 
 def root_from(entry: Mapping[str, Any]) -> Root:
-    """Read one root of ``sites.json``."""
+    """Return one root of ``sites.json``."""
     return Root(
         entry["name"],
         entry.get("prefix", ""),

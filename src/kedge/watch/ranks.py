@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import RecordingError
-from kedge.file_lock import check_written
-from kedge.store.destination import check_place
+from kedge.store.writing.destination import check_place
+from kedge.store.writing.lock import check_written
 
 PATIENCE = 3.0
 """For how many seconds rank 0 waits at the end for the other ranks."""

@@ -12,7 +12,7 @@ from kedge.errors import RecordingError
 from kedge.stderr import Shield
 
 if TYPE_CHECKING:
-    from kedge.store.folder import RecordingWriter
+    from kedge.store.writing.folder import RecordingWriter
 
 PATIENCE = 120.0
 """For how many seconds a rank keeps what it sees, until rank 0 has made the recording; at least."""

@@ -9,12 +9,11 @@ from typing import Any
 from kedge import native
 from kedge.errors import RecordingError
 from kedge.numbers import counted, percent, seconds
-from kedge.report.counts import tally
-from kedge.report.verdict import advice, verdict
+from kedge.report.verdict import advice, tally, verdict
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
 from kedge.stderr import Shield
-from kedge.store.json_files import read_manifest, read_ranks
+from kedge.store.reading.json_files import read_manifest, read_ranks
 from kedge.store.recording import Recording
 from kedge.watch.recorder import Recorder
 from kedge.watch.roots import Summary

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kedge.store.folder import RecordingWriter, create
+from kedge.store.writing.folder import RecordingWriter, create
 
 MANIFEST = {"command": ["train.py", "--lr", "1"], "script": "train.py", "device": "cpu", "every": 10, "budget": 0.03}
 PATHS = ("embed", "blocks.0.attn", "blocks.0.mlp", "blocks.1.attn", "blocks.1.mlp", "head")

@@ -12,9 +12,9 @@ import pytest
 from textual.pilot import Pilot
 
 from kedge.errors import NotARecording
-from kedge.report.live.app import Live
+from kedge.report.live.app import LiveApp
 from kedge.report.live.board import Board
-from kedge.report.live.reading import State
+from kedge.report.live.reading import RunState
 from tests.report.live.followed import PATHS
 
 Drive = Callable[["Screen"], Awaitable[None]]
@@ -23,7 +23,7 @@ Drive = Callable[["Screen"], Awaitable[None]]
 class Screen:
     """The screen under test."""
 
-    def __init__(self, app: Live, pilot: Pilot) -> None:
+    def __init__(self, app: LiveApp, pilot: Pilot) -> None:
         self.app, self.pilot = app, pilot
 
     @property
@@ -34,7 +34,7 @@ class Screen:
     @property
     def shown(self) -> list[str]:
         """The labels in the table, from top to bottom."""
-        return [line.label for line in self.board.shown]
+        return [line.label for line in self.board.modules.shown]
 
     def text(self, name: str) -> str:
         """Give what stands in a part of the screen."""
@@ -59,9 +59,9 @@ class Screen:
         await self.pilot.pause()
 
 
-def drive(path: Path, steps: Drive, size: tuple[int, int] = (120, 40)) -> Live:
+def drive(path: Path, steps: Drive, size: tuple[int, int] = (120, 40)) -> LiveApp:
     """Open the screen and do something with it."""
-    app = Live(path)
+    app = LiveApp(path)
 
     async def opened() -> None:
         async with app.run_test(size=size) as pilot:
@@ -79,7 +79,7 @@ def test_it_opens_waits_and_follows_to_the_end(run) -> None:
         run.begin()
         run.go_on()
         await screen.until(lambda: screen.shown == list(PATHS))
-        assert screen.app.state is State.RUNNING
+        assert screen.app.reader.state is RunState.RUNNING
         assert "step 0, 1 sampled" in screen.text("#head")
         run.go_on(4)
         await screen.until(lambda: "step 40, 5 sampled" in screen.text("#head"))
@@ -123,13 +123,13 @@ def test_the_table_is_sorted_by_each_column_and_turned_round(ended: Path) -> Non
         order = {}
         for _ in range(7):
             await screen.press("s")
-            order[screen.board.sorted_by] = screen.shown
+            order[screen.board.modules.sorted_by] = screen.shown
         falling = ["blocks.1.attn", "head", "blocks.0.attn", "blocks.1.mlp", "blocks.0.mlp", "embed"]
         assert order["module"] == sorted(PATHS)
         assert order["out"] == order["grad"] == falling
         assert order[None] == list(PATHS)
         await screen.press("s", "s", "s", "r")
-        assert (screen.board.sorted_by, screen.shown) == ("out", falling[::-1])
+        assert (screen.board.modules.sorted_by, screen.shown) == ("out", falling[::-1])
         assert "out▲" in screen.drawn()
 
     drive(ended, steps)
@@ -146,7 +146,7 @@ def test_a_click_on_a_title_sorts_and_a_click_on_a_line_chooses(ended: Path) -> 
         await screen.pilot.click(Board, offset=(place, 0))
         assert screen.shown[0] == "embed"
         await screen.pilot.click(Board, offset=(4, 3))
-        assert screen.board.chosen == screen.shown[2]
+        assert screen.board.modules.chosen == screen.shown[2]
 
     drive(ended, steps)
 
@@ -159,7 +159,7 @@ def test_the_filter_takes_parts_and_patterns_and_is_taken_back(ended: Path) -> N
         await screen.press("slash", *"ATTN")
         assert screen.shown == ["blocks.0.attn", "blocks.1.attn"]
         await screen.press("enter", "down")
-        assert screen.board.chosen == "blocks.1.attn"
+        assert screen.board.modules.chosen == "blocks.1.attn"
         await screen.press("slash", *["backspace"] * 4, *"*.0.*")
         assert screen.shown == ["blocks.0.attn", "blocks.0.mlp"]
         await screen.press("escape")
@@ -214,10 +214,10 @@ def test_the_chosen_module_stays_chosen_while_the_run_goes_on(run) -> None:
     async def steps(screen: Screen) -> None:
         await screen.until(lambda: screen.shown)
         await screen.press("s", "s", "s", "down", "down")
-        chosen, shown = screen.board.chosen, screen.shown
+        chosen, shown = screen.board.modules.chosen, screen.shown
         run.go_on(3)
         await screen.until(lambda: "step 50" in screen.text("#head"))
-        assert (screen.board.chosen, screen.shown) == (chosen, shown)
+        assert (screen.board.modules.chosen, screen.shown) == (chosen, shown)
 
     run.begin()
     run.go_on(3)
@@ -287,7 +287,7 @@ def test_without_a_terminal_it_points_at_the_report(ended: Path) -> None:
     done = command("live", str(ended))
 
     assert done.returncode == 2
-    assert "its output is none; kedge report prints a recording as text" in done.stderr
+    assert "its output is not one; kedge report prints a recording as text" in done.stderr
 
 
 def test_nothing_but_this_command_loads_textual() -> None:

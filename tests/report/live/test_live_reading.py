@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kedge.report.live.heading import heading
-from kedge.report.live.reading import QUIET, Reader, State
+from kedge.report.live.reading import QUIET, RunReader, RunState
 
 
 class Clock:
@@ -29,14 +29,14 @@ def clock():
 
 def test_a_run_is_waited_for_and_followed_to_its_end(run, clock) -> None:
     """The state goes from waiting to running to ended, and each reading tells whether anything is new."""
-    reader = Reader(run.path, clock=clock)
-    assert (reader.read(), reader.state) == (False, State.WAITING)
+    reader = RunReader(run.path, clock=clock)
+    assert (reader.read(), reader.state) == (False, RunState.WAITING)
     assert "waiting for the run to begin" in heading(reader).plain
 
     run.begin()
     run.go_on()
-    assert (reader.read(), reader.state) == (True, State.RUNNING)
-    assert (reader.read(), reader.state) == (False, State.RUNNING)
+    assert (reader.read(), reader.state) == (True, RunState.RUNNING)
+    assert (reader.read(), reader.state) == (False, RunState.RUNNING)
     clock.now += 10
     run.go_on(5)
     assert reader.read()
@@ -46,7 +46,7 @@ def test_a_run_is_waited_for_and_followed_to_its_end(run, clock) -> None:
     )
 
     run.end()
-    assert (reader.read(), reader.state) == (True, State.ENDED)
+    assert (reader.read(), reader.state) == (True, RunState.ENDED)
     assert "60 steps, 6 sampled · 4 s · 15.0 steps/s · 2.5 % of it for watching" in heading(reader).plain
 
 
@@ -55,10 +55,10 @@ def test_a_run_that_failed_says_with_what(run, clock) -> None:
     run.begin()
     run.go_on()
     run.end(1, "ValueError: too large")
-    reader = Reader(run.path, clock=clock)
+    reader = RunReader(run.path, clock=clock)
     reader.read()
 
-    assert reader.state is State.FAILED
+    assert reader.state is RunState.FAILED
     assert "exit status 1: ValueError: too large" in heading(reader).plain
 
 
@@ -66,74 +66,74 @@ def test_a_run_that_pauses_still_runs(run, clock) -> None:
     """As long as somebody holds the recording, a run that writes nothing for long is running."""
     run.begin()
     run.go_on()
-    reader = Reader(run.path, clock=clock)
+    reader = RunReader(run.path, clock=clock)
     reader.read()
     clock.now += 10 * QUIET
     reader.read()
 
-    assert reader.state is State.RUNNING
+    assert reader.state is RunState.RUNNING
 
 
 def test_a_killed_run_is_told(run, clock) -> None:
     """A recording without an end that nobody writes was killed: when it is opened, and while it is followed."""
     run.begin()
     run.go_on()
-    reader = Reader(run.path, clock=clock)
+    reader = RunReader(run.path, clock=clock)
     reader.read()
     run.go_on()
     reader.read()
     run.close()
-    assert reader.state is State.RUNNING
+    assert reader.state is RunState.RUNNING
     clock.now += 2 * QUIET
-    assert (reader.read(), reader.state) == (True, State.KILLED)
-    assert "the process was killed" in heading(reader).plain
+    assert (reader.read(), reader.state) == (True, RunState.KILLED)
+    assert "the program was killed" in heading(reader).plain
 
-    late = Reader(run.path, clock=clock)
+    late = RunReader(run.path, clock=clock)
     late.read()
-    assert late.state is State.KILLED
+    assert late.state is RunState.KILLED
 
 
 def test_findings_come_when_they_are_due(run, clock) -> None:
     """The rules run at once, then not at every reading, and at the end in any case."""
     run.begin()
     run.go_on(3)
-    reader = Reader(run.path, clock=clock)
+    reader = RunReader(run.path, clock=clock)
     reader.read()
-    assert reader.glance is not None
-    assert reader.glance.findings == ()
+    assert reader.snapshot is not None
+    assert reader.snapshot.findings == ()
     run.go_on(1, broken="blocks.1.attn")
     reader.read()
-    assert reader.glance.findings == ()
+    assert reader.snapshot.findings == ()
     clock.now += 60
     assert reader.read()
-    assert [finding.site for finding in reader.glance.findings] == ["blocks.1.attn:out"]
+    assert [finding.site for finding in reader.snapshot.findings] == ["blocks.1.attn:out"]
 
     run.go_on(1, broken="embed")
     run.end()
     reader.read()
-    assert reader.glance.recording.end is not None
-    assert len(reader.glance.findings) >= 1
+    assert reader.snapshot.recording.end is not None
+    assert len(reader.snapshot.findings) >= 1
 
 
 def test_a_run_that_is_replaced_is_followed(run, clock) -> None:
     """The new run's findings and pace have nothing of the old one's."""
     run.begin()
     run.go_on(3, broken="embed")
-    reader = Reader(run.path, clock=clock)
+    reader = RunReader(run.path, clock=clock)
     reader.read()
-    assert reader.glance is not None
-    assert reader.glance.findings
+    assert reader.snapshot is not None
+    assert reader.snapshot.findings
     run.close()
     run.begin(force=True)
     run.go_on(1)
     clock.now += 1
     assert reader.read()
 
-    assert (reader.glance.findings, reader.glance.pace, reader.state) == ((), None, State.RUNNING)
+    assert (reader.snapshot.findings, reader.snapshot.pace, reader.state) == ((), None, RunState.RUNNING)
 
 
 def test_a_place_that_is_no_recording_is_an_error(tmp_path: Path) -> None:
     """A file is not waited for."""
     (tmp_path / "a.txt").touch()
     with pytest.raises(Exception, match="it is a file"):
-        Reader(tmp_path / "a.txt").read()
+        RunReader(tmp_path / "a.txt").read()

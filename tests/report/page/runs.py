@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kedge.store.exponents import BUCKETS, LOWEST, encode
-from kedge.store.folder import RecordingWriter, create
+from kedge.store.writing.folder import RecordingWriter, create
 
 MANIFEST = {
     "kedge": "0.1.0",

@@ -10,14 +10,14 @@ import pytest
 
 from kedge.report.page.redact import shareable
 from kedge.store.recording import Recording
-from kedge.store.saved_account import Account, Course, LineSums, Sums
+from kedge.store.saved_account import BytesOverStep, LineSums, SavedAccount, Sums
 from tests.report.page.runs import Run
 from tests.report.page.shooting import shoot
 
 MB = 10**6
 
 
-def account() -> Account:
+def account() -> SavedAccount:
     """What three modules and a functional loss held."""
     modules = (
         Sums("conv1", 3, 9 * MB, 8 * MB, 0, 8 * MB, 4 * MB, 6 * MB),
@@ -37,11 +37,11 @@ def account() -> Account:
         LineSums("/home/ada/secret/train.py", 40, "<module>", "loss = f(x)", 2, 2 * MB, 2 * MB),
     )
     heights = (4, 8, 12, 14, 16, 12, 6, 0)
-    course = Course(
+    course = BytesOverStep(
         tuple(h * MB for h in heights), tuple(range(1, 9)), 16 * MB, 5, 6, (("conv1", 8 * MB), ("relu1", 4 * MB))
     )
     items = ({"path": "conv1", "bytes": 8 * MB, "line": "/home/ada/secret/net.py:12"},)
-    return Account(total, 3 * MB, MB, modules, tree, lines, items, course)
+    return SavedAccount(total, 3 * MB, MB, modules, tree, lines, items, course)
 
 
 @pytest.fixture

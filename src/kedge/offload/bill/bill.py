@@ -9,7 +9,7 @@ from kedge import notebook
 from kedge.offload.bill.bill_keeper import BillKeeper, Origins
 from kedge.offload.bill.saved_tensor import SavedTensor
 from kedge.offload.bill.timeline import course
-from kedge.store.saved_account import WORDS, Account, Course, LineSums, Section, Sums, sections
+from kedge.store.saved_account import WORDS, BytesOverStep, LineSums, SavedAccount, Sums, TextTable, sections
 
 MOST_ITEMS, MOST_LINES = 20, 50
 Given = Mapping[str, Iterable[int]]
@@ -37,7 +37,7 @@ class Bill:
         items: Sequence[SavedTensor],
         given: Given,
         sizes: Sequence[int],
-        followed: Course,
+        followed: BytesOverStep,
         roots: Sequence[str] = ("",),
     ) -> None:
         self.items, self.timeline, self._roots = tuple(items), followed, roots
@@ -81,10 +81,10 @@ class Bill:
             lines.setdefault(None if item.source is None else (item.source.file, item.source.line), []).append(item)
         return tuple(sorted(map(self._line, lines.values()), key=lambda line: -line.bytes))
 
-    def account(self) -> Account:
+    def account(self) -> SavedAccount:
         """Add up everything, without the single tensors but the largest."""
         largest = sorted((item for item in self._charged.values() if item.counts), key=lambda item: -item.held)
-        return Account(
+        return SavedAccount(
             total=self.total,
             parameters=self.parameters,
             inputs=self.inputs,
@@ -161,7 +161,7 @@ def bill_of(
         return [(s, sizes[s]) for s in keeper.drafts[number].storages if s not in resident]
 
     def at(after: int) -> Bill:
-        return Bill(keeper.items(keeper.timeline.alive(after), origins), given, sizes, Course())
+        return Bill(keeper.items(keeper.timeline.alive(after), origins), given, sizes, BytesOverStep())
 
     def holders(after: int) -> list[tuple[str | None, int]]:
         held = [(sums.path, sums.bytes) for sums in at(after).by_module() if sums.bytes]
@@ -208,7 +208,7 @@ def _holders(path: str | None, roots: Sequence[str]) -> list[str | None]:
     return [*paths[begins[-1] if begins else 0 :]]
 
 
-def _aligned(section: Section) -> Iterator[str]:
+def _aligned(section: TextTable) -> Iterator[str]:
     """Lay a table out in plain text."""
     lines: list[tuple[str, ...]] = [section.columns, *section.rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(section.columns))]
@@ -224,7 +224,7 @@ def _aligned(section: Section) -> Iterator[str]:
         yield section.note.strip()
 
 
-def _table(section: Section) -> str:
+def _table(section: TextTable) -> str:
     """Lay a table out as HTML."""
     figures = len(section.columns) - 1 - (section.columns[-1] == WORDS)
     align = ("m" + "r" * figures).ljust(len(section.columns), "m")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from kedge.store.saved_account import Course
+from kedge.store.saved_account import BytesOverStep
 
 MOST_POINTS = 400
 
@@ -70,7 +70,7 @@ def course(
     events: Sequence[int],
     storages: Callable[[int], Iterable[tuple[int, int]]],
     holders: Callable[[int], Sequence[tuple[str | None, int]]],
-) -> Course:
+) -> BytesOverStep:
     """Follow the bytes over some events.
 
     Args:
@@ -81,11 +81,11 @@ def course(
     levels = HeldBytes(storages)
     heights = [levels.apply(event) for event in events]
     if not heights:
-        return Course()
+        return BytesOverStep()
     peak_at = max(range(len(heights)), key=heights.__getitem__)
     chosen = sorted({*_thinned(heights), peak_at})
     first = next((at for at, event in enumerate(events, 1) if event < 0), None)
-    return Course(
+    return BytesOverStep(
         bytes=tuple(heights[at] for at in chosen),
         at=tuple(at + 1 for at in chosen),
         peak=heights[peak_at],

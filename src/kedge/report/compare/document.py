@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,12 +11,13 @@ from kedge.compare.alignment.sites import Alignment
 from kedge.compare.circumstances import circumstances
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.verdict import Verdict
+from kedge.numbers import for_json
 from kedge.report.compare.head import Names
-from kedge.report.compare.module_lines import Line, in_order_of_parting, lines
+from kedge.report.compare.module_lines import ModuleDifference, in_order_of_parting, lines
 
 
 def document(comparison: Comparison, verdict: Verdict, names: Names) -> dict[str, Any]:
-    """Make the object; numbers that JSON does not have are the strings "nan", "inf" and "-inf"."""
+    """Return the object; numbers that JSON does not have are the strings "nan", "inf" and "-inf"."""
     return {
         "a": names.a,
         "b": names.b,
@@ -38,17 +38,17 @@ def _parting(parting: Parting) -> dict[str, Any]:
         "step": parting.step,
         "site": {"a": parting.same.a.site, "b": parting.same.b.site},
         "statistic": parting.statistic,
-        "a": _number(parting.a),
-        "b": _number(parting.b),
-        "apart": _number(parting.apart),
-        "ulps": None if parting.ulps is None else _number(parting.ulps),
+        "a": for_json(parting.a),
+        "b": for_json(parting.b),
+        "apart": for_json(parting.apart),
+        "ulps": for_json(parting.ulps),
     }
 
 
-def _line(line: Line) -> dict[str, Any]:
+def _line(line: ModuleDifference) -> dict[str, Any]:
     paths = {"a": line.same.a.path, "b": line.same.b.path}
     first = None if line.first is None else _parting(line.first)
-    return {"module": paths, "type": line.same.a.type, "first": first, "last": _number(line.last)}
+    return {"module": paths, "type": line.same.a.type, "first": first, "last": for_json(line.last)}
 
 
 def _alignment(alignment: Alignment) -> dict[str, Any]:
@@ -64,7 +64,3 @@ def _alignment(alignment: Alignment) -> dict[str, Any]:
 
 def _modules(modules: Sequence[RecordedModule]) -> list[dict[str, str]]:
     return [{"path": module.path, "type": module.type} for module in modules]
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

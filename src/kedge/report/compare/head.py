@@ -1,4 +1,4 @@
-"""The first lines on two recordings: which they are, the verdict, and where they first part."""
+"""The first lines on two recordings: their names, the verdict, and the first place where they differ."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from kedge.numbers import compact, percent
 SIDES = {"A": "cyan", "B": "magenta"}
 PARTED, SAME = ("✗", "bold red"), ("✓", "bold green")
 
-#: Where one value is more than so many times the other, that number says more than their distance.
+#: Above this ratio of two values, the ratio is written instead of their distance.
 MANY_TIMES = 1.5
-#: Distances above this are written in percent.
+#: Larger distances are written in percent.
 LEAST_PERCENT = 0.0005
-#: More units in the last place than this say nothing.
+#: More units in the last place than this are not written.
 MOST_ULPS = 10_000
-#: Digits that a value has at least and at most.
+#: The least and the most digits of a value.
 DIGITS = range(4, 17)
 
 
 @dataclass(frozen=True)
 class Names:
-    """What the two recordings are called."""
+    """The names of the two recordings."""
 
     a: str
     b: str
 
 
 def head(comparison: Comparison, names: Names) -> Iterator[Text]:
-    """Say which two recordings they are, and what differs in how they were made."""
+    """Yield the names and commands of the two recordings, and the differences of their circumstances."""
     width = max(len(names.a), len(names.b))
     for side, name, recording in (("A", names.a, comparison.a), ("B", names.b, comparison.b)):
         command = recording.manifest.get("command")
@@ -48,7 +48,7 @@ def head(comparison: Comparison, names: Names) -> Iterator[Text]:
 
 
 def told_verdict(verdict: Verdict) -> Iterator[Text]:
-    """Say whether they part, why, and where first."""
+    """Yield the verdict: whether they part, the cause, and the first place."""
     mark, style = PARTED if verdict.parted else SAME
     yield Text(f"{mark} {verdict.cause.headline}", style)
     if verdict.first is not None:
@@ -59,13 +59,13 @@ def told_verdict(verdict: Verdict) -> Iterator[Text]:
 
 
 def told_parting(parting: Parting) -> str:
-    """Say how large a statistic is in A and in B, and how far the two are apart."""
+    """Return a statistic in A and in B, and the distance of the two, as text."""
     a, b = _digits(parting)
     return f"{parting.statistic} {a} in A, {b} in B, {told_distance(parting)}"
 
 
 def told_distance(parting: Parting) -> str:
-    """Say how far two values are apart, in the words that suit the distance."""
+    """Return the distance of two values as text, in a form that suits its size."""
     a, b, distance = parting.a, parting.b, parting.apart
     if distance == float("inf"):
         return "one of them has values that are not finite"
@@ -80,7 +80,7 @@ def told_distance(parting: Parting) -> str:
 
 
 def _digits(parting: Parting) -> tuple[str, str]:
-    """Write two values with so many digits that they can be told apart."""
+    """Return two values with enough digits to differ."""
     for digits in DIGITS:
         a, b = f"{parting.a:.{digits}g}", f"{parting.b:.{digits}g}"
         if a != b:

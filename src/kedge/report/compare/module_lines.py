@@ -1,4 +1,4 @@
-"""What is shown of each module of two recordings, and of how its difference grows."""
+"""The lines of the table on two recordings: one for each module, with the growth of its difference."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import numpy as np
 
 from kedge.compare.alignment.sites import SameModule
 from kedge.compare.comparison import Comparison, Parting
+from kedge.report.sparkline import BLOCKS, GAP, NOT_FINITE, binned
 from kedge.store.rows import Floats
 
 #: The two halves of a step that are shown side by side.
 FORWARD = ("param", "in", "out")
 BACKWARD = ("out.grad", "param.grad", "grad.norm", "update")
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-EQUAL, UNKNOWN, BROKEN = "·", " ", "✗"
+EQUAL = "·"
 #: The lowest block stands for all distances below this; each further one for ten times as much.
 LOWEST = 1e-7
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class ModuleDifference:
     """One module of both recordings.
 
     Attributes:
         same: The module.
-        first: Where it first parts; None if it never does.
+        first: Its first parting; None if it never parts.
         place: The place of that site among all sites, for lines in the order of parting.
-        course: How far it is apart in each step, the largest of all its sites; NaN where nothing was compared.
+        course: Its distance in each step, the largest of all its sites; NaN where nothing was compared.
     """
 
     same: SameModule
@@ -39,42 +39,42 @@ class Line:
 
     @property
     def last(self) -> float:
-        """How far it is apart in the last step in which it was compared."""
+        """Its distance in the last step in which it was compared."""
         known = self.course[~np.isnan(self.course)]
         return float(known[-1]) if len(known) else float("nan")
 
 
-def lines(comparison: Comparison) -> tuple[Line, ...]:
-    """Make a line of each compared module, in A's order of the data."""
+def lines(comparison: Comparison) -> tuple[ModuleDifference, ...]:
+    """Return a line for each compared module, in A's data-flow order."""
     return tuple(_line(comparison, same) for same in comparison.modules)
 
 
-def _line(comparison: Comparison, same: SameModule) -> Line:
+def _line(comparison: Comparison, same: SameModule) -> ModuleDifference:
     places = comparison.of_module(same)
     course = np.fmax.reduce(comparison.apart[places], axis=0)
     parted = comparison.parted[places]
     columns = np.flatnonzero(parted.any(axis=0))
     if not len(columns):
-        return Line(same, None, len(comparison.alignment.sites), course)
+        return ModuleDifference(same, None, len(comparison.alignment.sites), course)
     column = int(columns[0])
     place = places[int(np.argmax(parted[:, column]))]
-    return Line(same, comparison.parting(place, column), place, course)
+    return ModuleDifference(same, comparison.parting(place, column), place, course)
 
 
-def in_order_of_parting(made: Sequence[Line]) -> list[Line]:
-    """Choose the lines that part, the first one first."""
+def in_order_of_parting(made: Sequence[ModuleDifference]) -> list[ModuleDifference]:
+    """Return the lines that part, the first one first."""
     parted = [(line.first.step, line.place, line) for line in made if line.first is not None]
     return [line for _, _, line in sorted(parted, key=lambda item: item[:2])]
 
 
 def in_order_of_leaving(comparison: Comparison) -> list[SameModule]:
-    """Give the compared modules in the order in which they return: what holds others comes after them."""
+    """Return the compared modules in the order in which they return: a module after its submodules."""
     ends = {id(s.module): s.a.id for s in reversed(comparison.alignment.sites) if s.kind == "out"}
     return sorted(comparison.modules, key=lambda same: (id(same) not in ends, ends.get(id(same), 0)))
 
 
 def grown(comparison: Comparison, kinds: Sequence[str]) -> Floats:
-    """Give how far modules are apart at sites of some kinds.
+    """Return the distances of modules at sites of some kinds.
 
     Returns:
         A line for each module in the order in which they return, and a column for each step.
@@ -89,18 +89,16 @@ def grown(comparison: Comparison, kinds: Sequence[str]) -> Floats:
 
 
 def drawn(distances: Floats, tolerance: float, width: int) -> str:
-    """Draw distances as blocks, one for each or, where they are too many, for the largest of some."""
-    if len(distances) > width:
-        distances = np.fmax.reduceat(distances, np.arange(width) * len(distances) // width)
-    return "".join(_block(distance, tolerance) for distance in distances.tolist())
+    """Return distances as blocks, one for each or, if they are too many, for the largest of several."""
+    return "".join(_block(distance, tolerance) for distance in binned(distances, width).tolist())
 
 
 def _block(distance: float, tolerance: float) -> str:
     if np.isnan(distance):
-        return UNKNOWN
+        return GAP
     if distance <= tolerance:
         return EQUAL
     if np.isinf(distance):
-        return BROKEN
+        return NOT_FINITE
     level = np.floor(np.log10(distance / LOWEST)) + 1
     return BLOCKS[int(np.clip(level, 0, len(BLOCKS) - 1))]

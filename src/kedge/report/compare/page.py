@@ -1,4 +1,4 @@
-"""Two recordings compared, as a page in the look of a report's."""
+"""Two recordings compared, as a page that looks like a report's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from kedge.compare.verdict import Verdict
 from kedge.report.compare.document import document
 from kedge.report.compare.head import Names, told_parting
 from kedge.report.compare.ratios import log_ratios, scales
+from kedge.report.head import command_of
 from kedge.report.page.columns import form_of, packed
 from kedge.report.page.document import Document
 from kedge.report.page.heatmap_sheets import ABSENT, BROKEN, FINITE, MANY
@@ -21,7 +22,7 @@ from kedge.report.page.render import assembled, bundled
 from kedge.report.page.step_bins import Bins, Grouping
 from kedge.store.rows import Floats
 
-#: Of the report's scripts those that draw a heat-map, each after those it imports from.
+#: The report's scripts that draw a heat-map, each after those it imports from.
 SCRIPTS = (
     "elements.js",
     "numbers.js",
@@ -51,20 +52,20 @@ LEAST_POWER = 0.001
 
 
 def render_difference(comparison: Comparison, verdict: Verdict, names: Names) -> str:
-    """Draw two recordings and what is between them as an HTML page."""
+    """Return the comparison of two recordings as an HTML page."""
     code = bundled(SCRIPTS, _asset(SCRIPT))
     return assembled(_asset(FRAME), code, condense_difference(comparison, verdict, names))
 
 
 def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) -> Document:
-    """Condense a comparison into what the page shows."""
+    """Return the content of the page."""
     wanted = [] if verdict.first is None else [verdict.first.step]
     bins = Bins.of(comparison.steps, wanted)
     entries, tables = _sheets(comparison, bins)
     described = {
         "run": {"name": f"{names.a} ↔ {names.b}"},
         "told": document(comparison, verdict, names),
-        "commands": {side: _command(recording.manifest) for side, recording in _sides(comparison)},
+        "commands": {side: command_of(recording.manifest) for side, recording in _sides(comparison)},
         "findings": list(_pin(verdict)),
         "roots": [{"name": root.name, "prefix": root.prefix} for root in comparison.a.roots],
         "sites": _sites(comparison),
@@ -79,12 +80,8 @@ def _sides(comparison: Comparison) -> tuple[tuple[str, Any], tuple[str, Any]]:
     return ("a", comparison.a), ("b", comparison.b)
 
 
-def _command(manifest: Any) -> str:
-    return " ".join(map(str, manifest.get("command") or ())) or str(manifest.get("script") or "")
-
-
 def _pin(verdict: Verdict) -> Iterator[dict[str, Any]]:
-    """Make of the first parting what the map pins."""
+    """Yield the first parting as the map's pin."""
     if verdict.first is not None:
         yield {
             "code": verdict.cause.code,
@@ -96,7 +93,7 @@ def _pin(verdict: Verdict) -> Iterator[dict[str, Any]]:
 
 
 def _sites(comparison: Comparison) -> list[dict[str, Any]]:
-    """Describe the aligned sites under their names in A."""
+    """Return the aligned sites under their names in A."""
     numbers = {same.a.id: i for i, same in enumerate(comparison.alignment.sites)}
     return [
         {
@@ -116,7 +113,7 @@ def _sites(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _sheets(comparison: Comparison, bins: Bins) -> tuple[dict[str, Any], dict[str, str]]:
-    """Fold the steps into columns: sizes in A and B, their ratio, their distance, and the state of every cell."""
+    """Return the matrices of the page: sizes in A and B, their ratio, their distance, and the state of every cell."""
     groups = Grouping.of(bins, comparison.steps)
     a, b = scales(comparison)
     matrices = (("rms.a", a, "most"), ("rms.b", b, "most"), ("change", log_ratios(comparison), "furthest"))
@@ -144,7 +141,7 @@ def _folded(groups: Grouping, matrix: Floats, how: str) -> Floats:
 
 
 def _quantities(verdict: Verdict) -> list[dict[str, Any]]:
-    """Tell what the map can show, what tells most first."""
+    """Return the quantities that the map can show, the most useful first."""
     first = verdict.first
     kinds = sorted(KINDS, key=lambda kind: first is not None and kind != first.same.kind)
     made = [quantity for kind in kinds for quantity in (_ratio(kind), _distance(kind))]

@@ -1,4 +1,4 @@
-"""How large values are in A and in B, and how many times as large in B, as base-2 logarithms."""
+"""The sizes of values in A and in B, and their ratios as base-2 logarithms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kedge.store.rows import Floats
 
 
 def scales(comparison: Comparison) -> tuple[Floats, Floats]:
-    """Give the root mean squares in A and in B.
+    """Return the root mean squares in A and in B.
 
     Returns:
         Two matrices with a line for each aligned site and a column for each step, NaN where the site was not
@@ -25,11 +25,11 @@ def scales(comparison: Comparison) -> tuple[Floats, Floats]:
 
 
 def log_ratios(comparison: Comparison) -> Floats:
-    """Give the logarithm of the ratio of the root mean squares at every site in every step.
+    """Return the logarithm of the ratio of the root mean squares at every site in every step.
 
     Returns:
-        As :func:`scales`: 0 where they are equal, 1 where B is twice A, infinite where one is zero alone, NaN where
-        one is not finite.
+        A matrix as of :func:`scales`: 0 where they are equal, 1 where B is twice A, infinite where only one is zero,
+        NaN where one is non-finite.
     """
     a, b = scales(comparison)
     known = np.isfinite(a) & np.isfinite(b)

@@ -14,15 +14,23 @@ from kedge.compare.verdict import Verdict
 from kedge.compare.wording import change_between, name_of_module
 from kedge.numbers import compact, counted
 from kedge.report.compare.head import SIDES, Names, head, told_verdict
-from kedge.report.compare.module_lines import BACKWARD, FORWARD, Line, drawn, grown, in_order_of_parting, lines
-from kedge.report.module_table import fit, tail
-from kedge.report.wrap import print_paragraph
+from kedge.report.compare.module_lines import (
+    BACKWARD,
+    FORWARD,
+    ModuleDifference,
+    drawn,
+    grown,
+    in_order_of_parting,
+    lines,
+)
+from kedge.report.fitted_text import fit, joined, print_paragraph, tail
+from kedge.report.sparkline import binned
 from kedge.store.recording import SiteInfo
 from kedge.store.rows import Floats, Ints
 
-#: How many modules and how many steps are shown.
+#: The most modules and steps that are shown.
 MOST_MODULES, MOST_STEPS = 12, 7
-#: How many modules that only one side has, and how many renamings, are named.
+#: The most modules of one side alone, and the most renamings, that are named.
 NAMED = 6
 LEGEND = "· equal, ▁ under 1e-7 apart, each further block ten times more, █ over 0.1"
 BROKEN_LEGEND = ", ✗ not finite"
@@ -34,14 +42,14 @@ WIDEST_LABEL, WIDEST_COURSE, LEAST_COURSE = 44, 40, 8
 def render(
     comparison: Comparison, verdict: Verdict, names: Names, console: Console, most: int | None = MOST_MODULES
 ) -> None:
-    """Draw what two recordings have in common and where they part.
+    """Print the comparison of two recordings: the verdict, their differences, and their common sites.
 
     Args:
-        comparison: The two, compared.
-        verdict: What is said of them.
-        names: What they are called.
-        console: Where to draw.
-        most: How many modules the table shows; all of them if None.
+        comparison: The comparison.
+        verdict: The verdict.
+        names: The names of the recordings.
+        console: The console to print to.
+        most: The most modules in the table; all of them if None.
     """
     for text in head(comparison, names):
         print_paragraph(text, console)
@@ -61,17 +69,17 @@ def render(
 
 
 def _map(comparison: Comparison, width: int) -> Iterator[Text]:
-    """Draw how the difference grows: modules from left to right, steps from top to bottom."""
+    """Yield the growth of the difference: modules from left to right, steps from top to bottom."""
     halves = [(name, grown(comparison, kinds)) for name, kinds in (("forward", FORWARD), ("backward", BACKWARD))]
     halves = [(name, distances) for name, distances in halves if not np.isnan(distances).all()]
     room = (width - STEP_LABEL - 1) // len(halves) - 1
     each = max(1, min(WIDEST_CELL, room // len(comparison.modules)))
     room = max(min(room, each * len(comparison.modules)), len("backward"))
-    yield _joined([" " * STEP_LABEL, *(fit(name, room, right=False) for name, _ in halves)], "bold")
-    for column in _telling_steps(comparison):
+    yield joined([" " * STEP_LABEL, *(fit(name, room, right=False) for name, _ in halves)], "bold")
+    for column in _shown_steps(comparison):
         label = fit(f"step {comparison.steps[column]}", STEP_LABEL, right=False)
         strips = (_strip(np.repeat(distances[:, column], each), comparison, room) for _, distances in halves)
-        yield _joined([label, *strips])
+        yield joined([label, *strips])
     yield Text(LEGEND + BROKEN_LEGEND * bool(np.isinf(comparison.apart).any()), "dim")
 
 
@@ -83,8 +91,8 @@ def _strip(distances: Floats, comparison: Comparison, room: int) -> Text:
     return text
 
 
-def _telling_steps(comparison: Comparison) -> list[int]:
-    """Choose the step before they part, the first one and the next, and some up to the last."""
+def _shown_steps(comparison: Comparison) -> list[int]:
+    """Return the columns of the step before they part, the first one, the next, and some up to the last."""
     first = int(np.flatnonzero(comparison.parted.any(axis=0))[0])
     last = len(comparison.steps) - 1
     rest = np.linspace(first, last, MOST_STEPS - 2).round().astype(int).tolist()
@@ -92,7 +100,7 @@ def _telling_steps(comparison: Comparison) -> list[int]:
 
 
 def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Text]:
-    """Draw the modules that part, the first one first."""
+    """Yield the table of the modules that part, the first one first."""
     made = lines(comparison)
     parted = in_order_of_parting(made)
     shown = parted[:most]
@@ -103,11 +111,11 @@ def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Tex
     course = min(width - figures - label - 1, WIDEST_COURSE, len(comparison.steps))
     course = course if course >= min(LEAST_COURSE, len(comparison.steps)) else 0
     titles = ("step", "first in", "A", "B", "apart", "at last")
-    yield _joined([fit("module", label, right=False), *_cells(titles, parts), _course_title(course)], "bold")
+    yield joined([fit("module", label, right=False), *_cells(titles, parts), _course_title(course)], "bold")
     for line in shown:
         name = Text(tail(line.same.label, label))
-        strip = _strip(_binned(line.course, course), comparison, course) if course else ""
-        yield _joined([fit(name, label, right=False), *_cells(_figures(line), parts), strip])
+        strip = _strip(binned(line.course, course), comparison, course) if course else ""
+        yield joined([fit(name, label, right=False), *_cells(_figures(line), parts), strip])
     equal = [line for line in made if line.first is None]
     yield Text(_rest(len(parted) - len(shown), len(equal), comparison.tolerance), "dim")
 
@@ -116,13 +124,7 @@ def _course_title(width: int) -> str:
     return next((title for title in ("over the steps", "steps") if len(title) <= width), "")
 
 
-def _binned(course: Floats, width: int) -> Floats:
-    if len(course) <= width:
-        return course
-    return np.fmax.reduceat(course, np.arange(width) * len(course) // width)
-
-
-def _figures(line: Line) -> tuple[str, ...]:
+def _figures(line: ModuleDifference) -> tuple[str, ...]:
     first = line.first
     if first is None:
         return ("", "", "", "", "", "")
@@ -136,8 +138,8 @@ def _cells(texts: Sequence[str], parts: int) -> list[Text]:
     return [fit(text, width, right=i != 1) for i, (text, width) in enumerate(cells)]
 
 
-def _part(line: Line) -> str:
-    """Name the site and the statistic: ``out max``, ``weight:update rms``."""
+def _part(line: ModuleDifference) -> str:
+    """Return the site and the statistic: ``out max``, ``weight:update rms``."""
     if line.first is None:
         return ""
     return f"{line.same.a.part(line.first.same.a).removeprefix(':')} {line.first.statistic}"
@@ -155,7 +157,7 @@ def _rest(hidden: int, equal: int, tolerance: float) -> str:
 
 
 def _common(comparison: Comparison) -> Iterator[Text]:
-    """Say what was compared, and what could not be."""
+    """Yield the aligned sites, and those that could not be compared."""
     alignment = comparison.alignment
     yield Text(f"{_aligned(comparison)}; {_steps(comparison)}", "dim")
     for one, other, n in alignment.renames[:NAMED]:
@@ -210,9 +212,3 @@ def _only(modules: Sequence[RecordedModule], sites: Sequence[SiteInfo]) -> str:
     named = [name_of_module(module) for module in modules] + [site.site for site in sites]
     more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
     return ", ".join(named[:NAMED]) + more
-
-
-def _joined(cells: Sequence[str | Text], style: str = "") -> Text:
-    text = Text(" ", style, no_wrap=True).join([Text(cell) if isinstance(cell, str) else cell for cell in cells])
-    text.rstrip()
-    return text

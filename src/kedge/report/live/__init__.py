@@ -1,1 +1,1 @@
-"""A run in the terminal, while it runs. The only folder that imports textual."""
+"""A run in the terminal while it runs. Only this folder imports textual."""

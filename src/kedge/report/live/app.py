@@ -1,4 +1,4 @@
-"""The terminal application: a head, the findings, the table, and one module in detail."""
+"""The application in the terminal: a head, the findings, the table, and one module in detail."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from textual.containers import VerticalScroll
 from textual.widgets import Footer, Input, Static
 
 from kedge.errors import KedgeError
-from kedge.report.counts import tally
 from kedge.report.findings import MARKS, STYLES
 from kedge.report.live.board import Board
-from kedge.report.live.detail import detail
+from kedge.report.live.detail_pane import DetailPane
 from kedge.report.live.heading import heading
-from kedge.report.live.reading import Reader, State
-from kedge.report.module_lines import Line
+from kedge.report.live.reading import RunReader
+from kedge.report.module_lines import ModuleLine
 from kedge.report.terminal import marks_of
+from kedge.report.verdict import tally
 from kedge.rules.rule import Finding, Rule
 
-#: Between two readings, in seconds; and reading takes up at most a fifth of the time.
+#: The least seconds between two readings, and the pause as a multiple of a reading: it takes at most a fifth of the time.
 PAUSE, READING_PAUSE = 0.5, 4.0
 
 
-class Live(App[KedgeError | None]):
-    """Follows a run; ends with what made it impossible to go on, or None.
+class LiveApp(App[KedgeError | None]):
+    """The live screen of a run; its result is the error that ended it, or None.
 
     Args:
         path: The folder of the recording.
@@ -57,30 +57,28 @@ class Live(App[KedgeError | None]):
         Binding("ctrl+c", "quit", "Quit", show=False, priority=True),
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("f", "findings", "Findings"),
-        Binding("n", "next_site", "Site"),
-        Binding("m", "next_statistic", "Measure"),
+        Binding("n", "next('site')", "Site"),
+        Binding("m", "next('statistic')", "Measure"),
         Binding("escape", "leave", "Back", show=False),
     ]
 
     def __init__(self, path: Path, rules: Sequence[Rule] | None = None) -> None:
         super().__init__()
-        self.reader = Reader(path, rules)
+        self.reader = RunReader(path, rules)
         self._pattern = ""
-        self._site = self._statistic = 0
 
     def compose(self) -> ComposeResult:
-        """Lay out the screen."""
+        """Yield the widgets of the screen."""
         yield Static(id="head")
         with VerticalScroll(id="findings", can_focus=False):
             yield Static(id="found")
         yield Input(id="filter", placeholder="a part of a path, or a pattern: *.attn")
         yield Board()
-        with VerticalScroll(id="detail", can_focus=False):
-            yield Static(id="drawn")
+        yield DetailPane()
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to follow."""
+        """Start to follow the run."""
         self.query_one(Board).focus()
         self.refresh_all()
         self.run_worker(self._follow(), exclusive=True)
@@ -99,66 +97,52 @@ class Live(App[KedgeError | None]):
             await asyncio.sleep(max(PAUSE, READING_PAUSE * (clock() - start)))
 
     def refresh_all(self) -> None:
-        """Draw what is known now."""
-        glance = self.reader.glance
+        """Draw the newest state."""
+        snapshot = self.reader.snapshot
         self.query_one("#head", Static).update(heading(self.reader))
-        findings = glance.findings if glance else ()
+        findings = snapshot.findings if snapshot else ()
         self.query_one("#found", Static).update(_found(findings))
         self.query_one("#findings").display = bool(findings)
-        shown = [line for line in (glance.lines if glance else ()) if _matches(line, self._pattern)]
+        shown = [line for line in (snapshot.lines if snapshot else ()) if _matches(line, self._pattern)]
         self.query_one(Board).show(shown, marks_of(shown, findings))
         self._refresh_detail()
 
     def _refresh_detail(self) -> None:
-        line, glance = self.query_one(Board).line, self.reader.glance
-        if not self.query_one("#detail").has_class("open"):
-            return
-        text = Text("no module is chosen", "dim")
-        if line is not None and glance is not None:
-            text = detail(line, (self._site, self._statistic), glance.findings, self.size.width - 4)
-        self.query_one("#drawn", Static).update(text)
+        snapshot = self.reader.snapshot
+        if snapshot is not None:
+            self.query_one(DetailPane).show(self.query_one(Board).modules.line, snapshot.findings)
 
     def on_resize(self) -> None:
         """Draw the curve in its new width."""
         self._refresh_detail()
 
     def on_board_chosen(self) -> None:
-        """Show the module that was chosen, its output first."""
-        self._site = 0
+        """Show the chosen module, its output first."""
+        self.query_one(DetailPane).first_site()
         self._refresh_detail()
 
     def on_board_selected(self) -> None:
         """Open the detail, or close it."""
-        self.query_one("#detail").toggle_class("open")
+        self.query_one(DetailPane).toggle_class("open")
         self._refresh_detail()
 
-    def action_next_site(self) -> None:
-        """Show the next site of the module."""
-        self._opened()
-        self._site += 1
+    def action_next(self, what: str) -> None:
+        """Show the next site of the module, or the next statistic of the site."""
+        self.query_one(DetailPane).choose_next(what)
         self._refresh_detail()
-
-    def action_next_statistic(self) -> None:
-        """Show the next statistic of the site."""
-        self._opened()
-        self._statistic += 1
-        self._refresh_detail()
-
-    def _opened(self) -> None:
-        self.query_one("#detail").add_class("open")
 
     def action_findings(self) -> None:
         """Show more of the findings, or fewer."""
         self.query_one("#findings").toggle_class("whole")
 
     def action_filter(self) -> None:
-        """Ask which modules to show."""
+        """Open the filter of modules."""
         asked = self.query_one("#filter", Input)
         asked.add_class("open")
         asked.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Show the modules that match what is typed so far."""
+        """Show the modules that match the typed text."""
         self._pattern = event.value.strip()
         self.refresh_all()
 
@@ -168,23 +152,18 @@ class Live(App[KedgeError | None]):
         self.query_one(Board).focus()
 
     def action_leave(self) -> None:
-        """Take back the filter if it is being typed; close the detail otherwise."""
+        """Clear the filter if it is open; otherwise close the detail."""
         asked = self.query_one("#filter", Input)
         if asked.has_class("open"):
             asked.value = ""
             asked.remove_class("open")
             self.query_one(Board).focus()
         else:
-            self.query_one("#detail").remove_class("open")
-
-    @property
-    def state(self) -> State:
-        """How the run is doing."""
-        return self.reader.state
+            self.query_one(DetailPane).remove_class("open")
 
 
-def _matches(line: Line, pattern: str) -> bool:
-    """Tell whether a label matches a pattern, or holds it; small and capital letters are the same."""
+def _matches(line: ModuleLine, pattern: str) -> bool:
+    """Whether a label matches a pattern, or contains it, in small or capital letters."""
     label, pattern = line.label.lower(), pattern.lower()
     return fnmatchcase(label, pattern) if {"*", "?"} & set(pattern) else pattern in label
 

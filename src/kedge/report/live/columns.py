@@ -1,4 +1,4 @@
-"""The columns of the live table: what each shows of a module, and how it is sorted."""
+"""The columns of the live table: the cell of each module, and the key it is sorted by."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from math import isnan
 
 from rich.text import Text
 
-from kedge.numbers import compact
-from kedge.report.module_lines import Line
-from kedge.report.module_table import BAD, FAINT, fit, tail
-from kedge.report.sparkline import NOT_FINITE, Course, picture
+from kedge.report.fitted_text import fit, tail
+from kedge.report.module_lines import ModuleLine
+from kedge.report.module_table import FAINT, broken_steps, figure, newest, over_steps
+from kedge.report.sparkline import NOT_FINITE, ScaleSeries
 
 LEAST_NAME, MOST_NAME = 16, 48
 LEAST_COURSE, MOST_COURSE = 8, 40
@@ -20,35 +20,35 @@ NARROW, NARROWER = 100, 72
 
 
 @dataclass(frozen=True)
-class Column:
+class LiveColumn:
     """One column of the live table.
 
     Attributes:
-        title: What stands above it.
-        width: How wide it is.
-        cell: What it says of a line.
-        key: What lines are sorted by, the largest first if ``falling``; None where it cannot be sorted.
-        right: Whether it is set to the right.
-        falling: Whether the largest come first.
+        title: The title.
+        width: The width in characters.
+        cell: Returns the cell of a line.
+        key: Returns the key that a line is sorted by; None if the column cannot be sorted.
+        right: Whether cells are aligned to the right.
+        falling: Whether the largest keys come first.
     """
 
     title: str
     width: int
-    cell: Callable[[Line, int], Text]
-    key: Callable[[Line], float | str] | None = None
+    cell: Callable[[ModuleLine, int], Text]
+    key: Callable[[ModuleLine], float | str] | None = None
     right: bool = False
     falling: bool = True
 
-    def fitted(self, line: Line) -> Text:
-        """Give the cell of one line in exactly the column's width."""
+    def fitted(self, line: ModuleLine) -> Text:
+        """Return the cell of one line in exactly the column's width."""
         return fit(self.cell(line, self.width), self.width, right=self.right)
 
 
-def layout(width: int, longest: int) -> tuple[Column, ...]:
-    """Fit the columns to a width.
+def layout(width: int, longest: int) -> tuple[LiveColumn, ...]:
+    """Return the columns fitted to a width.
 
     Args:
-        width: How wide a line may be.
+        width: The most characters of a line.
         longest: The length of the longest label.
     """
     details = (_TYPE,) if width >= NARROW else ()
@@ -57,19 +57,19 @@ def layout(width: int, longest: int) -> tuple[Column, ...]:
     free = width - sum(column.width + 1 for column in (*details, *figures)) - 2
     name = max(LEAST_NAME, min(longest, MOST_NAME, free - 2 * LEAST_COURSE))
     course = max(LEAST_COURSE, min(MOST_COURSE, (free - name) // 2))
-    out = Column("over the steps", course, lambda line, wide: _course(line.out, wide, "cyan"))
-    gradient = Column("over the steps", course, lambda line, wide: _course(line.gradient, wide, "green"))
-    module = Column("module", name, lambda line, wide: Text(tail(line.label, wide)), _label, falling=False)
+    out = LiveColumn("over the steps", course, lambda line, wide: over_steps(line.out, wide, "cyan"))
+    gradient = LiveColumn("over the steps", course, lambda line, wide: over_steps(line.gradient, wide, "green"))
+    module = LiveColumn("module", name, lambda line, wide: Text(tail(line.label, wide)), _label, falling=False)
     return (module, *details, _OUT, out, _GRADIENT, gradient, *last)
 
 
-def in_order(lines: Sequence[Line], column: Column | None, turned: bool) -> list[Line]:
-    """Sort lines; those with nothing to say come last, whichever way round.
+def in_order(lines: Sequence[ModuleLine], column: LiveColumn | None, turned: bool) -> list[ModuleLine]:
+    """Return lines sorted by a column; lines without a key come last in either order.
 
     Args:
         lines: The lines in data-flow order.
-        column: What to sort by; the order stays if None.
-        turned: The other way round.
+        column: The column to sort by; the order stays if None.
+        turned: Whether to reverse the order.
     """
     if column is None or column.key is None:
         return list(reversed(lines)) if turned else list(lines)
@@ -83,49 +83,27 @@ def _is_nan(key: float | str) -> bool:
     return isinstance(key, float) and isnan(key)
 
 
-def _label(line: Line) -> str:
+def _label(line: ModuleLine) -> str:
     return line.label
 
 
-def _kind(line: Line) -> str:
+def _kind(line: ModuleLine) -> str:
     return line.type
 
 
-def _scale(course: Course | None) -> float:
-    """Give what a course is sorted by; what is not finite is the largest of all."""
-    if course is None or course.last is None:
+def _scale(series: ScaleSeries | None) -> float:
+    """Return the key that a series is sorted by; non-finite values are the largest of all."""
+    if series is None or series.last is None:
         return float("nan")
-    return float("inf") if isnan(course.last) else abs(course.last)
+    return float("inf") if isnan(series.last) else abs(series.last)
 
 
-def _number(value: float | None) -> Text:
-    if value is None:
-        return Text("-", FAINT)
-    return Text(compact(value), "" if abs(value) < float("inf") else BAD)
-
-
-def _last(course: Course | None) -> Text:
-    return _number(course.last if course else None)
-
-
-def _course(course: Course | None, width: int, style: str) -> Text:
-    if course is None:
-        return Text("")
-    text = Text(picture(course, width), style)
-    text.highlight_regex(f"{NOT_FINITE}+", BAD)
-    return text
-
-
-def _update(line: Line) -> float:
+def _update(line: ModuleLine) -> float:
     return float("nan") if line.update is None else line.update
 
 
-def _broken(line: Line, _: int) -> Text:
-    return Text(str(line.broken), BAD) if line.broken else Text("")
-
-
-_TYPE = Column("type", 14, lambda line, _: Text(line.type, FAINT), _kind, falling=False)
-_OUT = Column("out", 7, lambda line, _: _last(line.out), lambda line: _scale(line.out), right=True)
-_GRADIENT = Column("grad", 7, lambda line, _: _last(line.gradient), lambda line: _scale(line.gradient), right=True)
-_UPDATE = Column("update", 7, lambda line, _: _number(line.update), _update, right=True)
-_BROKEN = Column(NOT_FINITE, 5, _broken, lambda line: float(line.broken), right=True)
+_TYPE = LiveColumn("type", 14, lambda line, _: Text(line.type, FAINT), _kind, falling=False)
+_OUT = LiveColumn("out", 7, lambda line, _: newest(line.out), lambda line: _scale(line.out), right=True)
+_GRADIENT = LiveColumn("grad", 7, lambda line, _: newest(line.gradient), lambda line: _scale(line.gradient), right=True)
+_UPDATE = LiveColumn("update", 7, lambda line, _: figure(line.update), _update, right=True)
+_BROKEN = LiveColumn(NOT_FINITE, 5, lambda line, _: broken_steps(line), lambda line: float(line.broken), right=True)

@@ -1,4 +1,4 @@
-"""One module in detail: the curve of a statistic of one of its sites, its newest figures, and what was found there."""
+"""One module in detail: the curve of a statistic of one of its sites, its newest figures, and its findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 from kedge.numbers import compact, counted
 from kedge.report.findings import MARKS, STYLES
 from kedge.report.live.plot import plot
-from kedge.report.module_lines import Line
+from kedge.report.module_lines import ModuleLine
 from kedge.report.module_table import BAD
 from kedge.rules.rule import Finding
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
@@ -18,34 +18,34 @@ from kedge.store.recording import STATISTICS, Recording, SiteInfo
 HEIGHT = 8
 FIGURES_WIDTH = 34
 SCALE_WIDTH = 8
-#: In the order in which they are gone through.
+#: The statistics with curves, in the order in which keys go through them.
 COURSES = ("rms", "mean", "std", "absmax", "zero", "q05", "q50", "q95", "saturated", "nonfinite")
 
 
-#: What is not finite where an element is not.
+#: The statistics that a non-finite element makes non-finite.
 SPOILT = {"mean", "rms", "std", "absmax", "min", "max"}
 
 
-def sites_of(line: Line) -> list[SiteInfo]:
-    """List the sites of a line, its output first."""
+def sites_of(line: ModuleLine) -> list[SiteInfo]:
+    """Return the sites of a line, its output first."""
     own = [line.sites[kind] for kind in ("out", "out.grad") if kind in line.sites]
     return [*own, *(site for sites in line.parameters.values() for site in sites)]
 
 
 def courses_of(recording: Recording, site: SiteInfo) -> list[str]:
-    """List the statistics that were measured at a site."""
+    """Return the statistics that were measured at a site."""
     measured = [name for name in COURSES if np.isfinite(recording.series(site, name)).any()]
     return measured or list(COURSES[:1])
 
 
-def detail(line: Line, chosen: tuple[int, int], findings: Sequence[Finding], width: int) -> Text:
-    """Draw a module in detail.
+def detail(line: ModuleLine, chosen: tuple[int, int], findings: Sequence[Finding], width: int) -> Text:
+    """Return a module in detail.
 
     Args:
         line: The line of the table.
-        chosen: Which of its sites, and which statistic; both are counted round.
-        findings: What was found; only what is about this module is shown.
-        width: How wide the text may be.
+        chosen: The numbers of the site and of the statistic; both wrap around.
+        findings: The findings; those of other modules are left out.
+        width: The width of the text.
     """
     sites = sites_of(line)
     site = sites[chosen[0] % len(sites)]
@@ -57,7 +57,7 @@ def detail(line: Line, chosen: tuple[int, int], findings: Sequence[Finding], wid
     return Text("\n").join(lines)
 
 
-def _title(line: Line, site: SiteInfo) -> Text:
+def _title(line: ModuleLine, site: SiteInfo) -> Text:
     parts = [line.type, line.shape, site.dtype, counted(line.size, "parameter") if line.size else ""]
     title = Text.assemble((line.label, "bold"), "  ", (" · ".join(part for part in parts if part), "dim"))
     called = site.source
@@ -69,14 +69,14 @@ def _title(line: Line, site: SiteInfo) -> Text:
 
 
 def _choices(sites: Sequence[SiteInfo], site: SiteInfo, names: Sequence[str], name: str) -> Iterator[Text]:
-    """List the sites and the statistics that there are, a line each, with those that are shown marked."""
+    """Yield a line of all sites and one of all statistics, with the shown ones marked."""
     shown = [(other.site.removeprefix(other.owner).lstrip(".:"), other is site) for other in sites]
     for choices in (shown, [(other, other == name) for other in names]):
         yield Text().join(Text(f" {label} ", "reverse" if taken else "dim") for label, taken in choices)
 
 
 def _curve(recording: Recording, site: SiteInfo, name: str, width: int) -> list[Text]:
-    """Draw the course of a statistic, with its scale on the left and the steps below."""
+    """Return the curve of a statistic, with its scale on the left and the steps below."""
     wide = max(width - SCALE_WIDTH - 3, 8)
     steps, drawn = recording.steps, plot(recording.series(site, name), wide, HEIGHT)
     if drawn is None:
@@ -92,7 +92,7 @@ def _curve(recording: Recording, site: SiteInfo, name: str, width: int) -> list[
 
 
 def _figures(recording: Recording, site: SiteInfo) -> list[Text]:
-    """Give every statistic of the newest step in which the site was measured, two in a line."""
+    """Return every statistic of the newest step in which the site was measured, two in a line."""
     seen = np.flatnonzero(~np.isnan(recording.series(site, "count")))
     if not len(seen):
         return [Text("no step was sampled yet", "dim")]
@@ -101,7 +101,7 @@ def _figures(recording: Recording, site: SiteInfo) -> list[Text]:
     cells = []
     for name in STATISTICS:
         value = float(recording.series(site, name)[newest])
-        # A NaN was not measured, unless something there was not finite.
+        # A NaN was not measured, unless there were non-finite elements.
         if np.isfinite(value) or (broken and name in SPOILT):
             cells.append(
                 Text.assemble((f"{name:>9} ", "dim"), (f"{compact(value):<7}", "" if np.isfinite(value) else BAD))
@@ -111,7 +111,7 @@ def _figures(recording: Recording, site: SiteInfo) -> list[Text]:
 
 
 def _beside(left: Sequence[Text], right: Sequence[Text], width: int) -> Iterator[Text]:
-    """Put two blocks side by side; where there is no room, the second is left out."""
+    """Yield two blocks side by side; without room for both, the first alone."""
     room = width - FIGURES_WIDTH
     for i, text in enumerate(left):
         line = text.copy()
@@ -122,7 +122,7 @@ def _beside(left: Sequence[Text], right: Sequence[Text], width: int) -> Iterator
         yield line
 
 
-def _found(line: Line, findings: Sequence[Finding]) -> Iterator[Text]:
+def _found(line: ModuleLine, findings: Sequence[Finding]) -> Iterator[Text]:
     for finding in findings:
         if finding.site in line.texts:
             yield Text.assemble(

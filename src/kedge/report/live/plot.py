@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from kedge.report.sparkline import binned
+from kedge.store.rows import Floats
 
 EMPTY = 0x2800
 #: The bits of a braille character's dots, by row and column.
@@ -35,10 +36,10 @@ class Plot:
 
 
 def plot(values: Floats, width: int, height: int) -> Plot | None:
-    """Draw a curve; where several values share a column of dots, from the least to the largest of them.
+    """Return a curve; values that share a column of dots are drawn from the least to the largest of them.
 
     Args:
-        values: One for each step; what is not finite leaves a gap.
+        values: One for each step; a non-finite value leaves a gap.
         width: In characters.
         height: In characters.
 
@@ -60,17 +61,16 @@ def plot(values: Floats, width: int, height: int) -> Plot | None:
 
 
 def _columns(values: Floats, many: int) -> tuple[Floats, Floats]:
-    """Give the least and the largest value for each column of dots; NaN for a gap."""
+    """Return the least and the largest value for each column of dots; NaN for a gap."""
     if len(values) <= many:
         # Few steps are spread over the width, each as a level piece.
         places = np.arange(many) * len(values) // many
         return values[places], values[places]
-    starts = np.arange(many) * len(values) // many
-    return np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
+    return binned(values, many, np.fmin), binned(values, many)
 
 
 def _connected(least: Floats, most: Floats) -> tuple[Floats, Floats]:
-    """Draw each column up or down to where the one before it ends."""
+    """Return the columns extended to the end of the one before, so that the curve has no gaps."""
     before_least, before_most = (np.append(np.nan, edge[:-1]) for edge in (least, most))
     return np.fmin(least, np.where(before_most < least, before_most, np.nan)), np.fmax(
         most, np.where(before_least > most, before_least, np.nan)
@@ -85,6 +85,6 @@ def _heights(values: Floats, ends: tuple[float, float], logarithmic: bool, dots:
         if logarithmic:
             share = (np.log10(values) - np.log10(low)) / (np.log10(high) - np.log10(low))
         else:
-            # Halved first: the distance between the largest numbers of both signs is no number.
+            # Halved first: the distance between the largest numbers of both signs overflows.
             share = (values / 2 - low / 2) / (high / 2 - low / 2)
     return np.asarray(np.rint(np.nan_to_num(share) * (dots - 1)), dtype=np.int64)

@@ -1,1 +1,1 @@
-"""A recording as one HTML page: Python condenses it, the page's own script draws it."""
+"""A recording as one HTML page: Python condenses it, and the page's script draws it."""

@@ -1,9 +1,9 @@
-"""Numbers as base64 text, each table in the smallest form that still shows what is in it.
+"""Numbers as base64 text, each table in the smallest form that is exact enough to be drawn.
 
 # Note [Forms]
 ``f8`` and ``f4`` are IEEE floats. ``b2`` is the upper half of a float32: its whole range, infinities and NaN in two
-bytes, with an error of at most 0.4 %, which no picture shows. ``u1`` is a share between 0 and 1 in 254 parts, rounded
-so that only 0 itself is 0 and only 1 itself is 254; 255 stands for NaN. ``n1`` are small whole numbers as they are. All
+bytes, with an error of at most 0.4 %, too small to be seen. ``u1`` is a share between 0 and 1 in 254 parts, rounded
+so that only 0 itself is 0 and only 1 itself is 254; 255 stands for NaN. ``n1`` are small integers. All
 are little-endian.
 """
 
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from kedge.store.rows import Floats
+
 Form = str
 
 _SINGLE = np.finfo(np.float32)
@@ -25,12 +26,12 @@ _SHARE_ABSENT = 255
 
 
 def packed(values: NDArray[Any], form: Form) -> str:
-    """Put numbers into one of the forms of Note [Forms]."""
+    """Return numbers in one of the forms of Note [Forms]."""
     return b64encode(np.ascontiguousarray(_FORMS[form](values)).tobytes()).decode("ascii")
 
 
 def form_of(values: Floats, *, share: bool, brief: bool) -> Form:
-    """Choose the form for a table.
+    """Return the form for a table.
 
     Args:
         values: The table.
@@ -45,7 +46,7 @@ def form_of(values: Floats, *, share: bool, brief: bool) -> Form:
 
 
 def _is_wide(values: Floats) -> bool:
-    """Tell whether a number is beyond what the narrower forms can hold."""
+    """Whether a number is beyond the range of the narrower forms."""
     size = np.abs(values[np.isfinite(values) & (values != 0)])
     # Half of a float32 is rounded up by less than a 256th.
     return bool(len(size)) and bool(size.max() > _SINGLE.max / (1 + 2**-8) or size.min() < _SINGLE.tiny)

@@ -1,4 +1,4 @@
-"""The curves of a recording, as the page has them."""
+"""The curves of a recording, as they are on the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_POINTS = 1500
 
 
 def curves(recording: Recording) -> Iterator[dict[str, Any]]:
-    """Describe the curves of a recording for the page."""
+    """Return the curves of a recording for the page."""
     return map(_entry, curves_of(recording))
 
 

@@ -1,4 +1,4 @@
-"""Everything that a page shows, as one JSON document and the texts of its tables."""
+"""The content of a page: one JSON document, and the texts of its tables."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from kedge.numbers import for_json
 from kedge.report.curves import is_number
+from kedge.report.head import command_of
 from kedge.report.page.columns import packed
 from kedge.report.page.curves import curves
-from kedge.report.page.figures import figure, plain
-from kedge.report.page.header import about
+from kedge.report.page.figures import figure
 from kedge.report.page.heatmap_sheets import sheets_of, shown_steps
-from kedge.report.page.modules import modules_of
-from kedge.report.page.ranks import ranks_of
-from kedge.report.page.saved_section import account_section
+from kedge.report.page.modules import modules_of, saved_event
 from kedge.report.page.step_bins import Bins
 from kedge.report.verdict import advice, lack_of
 from kedge.rules.judgement import judgement_of
@@ -24,9 +23,16 @@ from kedge.rules.registry import explain
 from kedge.rules.rule import Finding, Rule
 from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording, SiteInfo
+from kedge.store.saved_account import account_of, named, newest, sections
 
-#: The formats that the page draws the limits of.
+#: The formats whose limits the page draws.
 SHOWN_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32")
+#: The keys of the manifest that the head of the page shows.
+SHOWN_KEYS = ("device", "torch", "python", "kedge", "started", "every", "world", "budget")
+#: The most modules with bars in the section on saved tensors.
+MOST_BARS = 16
+#: The most numbers of single ranks that a page has: some ten megabytes of it.
+MOST_OF_RANKS = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,8 @@ class Document:
     """A condensed recording.
 
     Attributes:
-        described: What is not a table; plain JSON values.
-        tables: The tables' base64 texts by name. They stand apart, so that a page reads each only when it is needed.
+        described: Everything but the tables; plain JSON values.
+        tables: The tables' base64 texts by name. They are separate, so that a page reads each only when it is needed.
     """
 
     described: dict[str, Any]
@@ -43,28 +49,28 @@ class Document:
 
 
 def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[Rule] = ()) -> Document:
-    """Condense a recording into what a page shows.
+    """Return the content of a page.
 
     Args:
-        recording: What was seen.
-        findings: What the rules say of it, the worst first.
-        rules: The rules that were run; the page of each that found something is put in.
+        recording: The recording.
+        findings: The findings of the rules, the worst first.
+        rules: The rules that were run; the explanation of each rule with findings is included.
     """
     wanted = [finding.step for finding in findings if finding.step >= 0]
     shown = shown_steps(recording)
-    # A finding may be of a step that no row tells of: it is pinned on a column of its own, not on the one before.
+    # A finding may be of a step without rows: it is pinned on a column of its own, not on the one before.
     bins = Bins.of(np.union1d(shown, np.array(wanted, dtype=np.int64)), wanted, recording.steps)
     tables: dict[str, str] = {"first": packed(bins.first.astype(np.float64), "f8")}
     tables["last"] = packed(bins.last.astype(np.float64), "f8")
     entries = sheets_of(recording, bins).entries()
     for name, entry in entries.items():
         tables[name] = entry.pop("data")
-    ranks, own = ranks_of(recording, bins)
+    ranks, own = _ranks(recording, bins)
     tables |= own
     codes = {finding.code for finding in findings}
     judgement = judgement_of(recording, findings, rules)
     described = {
-        "run": about(recording),
+        "run": _head(recording),
         "rules": len(rules),
         "unjudged": [{"code": lack.code, "said": lack_of(lack)} for lack in judgement.unjudged],
         "unseen": list(judgement.unseen),
@@ -80,14 +86,14 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
         "ranks": ranks,
         "curves": list(curves(recording)),
         "modules": modules_of(recording),
-        "account": account_section(recording),
+        "account": _account(recording),
         "formats": [asdict(FORMATS[name]) for name in SHOWN_FORMATS],
     }
     return Document(described, tables)
 
 
 def _site(recording: Recording, site: SiteInfo) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "site": site.site,
         "path": site.path,
         "kind": site.kind,
@@ -99,14 +105,87 @@ def _site(recording: Recording, site: SiteInfo) -> dict[str, Any]:
         "owner": site.owner,
     }
     if is_number(recording, site):
-        told["number"] = True
+        shown["number"] = True
     if site.source:
-        told["source"] = {key: site.source.get(key) for key in ("file", "line", "function", "text")}
-    return told
+        shown["source"] = {key: site.source.get(key) for key in ("file", "line", "function", "text")}
+    return shown
 
 
 def _finding(recording: Recording, finding: Finding) -> dict[str, Any]:
-    told = asdict(finding)
-    told["evidence"] = plain(finding.evidence)
-    told["figure"] = figure(recording, finding)
-    return told
+    shown = asdict(finding)
+    shown["evidence"] = for_json(finding.evidence)
+    shown["figure"] = figure(recording, finding)
+    return shown
+
+
+def _head(recording: Recording) -> dict[str, Any]:
+    """Return the head of the page: command, circumstances, end and cost of watching."""
+    manifest, end = recording.manifest, recording.end
+    shown: dict[str, Any] = {key: manifest.get(key) for key in SHOWN_KEYS}
+    shown |= {
+        "name": recording.path.name,
+        "command": command_of(manifest),
+        "watched": manifest.get("sites"),
+    }
+    shown |= {"sampled": len(recording.steps), "truncated": recording.truncated, "running": end is None}
+    shown |= {"last": int(recording.steps[-1]) if len(recording.steps) else None}
+    if end is not None:
+        shown |= {key: end.get(key) for key in ("exit", "error", "steps", "seconds", "watching", "slowdown", "levels")}
+    saved = saved_event(recording)
+    shown["saved"] = {"step": saved.get("step"), "bytes": saved.get("bytes")} if saved else None
+    shown["ranks"] = len(recording.ranks)
+    return shown
+
+
+def _account(recording: Recording) -> dict[str, Any] | None:
+    """Return the section on saved tensors; None unless a full account was recorded."""
+    event = newest(recording.events)
+    account = None if event is None else account_of(event)
+    if event is None or account is None:
+        return None
+    largest = sorted((sums for sums in account.modules if sums.bytes), key=lambda sums: -sums.bytes)[:MOST_BARS]
+    names = {named(sums.path): sums.path for sums in account.tree}
+    totals, modules, lines = sections(account)
+    return {
+        "step": event.get("step"),
+        "held": account.total.bytes,
+        "totals": [list(row) for row in totals.rows],
+        "modules": asdict(modules) | {"paths": [names.get(row[0]) for row in modules.rows]},
+        "lines": asdict(lines),
+        "bars": [
+            {
+                "path": sums.path,
+                "name": named(sums.path),
+                "held": sums.bytes,
+                "rebuild": sums.rebuild,
+                "offload": sums.offload,
+            }
+            for sums in largest
+        ],
+        "course": asdict(account.course),
+    }
+
+
+def _ranks(recording: Recording, bins: Bins) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the sheets of each rank by itself, in the columns that all ranks share.
+
+    The lowest ranks are shown, as many as the page has room for; their numbers have two or three digits.
+
+    Returns:
+        The ranks that are ``shown``, each with its sheets and curves, and those that are ``left_out``; and the texts
+        of the sheets' tables, by rank and name of the sheet.
+    """
+    shown: list[dict[str, Any]] = []
+    tables: dict[str, str] = {}
+    room = MOST_OF_RANKS
+    ranks = recording.ranks if len(recording.ranks) > 1 else ()
+    for rank in ranks:
+        own = recording.of_rank(rank)
+        sheets = sheets_of(own, bins)
+        room -= sheets.size
+        if room < 0:
+            break
+        entries = sheets.entries(brief=True)
+        tables |= {f"rank{rank}-{name}": entry.pop("data") for name, entry in entries.items()}
+        shown.append({"rank": rank, "sheets": entries, "curves": list(curves(own))})
+    return {"shown": shown, "left_out": list(ranks[len(shown) :])}, tables

@@ -1,4 +1,4 @@
-"""What a finding rests on, as a figure: the series around its step, a profile over the depth, or a list of figures."""
+"""The evidence of a finding as a figure: the series around its step, a profile over the depth, or a list of figures."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from kedge.numbers import for_json
 from kedge.report.curves import is_number, number
 from kedge.report.page.heatmap_sheets import statistic
-from kedge.report.page.step_bins import Floats, Ints
 from kedge.rules.rule import Finding
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
+from kedge.store.rows import Floats, Ints
 
-#: How many samples a figure shows on each side of the finding's step, at full resolution.
+#: The samples that a figure shows on each side of the finding's step, at full resolution.
 AROUND = 60
 MOST_SERIES = 4
 MOST_BARS = 48
 LEAST_PROFILE = 3
-#: From this many steps on a series in the evidence is better than the site's own.
-MANY_TOLD = 12
+#: From this many steps on, a series in the evidence is preferred to the site's own.
+MANY_STEPS = 12
 
-#: What shows best what some rules are about; their sites' scale is what shows the others.
-TELLING = {"DEAD-CHANNEL": "zero", "SATURATED": "saturated", "NEAR-OVERFLOW": "absmax", "UNDERFLOW": "q05"}
-#: Rules that compare places with each other and not steps.
+#: The statistics that show the findings of some rules; others are shown by the scale of their sites.
+SHOWN_BY = {"DEAD-CHANNEL": "zero", "SATURATED": "saturated", "NEAR-OVERFLOW": "absmax", "UNDERFLOW": "q05"}
+#: The rules that compare places, not steps.
 COMPARED = {"SAVED-MEMORY", "RANK-DEPARTS"}
 
 
 def figure(recording: Recording, finding: Finding) -> dict[str, Any] | None:
-    """Choose the figure for a finding; None if there is nothing to draw.
+    """Return the figure for a finding; None if there is nothing to draw.
 
-    A profile over the depth says most; then the course of the site around the step, at full resolution; then
-    whatever else the evidence has.
+    A profile over the depth is preferred, then the series of the site around the step, at full resolution, then
+    other figures of the evidence.
     """
     profile, places = finding.evidence.get("profile"), _places(finding.evidence)
     if _is_profile(profile):
         return _profile("profile", profile)
     if finding.code in COMPARED and places is not None:
         return places
-    told = _told_series(finding.evidence)
-    if told is not None and len(told["series"][0]["steps"]) >= MANY_TOLD:
-        return told
+    given = _series_of_evidence(finding.evidence)
+    if given is not None and len(given["series"][0]["steps"]) >= MANY_STEPS:
+        return given
     drawn = list(_series(recording, finding))
     if not drawn:
-        return places or told
+        return places or given
     return {"form": "series", "step": finding.step, "series": drawn, "bars": _bars(finding.evidence)}
 
 
@@ -53,22 +54,22 @@ def _is_profile(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _places(evidence: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Find a figure for each of several places: ``{"conv1.weight": 1e-9, ...}``."""
+    """Return figures of several places in the evidence: ``{"conv1.weight": 1e-9, ...}``."""
     return next((_profile(name, value) for name, value in evidence.items() if _is_profile(value)), None)
 
 
 def _profile(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
     labels, values = list(figures)[:MOST_BARS], list(figures.values())[:MOST_BARS]
-    return {"form": "profile", "name": name, "labels": labels, "values": plain(values)}
+    return {"form": "profile", "name": name, "labels": labels, "values": for_json(values)}
 
 
-def _told_series(evidence: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Find a series in the evidence itself: ``{"steps": [...], "norm": [...]}``."""
+def _series_of_evidence(evidence: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the series in the evidence itself: ``{"steps": [...], "norm": [...]}``."""
     steps = evidence.get("steps")
     if not _is_series(steps):
         return None
     drawn = [
-        {"label": name, "statistic": name, "steps": plain(steps), "values": plain(value), "broken": []}
+        {"label": name, "statistic": name, "steps": for_json(steps), "values": for_json(value), "broken": []}
         for name, value in evidence.items()
         if name != "steps" and _is_series(value) and len(value) == len(steps)
     ]
@@ -84,13 +85,13 @@ def _is_number(value: object) -> bool:
 
 
 def _series(recording: Recording, finding: Finding) -> Iterator[dict[str, Any]]:
-    """Give the course of the finding's site, and of those that its evidence names, around its step."""
+    """Yield the series of the finding's site, and of sites named by its evidence, around its step."""
     known = {site.site: site for site in recording.sites}
     if finding.site not in known:
         return
     near = finding.evidence.get("near")
     named = [finding.site, *(near if isinstance(near, Mapping) else ())]
-    if finding.code == "GRAD-EXPLODE":  # it speaks of the norm, and names the parameter that holds most of it
+    if finding.code == "GRAD-EXPLODE":  # it is about the norm, and its site is the parameter with most of it
         named = [site.site for site in recording.of_kind("grad.norm") if site.root == known[finding.site].root] or named
     for text in dict.fromkeys(named[:MOST_SERIES]):
         if text in known:
@@ -99,7 +100,7 @@ def _series(recording: Recording, finding: Finding) -> Iterator[dict[str, Any]]:
 
 def _around(recording: Recording, site: SiteInfo, finding: Finding) -> Iterator[dict[str, Any]]:
     rows = recording.rows(site)
-    name = _telling(recording, site, finding)
+    name = _statistic_of(recording, site, finding)
     values = _values(recording, site, name)
     part = _window(rows.step, finding.step)
     bad = ~rows.clean[part] & (rows.count[part] > 0)
@@ -107,9 +108,9 @@ def _around(recording: Recording, site: SiteInfo, finding: Finding) -> Iterator[
         yield _drawn(_label(site, name), name, (rows.step[part], values[part]), bad)
 
 
-def _telling(recording: Recording, site: SiteInfo, finding: Finding) -> str:
-    """Name the statistic that shows what a finding is about; its evidence may say so."""
-    said = finding.evidence.get("statistic", TELLING.get(finding.code))
+def _statistic_of(recording: Recording, site: SiteInfo, finding: Finding) -> str:
+    """Return the statistic that shows a finding, which its evidence may name."""
+    said = finding.evidence.get("statistic", SHOWN_BY.get(finding.code))
     if said in STATISTICS and not np.isnan(recording.rows(site).statistic(said)).all():
         return str(said)
     if site.kind == "grad.norm":
@@ -120,7 +121,7 @@ def _telling(recording: Recording, site: SiteInfo, finding: Finding) -> str:
 
 
 def _values(recording: Recording, site: SiteInfo, name: str) -> Floats:
-    """Give the figures of a site's rows."""
+    """Return a statistic of a site's rows."""
     rows = recording.rows(site)
     if name == "update ratio":
         return _ratio(recording, site)
@@ -136,7 +137,7 @@ def _label(site: SiteInfo, name: str) -> str:
 
 
 def _ratio(recording: Recording, site: SiteInfo) -> Floats:
-    """Relate the updates of a parameter to its size in the same steps."""
+    """Return the updates of a parameter relative to its size in the same steps."""
     rows = recording.rows(site)
     owner = next((other for other in recording.of_kind("param") if other.path == site.path), None)
     if owner is None:
@@ -173,23 +174,10 @@ def _short(values: Floats) -> list[float]:
 
 
 def _bars(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Find the figures that a series is held against."""
+    """Return the limits that a series is compared with."""
     names = ("bar", "threshold", "limit")
     return [{"name": name, "value": evidence[name]} for name in names if _is_finite(evidence.get(name))]
 
 
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def plain(value: Any) -> Any:
-    """Turn what evidence may hold into what JSON has; numbers that it lacks become text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)

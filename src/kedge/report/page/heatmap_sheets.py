@@ -1,4 +1,4 @@
-"""The statistics of all sites as sheets: a row a site, a column a bin of steps."""
+"""The statistics of all sites as sheets: a row for each site, a column for each bin of steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from kedge.report.curves import KINDS, is_number
 from kedge.report.page.columns import form_of, packed
-from kedge.report.page.step_bins import Bins, Floats, Grouping, Ints
+from kedge.report.page.step_bins import Bins, Grouping
 from kedge.store.exponents import quantile
 from kedge.store.recording import Recording, Rows, SiteInfo
-from kedge.store.rows import FULL
+from kedge.store.rows import FULL, QUANTILES, Floats, Ints
 
-#: The statistics of a sheet, and what is kept of the steps that share a column.
+#: The statistics with sheets, and the fold of the steps that share a column.
 FOLDS = {
     "rms": "most",
     "mean": "furthest",
@@ -27,15 +27,14 @@ FOLDS = {
     "nonfinite": "most",
     "saturated": "most",
 }
-#: Of the scale the least and the last are kept as well.
+#: Further folds of the scale.
 SCALES = {"rms.least": "least", "rms.last": "last"}
-QUANTILES = {"q05": 0.05, "q50": 0.50, "q95": 0.95}
 SHARES = {"zero", "saturated"}
 
 #: States of a cell.
 ABSENT, FINITE, BROKEN = 0, 1, 2
 
-#: From this many numbers on, forms of two or three digits are used.
+#: Above this many numbers, forms of two or three digits are used.
 MANY = 2_000_000
 
 
@@ -47,7 +46,7 @@ class Sheet:
     values: Floats
 
     def entry(self, name: str, *, brief: bool) -> dict[str, Any]:
-        """Describe the sheet for the page; ``data`` is its text."""
+        """Return the sheet for the page; ``data`` is its text."""
         form = form_of(self.values, share=name in SHARES, brief=brief)
         return {"rows": self.rows, "form": form, "data": packed(self.values, form)}
 
@@ -62,11 +61,11 @@ class Sheets:
 
     @property
     def size(self) -> int:
-        """How many numbers all sheets hold."""
+        """The number of values in all sheets."""
         return sum(sheet.values.size for sheet in self.by_name.values())
 
     def entries(self, *, brief: bool = False) -> dict[str, dict[str, Any]]:
-        """Describe all sheets for the page; many of them, or ``brief``, have two or three digits."""
+        """Return all sheets for the page, with two or three digits if they are large or ``brief`` is set."""
         brief = brief or self.size > MANY
         made = {name: sheet.entry(name, brief=brief) for name, sheet in self.by_name.items()}
         made["state"] = {"rows": None, "form": "n1", "data": packed(self.states, "n1")}
@@ -74,7 +73,7 @@ class Sheets:
 
 
 def shown_steps(recording: Recording) -> Ints:
-    """Give the steps that the page has columns for: those on schedule, and light ones that tell of other sites."""
+    """Return the steps of the page's columns: sampled steps, and light ones with values of further sites."""
     apart = set(_apart(recording))
     rows = (recording.rows(site) for site in recording.sites if site.id not in apart)
     light = [own.step[own.level != FULL] for own in rows]
@@ -82,12 +81,12 @@ def shown_steps(recording: Recording) -> Ints:
 
 
 def _apart(recording: Recording) -> list[int]:
-    """Give the sites that are written in every step: curves, and outputs that are a single number."""
+    """Return the sites that are recorded in every step: curves, and outputs that are a single number."""
     return [site.id for site in recording.sites if site.kind in KINDS or is_number(recording, site)]
 
 
 def sheets_of(recording: Recording, bins: Bins) -> Sheets:
-    """Fold all sites into sheets."""
+    """Return the sheets of all sites."""
     states = np.zeros((len(recording.sites), len(bins)), dtype=np.uint8)
     held: dict[str, tuple[list[int], list[Floats]]] = {}
     for site in recording.sites:
@@ -134,9 +133,9 @@ def _placed(groups: Grouping, values: Floats) -> Floats:
 
 
 def statistic(site: SiteInfo, rows: Rows, name: str) -> Floats:
-    """Derive a statistic of a site's rows as the page shows it.
+    """Return a statistic of a site's rows as the page shows it.
 
-    Off schedule a parameter's gradient is seen only where one is not finite: it says nothing of the usual ones.
+    In light steps a parameter's gradient is recorded only if it is non-finite, which is not typical of the others.
     """
     values = rows.statistic(name)
     if site.kind == "param.grad" and name != "nonfinite":

@@ -1,10 +1,10 @@
-"""The same page, served while its recording grows: on this machine alone, to whoever knows the address.
+"""The same page, served while its recording grows: on this machine alone, to anyone with the address.
 
 # Note [Who may read a served page]
-A web page of anybody can make a browser ask 127.0.0.1 for things, so being on this machine is not enough. Each
-address begins with a token that is made anew for each server and is in none of the pages' links; a request must also
-name this machine as its host, which one that came through a foreign name does not. Nothing but the page, its news
-and the word that there is some is served.
+Any web page can make a browser send requests to 127.0.0.1, so being on this machine is not enough. Each address
+begins with a token that is new for each server and in none of the pages' links. A request must also name this machine
+as its host, which a request through a foreign name does not. Only the page, its news and the announcement of news are
+served.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from kedge.store.recording import Recording
 LOOPBACK = "127.0.0.1"
 HOSTS = {"127.0.0.1", "localhost", "[::1]"}
 
-#: Seconds between two looks at the recording, and how many times longer than condensing it takes they are at least.
+#: The least seconds between two readings of the recording, and the pause as a multiple of the time to condense it.
 PAUSE = 1.0
 REST = 3.0
 
-#: Seconds after which a quiet line is used, to learn whether somebody still listens.
+#: Seconds after which a comment is sent on a quiet connection, to find out whether it is still open.
 SIGN_OF_LIFE = 15.0
-#: Seconds after which a connection that asks for nothing is closed.
+#: Seconds after which a connection without a request is closed.
 SILENCE = 30.0
 
 HEADERS = {
@@ -46,17 +46,17 @@ HEADERS = {
 }
 
 
-class Follows(Protocol):
-    """What gives a recording as it grows."""
+class GrowingRecording(Protocol):
+    """A source of a recording that grows."""
 
     def poll(self) -> Recording | None:
-        """Give the recording with all that was written so far; None if nothing was since."""
+        """Return the recording so far; None if nothing was written since the last call."""
 
 
 class News:
     """The newest state of a recording, and a way to wait for a newer one."""
 
-    def __init__(self, follower: Follows, condense: Callable[[Recording], Document], first: Recording) -> None:
+    def __init__(self, follower: GrowingRecording, condense: Callable[[Recording], Document], first: Recording) -> None:
         self._follower = follower
         self._condense = condense
         self._changed = threading.Condition()
@@ -72,12 +72,12 @@ class News:
 
     @property
     def number(self) -> int:
-        """Which state is the newest; the first is 0."""
+        """The number of the newest state; the first is 0."""
         with self._changed:
             return self._number
 
     def refresh(self) -> float:
-        """Look whether the recording has grown; give the seconds to rest before the next look."""
+        """Read the recording if it has grown; return the seconds to wait before the next call."""
         begun = monotonic()
         recording = self._follower.poll()
         if recording is not None:
@@ -88,20 +88,20 @@ class News:
         return max(PAUSE, REST * (monotonic() - begun))
 
     def newer(self, number: int, timeout: float) -> int | None:
-        """Wait for a state after this one; give its number, this one where none came, None at the end."""
+        """Wait for a state after this one; return the newest number, or None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._number > number, timeout)
             return None if self._closed else self._number
 
     def close(self) -> None:
-        """Let nobody wait any longer."""
+        """End all waiting."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves one recording's page; `close` leaves no thread and no connection behind."""
+    """The server of one recording's page; `close` ends all its threads and connections."""
 
     daemon_threads = False
 
@@ -113,11 +113,11 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         return f"http://{LOOPBACK}:{self.server_port}/{self.token}/"
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Take a connection, and remember it."""
+        """Accept a connection, and remember it."""
         connection, address = super().get_request()
         self._connections.add(connection)
         return connection, address
@@ -128,7 +128,7 @@ class PageServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of browsers that leave while they are answered; show whatever else happens."""
+        """Ignore browsers that disconnect during an answer; report other errors."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -136,11 +136,11 @@ class PageServer(ThreadingHTTPServer):
         """End every answer and every thread."""
         self.news.close()
         for connection in tuple(self._connections):
-            # Browsers open connections ahead of time and say nothing on them; their threads wait for a request.
+            # Browsers open connections ahead of time without a request; their threads wait for one.
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                continue  # it has ended by itself
+                continue  # it has ended already
         self.server_close()
 
 
@@ -158,14 +158,14 @@ def running(server: PageServer) -> Iterator[None]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request; see Note [Who may read a served page]."""
+    """The answer to one request; see Note [Who may read a served page]."""
 
     server: PageServer
     timeout = SILENCE
 
     def do_GET(self) -> None:
-        """Give the page, its news, or the word that there is some."""
-        if not self._is_for_us():
+        """Send the page, its news, or the announcement of news."""
+        if not self._has_own_host():
             self._refuse(HTTPStatus.FORBIDDEN, "This address is not for this machine's name.")
             return
         token, _, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
@@ -180,13 +180,13 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "There is nothing here.")
 
-    def _is_for_us(self) -> bool:
+    def _has_own_host(self) -> bool:
         host = self.headers.get("Host", "").lower()
         name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
         return (name if port.isdecimal() else host) in HOSTS
 
     def _page(self) -> None:
-        if not self.path.partition("?")[0].endswith("/"):  # what the page asks for is relative to its address
+        if not self.path.partition("?")[0].endswith("/"):  # the page's requests are relative to its address
             self.send_response(HTTPStatus.PERMANENT_REDIRECT)
             self.send_header("Location", f"/{self.server.token}/")
             self.end_headers()
@@ -194,14 +194,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer("text/html; charset=utf-8", page_of(self.server.news.document, live=True))
 
     def _events(self) -> None:
-        """Say whenever there is something new; the first word makes up for what came since the page was made."""
+        """Announce each new state; the first announcement covers those since the page was made."""
         news = self.server.news
         self._begin(HTTPStatus.OK, "text/event-stream")
-        told, number = 0, 0
+        announced, number = 0, 0
         while True:
-            self.wfile.write(b"event: grown\ndata: \n\n" if number > told else b": here\n\n")
-            told = number
-            newest = news.newer(told, SIGN_OF_LIFE)
+            self.wfile.write(b"event: grown\ndata: \n\n" if number > announced else b": here\n\n")
+            announced = number
+            newest = news.newer(announced, SIGN_OF_LIFE)
             if newest is None:
                 return
             number = newest
@@ -224,8 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def version_string(self) -> str:
-        """Name the program, and no versions."""
+        """Return the name of the program, without versions."""
         return "kedge"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that http.server gives it
-        """Keep quiet: the terminal belongs to whoever started the server."""
+        """Print nothing: the terminal belongs to the user who started the server."""

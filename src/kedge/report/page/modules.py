@@ -1,4 +1,4 @@
-"""The modules of a recording, watched or not, as the page's tree needs them."""
+"""The modules of a recording, watched or not, for the page's tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kedge.store.saved_account import newest
 
 
 def modules_of(recording: Recording) -> list[dict[str, Any]]:
-    """Describe every module, in registration order where that was recorded."""
+    """Return every module, in registration order if that was recorded."""
     made: dict[str, dict[str, Any]] = {}
     for number, root in enumerate(recording.roots):
         made[root.prefix] = _empty(root.prefix, number) | {"type": root.name}
@@ -39,7 +39,7 @@ def _empty(path: str, root: int) -> dict[str, Any]:
 
 
 def _place(made: dict[str, dict[str, Any]], site: SiteInfo) -> None:
-    """Hand a site to its module, which is made if it, or one that holds it, is new."""
+    """Add a site to its module; missing modules on its path are added too."""
     if site.kind in KINDS:
         return
     path = site.owner
@@ -53,13 +53,13 @@ def _place(made: dict[str, dict[str, Any]], site: SiteInfo) -> None:
 
 
 def _holders(path: str) -> list[str]:
-    """Give a path and the paths of all that hold it, the outermost first; the root's only if it is asked for."""
+    """Return the paths of a module's holders and its own, the outermost first; the root's only for the root itself."""
     parts = path.split(".") if path else []
     return [".".join(parts[: i + 1]) for i in range(len(parts))] or [""]
 
 
 def _count_parameters(made: dict[str, dict[str, Any]], recording: Recording) -> None:
-    """Count what a module owns by its parameters' sites, where it was not recorded."""
+    """Fill in the number of a module's own parameters from their sites, where it was not recorded."""
     sizes: dict[str, dict[str, int]] = {}
     for site in recording.sites:
         if site.kind in ("param", "param.grad"):
@@ -76,5 +76,5 @@ def _note_saved(made: dict[str, dict[str, Any]], recording: Recording) -> None:
 
 
 def saved_event(recording: Recording) -> Mapping[str, Any] | None:
-    """Give the newest account of what autograd saved."""
+    """Return the newest event about saved tensors."""
     return newest(recording.events)

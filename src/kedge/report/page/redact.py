@@ -1,4 +1,4 @@
-"""A recording without what is not to be told to those whom a page is shown to."""
+"""A recording without the details that readers of a page should not see."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ OPERATION = ("site", "name", "value")
 
 
 def shareable(recording: Recording, *, source: bool = True) -> Recording:
-    """Leave out where the recording lies, and what it tells of the program's source if that is not wanted.
+    """Return a recording without its folder and, on request, without the program's source.
 
-    It is done before the rules look at the recording, since what they say quotes paths and source lines.
+    This precedes the rules, since their findings quote paths and source lines.
 
     Args:
-        recording: What was recorded.
+        recording: The recording.
         source: Whether to keep source lines and their files, the folder of the script, the command's arguments, and
-            what an error says beyond its class.
+            the messages of errors.
     """
     named = replace(recording, path=Path(recording.path.name))
     return named if source else _without_source(named)
 
 
 def _without_source(recording: Recording) -> Recording:
-    # What is left of the command is the name of the program; it may be the path of another system.
+    # Only the name of the program is kept; its path may be of another operating system.
     script = os.path.basename(str(recording.manifest.get("script") or ""))  # noqa: PTH119
     return replace(
         recording,
@@ -51,8 +51,8 @@ def _event(event: Entry) -> Entry:
         items = [{key: value for key, value in item.items() if key != "line"} for item in event.get("items", ())]
         return {**event, "lines": [], "items": items}
     if event.get("kind") == "operation":
-        told = [{key: entry[key] for key in OPERATION if key in entry} for entry in event.get("operations", ())]
-        return {**event, "operations": told}
+        kept = [{key: entry[key] for key in OPERATION if key in entry} for entry in event.get("operations", ())]
+        return {**event, "operations": kept}
     if event.get("kind") == "producer":
         return {key: value for key, value in event.items() if key not in (*PLACES, "text")}
     if event.get("kind") != "end" or not event.get("error"):

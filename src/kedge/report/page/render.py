@@ -1,9 +1,9 @@
-"""The page as text: one HTML file with everything in it, which opens from disk and asks nobody for anything.
+"""The page as text: one HTML file with everything in it, which opens from disk without any request.
 
 # Note [Nothing from outside]
-The page's scripts and styles stand in it, and its content security policy names them by their hashes and allows
-nothing else: no request, no other script. So a name in a recording that looks like markup stays a name even if the
-page's script made a mistake.
+The page contains its scripts and styles; its content security policy names them by their hashes and allows
+nothing else: no request, no other script. So a name in a recording that looks like markup does no harm, even if the
+page's script had a bug.
 """
 
 from __future__ import annotations
@@ -54,37 +54,34 @@ _EXPORT = re.compile(r"^export (?=const|let|function|class|async)", re.MULTILINE
 
 
 def render_page(recording: Recording, findings: Sequence[Finding], rules: Sequence[Rule] = ()) -> str:
-    """Draw a recording as an HTML page.
+    """Return a recording as an HTML page.
 
     Args:
-        recording: What was seen.
-        findings: What the rules say of it, the worst first.
+        recording: The recording.
+        findings: The findings of the rules, the worst first.
         rules: The rules that were run.
-
-    Returns:
-        The whole page.
     """
     return page_of(condense(recording, findings, rules))
 
 
 def page_of(document: Document, *, live: bool = False) -> str:
-    """Put a condensed recording into the page.
+    """Return the page with its content.
 
     Args:
-        document: What the page shows.
-        live: Whether the page asks the server that it came from for news.
+        document: The content.
+        live: Whether the page asks its server for news.
     """
     return assembled(_asset("page.html"), script(), document, live=live)
 
 
 def assembled(template: str, code: str, document: Document, *, live: bool = False) -> str:
-    """Put a document and a script into the frame of a page.
+    """Return the frame of a page with its content and script.
 
     Args:
-        template: The frame, with names in double braces where the parts go.
+        template: The frame, with names in double braces for the parts.
         code: The page's script.
-        document: What the page shows.
-        live: Whether the page asks the server that it came from for news.
+        document: The content.
+        live: Whether the page asks its server for news.
     """
     style, scripts = stylesheet(), (_asset(LIBRARY), code)
     policy = (
@@ -106,12 +103,12 @@ def assembled(template: str, code: str, document: Document, *, live: bool = Fals
 
 
 def news_of(document: Document) -> str:
-    """Give what a live page asks for when the recording has grown."""
+    """Return the new content for a live page, as JSON."""
     return json.dumps({"document": document.described, "tables": document.tables}, allow_nan=False)
 
 
 def inert(value: Any) -> str:
-    """Write JSON that ends no script element, whatever the names in it."""
+    """Return JSON that cannot end a script element, whatever names it contains."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -122,19 +119,19 @@ def _table(name: str, text: str) -> str:
 
 @cache
 def script() -> str:
-    """Give the page's own script: its modules as one, in which each name is defined once."""
+    """Return the page's script: its modules as one, in which each name is defined once."""
     return bundled(SCRIPTS)
 
 
 def bundled(names: Iterable[str], *more: str) -> str:
-    """Make one script of some of the page's own, and of the texts of others that import from them."""
+    """Return one script made of some of the page's modules, and of further texts that import from them."""
     bodies = (_EXPORT.sub("", _IMPORT.sub("", text)) for text in (*map(_asset, names), *more))
     return "\n" + "\n".join(bodies)
 
 
 @cache
 def stylesheet() -> str:
-    """Give all styles of the page."""
+    """Return all styles of the page."""
     return "\n" + "\n".join(_asset(name) for name in STYLES)
 
 

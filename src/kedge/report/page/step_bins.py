@@ -1,10 +1,10 @@
 """Many steps as few columns.
 
 # Note [Bins]
-A page has at most ``MOST`` columns of steps. Each begins at a step on schedule; where there are more of those, several
-share a column, and light steps share that of the step before them. What is kept of them is their extremes and the last
-one, so that a spike and a NaN of a single step survive. The steps around findings keep columns of their own: there each
-step is shown as it was.
+A page has at most ``MOST`` columns of steps. Each begins at a sampled step; if there are more of those, several share
+a column, and light steps share the column of the step before them. Their extremes and the last one are kept, so that
+a spike and a NaN of a single step survive. The steps around findings keep columns of their own, so that each is shown
+as it was.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from kedge.store.rows import Floats, Ints
 
 MOST = 600
-#: How many steps around a finding keep columns of their own: those on schedule, and any.
+#: The steps around a finding that keep columns of their own: sampled steps, and steps of any kind.
 AROUND = 6
 CLOSE = 2
 MOST_AROUND = 240
@@ -28,20 +26,20 @@ MOST_AROUND = 240
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Columns of neighbouring steps; ``starts`` says at which of ``steps`` each begins."""
+    """Columns of neighbouring steps; ``starts`` are the indices in ``steps`` at which they begin."""
 
     steps: Ints
     starts: Ints
 
     @classmethod
     def of(cls, steps: Ints, wanted: Iterable[int] = (), regular: Ints | None = None, most: int = MOST) -> Bins:
-        """Share steps out over columns.
+        """Return the columns of some steps.
 
         Args:
             steps: The steps, sorted.
-            wanted: Steps around which each keeps a column of its own, the most important first.
-            regular: Those of the steps that columns begin at; all of them if None, or if there are none.
-            most: How many columns at most.
+            wanted: Steps around which each step keeps a column of its own, the most important first.
+            regular: The steps that columns may begin at; all if None or empty.
+            most: The most columns.
         """
         places = np.arange(len(steps)) if regular is None or not len(regular) else np.searchsorted(steps, regular)
         if len(steps) and (not len(places) or places[0] > 0):
@@ -71,12 +69,12 @@ class Bins:
         return len(self.starts) == len(self.steps)
 
     def column(self, steps: Ints) -> Ints:
-        """Give the column that each step falls into, the nearest one before it; -1 before all."""
+        """Return the column of each step, the last one that begins before or at it; -1 before all."""
         return np.asarray(np.searchsorted(self.first, steps, side="right") - 1)
 
 
 def _around(steps: Ints, places: Ints, wanted: Iterable[int]) -> Ints:
-    """Give the places of the steps around the wanted ones, and of the first after each run of them."""
+    """Return the places of the steps around the wanted ones, and of the first step after each run of them."""
     near: dict[int, None] = {}
     for step in wanted:
         at, regular = int(np.searchsorted(steps, step)), int(np.searchsorted(steps[places], step))
@@ -91,7 +89,7 @@ def _around(steps: Ints, places: Ints, wanted: Iterable[int]) -> Ints:
 class Grouping:
     """Values at some steps, to be folded into columns.
 
-    ``columns`` are those that get a value, ``starts`` says at which value each begins.
+    ``columns`` are the columns with values, ``starts`` the indices of the values at which they begin.
     """
 
     columns: Ints
@@ -100,13 +98,13 @@ class Grouping:
 
     @classmethod
     def of(cls, bins: Bins, steps: Ints) -> Grouping:
-        """Group values at sorted steps, none of them before the first column."""
+        """Return the grouping of values at sorted steps, none of them before the first column."""
         places = bins.column(steps)
         starts = np.flatnonzero(np.diff(places, prepend=-2))
         return cls(places[starts], starts, len(bins))
 
     def fold(self, values: Floats, how: str) -> Floats:
-        """Keep one value for each column, NaN where there is none.
+        """Return one value for each column, NaN where there is none.
 
         Args:
             values: One for each step.

@@ -72,7 +72,7 @@ export class Saved {
   }
 
   table({ columns, note }, rows) {
-    const words = columns.indexOf("what it says");
+    const words = columns.indexOf("source");
     const cell = (text, place) => make("td", { class: place === words ? "words mono" : null, title: place === words ? text : null }, text);
     return make(
       "div",

@@ -1,4 +1,4 @@
-"""The folder of a recording, written while a program runs: one writer for each file."""
+"""The folder of a recording, written while a program runs, with one writer for each file."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any, Self
 
 from kedge.atomic_write import replace, told, write_all
 from kedge.errors import NotARecording
-from kedge.file_lock import hold, release
-from kedge.store.arrow import StatsWriter
-from kedge.store.destination import put
-from kedge.store.json_files import FORMAT, MANIFEST, STATS, events_file, read_manifest, sites_file
+from kedge.store.reading.json_files import FORMAT, MANIFEST, STATS, events_file, read_manifest, sites_file
+from kedge.store.writing.arrow import StatsWriter
+from kedge.store.writing.destination import put
+from kedge.store.writing.lock import hold, release
 
 
 def create(path: str | os.PathLike[str], manifest: Mapping[str, Any], force: bool) -> RecordingWriter:
     """Start a recording.
 
     Args:
-        path: The folder to make; the folder it is to be in must be there.
-        manifest: What ``manifest.json`` will hold besides the format.
-        force: Whether to remove a recording that is there already, unless it is being written.
+        path: The folder to make; its parent must exist.
+        manifest: The content of ``manifest.json`` besides the format.
+        force: Whether to remove an existing recording, unless it is being written.
             Nothing else is ever removed.
 
     Raises:
-        RecordingExists: A recording is there and ``force`` is not given, or something else is there.
-        BeingWritten: The recording that is there is being written.
+        RecordingExists: A recording exists and ``force`` is not set, or something else is there.
+        BeingWritten: The existing recording is being written.
         RecordingError: The folder cannot be made.
     """
     folder, rank = Path(path), int(manifest.get("rank", 0))
@@ -51,14 +51,11 @@ def create(path: str | os.PathLike[str], manifest: Mapping[str, Any], force: boo
 
 
 def join(path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> RecordingWriter | None:
-    """Take part in the recording that rank 0 of the same run makes.
+    """Return a writer of this rank's share of the recording that rank 0 of the same run has made; None if there is none.
 
     Args:
-        path: Where it may be.
-        manifest: What this rank would write; ``run`` and ``attempt`` are the same for all ranks of a run.
-
-    Returns:
-        None if there is no recording of this run.
+        path: The folder of the recording.
+        manifest: The manifest of this rank; ``run`` and ``attempt`` are the same for all ranks of a run.
     """
     folder, rank = Path(path), int(manifest["rank"])
     try:
@@ -67,7 +64,7 @@ def join(path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> Recording
         return None
     same = all(found.get(name) == manifest.get(name) for name in ("run", "attempt"))
     if not same or (folder / STATS.format(rank=rank)).exists():
-        return None  # left there by another run, and perhaps about to be replaced
+        return None  # it is of another run, and may be about to be replaced
     held = hold(folder, rank)
     try:
         return RecordingWriter(folder, rank, held)
@@ -77,7 +74,7 @@ def join(path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> Recording
 
 
 class RecordingWriter:
-    """Write one rank's share of a recording; whatever is written can be read at once."""
+    """The writer of one rank's share of a recording; everything written can be read at once."""
 
     def __init__(self, folder: Path, rank: int, held: FileIO) -> None:
         self.path = folder
@@ -87,23 +84,23 @@ class RecordingWriter:
             self._events = FileIO(folder / events_file(rank), "a")
 
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
-        """Describe all sites and roots known so far; call it before writing rows of a new site."""
+        """Write the description of all sites and roots known so far; must precede the rows of a new site."""
         document = {"roots": list(roots), "sites": list(sites)}
         replace(self._sites, json.dumps(document) + "\n")
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Append the rows of one step, as :meth:`StatsWriter.write` takes them."""
+        """Append the rows of one step, in the form of :meth:`StatsWriter.write`."""
         self._stats.write(step, columns)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Append one event, after all rows; its numbers must be finite, as JSON has no others."""
+        """Append one event after all waiting rows; its numbers must be finite, since JSON has no others."""
         self._stats.flush()
         line = json.dumps(event, allow_nan=False) + "\n"
         with told(f"write to {self._events.name}"):
             write_all(self._events, line.encode())
 
     def close(self) -> None:
-        """End the recording; closing twice does nothing."""
+        """End the recording. Closing twice has no effect."""
         try:
             self._events.close()
             self._stats.close()

@@ -1,4 +1,4 @@
-"""The rows of a recording as one wide table, as other programs take it: site after site, in the order of steps."""
+"""The rows of a recording as one wide table for other programs: site after site, in the order of steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Type = Literal["text", "int8", "int32", "int64", "float64"]
 
 
 @dataclass(frozen=True)
-class Column:
+class WideColumn:
     """One column of the wide table.
 
     Attributes:
-        type: What it holds.
-        meaning: What it says, in a few words.
-        of: Gives its values for the rows of a site, and which of them are known; a text is the same for all.
+        type: The type of its values.
+        meaning: Their meaning, in a few words.
+        of: Returns the values for the rows of a site, and which of them are known; a text is the same for all rows.
     """
 
     type: Type
@@ -33,46 +33,46 @@ class Column:
 
 
 def rows_by_site(recording: Recording) -> Iterator[tuple[SiteInfo, Rows]]:
-    """Give the rows of every site that has some; those of one step, from several ranks, are one."""
+    """Yield every site that has rows, and its rows; those of one step, from several ranks, are one."""
     for site in recording.sites:
         rows = recording.table.rows(site.id)
         if len(rows):
             yield site, rows
 
 
-def _text(give: Callable[[SiteInfo], str], meaning: str) -> Column:
-    return Column("text", meaning, lambda site, _: (give(site), None))
+def _text(value_of: Callable[[SiteInfo], str], meaning: str) -> WideColumn:
+    return WideColumn("text", meaning, lambda site, _: (value_of(site), None))
 
 
-def _integer(name: str, kind: Type, meaning: str) -> Column:
+def _integer(name: str, kind: Type, meaning: str) -> WideColumn:
     def of(_: SiteInfo, rows: Rows) -> tuple[Values, Bools]:
         values: Values = getattr(rows, name)
         return values.astype(kind), values >= 0
 
-    return Column(kind, meaning, of)
+    return WideColumn(kind, meaning, of)
 
 
-def _float(give: Callable[[Rows], Values], meaning: str) -> Column:
+def _float(value_of: Callable[[Rows], Values], meaning: str) -> WideColumn:
     def of(_: SiteInfo, rows: Rows) -> tuple[Values, Bools]:
-        values = give(rows)
-        # A NaN where all was finite was not measured; elsewhere it is what the elements made it.
+        values = value_of(rows)
+        # A NaN among finite elements was not measured; elsewhere it is the statistic itself.
         return values, ~(np.isnan(values) & rows.clean)
 
-    return Column("float64", meaning, of)
+    return WideColumn("float64", meaning, of)
 
 
-def _statistic(name: Statistic, meaning: str) -> Column:
+def _statistic(name: Statistic, meaning: str) -> WideColumn:
     return _float(lambda rows: rows.statistic(name), meaning)
 
 
-def _share(name: Statistic, meaning: str) -> Column:
-    """Give a statistic that is a number wherever it was measured."""
+def _share(name: Statistic, meaning: str) -> WideColumn:
+    """Return the column of a statistic that is a number wherever it was measured."""
 
     def of(_: SiteInfo, rows: Rows) -> tuple[Values, Bools]:
         values = rows.statistic(name)
         return values, ~np.isnan(values)
 
-    return Column("float64", meaning, of)
+    return WideColumn("float64", meaning, of)
 
 
 def _nonfinite(_: SiteInfo, rows: Rows) -> tuple[Values, Bools]:
@@ -81,7 +81,7 @@ def _nonfinite(_: SiteInfo, rows: Rows) -> tuple[Values, Bools]:
 
 
 #: Every column, in this order.
-WIDE: dict[str, Column] = {
+WIDE: dict[str, WideColumn] = {
     "step": _integer("step", "int64", "the optimizer's step"),
     "site": _text(lambda site: site.site, "the site's text"),
     "path": _text(lambda site: site.path, "the module's path"),
@@ -98,7 +98,7 @@ WIDE: dict[str, Column] = {
     "max": _statistic("max", "the largest"),
     "absmax": _statistic("absmax", "the largest magnitude"),
     "zero": _share("zero", "the share that is exactly zero"),
-    "nonfinite": Column("int64", "how many are NaN or infinite", _nonfinite),
+    "nonfinite": WideColumn("int64", "how many are NaN or infinite", _nonfinite),
     "sampled": _integer("sampled", "int32", "elements drawn for the columns below"),
     "saturated": _share("saturated", "the share of them where the activation is flat"),
     "q05": _share("q05", "the 5 % quantile of their magnitudes"),

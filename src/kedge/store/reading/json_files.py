@@ -1,4 +1,4 @@
-"""The JSON files of a recording, read."""
+"""The JSON files of a recording: their names, and how they are read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from kedge.atomic_write import told
 from kedge.errors import NewerFormat, NotARecording
 from kedge.store.sites import Root, SiteInfo, root_from, site_from
 
-#: The newest format there is, and the one written.
-#: 1: the first.
+#: The format that is written, and the newest that can be read. 1 is the first.
 FORMAT = 1
 
 MANIFEST = "manifest.json"
@@ -22,17 +21,17 @@ Document = Mapping[str, Any]
 
 
 def sites_file(rank: int = 0) -> str:
-    """Name the file in which a rank describes its sites."""
+    """Return the name of the file in which a rank describes its sites."""
     return f"sites-{rank}.json" if rank else "sites.json"
 
 
 def events_file(rank: int = 0) -> str:
-    """Name the file in which a rank notes its events."""
+    """Return the name of the file in which a rank writes its events."""
     return f"events-{rank}.jsonl" if rank else "events.jsonl"
 
 
 def read_ranks(folder: Path) -> tuple[int, ...]:
-    """List the ranks that have begun to write statistics."""
+    """Return the ranks that have started to write statistics."""
     with told(f"read {folder}"):
         names = [path.name for path in folder.glob(STATS.format(rank="*"))]
     numbers = (name.removeprefix("stats-").removesuffix(".arrows") for name in names)
@@ -40,10 +39,10 @@ def read_ranks(folder: Path) -> tuple[int, ...]:
 
 
 def read_manifest(folder: Path) -> Document:
-    """Read what a recording says of itself.
+    """Return the manifest of a recording.
 
     Raises:
-        NotARecording: There is no such folder, or it is no recording.
+        NotARecording: There is no such folder, or it is not a recording.
         NewerFormat: A newer Kedge wrote it.
     """
     if not (folder / MANIFEST).is_file():
@@ -64,7 +63,7 @@ def read_manifest(folder: Path) -> Document:
 
 
 def _instead(folder: Path) -> str:
-    """Say what is in the place of a recording."""
+    """Return the part of a message that says what is there instead of a recording."""
     with told(f"read {folder}"):
         if not folder.exists():
             return "there is no such folder; kedge run writes one and prints its name"
@@ -80,7 +79,7 @@ def _instead(folder: Path) -> str:
 
 
 def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...]] | None:
-    """Read the roots and sites of a rank; None where nothing has fired yet."""
+    """Return the roots and sites of a rank; None if nothing has fired yet."""
     path = folder / sites_file(rank)
     if not path.exists():
         return None
@@ -97,7 +96,7 @@ def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[Sit
 
 
 def read_events(folder: Path, rank: int = 0) -> tuple[tuple[Document, ...], bool]:
-    """Read the events of a rank, and tell whether the last one is incomplete and left out."""
+    """Return the events of a rank, and whether an incomplete last one was left out."""
     path = folder / events_file(rank)
     if not path.exists():
         return (), False
@@ -108,10 +107,10 @@ def read_events(folder: Path, rank: int = 0) -> tuple[tuple[Document, ...], bool
 
 
 def event_from(path: Path, number: int, line: bytes) -> Document:
-    """Read one line of the events.
+    """Return one line of the events.
 
     Raises:
-        NotARecording: It is not what it should be.
+        NotARecording: The line is not a JSON object.
     """
     try:
         event = json.loads(line)

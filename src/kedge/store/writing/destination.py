@@ -1,4 +1,4 @@
-"""Where a recording may be made: in a free place, or in that of an old one; never over anything else."""
+"""Where a recording may be made: at a free place, or in place of an old recording; never over anything else."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 
 from kedge.atomic_write import told
 from kedge.errors import RecordingError, RecordingExists
-from kedge.file_lock import alone, check_written
-from kedge.store.json_files import MANIFEST
+from kedge.store.reading.json_files import MANIFEST
+from kedge.store.writing.lock import alone, check_written
 
 
 def check_place(path: str | os.PathLike[str], force: bool) -> None:
-    """See whether a recording can be made here; nothing is changed.
+    """Check that a recording can be made at this place, without changing anything.
 
     Args:
-        path: The folder that is to be made.
+        path: The folder to make.
         force: Whether an old recording may be replaced.
 
     Raises:
         RecordingExists: A recording is there and may not be replaced, or something else is there.
         BeingWritten: The recording that is there is being written.
-        RecordingError: The folder it is to be in is not there, or may not be written to.
+        RecordingError: The parent folder does not exist, or may not be written to.
     """
     folder = Path(path)
     parent = folder.absolute().parent
@@ -40,9 +40,9 @@ def check_place(path: str | os.PathLike[str], force: bool) -> None:
 
 
 def put(fresh: Path, folder: Path, force: bool) -> None:
-    """Move a folder to where the recording is to be, in place of an old one if there is one and it may be replaced.
+    """Move a finished folder to the place of the recording; an old recording there is replaced if ``force`` is set.
 
-    Whoever reads meanwhile sees the old recording or the new one; of two who do this at once one succeeds.
+    A reader sees the old recording or the new one; of two processes that do this at once, one succeeds.
 
     Raises:
         RecordingExists: A recording is there and may not be replaced, or something else is there.
@@ -59,7 +59,7 @@ def put(fresh: Path, folder: Path, force: bool) -> None:
             folder.rename(old)
         try:
             _move(fresh, folder)
-        except RecordingExists:  # of another process, which has replaced it meanwhile
+        except RecordingExists:  # another process has replaced it meanwhile
             shutil.rmtree(old)
             raise
         except RecordingError:
@@ -99,7 +99,7 @@ def _check_way(folder: Path, force: bool) -> None:
 
 
 def _is_recording(folder: Path) -> bool:
-    """Tell whether a path is a folder, not a link to one, whose manifest names a format."""
+    """Whether a path is a folder, not a link to one, with a manifest that names a format."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     try:

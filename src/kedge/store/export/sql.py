@@ -1,9 +1,8 @@
-"""Asking a recording with SQL, through DuckDB, in memory: nothing is written and no lock is taken.
+"""SQL queries over a recording, by DuckDB in memory: nothing is written and no lock is taken.
 
 # Note [No thread at the end]
 pyarrow's own scanner reads ahead in a thread, which may still wait for Python when the interpreter ends:
-the process then aborts behind a good answer. So the batches are made, filtered and handed over by the
-thread that asks.
+the process then aborts after a good answer. So the calling thread makes, filters and returns the batches.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from kedge.errors import QueryError
-from kedge.store.parquet import SCHEMA, batches
+from kedge.store.export.parquet import SCHEMA, batches
+from kedge.store.export.wide_table import WIDE
 from kedge.store.recording import Recording
 from kedge.store.sites import SiteInfo
-from kedge.store.wide_table import WIDE
 
 TABLES = ("stats", "sites", "findings", "events")
 READING = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
@@ -63,12 +62,12 @@ _SITES = pa.schema(
 def ask(
     recording: Recording, sql: str, findings: Callable[[], Iterable[Any]]
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Run one query over a recording.
+    """Return the answer to one query over a recording.
 
     Args:
         recording: The recording.
         sql: The query; it can read the tables ``stats``, ``sites``, ``findings`` and ``events``, and nothing else.
-        findings: Gives what the rules say; called only if the query speaks of findings.
+        findings: Returns the findings of the rules; called only if the query mentions findings.
 
     Returns:
         The names of the columns, and the rows.
@@ -76,11 +75,11 @@ def ask(
     Raises:
         QueryError: It cannot be run, or would write.
     """
-    told = findings() if re.search(r"\bfindings\b", sql, re.IGNORECASE) else ()
+    found = findings() if re.search(r"\bfindings\b", sql, re.IGNORECASE) else ()
     with duckdb.connect(":memory:") as connection:
         connection.register("stats", _Stats(recording))
         connection.register("sites", _table(_SITES, map(_site, recording.sites)))
-        connection.register("findings", _table(_FINDINGS, map(_finding, told)))
+        connection.register("findings", _table(_FINDINGS, map(_finding, found)))
         connection.register("events", _table(_EVENTS, map(_event, recording.events)))
         for setting in ("python_enable_replacements", "enable_external_access"):
             connection.execute(f"SET {setting} = false")
@@ -94,7 +93,7 @@ def ask(
 
 
 def _check(statements: Sequence[Any]) -> None:
-    """See that a text is one query."""
+    """Check that a text is one query that only reads."""
     if len(statements) != 1:
         raise QueryError(f"the query cannot be run: it is {len(statements)} statements; give exactly one")
     kind = statements[0].type
@@ -106,10 +105,10 @@ def _check(statements: Sequence[Any]) -> None:
 
 
 class _Stats(ds.Dataset):  # type: ignore[misc]
-    """The wide table, computed while DuckDB reads it: only the columns that a query needs, site after site."""
+    """The wide table, computed while DuckDB reads it: only the needed columns, site after site."""
 
     def __init__(self, recording: Recording) -> None:
-        # The constructor of the class above is for pyarrow's own data sets; DuckDB asks for what is below, no more.
+        # The base class's constructor is for pyarrow's own data sets; DuckDB uses only the members below.
         self._recording = recording
 
     @property
@@ -118,15 +117,15 @@ class _Stats(ds.Dataset):  # type: ignore[misc]
         return SCHEMA
 
     def scanner(self, columns: Sequence[str] | None = None, filter: Any = None, **_: Any) -> Any:  # noqa: A002
-        """Give what reads these columns of the rows that pass a filter."""
+        """Return a reader of these columns, for the rows that pass a filter."""
         filtered = set(re.findall(r"\w+", str(filter))) if filter is not None else set()
         names = [name for name in WIDE if columns is None or name in columns or name in filtered]
-        # Counting rows needs none of the columns, but batches cannot be without one.
+        # Counting rows needs no column, but a batch must have one.
         return _Scan(self._recording, names or ["step"], columns, filter)
 
 
 class _Scan:
-    """What DuckDB reads one table from; see Note [No thread at the end]."""
+    """A scan of one table for DuckDB; see Note [No thread at the end]."""
 
     def __init__(self, recording: Recording, names: Sequence[str], columns: Sequence[str] | None, only: Any) -> None:
         self._recording, self._names, self._only = recording, names, only
@@ -134,7 +133,7 @@ class _Scan:
         self._schema = pa.schema([SCHEMA.field(name) for name in self._columns])
 
     def to_reader(self) -> Any:
-        """Give the rows, batch by batch."""
+        """Return the rows, batch by batch."""
         return pa.RecordBatchReader.from_batches(self._schema, self._batches())
 
     def _batches(self) -> Iterator[Any]:

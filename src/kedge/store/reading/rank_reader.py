@@ -1,4 +1,4 @@
-"""Reading what one rank writes, again and again: each time only what is new."""
+"""The files of one rank, read again and again: each time only what is new."""
 
 from __future__ import annotations
 
@@ -8,73 +8,73 @@ from pathlib import Path
 
 from kedge.atomic_write import told
 from kedge.errors import NotARecording
-from kedge.store.batches import Finder
-from kedge.store.by_site import Stretch
-from kedge.store.json_files import STATS, Document, event_from, events_file, read_sites, sites_file
-from kedge.store.ranks import Share
+from kedge.store.reading.batches import BatchFinder
+from kedge.store.reading.by_site import FileRows
+from kedge.store.reading.json_files import STATS, Document, event_from, events_file, read_sites, sites_file
+from kedge.store.reading.ranks import RankShare
+from kedge.store.reading.table import StatsTable
 from kedge.store.sites import Root, SiteInfo
-from kedge.store.table import Table
 
 
-class ShareReader:
-    """Reads the files of one rank as they grow."""
+class RankReader:
+    """A reader of the growing files of one rank."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.rank = rank
         self.torn = False
         self._folder = folder
         self._events = _EventsReader(folder / events_file(rank))
-        self._finder = Finder(folder / STATS.format(rank=rank))
+        self._finder = BatchFinder(folder / STATS.format(rank=rank))
         self._sites = _SitesReader(folder, rank)
-        self._stretches: list[Stretch] = []
+        self._parts: list[FileRows] = []
 
     def read(self) -> bool:
-        """Read what was written since the last time; tell whether there was anything.
+        """Read everything written since the last call; return whether there was anything.
 
         Raises:
             NotARecording: A file is damaged, or holds something else.
         """
-        # Its writer describes a site before its rows and writes rows before the end event, so the
-        # opposite order never meets a row of an unknown site, nor an end without its rows.
+        # The writer describes a site before its rows and writes rows before the end event. Reading in
+        # the opposite order never finds a row of an unknown site, nor an end without its rows.
         new_events = self._events.read()
         found = self._finder.find() if self._finder.path.exists() else None
         if found is not None:
-            self._stretches = _appended(self._stretches, Stretch(found))
+            self._parts = _appended(self._parts, FileRows(found))
         new_sites = self._sites.read()
         self.torn = self._events.torn or self._finder.torn
         return new_events or new_sites or found is not None
 
-    def share(self) -> Share:
-        """Give all that was read.
+    def share(self) -> RankShare:
+        """Return everything read so far.
 
         Raises:
-            NotARecording: There are rows, and nothing that describes their sites.
+            NotARecording: There are rows without a description of their sites.
         """
-        if self._sites.found is None and self._stretches:
+        if self._sites.found is None and self._parts:
             raise NotARecording(
                 f"{self._folder / sites_file(self.rank)} is missing, though {self._finder.path.name} holds rows; "
                 "copy the whole folder again, or record the run again"
             )
         roots, sites = self._sites.found or ((), ())
-        return Share(self.rank, roots, sites, tuple(self._events.events), Table(stretches=self._stretches))
+        return RankShare(self.rank, roots, sites, tuple(self._events.events), StatsTable(parts=self._parts))
 
 
-def _appended(stretches: list[Stretch], new: Stretch) -> list[Stretch]:
-    """Add a stretch, and put small ones together.
+def _appended(parts: list[FileRows], new: FileRows) -> list[FileRows]:
+    """Return the parts of a file with a new one, small ones merged.
 
-    The rows of a stretch are put in the order of sites each time it grows. So a stretch is put together with the one
-    before it only when it has become half as long: a row is then moved a few times at most, however often new ones
-    come, and there are never more than a few stretches.
+    The rows of a part are ordered by site again each time it grows. So a part is merged with the one before it only
+    when it has become half as long: each row is then moved a few times at most, however many parts arrive, and there
+    are never more than a few parts.
     """
-    stretches = [*stretches, new]
-    while len(stretches) > 1 and len(stretches[-2]) < 2 * len(stretches[-1]):
-        later, earlier = stretches.pop(), stretches.pop()
-        stretches.append(Stretch(earlier.batches.followed_by(later.batches)))
-    return stretches
+    parts = [*parts, new]
+    while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]):
+        later, earlier = parts.pop(), parts.pop()
+        parts.append(FileRows(earlier.batches.followed_by(later.batches)))
+    return parts
 
 
 class _EventsReader:
-    """Reads the events line by line; the last line may be incomplete."""
+    """A reader of the events; the last line may be incomplete."""
 
     def __init__(self, path: Path) -> None:
         self.events: list[Document] = []
@@ -83,7 +83,7 @@ class _EventsReader:
         self._at = 0
 
     def read(self) -> bool:
-        """Read the lines that are new, and tell whether there are any."""
+        """Read the new lines; return whether there are any."""
         if not self._path.exists():
             return False
         with told(f"read {self._path}"), io.FileIO(self._path) as file:
@@ -97,7 +97,7 @@ class _EventsReader:
 
 
 class _SitesReader:
-    """Reads the description of the sites when it was written anew."""
+    """A reader of the description of the sites, which is rewritten when it changes."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.found: tuple[tuple[Root, ...], tuple[SiteInfo, ...]] | None = None
@@ -105,7 +105,7 @@ class _SitesReader:
         self._seen: tuple[int, ...] | None = None
 
     def read(self) -> bool:
-        """Read the description if it is another than the last time, and tell whether it is."""
+        """Read the description if it has changed; return whether it has."""
         path = self._folder / sites_file(self._rank)
         if not path.exists():
             return False
@@ -118,6 +118,6 @@ class _SitesReader:
 
 
 def signature(path: Path) -> tuple[int, ...]:
-    """Give what differs between a file and the one that takes its place."""
+    """Return values that differ between a file and another one that replaces it."""
     found = os.stat(path)  # noqa: PTH116 - one call, and nothing of a path is needed
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size

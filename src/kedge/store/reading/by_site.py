@@ -1,11 +1,11 @@
-"""Rows that follow each other in one file, put in the order of sites when that is asked for.
+"""The rows of a file in the order of sites, sorted when first needed.
 
 # Note [Patterns]
-The rows of one site lie scattered over all batches. But most batches have the same sites in the same order, so
-their rows are a matrix, a batch by row of it, and turning it round puts the rows of each site side by side:
-no row is sorted. Only batches whose sites are like those of few others are sorted. Each column is turned
-round when it is first asked for; most are asked for of a few sites, or never. And what is the same in every batch, as
-the number of elements is, is kept once.
+The rows of one site are scattered over all batches. But most batches have the same sites in the same order, so
+their rows are a matrix with a line for each batch, and transposing it puts the rows of each site side by side:
+nothing is sorted. Only batches with a rare pattern of sites are sorted. Each column is transposed when it is first
+needed; most are needed for a few sites, or never. A column that is the same in every batch, such as the number of
+elements, is kept once.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.store.batches import Batches
-from kedge.store.binary_column import Held
+from kedge.store.binary_column import BinaryColumn
 from kedge.store.columns import COLUMNS, OFFSETS, Columns
+from kedge.store.reading.batches import Batches
 from kedge.store.rows import FULL, Ints
 
-#: How many patterns of sites are told apart; what is left is sorted.
+#: The most patterns of sites that get a matrix; the rows of other batches are sorted.
 MOST_PATTERNS = 8
-#: How many batches are turned round at a time: as many as stay near the processor.
+#: The batches transposed at a time: as many as stay in the processor's caches.
 BLOCK = 64
 
 
-class Group(Protocol):
-    """Rows that can be given in the order of sites."""
+class RowGroup(Protocol):
+    """Rows that can be read in the order of sites."""
 
     def where(self, site: int) -> slice:
-        """Tell where in the columns the rows of a site are, by the number that its file gives it."""
+        """Return the place of a site's rows in the columns; sites have the numbers of the file."""
 
     def column(self, name: str, where: slice) -> NDArray[Any]:
-        """Give some rows of a numeric column."""
+        """Return some rows of a numeric column."""
 
-    def held(self, name: str, where: slice) -> Held:
-        """Give some rows of a binary column."""
+    def held(self, name: str, where: slice) -> BinaryColumn:
+        """Return some rows of a binary column."""
 
     @property
     def full_steps(self) -> Ints:
         """Every step with a full row, sorted."""
 
 
-class Sorted:
+class SortedRows:
     """Rows in any order, sorted by site."""
 
     def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
@@ -53,19 +53,19 @@ class Sorted:
         self._ordered: Columns = {}
 
     def where(self, site: int) -> slice:
-        """Tell where in the columns the rows of a site are, by the number that its file gives it."""
+        """Return the place of a site's rows in the columns; sites have the numbers of the file."""
         return _range(self.column("site", slice(None)), site)
 
     def column(self, name: str, where: slice) -> NDArray[Any]:
-        """Give some rows of a numeric column."""
+        """Return some rows of a numeric column."""
         if name not in self._ordered:
             self._ordered[name] = self._columns[name][self._order]
         return self._ordered[name][where]
 
-    def held(self, name: str, where: slice) -> Held:
-        """Give some rows of a binary column."""
+    def held(self, name: str, where: slice) -> BinaryColumn:
+        """Return some rows of a binary column."""
         rows, offsets = self._order[where], self._columns[name + OFFSETS]
-        return Held(self._columns[name], offsets[rows], offsets[rows + 1])
+        return BinaryColumn(self._columns[name], offsets[rows], offsets[rows + 1])
 
     @cached_property
     def full_steps(self) -> Ints:
@@ -80,8 +80,8 @@ class Sorted:
         return np.argsort(sites.astype(np.int16) if narrow else sites, kind="stable")
 
 
-class Matrix:
-    """The rows of batches that have the same sites in the same order; see Note [Patterns]."""
+class MatrixRows:
+    """The rows of batches with the same sites in the same order; see Note [Patterns]."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
@@ -91,49 +91,49 @@ class Matrix:
         self._ordered: Columns = {}
 
     def where(self, site: int) -> slice:
-        """Tell where in the columns the rows of a site are, by the number that its file gives it."""
+        """Return the place of a site's rows in the columns; sites have the numbers of the file."""
         lines = _range(self._sites, site)
         return slice(lines.start * len(self._batches), lines.stop * len(self._batches))
 
     def column(self, name: str, where: slice) -> NDArray[Any]:
-        """Give some rows of a numeric column."""
-        return self._turned(name)[self._lines(where)].reshape(-1)
+        """Return some rows of a numeric column."""
+        return self._transposed(name)[self._lines(where)].reshape(-1)
 
     def _lines(self, where: slice) -> slice:
         return slice(where.start // len(self._batches), where.stop // len(self._batches))
 
-    def held(self, name: str, where: slice) -> Held:
-        """Give some rows of a binary column."""
+    def held(self, name: str, where: slice) -> BinaryColumn:
+        """Return some rows of a binary column."""
         data, lines = self._batches.memory, self._lines(where)
         if not self._batches.lengths[name].any():
             nothing = np.zeros(where.stop - where.start, dtype=np.int64)
-            return Held(data, nothing, nothing)
+            return BinaryColumn(data, nothing, nothing)
         offsets, lines_of = self._offsets(name), self._order[lines]
         starts = self._batches.data[name] + offsets[lines_of]
         ends = self._batches.data[name] + offsets[lines_of + 1]
-        return Held(data, starts.reshape(-1), ends.reshape(-1))
+        return BinaryColumn(data, starts.reshape(-1), ends.reshape(-1))
 
     @cached_property
     def full_steps(self) -> Ints:
         """Every step with a full row, sorted."""
-        steps, full = self._turned("step"), self._turned("level") == FULL
-        # All sites of a batch have its step, as a rule; so there are few different lines.
+        steps, full = self._transposed("step"), self._transposed("level") == FULL
+        # Usually all sites of a batch have its step, so few lines differ.
         alike = steps.strides[0] == 0 or len(steps) < 2
         changes = np.zeros(0, dtype=bool) if alike else (steps[1:] != steps[:-1]).any(axis=1)
         starts = np.flatnonzero(np.append(True, changes))
         somewhere = np.logical_or.reduceat(full, starts, axis=0)
         return np.unique(steps[starts][somewhere])
 
-    def _turned(self, name: str) -> NDArray[Any]:
-        """Give a column as a matrix with one line for each site."""
+    def _transposed(self, name: str) -> NDArray[Any]:
+        """Return a column as a matrix with one line for each site."""
         if name not in self._ordered:
             dtype = np.dtype(COLUMNS[name][0])
             still = self._one_a_batch(name) if name == "step" else self._one_a_site(name, dtype)
-            self._ordered[name] = self._turn(name, dtype, self._order) if still is None else still
+            self._ordered[name] = self._transpose(name, dtype, self._order) if still is None else still
         return self._ordered[name]
 
     def _one_a_batch(self, name: str) -> NDArray[Any] | None:
-        """Give a column that has the same value at all sites of a batch; None if it is another."""
+        """Return a column that has one value in each batch; None if sites of a batch differ in it."""
         values = np.empty(len(self._batches), COLUMNS[name][0])
         for i in range(len(values)):
             line = _part(self._batches, name, i)
@@ -143,7 +143,7 @@ class Matrix:
         return np.broadcast_to(values, (len(self._order), len(values)))
 
     def _one_a_site(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
-        """Give a column in which all batches are the same, as counts are; None if it is another."""
+        """Return a column that is equal in all batches, as counts are; None if it differs."""
         memory, places = self._batches.memory, self._batches.places[name].tolist()
         width = len(self._order) * dtype.itemsize
         first = memory[places[0] : places[0] + width].tobytes()
@@ -153,12 +153,12 @@ class Matrix:
         return np.broadcast_to(values[:, None], (len(values), len(places)))
 
     def _offsets(self, name: str) -> NDArray[Any]:
-        """Give the offsets of a binary column, one line for each place in a batch."""
+        """Return the offsets of a binary column, one line for each place in a batch."""
         if name not in self._ordered:
-            self._ordered[name] = self._turn(name, np.dtype(np.int32), np.arange(len(self._order) + 1))
+            self._ordered[name] = self._transpose(name, np.dtype(np.int32), np.arange(len(self._order) + 1))
         return self._ordered[name]
 
-    def _turn(self, name: str, dtype: np.dtype[Any], lines: Ints) -> NDArray[Any]:
+    def _transpose(self, name: str, dtype: np.dtype[Any], lines: Ints) -> NDArray[Any]:
         batches, places = len(self._batches), self._batches.places[name].tolist()
         memory, width = self._batches.memory, len(lines) * dtype.itemsize
         turned = np.empty((len(lines), batches), dtype)
@@ -173,8 +173,8 @@ class Matrix:
         return turned
 
 
-class Stretch:
-    """The rows of batches that follow each other in one file."""
+class FileRows:
+    """The rows of consecutive batches of one file."""
 
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
@@ -183,13 +183,13 @@ class Stretch:
         return int(self.batches.rows.sum())
 
     @property
-    def written(self) -> Written:
-        """The columns, in the order in which they were written."""
-        return Written(self.batches)
+    def written(self) -> WrittenColumns:
+        """The columns, in the order of writing."""
+        return WrittenColumns(self.batches)
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
-        """The same rows by the pattern of their batches."""
+    def groups(self) -> tuple[RowGroup, ...]:
+        """The same rows, grouped by the pattern of sites in their batches."""
         patterns: dict[bytes, list[int]] = {}
         memory = self.batches.memory
         for i, (place, rows) in enumerate(zip(self.batches.places["site"], self.batches.rows * 4, strict=True)):
@@ -197,19 +197,19 @@ class Stretch:
         usual = sorted(patterns.values(), key=lambda alike: -len(alike) * int(self.batches.rows[alike[0]]))
         apart = [alike for alike in usual[:MOST_PATTERNS] if len(alike) > 1 or len(usual) == 1]
         left = sorted({*range(len(self.batches))} - {i for alike in apart for i in alike})
-        groups: list[Group] = [Matrix(self.batches.chosen(alike)) for alike in apart]
-        return (*groups, Sorted(Written(self.batches.chosen(left)))) if left else tuple(groups)
+        groups: list[RowGroup] = [MatrixRows(self.batches.chosen(alike)) for alike in apart]
+        return (*groups, SortedRows(WrittenColumns(self.batches.chosen(left)))) if left else tuple(groups)
 
 
 def _range(ordered: NDArray[Any], number: int) -> slice:
-    """Tell where in an ordered array a number is."""
+    """Return the place of a number in an ordered array."""
     # Numbers of another type would make numpy convert the whole array first.
     first, last = np.searchsorted(ordered, np.array([number, number + 1], dtype=ordered.dtype)).tolist()
     return slice(first, last)
 
 
-class Written(dict[str, NDArray[Any]]):
-    """The columns of batches in the order in which they were written; each is read when it is first asked for."""
+class WrittenColumns(dict[str, NDArray[Any]]):
+    """The columns of batches in the order of writing; each is read when first needed."""
 
     def __init__(self, batches: Batches) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""Who is writing a recording: a lock that ends with the process, however it ends.
+"""The lock of a recording's writers, which ends with the process, however that ends.
 
 # Note [The lock]
-Each writer of a recording holds a shared lock on one file in its folder, and who replaces the
-recording needs that lock alone. The operating system lets go of it when the process is gone, so a
-killed run blocks nobody. Readers never look at it. It is a lock of the open file (`flock`), which a
-forked child shares; so the child closes it at once. Where a file system has no locks, a recording
-without an end counts as being written.
+Each writer of a recording holds a shared lock on one file in its folder; replacing the recording
+takes an exclusive one. The operating system releases the lock when the process is gone, so a
+killed run blocks no other. Readers ignore it. It is a lock of the open file (`flock`), which a
+forked child shares, so the child closes the file at once. On a file system without locks, a
+recording without an end counts as being written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from socket import gethostname
 from kedge.atomic_write import told, write_all
 from kedge.errors import BeingWritten
 from kedge.file_lock import claim, leave_to_parent
-from kedge.store.json_files import read_events
+from kedge.store.reading.json_files import read_events
 
 if sys.platform != "win32":
     import fcntl
@@ -33,7 +33,7 @@ _REPLACED = "cannot write to {}: another process has just replaced it; name anot
 
 
 def hold(folder: Path, rank: int) -> FileIO:
-    """Say that this process writes the recording in a folder, until the file given is closed or the process ends.
+    """Mark a recording as written by this process, until the returned file is closed or the process ends.
 
     Raises:
         BeingWritten: The folder was replaced meanwhile.
@@ -50,7 +50,7 @@ def hold(folder: Path, rank: int) -> FileIO:
 
 
 def release(file: FileIO) -> None:
-    """Write no longer; a child that was forked a moment ago may still have the file, so closing it is not enough."""
+    """Release the lock. Closing the file is not enough: a child forked a moment ago may still have it open."""
     if not file.closed:
         with file, suppress(OSError):
             if sys.platform != "win32":
@@ -59,10 +59,10 @@ def release(file: FileIO) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Let nobody else write or replace a recording.
+    """Keep every other process from writing or replacing a recording during the block.
 
     Raises:
-        BeingWritten: A process that lives is writing it, or replacing it.
+        BeingWritten: A running process is writing it, or replacing it.
     """
     with told(f"replace {folder}"), _open(folder) as file:
         answer = claim(file, alone=True)
@@ -72,10 +72,10 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def check_written(folder: Path) -> None:
-    """See that nobody writes a recording; nothing is changed.
+    """Check that no process is writing a recording, without changing anything.
 
     Raises:
-        BeingWritten: A process that lives is writing it.
+        BeingWritten: A running process is writing it.
     """
     if (folder / LOCK).exists():
         with alone(folder):
@@ -90,7 +90,7 @@ def _open(folder: Path) -> FileIO:
 
 
 def _is_still(file: FileIO, folder: Path) -> bool:
-    """Tell whether a locked file is the one in the folder now, and not that of a folder replaced meanwhile."""
+    """Whether a locked file is still the one in the folder, which may have been replaced meanwhile."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat())
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def _message(folder: Path) -> str:
 
 
 def _writers(folder: Path) -> Iterator[str]:
-    """Name those who said that they write here."""
+    """Yield the processes that have registered as writers."""
     lines: list[str] = []
     with suppress(FileNotFoundError):  # it may have been replaced meanwhile
         lines = (folder / LOCK).read_text(encoding="utf-8").splitlines()

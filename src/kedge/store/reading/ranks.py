@@ -1,13 +1,13 @@
-"""The shares of several ranks in one recording, put together when it is read.
+"""The shares of several ranks in one recording, merged when it is read.
 
 # Note [Ranks]
-Each rank writes files of its own and numbers its sites as they fire, so the numbers differ. A site
-is the same as another rank's if its text is the same: the sites of the lowest rank keep their
-numbers, those that only other ranks have come after them. Rows of one site and step are merged as
-the rows of a split batch are. What belongs to one rank alone can still be read by itself.
+Each rank writes files of its own and numbers its sites as they fire, so the numbers differ. Sites
+of two ranks are the same if their texts are: the sites of the lowest rank keep their numbers, and
+sites that only other ranks have come after them. Rows of one site and step are merged like the
+rows of a split batch. The rows of a single rank can still be read by themselves.
 
-Ranks may measure different steps in full. Where one did and another did not, the row of a light step
-is left out unless it tells of what is not finite: it counts elements whose sum nobody took.
+Ranks may measure different steps in full. In a step that only some measured in full, the light rows of
+the others are left out unless they report non-finite values: they count elements that are in no sum.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from typing import Any
 import numpy as np
 
 from kedge.store.binary_column import joined
+from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
+from kedge.store.reading.table import StatsTable
 from kedge.store.rows import Ints, Rows, merge
 from kedge.store.sites import Root, SiteInfo
-from kedge.store.table import BINARY, COLUMNS, OFFSETS, Columns, Table
 
 Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
-    """What one rank wrote, with its own numbers of sites and roots."""
+class RankShare:
+    """The recording of one rank, with its own numbers of sites and roots."""
 
     rank: int
     roots: tuple[Root, ...]
     sites: tuple[SiteInfo, ...]
     events: tuple[Entry, ...]
-    table: Table
+    table: StatsTable
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class RankRows:
     """The rows of one rank.
 
     Attributes:
         rank: The rank.
         table: The rows, with the rank's own numbers of sites.
         ids: The number of each of its sites in the whole recording.
-        sites: Its own description of them, with those numbers.
+        sites: The rank's description of its sites, with those numbers.
     """
 
     rank: int
-    table: Table
+    table: StatsTable
     ids: Ints
     sites: tuple[SiteInfo, ...]
 
@@ -59,7 +60,7 @@ class Part:
         return {whole: own for own, whole in enumerate(self.ids.tolist())}
 
     def rows(self, site: int) -> Rows:
-        """Gather the rows of a site of the whole recording."""
+        """Return the rows of a site, which has its number in the whole recording."""
         return self.table.rows(self._own.get(site, len(self.ids)))
 
 
@@ -67,7 +68,7 @@ class Part:
 class RankedTable:
     """The rows of several ranks, read as one table."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[RankRows, ...]
 
     def __len__(self) -> int:
         return sum(len(part.table) for part in self.parts)
@@ -79,7 +80,7 @@ class RankedTable:
 
     @cached_property
     def columns(self) -> Columns:
-        """All rows as they were written, rank after rank, with the numbers of the whole recording."""
+        """All rows in the order of writing, rank after rank, with the numbers of the whole recording."""
         held = [part.table.columns for part in self.parts]
         columns = {name: np.concatenate([of[name] for of in held]) for name in (*COLUMNS, *BINARY)}
         columns["site"] = np.concatenate([p.ids[of["site"]] for p, of in zip(self.parts, held, strict=True)])
@@ -89,14 +90,14 @@ class RankedTable:
         return columns
 
     def rows(self, site: int) -> Rows:
-        """Gather the rows of one site, those of one step merged into one."""
+        """Return the rows of one site, those of one step merged into one."""
         found = [part.rows(site) for part in self.parts]
         found = [rows for rows in found if len(rows)] or found[:1]
         return found[0] if len(found) == 1 else _merged(found)
 
 
 def _merged(found: Sequence[Rows]) -> Rows:
-    """Merge rows of one site as if one rank had written them."""
+    """Return rows of one site, merged as if one rank had written them."""
     level, step = (np.concatenate([getattr(rows, name) for rows in found]) for name in ("level", "step"))
     _, group = np.unique(step, return_inverse=True)
     most = np.zeros(group.max(initial=-1) + 1, dtype=np.int64)
@@ -107,8 +108,8 @@ def _merged(found: Sequence[Rows]) -> Rows:
     return merge({**columns, **{name: joined([rows.held(name) for rows in found]).chosen(kept) for name in BINARY}})
 
 
-def assemble(shares: Sequence[Share]) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...], RankedTable]:
-    """Put shares together, the lowest rank first; see Note [Ranks]."""
+def assemble(shares: Sequence[RankShare]) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...], RankedTable]:
+    """Return the roots, sites and rows of several ranks, the lowest rank first; see Note [Ranks]."""
     roots: list[Root] = []
     sites: dict[str, SiteInfo] = {}
     parts = []
@@ -116,12 +117,12 @@ def assemble(shares: Sequence[Share]) -> tuple[tuple[Root, ...], tuple[SiteInfo,
         own = _placed(share, _root_ids(share, roots), sites)
         sites.update((site.site, site) for site in own if site.site not in sites)
         ids = np.array([site.id for site in own], dtype=np.int64)
-        parts.append(Part(share.rank, share.table, ids, own))
+        parts.append(RankRows(share.rank, share.table, ids, own))
     return tuple(roots), tuple(sites.values()), RankedTable(tuple(parts))
 
 
-def _root_ids(share: Share, roots: list[Root]) -> list[int]:
-    """Number the roots of a share; the prefix tells which is which, and those not known yet are added."""
+def _root_ids(share: RankShare, roots: list[Root]) -> list[int]:
+    """Return the numbers of a rank's roots, which are identified by prefix; new ones are added."""
     known = {root.prefix: number for number, root in enumerate(roots)}
     for root in share.roots:
         if root.prefix not in known:
@@ -130,8 +131,8 @@ def _root_ids(share: Share, roots: list[Root]) -> list[int]:
     return [known[root.prefix] for root in share.roots]
 
 
-def _placed(share: Share, roots: Sequence[int], known: Mapping[str, SiteInfo]) -> tuple[SiteInfo, ...]:
-    """Give the sites of a share with the numbers that they have in the whole."""
+def _placed(share: RankShare, roots: Sequence[int], known: Mapping[str, SiteInfo]) -> tuple[SiteInfo, ...]:
+    """Return a rank's sites with their numbers in the whole recording."""
     fresh = iter(range(len(known), len(known) + len(share.sites)))
     ids = [known[site.site].id if site.site in known else next(fresh) for site in share.sites]
     return tuple(
@@ -145,7 +146,7 @@ def _placed(share: Share, roots: Sequence[int], known: Mapping[str, SiteInfo]) -
     )
 
 
-def of_rank(sites: Iterable[SiteInfo], part: Part) -> tuple[SiteInfo, ...]:
-    """Describe all sites of a recording as one rank saw them; those it never saw as others did."""
+def of_rank(sites: Iterable[SiteInfo], part: RankRows) -> tuple[SiteInfo, ...]:
+    """Return all sites of a recording as one rank described them; sites it never had as others did."""
     own = {site.id: site for site in part.sites}
     return tuple(own.get(site.id, site) for site in sites)

@@ -1,15 +1,15 @@
-"""Where the whole batches of a growing Arrow IPC stream are, told from their heads alone.
+"""The places of the whole batches in a growing Arrow IPC stream, read from their heads alone.
 
 # Note [Batches]
 A message of a stream is a mark, the length of its metadata, the metadata (a flatbuffer), and a body. The
-metadata of a batch says how many rows it has, how long its body is, and where in the body each buffer of each
-column lies. So the batches of a file are found by hopping from head to head. What they hold is read later and
-column by column, from the file as it is mapped into memory; what nobody asks for is never read.
+metadata of a batch has its number of rows, the length of its body, and the place of each buffer of each column in the
+body. So the batches of a file are found by hopping from head to head. Their columns are read later, one by one, from
+the file mapped into memory; a column that is never asked for is never read.
 
-A batch counts when all of it is there: a head that says more than the file holds, or that makes no sense, is the
-end of what can be read. The writer leaves no more than one such batch, and only at the end. It never changes what is
-before, so what was found stays true while the file grows, and also when the recording is removed or replaced: a mapped
-file is there as long as somebody reads it.
+A batch counts once all of it is there. Reading ends at a head that promises more than the file holds, or that is not
+valid; the writer leaves at most one such batch, at the end. It never changes earlier batches, so their places stay
+valid while the file grows, and also after the recording is removed or replaced: a mapped file exists as long as it is
+read.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from kedge.atomic_write import told
 from kedge.errors import NotARecording
 from kedge.store.columns import BINARY, COLUMNS
 
-_MARK = b"\xff\xff\xff\xff"
+MARK = b"\xff\xff\xff\xff"
 _HEAD = 8
 _LONGEST_SCHEMA = 1 << 16
 _BATCH_MESSAGE = 3
-#: How many different heads are remembered.
+#: The most different heads that are remembered.
 MOST_HEADS = 64
 
 _FORMATS = {"int8": "c", "int32": "i", "int64": "l", "float64": "g"}
@@ -52,19 +52,19 @@ Places = NDArray[np.int64]
 
 
 class ForeignFileError(Exception):
-    """A file does not start as the statistics of a recording do."""
+    """A file that does not start like the statistics of a recording."""
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches that follow each other in one file.
+    """Consecutive batches of one file.
 
     Attributes:
         memory: The file's content, from its beginning.
-        rows: How many rows each batch has.
-        places: Where each column of each batch starts, by the column's name; of a binary column its offsets.
-        data: The same for the bytes of the binary columns.
-        lengths: How long those are.
+        rows: The number of rows of each batch.
+        places: The start of each column of each batch, by the column's name; of a binary column the start of its offsets.
+        data: The start of the bytes of each binary column.
+        lengths: The number of those bytes.
     """
 
     memory: NDArray[np.uint8]
@@ -77,14 +77,14 @@ class Batches:
         return len(self.rows)
 
     def chosen(self, which: Sequence[int]) -> Batches:
-        """Give some of the batches."""
+        """Return some of the batches."""
         places, data, lengths = (
             {name: values[which] for name, values in held.items()} for held in (self.places, self.data, self.lengths)
         )
         return Batches(self.memory, self.rows[which], places, data, lengths)
 
     def followed_by(self, later: Batches) -> Batches:
-        """Give these batches and later ones of the same file."""
+        """Return these batches and later ones of the same file."""
         places, data, lengths = (
             {name: np.concatenate([earlier[name], new[name]]) for name in earlier}
             for earlier, new in ((self.places, later.places), (self.data, later.data), (self.lengths, later.lengths))
@@ -92,8 +92,8 @@ class Batches:
         return Batches(later.memory, np.concatenate([self.rows, later.rows]), places, data, lengths)
 
 
-class Finder:
-    """Finds the batches of one file, each once, however often the file has grown."""
+class BatchFinder:
+    """A reader of one growing file that finds each of its batches once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,15 +102,15 @@ class Finder:
         self._at = 0
 
     def find(self) -> Batches | None:
-        """Give the whole batches that were appended since the last time; None if there are none.
+        """Return the whole batches appended since the last call; None if there are none.
 
-        ``torn`` then says whether something incomplete follows them.
+        Afterwards ``torn`` says whether an incomplete batch follows them.
 
         Raises:
             NotARecording: The file holds something else.
         """
         with told(f"read {self.path}"), io.FileIO(self.path) as file:
-            # The writer may append meanwhile: what counts is what was there at the start.
+            # The writer may append meanwhile: only what was there at the start is read.
             size = os.fstat(file.fileno()).st_size
             if size == self._at:
                 self.torn = False
@@ -138,13 +138,13 @@ class Finder:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which buffers of a batch belong to which column of a recording."""
+    """The buffers of a batch that belong to each column of a recording."""
 
     buffers: Mapping[str, int]
     total: int
 
     def batches(self, memory: NDArray[np.uint8], found: Sequence[_Found], heads: _Heads) -> Batches:
-        """Put what was found into columns, up to the first batch whose buffers do not fit into it."""
+        """Return the batches found, up to the first one whose buffers do not fit into it."""
         said = np.array(heads.buffers, dtype=np.int64).reshape(len(heads.buffers), self.total, 2)
         rows, bodies = (np.array(values, dtype=np.int64) for values in (heads.rows, heads.bodies))
         fits = self._fit(said, rows, bodies)
@@ -160,7 +160,7 @@ class _Layout:
         )
 
     def _fit(self, said: Places, rows: Places, bodies: Places) -> NDArray[np.bool_]:
-        """Tell whether what heads say of their buffers can be true."""
+        """Whether the buffers that each head describes are possible."""
         fits = rows >= 0
         for name, place in self.buffers.items():
             least = np.where(rows > 0, 4 * (rows + 1), 0) if name in BINARY else _width(name) * rows
@@ -176,7 +176,7 @@ def _width(name: str) -> int:
 
 
 class _Found(NamedTuple):
-    """A batch: where its head and its body are in the file, and which of the different heads it has."""
+    """A batch: the places of its head and its body in the file, and the number of its kind of head."""
 
     head: int
     start: int
@@ -184,9 +184,9 @@ class _Found(NamedTuple):
 
 
 class _Heads:
-    """What the heads of batches say: length of the body, rows, start and length of each buffer.
+    """The different heads of batches: length of the body, rows, start and length of each buffer.
 
-    The heads of most batches are alike, byte for byte, and each is read once.
+    The heads of most batches are equal, byte for byte, and each is read once.
     """
 
     def __init__(self, total: int) -> None:
@@ -195,23 +195,23 @@ class _Heads:
         self.buffers: list[tuple[int, ...]] = []
         self._total = total
         self._known: dict[bytes, int] = {}
-        self._shapes: dict[int, Shape] = {}
+        self._shapes: dict[int, HeadLayout] = {}
 
     def read(self, metadata: bytes) -> int:
-        """Read a head, and give its number.
+        """Return the number of a head, which is read if it is new.
 
         Raises:
-            ValueError: It is not that of a batch, or makes no sense; or struct.error, or IndexError.
+            ValueError: It is not a valid head of a batch; also struct.error or IndexError.
         """
         known = self._known.get(metadata)
         if known is not None:
             return known
         shape = self._shapes.get(len(metadata))
         if shape is None or not shape.fits(metadata):
-            shape = self._shapes[len(metadata)] = shape_of(metadata)
+            shape = self._shapes[len(metadata)] = layout_of(metadata)
         body, rows, buffers = shape.read(metadata)
         if body < 0 or len(buffers) != 2 * self._total:
-            raise ValueError("a batch of other columns, or of less than nothing")
+            raise ValueError("a batch of other columns, or of a negative length")
         if len(self._known) == MOST_HEADS:
             self._known.clear()
         number = self._known[metadata] = len(self.rows)
@@ -225,15 +225,15 @@ def _hop(memory: mmap.mmap, at: int, size: int, heads: _Heads) -> tuple[list[_Fo
     """Go from head to head.
 
     Returns:
-        What was found, the place after the last whole batch, and whether the file ends there.
+        The batches, the place after the last whole one, and whether the file ends there.
     """
     found: list[_Found] = []
     while at < size:
-        if memory[at : at + 4] != _MARK or at + _HEAD > size:
+        if memory[at : at + 4] != MARK or at + _HEAD > size:
             return found, at, False
         length = int.from_bytes(memory[at + 4 : at + _HEAD], "little")
         if not length:
-            # The end of the stream; nothing can follow it.
+            # The end of the stream, which nothing can follow.
             return found, at, at + _HEAD == size
         start = at + _HEAD + length
         if start > size:
@@ -252,11 +252,11 @@ def _hop(memory: mmap.mmap, at: int, size: int, heads: _Heads) -> tuple[list[_Fo
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Where in the metadata of a batch its figures stand; 0 for one that is left out because it is zero.
+class HeadLayout:
+    """The places of the numbers in the metadata of a batch; 0 for a number left out because it is zero.
 
-    A writer lays out one batch as the other. So the metadata is taken apart once, and again only where it differs
-    from what was seen in more than these figures.
+    A writer lays out all batches alike. So the metadata is parsed once, and again only if it differs in more than
+    these numbers.
     """
 
     body: int
@@ -267,11 +267,11 @@ class Shape:
     rest: Sequence[tuple[int, int, bytes]]
 
     def fits(self, metadata: bytes) -> bool:
-        """Tell whether other metadata of this length differs in its figures only."""
+        """Whether other metadata of this length differs in its numbers only."""
         return all(metadata[start:end] == expected for start, end, expected in self.rest)
 
     def write(self, metadata: bytearray, rows: int, body: int, buffers: Sequence[int]) -> None:
-        """Put other figures in: the number of rows, the length of the body, and start and length of each buffer."""
+        """Write other numbers: the rows, the length of the body, and start and length of each buffer."""
         struct.pack_into("<q", metadata, self.body, body)
         struct.pack_into("<q", metadata, self.rows, rows)
         columns = len(COLUMNS) + len(BINARY)
@@ -279,17 +279,17 @@ class Shape:
         self.unpacked.pack_into(metadata, self.buffers, *buffers)
 
     def read(self, metadata: bytes) -> tuple[int, int, tuple[int, ...]]:
-        """Give the length of the body, the number of rows, and start and length of each buffer."""
+        """Return the length of the body, the number of rows, and start and length of each buffer."""
         body = int.from_bytes(metadata[self.body : self.body + 8], "little", signed=True) if self.body else 0
         rows = int.from_bytes(metadata[self.rows : self.rows + 8], "little", signed=True) if self.rows else 0
         return body, rows, self.unpacked.unpack_from(metadata, self.buffers)
 
 
-def shape_of(metadata: bytes) -> Shape:
-    """Take the metadata of a batch apart.
+def layout_of(metadata: bytes) -> HeadLayout:
+    """Return the layout of the metadata of a batch.
 
     Raises:
-        ValueError: It is not that of a batch, or makes no sense; or struct.error, or IndexError.
+        ValueError: It is not valid metadata of a batch; also struct.error or IndexError.
     """
     message = _offset(metadata, 0)
     kind, head, body = (_field(metadata, message, i) for i in (1, 2, 3))
@@ -304,28 +304,28 @@ def shape_of(metadata: bytes) -> Shape:
     changing = sorted([(at, at + 8) for at in (body, rows) if at] + [(first, last), columns])
     borders = [0, *(border for pair in changing for border in pair), len(metadata)]
     rest = [(a, b, metadata[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)]
-    return Shape(body, rows, columns[0], first, struct.Struct(f"<{(last - first) // 8}q"), rest)
+    return HeadLayout(body, rows, columns[0], first, struct.Struct(f"<{(last - first) // 8}q"), rest)
 
 
 _UINT16, _INT32, _UINT32 = (struct.Struct(code) for code in ("<H", "<i", "<I"))
 
 
 def _offset(metadata: bytes, at: int) -> int:
-    """Follow an offset of a flatbuffer, which is counted from where it stands."""
+    """Return the target of an offset in a flatbuffer, which counts from its own place."""
     return at + int(_UINT32.unpack_from(metadata, at)[0])
 
 
 def _vector(metadata: bytes, at: int) -> tuple[int, int]:
-    """Give the first and the last place of a vector of pairs of 64-bit integers."""
+    """Return the start and the end of a vector of pairs of 64-bit integers."""
     vector = _offset(metadata, at)
     end = vector + 4 + 16 * int(_UINT32.unpack_from(metadata, vector)[0])
     if end > len(metadata):
-        raise ValueError("a vector is longer than what it is in")
+        raise ValueError("a vector is longer than the metadata")
     return vector + 4, end
 
 
 def _field(metadata: bytes, table: int, number: int) -> int:
-    """Give the place of a field of a flatbuffer's table; 0 where it is left out."""
+    """Return the place of a field of a flatbuffer's table; 0 if it is left out."""
     entries = table - int(_INT32.unpack_from(metadata, table)[0])
     if entries < 0 or 4 + 2 * number >= int(_UINT16.unpack_from(metadata, entries)[0]):
         return 0
@@ -334,17 +334,17 @@ def _field(metadata: bytes, table: int, number: int) -> int:
 
 
 def _stopped_in_schema(memory: mmap.mmap, size: int) -> bool:
-    """Tell whether the writer was stopped within the first message of the stream."""
+    """Whether the writer was stopped within the first message of the stream."""
     if size < _HEAD:
-        return _MARK.startswith(memory[:4])
+        return MARK.startswith(memory[:4])
     length = int.from_bytes(memory[4:_HEAD], "little")
-    return memory[:4] == _MARK and size < _HEAD + length <= _LONGEST_SCHEMA
+    return memory[:4] == MARK and size < _HEAD + length <= _LONGEST_SCHEMA
 
 
 def _schema(memory: mmap.mmap, size: int) -> tuple[int, _Layout]:
-    """Read the first message of a stream: where the batches begin, and how they are laid out."""
+    """Return the start of the batches and their layout, from the first message of a stream."""
     end = _HEAD + int.from_bytes(memory[4:_HEAD], "little")
-    if memory[:4] != _MARK or end > size:
+    if memory[:4] != MARK or end > size:
         raise ForeignFileError("it is not an Arrow stream")
     with InputStream.from_readable(io.BytesIO(memory[:end])) as source:
         try:
@@ -357,7 +357,7 @@ def _schema(memory: mmap.mmap, size: int) -> tuple[int, _Layout]:
 
 
 def _laid_out(schema: Any) -> _Layout:
-    """Find the columns of a recording among those of a file."""
+    """Return the places of a recording's columns among those of a file."""
     found: dict[str, tuple[int, str]] = {}
     total = 0
     for field in schema.children:
@@ -372,7 +372,7 @@ def _laid_out(schema: Any) -> _Layout:
 
 
 def _buffers(field: Any) -> int:
-    """Count the buffers of a column, which may be one that a later version has added."""
+    """Return the number of buffers of a column, which a later version may have added."""
     kind, inner = field.format, sum(map(_buffers, field.children))
     if field.dictionary is None:
         if kind in _TEXT | {"Z", "U"}:

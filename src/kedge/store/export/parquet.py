@@ -1,4 +1,4 @@
-"""The wide table as Arrow batches, and as one Parquet file; only this file and sql.py need more than the store does."""
+"""The wide table as Arrow batches and as one Parquet file; only this file and sql.py need pyarrow."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kedge.atomic_write import told
+from kedge.store.export.wide_table import WIDE, rows_by_site
 from kedge.store.recording import Recording
-from kedge.store.wide_table import WIDE, rows_by_site
 
-#: Batches are gathered until a group of rows has as many as this.
+#: The rows gathered for one row group.
 GROUP = 1 << 20
-#: The key of the metadata under which the file says what run it is from.
+#: The key of the metadata that describes the run.
 ABOUT = b"kedge"
 
 _TYPES = {"text": pa.string(), "float64": pa.float64(), "int8": pa.int8(), "int32": pa.int32(), "int64": pa.int64()}
@@ -25,11 +25,11 @@ SCHEMA = pa.schema([pa.field(name, _TYPES[column.type]) for name, column in WIDE
 
 
 def batches(recording: Recording, names: Sequence[str] = tuple(WIDE)) -> Iterator[Any]:
-    """Give the wide table, one batch for each site.
+    """Yield the wide table, one batch for each site.
 
     Args:
         recording: The recording.
-        names: The columns to give; what is not asked for is not computed.
+        names: The columns; others are not computed.
     """
     schema = pa.schema([SCHEMA.field(name) for name in names])
     for site, rows in rows_by_site(recording):
@@ -44,15 +44,14 @@ def _array(name: str, values: Any, known: Any, rows: int) -> Any:
 
 
 def write_parquet(recording: Recording, path: Path) -> int:
-    """Write the wide table to a file, under another name until it is whole.
+    """Write the wide table to a file, under another name until it is complete.
 
     Args:
         recording: The recording.
-        path: The file, which is replaced if it is there.
-        progress: Is called with the number of rows written so far.
+        path: The file; an existing one is replaced.
 
     Returns:
-        How many rows there are.
+        The number of rows.
 
     Raises:
         RecordingError: The file cannot be written.
@@ -89,7 +88,7 @@ def _groups(recording: Recording) -> Iterator[Any]:
 
 
 def describe(recording: Recording) -> str:
-    """Say in JSON what run this is: its manifest, how it ended, its roots, and what each column means."""
+    """Return a description of the run as JSON: its manifest, its end, its roots, and the meaning of each column."""
     return json.dumps(
         {
             "manifest": dict(recording.manifest),

@@ -1,12 +1,12 @@
 """The statistics as an Arrow IPC stream: one record batch per step that was measured in full.
 
-A stream has no footer and nothing in it is ever changed, so a killed writer leaves a file that
+A stream has no footer and is never changed, only appended to. So a file whose writer was killed
 reads up to its last whole batch, and another process can read it while it grows.
 
 # Note [Shared batches]
-A light step has a row or two, of which a batch would take twenty times the room. So the rows of light steps wait
-for each other and share a batch: until a step that was measured in full, or something that is not finite, is written,
-until there are many, or one of them has waited for a second when the next comes.
+A light step has a row or two, and a batch of its own would take twenty times their size. So rows of light steps wait
+and share a batch. It is written when a fully measured step or a non-finite value arrives, when many rows wait, or when
+a row has waited for a second by the time the next one arrives.
 """
 
 from __future__ import annotations
@@ -26,37 +26,33 @@ from nanoarrow.ipc import StreamWriter
 from numpy.typing import NDArray
 
 from kedge.atomic_write import told, write_all
-from kedge.store.batches import Finder, Shape, shape_of
-from kedge.store.by_site import Stretch
 from kedge.store.columns import BINARY, COLUMNS
+from kedge.store.reading.batches import MARK, BatchFinder, HeadLayout, layout_of
+from kedge.store.reading.by_site import FileRows
+from kedge.store.reading.table import StatsTable
 from kedge.store.rows import LIGHT
-from kedge.store.table import Table
 
 _TYPES = {name: getattr(na, np.dtype(dtype).name)() for name, (dtype, _) in COLUMNS.items()}
 _SCHEMA = na.c_schema(na.struct({**_TYPES, **{name: na.binary() for name in BINARY}}))
 _FIELDS = {field.name: field for field in _SCHEMA.children}
-_LEAST_ROW = sum(np.dtype(dtype).itemsize for dtype, _ in COLUMNS.values()) + len(BINARY) * np.dtype(np.int32).itemsize
-
-_CONTINUATION = b"\xff\xff\xff\xff"
-_LONGEST_SCHEMA = 1 << 16
 
 _GAPS = [bytes(size) for size in range(8)]
 _LAYOUTS = 64
-"""Of how many numbers of rows it is remembered how a batch lies."""
+"""The layouts of batches that are remembered, one for each number of rows."""
 
 _FEW = 8
-"""How many rows of a light step may wait."""
+"""The most rows of one light step that may wait."""
 _MANY = 256
-"""How many rows share a batch."""
+"""The most rows that share a batch."""
 _PATIENCE = 1.0
-"""For how many seconds a row waits."""
+"""The seconds that a row waits."""
 
 
 class StatsWriter:
-    """Append the statistics of step after step to a new file.
+    """A new file, to which the statistics of each step are appended.
 
-    Each batch goes to the operating system in one unbuffered write, so that it outlives the
-    process and others can see it at once. Those of light steps may wait; see Note [Shared batches].
+    Each batch is one unbuffered write to the operating system, so that it outlives the process and
+    other processes see it at once. Rows of light steps may wait; see Note [Shared batches].
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -77,12 +73,12 @@ class StatsWriter:
 
         Args:
             step: The step that all rows belong to, unless there is a column ``step``.
-            columns: The rows by column. ``site`` must be there; what is left out was not measured.
+            columns: The rows by column. ``site`` is required; a column left out was not measured.
                 ``active`` and ``exponents`` are sequences of bytes, one for each row.
 
         Raises:
-            RecordingError: The file cannot take it, for one because the disk is full. The steps
-                written before stay readable.
+            RecordingError: The file cannot be written, for example because the disk is full. Earlier
+                steps stay readable.
         """
         rows = len(columns["site"])
         numbers = {name: _column(name, columns, rows) for name in COLUMNS}
@@ -101,7 +97,7 @@ class StatsWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Append the rows that wait, as one batch."""
+        """Append the waiting rows as one batch."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             numbers = {name: np.concatenate([each[name] for each, _ in waiting]) for name in COLUMNS}
@@ -111,7 +107,7 @@ class StatsWriter:
         self._append(_message(numbers, binary, len(numbers["site"])))
 
     def close(self) -> None:
-        """End the stream; closing twice does nothing."""
+        """End the stream. Closing twice has no effect."""
         if self._file.closed:
             return
         try:
@@ -122,7 +118,7 @@ class StatsWriter:
             self._file.close()
 
     def _append_pending(self) -> None:
-        """Append what nanoarrow has written: the schema, and the end."""
+        """Append nanoarrow's output: the schema, and the end of the stream."""
         content = self._pending.getvalue()
         self._pending.seek(0)
         self._pending.truncate()
@@ -137,14 +133,14 @@ class StatsWriter:
         try:
             write_all(self._file, content)
         except OSError:
-            # What follows a torn batch could never be read.
+            # Nothing after a torn batch could ever be read.
             self._file.truncate(self._size)
             self._file.seek(self._size)
             raise
 
 
 def _may_wait(numbers: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether these are a few rows of a light step, with nothing in them that should be known at once."""
+    """Whether these are a few rows of a light step, all finite, so that nobody needs them at once."""
     if not 0 < len(numbers["site"]) <= _FEW or (numbers["level"] != LIGHT).any():
         return False
     return bool(np.isfinite(numbers["sumsq"]).all() and (numbers["nonfinite"] <= 0).all())
@@ -165,7 +161,7 @@ def _require(name: str, found: int, rows: int) -> None:
 
 
 def _batch(numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]], rows: int) -> Any:
-    """Lay rows out as one Arrow struct array; the arrays are used as they are, without a copy."""
+    """Return rows as one Arrow struct array, without copying the columns."""
     children = [_array(_FIELDS[name], rows, numbers[name]) for name in COLUMNS]
     for name in BINARY:
         offsets = np.zeros(rows + 1, dtype=np.int32)
@@ -177,19 +173,19 @@ def _batch(numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[by
 
 
 @cache
-def _head() -> tuple[bytes, Shape]:
-    """The head of a batch as nanoarrow writes it, and where in it the figures are that differ from batch to batch."""
+def _head() -> tuple[bytes, HeadLayout]:
+    """Return the head of a batch as nanoarrow writes it, and the places of the numbers that differ from batch to batch."""
     one = {name: np.zeros(1, dtype) for name, (dtype, _) in COLUMNS.items()}
     whole = io.BytesIO()
     StreamWriter.from_writable(whole).write_array(_batch(one, {name: [b"x"] for name in BINARY}, 1))
     content = whole.getvalue()
     start = 8 + int.from_bytes(content[4:8], "little") + 8  # behind the schema and the mark
     metadata = content[start : start + int.from_bytes(content[start - 4 : start], "little")]
-    return metadata, shape_of(metadata)
+    return metadata, layout_of(metadata)
 
 
 def _message(numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]], rows: int) -> bytes:
-    """Write a batch: what nanoarrow does in fifteen times the time, made anew for each step from the head of one."""
+    """Return a batch as bytes: a copy of one head with other numbers. nanoarrow takes fifteen times as long."""
     known, gaps, at = _layout(rows)
     figures, body = list(known), list[Any]()
     for name, gap in zip(COLUMNS, gaps, strict=True):
@@ -208,12 +204,12 @@ def _message(numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[
     template, shape = _head()
     metadata = bytearray(template)
     shape.write(metadata, rows, at, figures)
-    return b"".join([_CONTINUATION, len(metadata).to_bytes(4, "little"), metadata, *body])
+    return b"".join([MARK, len(metadata).to_bytes(4, "little"), metadata, *body])
 
 
 @lru_cache(maxsize=_LAYOUTS)
 def _layout(rows: int) -> tuple[tuple[int, ...], tuple[bytes, ...], int]:
-    """Where the numeric columns of a batch of so many rows lie, what follows each in the file, and where they end."""
+    """Return the places of the numeric columns in a batch of so many rows, the padding after each, and their end."""
     figures: list[int] = []
     gaps, at = [], 0
     for dtype, _ in COLUMNS.values():
@@ -225,19 +221,16 @@ def _layout(rows: int) -> tuple[tuple[int, ...], tuple[bytes, ...], int]:
 
 
 def _array(field: Any, rows: int, *buffers: Any) -> Any:
-    # The lengths are checked already, once for all buffers of a column.
+    # The lengths were checked before, once for all buffers of a column.
     return na.c_array_from_buffers(field, rows, [None, *buffers], null_count=0, validation_level="none")
 
 
-def read_table(path: str | os.PathLike[str]) -> tuple[Table, bool]:
-    """Read the rows of a file, up to its first incomplete batch.
-
-    Returns:
-        The rows, and whether something incomplete was left out.
+def read_table(path: str | os.PathLike[str]) -> tuple[StatsTable, bool]:
+    """Return the rows of a file up to its first incomplete batch, and whether one was left out.
 
     Raises:
         NotARecording: The file holds something else.
     """
-    finder = Finder(Path(path))
+    finder = BatchFinder(Path(path))
     found = finder.find()
-    return Table(stretches=[Stretch(found)] if found else []), finder.torn
+    return StatsTable(parts=[FileRows(found)] if found else []), finder.torn

@@ -1,4 +1,4 @@
-"""All rows of one file, findable by site."""
+"""All rows of one rank, by site."""
 
 from __future__ import annotations
 
@@ -11,33 +11,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.store.binary_column import joined
-from kedge.store.by_site import Group, Sorted, Stretch
 from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
+from kedge.store.reading.by_site import FileRows, RowGroup, SortedRows
 from kedge.store.rows import Ints, Rows, merge
 
-__all__ = ["BINARY", "COLUMNS", "OFFSETS", "Columns", "Table", "tabulate"]
 
-
-class Table:
+class StatsTable:
     """The rows of a recording, or of one rank's share of it.
 
     Args:
-        columns: Rows that are held in memory, in any order.
-        stretches: Rows of a file, in the order in which they were written.
+        columns: Rows in memory, in any order.
+        parts: Rows of a file, in the order of writing.
     """
 
-    def __init__(self, columns: Columns | None = None, stretches: Sequence[Stretch] = ()) -> None:
+    def __init__(self, columns: Columns | None = None, parts: Sequence[FileRows] = ()) -> None:
         self._loose = columns
-        self.stretches = tuple(stretches)
+        self.parts = tuple(parts)
 
     def __len__(self) -> int:
         loose = 0 if self._loose is None else len(self._loose["step"])
-        return loose + sum(map(len, self.stretches))
+        return loose + sum(map(len, self.parts))
 
     @property
     def columns(self) -> Columns:
-        """All rows in the order in which they were written; they are copied each time this is asked for."""
-        parts: list[Mapping[str, NDArray[Any]]] = [stretch.written for stretch in self.stretches]
+        """A copy of all rows, in the order of writing."""
+        parts: list[Mapping[str, NDArray[Any]]] = [part.written for part in self.parts]
         if self._loose is not None:
             parts.append(self._loose)
         columns = {name: _joined([part[name] for part in parts], dtype) for name, (dtype, _) in COLUMNS.items()}
@@ -53,21 +51,21 @@ class Table:
         return np.unique(_joined([group.full_steps for group in self._groups], np.int64))
 
     @cached_property
-    def _groups(self) -> tuple[Group, ...]:
-        loose: tuple[Group, ...] = () if self._loose is None else (Sorted(self._loose),)
-        return (*loose, *chain.from_iterable(stretch.groups for stretch in self.stretches))
+    def _groups(self) -> tuple[RowGroup, ...]:
+        loose: tuple[RowGroup, ...] = () if self._loose is None else (SortedRows(self._loose),)
+        return (*loose, *chain.from_iterable(part.groups for part in self.parts))
 
     def rows(self, site: int) -> Rows:
-        """Gather the rows of one site; those of one step are merged into one."""
+        """Return the rows of one site, those of one step merged into one."""
         places = [(group, group.where(site)) for group in self._groups]
-        found = _Gathered([(group, where) for group, where in places if where.start < where.stop])
+        found = _LazyColumns([(group, where) for group, where in places if where.start < where.stop])
         return merge(found)
 
 
-class _Gathered(dict[str, Any]):
-    """The columns of the rows of one site; each is gathered when it is first asked for."""
+class _LazyColumns(dict[str, Any]):
+    """The columns of the rows of one site; each is read when first needed."""
 
-    def __init__(self, places: Sequence[tuple[Group, slice]]) -> None:
+    def __init__(self, places: Sequence[tuple[RowGroup, slice]]) -> None:
         super().__init__()
         self._places = places
 
@@ -85,8 +83,8 @@ def _joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[A
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
-def tabulate(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Make a table of rows given one by one; what a row leaves out was not measured."""
+def tabulate(rows: Iterable[Mapping[str, Any]]) -> StatsTable:
+    """Return a table of rows given one by one; a column left out of a row was not measured."""
     given = list(rows)
     columns: Columns = {
         name: np.array([row.get(name, default) for row in given], dtype=dtype)
@@ -96,4 +94,4 @@ def tabulate(rows: Iterable[Mapping[str, Any]]) -> Table:
         held = [row.get(name, b"") for row in given]
         columns[name] = np.frombuffer(b"".join(held), dtype=np.uint8)
         columns[name + OFFSETS] = np.cumsum([0, *map(len, held)])
-    return Table(columns)
+    return StatsTable(columns)

@@ -1,0 +1,40 @@
+"""Text fitted to a width: wrapped, cut, filled, and joined into lines of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+#: The longest readable line.
+WIDEST = 110
+
+
+def print_paragraph(text: Text, console: Console, indent: int = 0) -> None:
+    """Print a text in lines that fit, without spaces at their ends."""
+    for line in text.wrap(console, min(console.width, WIDEST) - indent):
+        line.rstrip()
+        console.print(Text(" " * indent).append_text(line))
+
+
+def fit(content: str | Text, width: int, *, right: bool) -> Text:
+    """Return a text of exactly this width, filled with spaces or cut with an ellipsis."""
+    text = content.copy() if isinstance(content, Text) else Text(content)
+    if text.cell_len > width:
+        text.truncate(width, overflow="ellipsis")
+    pad = text.pad_left if right else text.pad_right
+    pad(width - text.cell_len)
+    return text
+
+
+def tail(label: str, width: int) -> str:
+    """Return a name cut to a width at its beginning, where paths differ least."""
+    return label if len(label) <= width else "…" + label[len(label) - width + 1 :]
+
+
+def joined(cells: Sequence[str | Text], style: str = "") -> Text:
+    """Return cells as one line, with a space between them."""
+    text = Text(" ", style, no_wrap=True).join([Text(cell) if isinstance(cell, str) else cell for cell in cells])
+    text.rstrip()
+    return text

@@ -1,0 +1,93 @@
+"""The lines of the live table: their order, the chosen one, and the texts that are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.text import Text
+
+from kedge.report.fitted_text import fit
+from kedge.report.live.columns import LiveColumn, in_order, layout
+from kedge.report.module_lines import ModuleLine
+
+FALLING, RISING = "▼", "▲"
+#: The columns left of the first one: a mark and a space.
+MARGIN = 2
+
+
+class ModuleList:
+    """The lines of the live table, sorted, with one of them chosen."""
+
+    def __init__(self) -> None:
+        self.shown: list[ModuleLine] = []
+        self.chosen: str | None = None
+        self.sorted_by: str | None = None
+        self.turned = False
+        self._lines: Sequence[ModuleLine] = ()
+        self._marks: Mapping[str, Text] = {}
+        self._columns: tuple[LiveColumn, ...] = ()
+
+    def fill(self, lines: Sequence[ModuleLine], marks: Mapping[str, Text]) -> None:
+        """Replace the lines and the marks before some of them."""
+        self._lines, self._marks = lines, marks
+
+    def lay_out(self, width: int) -> bool:
+        """Fit the columns to a width and sort the lines; return whether another line had to be chosen."""
+        self._columns = layout(max(width - MARGIN, 1), max((len(line.label) for line in self._lines), default=0))
+        column = next((c for c in self._columns if c.title == self.sorted_by and c.key), None)
+        self.shown = in_order(self._lines, column, self.turned)
+        if self.line is not None:
+            return False
+        self.chosen = self.shown[0].label if self.shown else None
+        return True
+
+    @property
+    def line(self) -> ModuleLine | None:
+        """The chosen line."""
+        return next((line for line in self.shown if line.label == self.chosen), None)
+
+    @property
+    def place(self) -> int:
+        """The place of the chosen line; 0 if there is none."""
+        return next((i for i, line in enumerate(self.shown) if line.label == self.chosen), 0)
+
+    def choose(self, place: int) -> int:
+        """Choose the line at a place, or the nearest one; return its place."""
+        place = min(max(place, 0), len(self.shown) - 1)
+        self.chosen = self.shown[place].label
+        return place
+
+    def sort_by(self, title: str | None) -> None:
+        """Sort by the column with this title from now on; in data-flow order if None."""
+        self.sorted_by, self.turned = title, False
+
+    def next_title(self) -> str | None:
+        """Return the title of the next column to sort by; None, data-flow order, after the last one."""
+        titles: list[str | None] = [None, *(c.title for c in self._columns if c.key)]
+        return titles[(titles.index(self.sorted_by) + 1) % len(titles)] if self.sorted_by in titles else titles[1]
+
+    def title_at(self, x: int) -> str | None:
+        """Return the title of the sortable column at a place in the header; None if there is none."""
+        start = MARGIN
+        for column in self._columns:
+            if start <= x < start + column.width and column.key is not None:
+                return column.title
+            start += column.width + 1
+        return None
+
+    def header(self) -> Text:
+        """Return the titles of the columns, with an arrow at the one that the lines are sorted by."""
+        return Text("  ", "bold").append_text(Text(" ").join(self._title(column) for column in self._columns))
+
+    def _title(self, column: LiveColumn) -> Text:
+        marked = column.title == self.sorted_by and column.key is not None
+        arrow = (FALLING if column.falling != self.turned else RISING) if marked else ""
+        title = Text(column.title[: column.width - len(arrow)] + arrow)
+        title.truncate(column.width)
+        return fit(title, column.width, right=column.right)
+
+    def drawn(self, place: int) -> Text:
+        """Return one line of the table."""
+        line = self.shown[place]
+        cells = (column.fitted(line) for column in self._columns)
+        return Text(" ").join([self._marks.get(line.label, Text(" ")), *cells])

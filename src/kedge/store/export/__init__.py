@@ -1,0 +1,1 @@
+"""A recording for other programs: the wide table, as Parquet and in SQL."""

@@ -12,7 +12,7 @@ from kedge.rules.activations.underflow import SCALED
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.rule import Finding, Lack, Severity
-from kedge.store.formats import FORMATS, Format
+from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
 
@@ -110,12 +110,12 @@ class _Magnitudes:
     """The greatest magnitude at one site in every step that measured it, without constants of the program."""
 
     site: SiteInfo
-    form: Format
+    form: NumberFormat
     steps: Ints
     largest: Floats
 
     @classmethod
-    def of(cls, recording: Recording, site: SiteInfo, form: Format) -> _Magnitudes:
+    def of(cls, recording: Recording, site: SiteInfo, form: NumberFormat) -> _Magnitudes:
         """Return the steps in which the extremes were measured and finite."""
         rows = recording.rows(site)
         measured = np.isfinite(rows.min) & np.isfinite(rows.max)

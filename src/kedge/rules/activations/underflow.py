@@ -13,7 +13,7 @@ from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.exponents import SMALLEST_NORMAL, below
-from kedge.store.formats import FORMATS, Format
+from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Rows
 
@@ -89,7 +89,7 @@ class Underflow:
             if form is not None and form.lowest_power >= SMALLEST_NORMAL:
                 yield site
 
-    def _lost(self, recording: Recording, site: SiteInfo, form: Format) -> float | None:
+    def _lost(self, recording: Recording, site: SiteInfo, form: NumberFormat) -> float | None:
         """Return the median share of elements below the smallest normal number; None with too few histograms."""
         rows = recording.rows(site)
         # A gradient of zeros has no histogram, so several windows of steps are searched for one.

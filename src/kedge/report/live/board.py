@@ -66,9 +66,11 @@ class Board(ScrollView, can_focus=True):
         return Strip(segments).adjust_cell_length(self._width, self.rich_style)
 
     def _lay_out(self) -> None:
-        if self.modules.lay_out(self._width):
-            self.post_message(self.Chosen())
+        other = self.modules.lay_out(self._width)
         self.virtual_size = Size(self._width, len(self.modules.shown) + 1)
+        if other:
+            self._keep_visible(self.modules.place)
+            self.post_message(self.Chosen())
         self.refresh()
 
     def on_resize(self, _: Resize) -> None:
@@ -109,22 +111,19 @@ class Board(ScrollView, can_focus=True):
 
     def action_sort(self) -> None:
         """Sort by the next column that can be sorted by; after the last one, in data-flow order."""
-        self._sort_by(self.modules.next_title())
+        self.modules.sort_by(self.modules.next_title())
+        self._lay_out()
 
     def action_turn(self) -> None:
         """Reverse the order."""
         self.modules.turned = not self.modules.turned
         self._lay_out()
 
-    def _sort_by(self, title: str | None) -> None:
-        self.modules.sort_by(title)
-        self._lay_out()
-        self._choose(0)
-
     def on_click(self, event: Click) -> None:
         """Choose the clicked line, or sort by the column whose title was clicked."""
         if event.y == 0:
-            self._sort_at(event.x)
+            self.modules.sort_at(event.x)
+            self._lay_out()
             return
         place = event.y - 1 + self.scroll_offset.y
         if place < len(self.modules.shown):
@@ -132,12 +131,3 @@ class Board(ScrollView, can_focus=True):
             self._choose(place)
             if again:
                 self.action_select()
-
-    def _sort_at(self, x: int) -> None:
-        title = self.modules.title_at(x)
-        if title is None:
-            return
-        if title == self.modules.sorted_by:
-            self.action_turn()
-        else:
-            self._sort_by(title)

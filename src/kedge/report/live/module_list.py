@@ -58,22 +58,25 @@ class ModuleList:
         return place
 
     def sort_by(self, title: str | None) -> None:
-        """Sort by the column with this title from now on; in data-flow order if None."""
-        self.sorted_by, self.turned = title, False
+        """Sort by the column with this title, in data-flow order if None; the first line is chosen at the next layout."""
+        self.sorted_by, self.turned, self.chosen = title, False, None
 
     def next_title(self) -> str | None:
         """Return the title of the next column to sort by; None, data-flow order, after the last one."""
         titles: list[str | None] = [None, *(c.title for c in self._columns if c.key)]
         return titles[(titles.index(self.sorted_by) + 1) % len(titles)] if self.sorted_by in titles else titles[1]
 
-    def title_at(self, x: int) -> str | None:
-        """Return the title of the sortable column at a place in the header; None if there is none."""
+    def sort_at(self, x: int) -> None:
+        """Sort by the column at a place in the header; if the lines are sorted by it already, reverse them."""
         start = MARGIN
         for column in self._columns:
             if start <= x < start + column.width and column.key is not None:
-                return column.title
+                if column.title == self.sorted_by:
+                    self.turned = not self.turned
+                else:
+                    self.sort_by(column.title)
+                return
             start += column.width + 1
-        return None
 
     def header(self) -> Text:
         """Return the titles of the columns, with an arrow at the one that the lines are sorted by."""

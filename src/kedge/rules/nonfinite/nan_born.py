@@ -22,10 +22,15 @@ from kedge.rules.nonfinite.search.births import (
     update_birth,
     written_birth,
 )
-from kedge.rules.nonfinite.search.guarded_steps import AGAIN, guarded_birth, makes_again, shows_only_gradients
+from kedge.rules.nonfinite.search.gradient_only_steps import (
+    AGAIN,
+    gradient_only_birth,
+    makes_again,
+    shows_only_gradients,
+)
 from kedge.rules.nonfinite.wording.birth_in_step import BirthInStep
 from kedge.rules.nonfinite.wording.birth_wording import BirthWording
-from kedge.rules.nonfinite.wording.guarded_wording import GuardedWording
+from kedge.rules.nonfinite.wording.gradient_only_wording import GradientOnlyWording
 from kedge.rules.recorded.wiring import Wiring, wire
 from kedge.rules.rule import SEVERITIES, Finding, Lack, Severity
 from kedge.store.recording import Recording, SiteInfo
@@ -126,8 +131,8 @@ class NanBorn:
 class _Case:
     """One birth in one step.
 
-    If it showed first in a guarded step before this one, ``guarded`` is that step. If this one is a guarded step, ``later`` is
-    the next step with more records.
+    If it showed first in a guarded step before this one, ``shown_first`` is that step. If this one is a guarded step,
+    ``later`` is the next step with more records.
     """
 
     wiring: Wiring
@@ -136,7 +141,7 @@ class _Case:
     severity: Severity
     recovered: bool
     later: BadStep | None = None
-    guarded: BadStep | None = None
+    shown_first: BadStep | None = None
 
     @property
     def kind(self) -> tuple[str, int]:
@@ -150,13 +155,13 @@ class _Case:
     @property
     def step(self) -> int:
         """The first step in which it showed."""
-        return self.bad_step.step if self.guarded is None else self.guarded.step
+        return self.bad_step.step if self.shown_first is None else self.shown_first.step
 
-    def wording(self, recording: Recording) -> BirthWording | GuardedWording:
+    def wording(self, recording: Recording) -> BirthWording | GradientOnlyWording:
         """Return the words for it."""
         words = BirthWording(BirthInStep(recording, self.wiring, self.bad_step, self.birth))
-        if self.birth.how == "guarded" or self.guarded is not None:
-            return GuardedWording(words, self.guarded or self.bad_step, self.later)
+        if self.birth.how == "guarded" or self.shown_first is not None:
+            return GradientOnlyWording(words, self.shown_first or self.bad_step, self.later)
         return words
 
 
@@ -168,7 +173,7 @@ def _cases(recording: Recording, wiring: Wiring, bad_steps: BadSteps) -> Iterato
     for at, bad_step in enumerate(known(0)):
         recovered = bad_steps.recovered(recording, bad_step)
         if shows_only_gradients(wiring, bad_step):
-            yield from _guarded(wiring, bad_step, known(at + 1), recovered)
+            yield from _gradient_only(wiring, bad_step, known(at + 1), recovered)
         else:
             for birth in _births(wiring, bad_step, returned):
                 severity = _severity(recording, bad_step, birth, recovered)
@@ -178,7 +183,7 @@ def _cases(recording: Recording, wiring: Wiring, bad_steps: BadSteps) -> Iterato
             return
 
 
-def _guarded(wiring: Wiring, bad_step: BadStep, others: Iterable[BadStep], recovered: bool) -> Iterator[_Case]:
+def _gradient_only(wiring: Wiring, bad_step: BadStep, others: Iterable[BadStep], recovered: bool) -> Iterator[_Case]:
     """Yield the birth of a step with records of gradients alone, by the next step with more records if that shows it."""
     severity: Severity = "warning" if recovered else "error"
     later = next((m for m in others if not shows_only_gradients(wiring, m)), None)
@@ -187,9 +192,9 @@ def _guarded(wiring: Wiring, bad_step: BadStep, others: Iterable[BadStep], recov
     else:
         for birth in _births(wiring, later, judged(wiring.recording)[1]):
             if makes_again(wiring, later, birth):
-                yield _Case(wiring, later, birth, severity, recovered, guarded=bad_step)
+                yield _Case(wiring, later, birth, severity, recovered, shown_first=bad_step)
                 return
-    yield _Case(wiring, bad_step, guarded_birth(wiring, bad_step), severity, recovered, later=later)
+    yield _Case(wiring, bad_step, gradient_only_birth(wiring, bad_step), severity, recovered, later=later)
 
 
 def _births(wiring: Wiring, bad_step: BadStep, returned: Iterable[SiteInfo]) -> list[Birth]:
@@ -268,6 +273,6 @@ def _finding(recording: Recording, same: list[_Case], births: int) -> Finding:
         step=worst.step,
         message=message,
         evidence=evidence,
-        confidence=worst.birth.sure if worst.guarded is None else round(worst.birth.sure * AGAIN, 2),
+        confidence=worst.birth.sure if worst.shown_first is None else round(worst.birth.sure * AGAIN, 2),
         remedy=wording.remedy(),
     )

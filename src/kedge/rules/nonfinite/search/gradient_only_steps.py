@@ -40,7 +40,7 @@ def _values_of_any(wiring: Wiring) -> Iterator[int]:
     return (site.id for site in wiring.sites if site.kind in ("in", "out"))
 
 
-def guarded_birth(wiring: Wiring, bad_step: BadStep) -> Birth:
+def gradient_only_birth(wiring: Wiring, bad_step: BadStep) -> Birth:
     """Return the birth of which only gradients are recorded; its site is not its place."""
     gradients = [site for site in wiring.sites if site.kind == "param.grad"]
     bad = bad_step.nonfinite(site.id for site in gradients)

@@ -1,4 +1,4 @@
-"""The words for a birth of which a recording shows only bad gradients; see Note [Guarded] in `...search.guarded_steps`."""
+"""The words for a birth of which a recording shows only bad gradients; see Note [Guarded] in `...search.gradient_only_steps`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kedge.rules.recorded.wiring import Wiring
 
 
 @dataclass(frozen=True)
-class GuardedWording:
+class GradientOnlyWording:
     """The words for one such birth.
 
     Attributes:

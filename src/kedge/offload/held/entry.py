@@ -102,8 +102,11 @@ class RecentlyRestored:
     def hold(self, entry: StorageEntry, home: Tensor) -> None:
         """Hold what an entry was brought back as; what was held longest goes if there is no room."""
         entry.held = home
-        live = [each for ref in list(self._last) if (each := ref()) is not None and each.held is not None]
-        live = [each for each in live if each is not entry]
+        live: list[StorageEntry] = []
+        for ref in list(self._last):
+            each = ref()
+            if each is not None and each is not entry and each.held is not None:
+                live.append(each)
         room = self._room - entry.nbytes
         while live and sum(each.nbytes for each in live) > room:
             live.pop(0).held = None
@@ -187,7 +190,7 @@ class StorageEntry:
     def restore(self) -> Restored:
         """Return a storage that has the bytes, and where in it they begin; see Note [Brought back]."""
         asker = _asker()
-        there = self._still_there(asker)
+        there = None if self._back is None else self._still_there(asker)
         return self._bring(asker) if there is None else there
 
     def _still_there(self, asker: object) -> Restored | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kedge.actions.record import record
     from kedge.features.extract import extract
     from kedge.hooks.firing.schedule import at, every
-    from kedge.hooks.opening import hook, session
+    from kedge.hooks.session import hook, session
     from kedge.inspect.audit import audit
     from kedge.inspect.operations import operations
     from kedge.offload.destination import Cpu, Disk, Rebuild
@@ -62,7 +62,7 @@ _HOME = {
     "actions.packed": ("packed",),
     "actions.record": ("record",),
     "inspect.audit": ("audit",),
-    "hooks.opening": ("hook", "session"),
+    "hooks.session": ("hook", "session"),
     "inspect.operations": ("operations",),
     "hooks.firing.schedule": ("at", "every"),
     "offload.destination": ("Cpu", "Disk", "Rebuild"),

@@ -6,12 +6,14 @@ arguments. Observers keep or emit `Record`s. Everything else in Kedge meets only
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
+from kedge.errors import ActionArity
 from kedge.sites.site import Site
 
 
@@ -59,6 +61,30 @@ Action: TypeAlias = Callable[..., Any]
 
 Schedule: TypeAlias = Callable[[int], bool]
 """When: told the step, says whether the action runs in it."""
+
+
+def as_act(action: Action) -> Act:
+    """Let an action be called with ``(value, event)``.
+
+    Raises:
+        ActionArity: If it takes neither one nor two arguments.
+    """
+    try:
+        params = list(inspect.signature(action).parameters.values())
+    except (TypeError, ValueError):  # builtins such as torch.zeros_like do not tell: they take the value
+        return lambda value, _event: action(value)
+    places = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in places if p.default is p.empty]
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in params)
+    needs_keywords = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in params)
+    if needs_keywords or len(needed) > 2 or not (places or any_number):
+        raise ActionArity(
+            f"the action {getattr(action, '__qualname__', action)}{inspect.signature(action)} cannot be called; "
+            "an action takes (value) or (value, event), everything else needs a default"
+        )
+    if len(needed) == 2 or (len(places) > 1 and places[1].name == "event"):
+        return action
+    return lambda value, _event: action(value)
 
 
 @runtime_checkable

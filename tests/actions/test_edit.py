@@ -10,7 +10,7 @@ from torch import Tensor
 
 import kedge
 from kedge.errors import ActionArity
-from kedge.hooks.firing.contract import as_act
+from kedge.flow import as_act
 
 X = torch.tensor([[-2.0, 0.0], [1.0, 3.0]])
 VECTOR = torch.tensor([1.0, 10.0])

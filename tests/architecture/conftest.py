@@ -32,6 +32,12 @@ class Source:
         """The top folder it is in, or "" for the root."""
         return self.name.split("/")[0] if "/" in self.name else ""
 
+    @property
+    def module(self) -> str:
+        """Its name as a module, such as ``kedge.hooks.firing.fire``; that of a package without ``__init__``."""
+        path = self.name.removesuffix(".py").removesuffix("__init__").replace("/", ".")
+        return f"kedge.{path}".removesuffix(".")
+
     def functions(self) -> Iterator[Function]:
         """Yield every function, nested ones too."""
         return (node for node in ast.walk(self.tree) if isinstance(node, Function))

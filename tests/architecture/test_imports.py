@@ -1,4 +1,4 @@
-"""What import-linter cannot see: where imports stand, and the root that inner code must not import."""
+"""What import-linter cannot see: where imports stand, circles of files, and the root that inner code must not import."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def test_imports_in_functions_are_only_at_the_rim(sources):
 
 def test_inner_code_never_imports_the_root(sources):
     """Every file imports from the module that defines a name, so that the root package only collects."""
-    modules = {
-        "kedge." + source.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for source in sources
-    }
+    modules = {source.module for source in sources}
     folders = {module.rpartition(".")[0] for module in modules}
     through_root = {
         f"{source.at(node)} {name}"
@@ -58,6 +56,36 @@ def test_inner_code_never_imports_the_root(sources):
     }
 
     assert through_root == set()
+
+
+def _graph(sources):
+    """Map each module to the modules that it imports, those for type checking included."""
+    modules = {source.module: source for source in sources}
+    graph = {}
+    for name, source in modules.items():
+        wanted = [found for _, names in _imported(source.tree) for found in names]
+        reached = {found if found in modules else found.rpartition(".")[0] for found in wanted}
+        graph[name] = reached & set(modules) - {name}
+    return graph
+
+
+def _reached(graph, start):
+    """Return every module that one leads to, itself only if it is in a circle."""
+    found, waiting = set(), [start]
+    while waiting:
+        new = graph[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle(sources):
+    """Each file can be read after those it imports; an import for type checking counts, and folders do not matter."""
+    graph = _graph(sources)
+    reached = {module: _reached(graph, module) for module in graph}
+
+    assert sum(map(len, graph.values())) > len(graph)
+    assert sorted(module for module in graph if module in reached[module]) == []
 
 
 def test_no_import_is_relative_or_of_everything(sources):

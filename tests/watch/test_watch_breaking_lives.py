@@ -50,7 +50,7 @@ def silent(log: Memory) -> set[str]:
 def kept(watch: Watcher) -> tuple[int, ...]:
     """Count what the watch keeps by model, by parameter and by step."""
     session = watch.session
-    return (len(watch.models.roots), len(session.taps), len(session.targets), len(session.fired))
+    return (len(watch.models.roots), len(session.taps), len(session.targets), len(session.fired or ()))
 
 
 # -- coming and going ------------------------------------------------------------------------------

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from kedge import native
 from kedge.actions import reduce
+from kedge.actions.reduce import STATISTICS
 from kedge.actions.saturation import Saturation
 from kedge.native.reductions import flat
 from kedge.store import exponents
 
 _BLOCK, _PLACES = 256, 2
 """How many rows there are at first, and places of sites for each: a value may stand at several."""
-STATISTICS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
-"""The statistics of a row. A row on the host has their number of elements behind them."""
 _WHOLE = [STATISTICS.index("nonzero"), STATISTICS.index("nonfinite")]
 
 

@@ -16,13 +16,15 @@ from torch import Tensor
 from kedge import native
 from kedge.actions import reduce
 from kedge.actions.host import HostTable
-from kedge.actions.naming import each_operation, kind_meant, single
+from kedge.actions.naming import each_operation, kind_meant
+from kedge.actions.reduce import STATISTICS
 from kedge.actions.saturation import Saturation, saturation
 from kedge.actions.statistics import Seat, Seen, Statistics, course, table_of
-from kedge.actions.table import FIELDS, DeviceTable, Measured, Step, bits
+from kedge.actions.table import DeviceTable, Measured, Step, bits
 from kedge.errors import NotRecorded, SeveralRecorded
 from kedge.flow import Act, Sink
 from kedge.native import What, reductions
+from kedge.sites.language import single
 from kedge.sites.leaves import own_part, untransformed
 from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT, Rows
@@ -307,7 +309,7 @@ class Meter:
         whole = not (value.is_floating_point() or value.is_complex() or value.is_nested)
         host = self._host
         row = host.make_room(1)
-        host.rows[row, FIELDS.index("nonfinite") :] = 0, value.numel() if whole else 0
+        host.rows[row, STATISTICS.index("nonfinite") :] = 0, value.numel() if whole else 0
         host.take(seat.id)
         return row
 
@@ -428,7 +430,7 @@ class Meter:
         return [s for s in seats if term.call in (None, s.site.call)]
 
     def _rows(self, site: int) -> Rows:
-        names = ("site", "count", *FIELDS, "sampled", "saturated", "exponents")
+        names = ("site", "count", *STATISTICS, "sampled", "saturated", "exponents")
         parts = [part for parts in self.series.values() for part in parts]
         rows = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == site))
         return tabulate({"step": part["step"], **{n: part[n][i] for n in names}} for part, i in rows).rows(site)

@@ -7,24 +7,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from kedge.errors import SelectorError
 from kedge.flow import Act, Event
-from kedge.sites.language import Term, op_pattern, parse
+from kedge.sites.language import Term, op_pattern
 from kedge.sites.site import Site
-
-
-def single(name: str) -> Term:
-    """Read the name of one site.
-
-    Raises:
-        SelectorError: If it could mean several.
-    """
-    terms = parse(name)
-    if len(terms) != 1 or terms[0].literal is None:
-        raise SelectorError(
-            f'"{name}" may stand for several sites; records are read by the name of one, such as "layer4"'
-        )
-    return terms[0]
 
 
 def meant(term: Term, hooked: Site) -> bool:

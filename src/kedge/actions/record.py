@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kedge.actions.naming import kind_meant, meant, single
+from kedge.actions.naming import kind_meant, meant
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
 from kedge.flow import Act, Event, Record
+from kedge.sites.language import single
 from kedge.sites.leaves import storage_of, untransformed
 from kedge.sites.site import Site
 from kedge.torch_internals.tensors import version_of

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,12 +16,20 @@ from kedge.native.reductions import DRAWN
 from kedge.store.exponents import spacing
 from kedge.torch_internals import modes
 
-if TYPE_CHECKING:
-    from kedge.actions.table import Slot
-
+STATISTICS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
+"""The statistics of a row. A row on the host has the number of elements behind them."""
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _COUNTED = _HALF | {torch.float32, torch.float64}
 _NARROW = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
+
+
+class Slot:
+    """One row of a table on a device: a scalar tensor a statistic, to write to."""
+
+    __slots__ = STATISTICS
+
+    def __init__(self, row: Tensor) -> None:
+        self.sum, self.sumsq, self.min, self.max, self.nonzero, self.nonfinite = row.unbind()
 
 
 def measurable(value: Tensor) -> bool:

@@ -10,22 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.actions.host import STATISTICS, Part
+from kedge.actions.host import Part
+from kedge.actions.reduce import STATISTICS, Slot
 from kedge.actions.saturation import Saturation
 from kedge.store import exponents
 from kedge.store.columns import joined
 
 _BLOCK = 256
-FIELDS = STATISTICS
-
-
-class Slot:
-    """One row of a table on a device: a scalar tensor a statistic, to write to."""
-
-    __slots__ = FIELDS
-
-    def __init__(self, row: Tensor) -> None:
-        self.sum, self.sumsq, self.min, self.max, self.nonzero, self.nonfinite = row.unbind()
 
 
 class Snapshot(NamedTuple):
@@ -89,7 +80,7 @@ class DeviceTable:
     def _grow(self) -> None:
         # What is made in inference mode could not be written to outside of it.
         with torch.inference_mode(mode=False):
-            block = torch.full((_BLOCK, len(FIELDS)), float("nan"), dtype=torch.float32, device=self.device)
+            block = torch.full((_BLOCK, len(STATISTICS)), float("nan"), dtype=torch.float32, device=self.device)
             self.slots.extend(map(Slot, block))
         self.blocks.append(block)
 
@@ -112,8 +103,8 @@ class DeviceTable:
         for part in parts:
             part.fill_(float("nan"))
         host, arrived = to_host(whole)
-        size = used * len(FIELDS)
-        return Snapshot(host[:size].view(-1, len(FIELDS)).numpy(), host[size:].numpy(), arrived, spans)
+        size = used * len(STATISTICS)
+        return Snapshot(host[:size].view(-1, len(STATISTICS)).numpy(), host[size:].numpy(), arrived, spans)
 
 
 def to_host(whole: Tensor) -> tuple[Tensor, Any]:
@@ -222,7 +213,7 @@ def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32
 
 def _sound(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Which rows of a light step are of values whose elements are all finite."""
-    return np.asarray(np.isfinite(rows[:, :2]).any(axis=1) | (rows[:, FIELDS.index("nonfinite")] == 0))
+    return np.asarray(np.isfinite(rows[:, :2]).any(axis=1) | (rows[:, STATISTICS.index("nonfinite")] == 0))
 
 
 def bits(maxima: Any) -> bytes:

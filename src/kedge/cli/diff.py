@@ -100,8 +100,8 @@ def _print(comparison: Comparison, verdict: Verdict, names: Names, args: argpars
 def _write(comparison: Comparison, verdict: Verdict, names: Names, args: argparse.Namespace) -> None:
     from pathlib import Path
 
+    from kedge.atomic_write import told
     from kedge.report.compare.page import render_difference
-    from kedge.store.atomic_write import told
 
     file = Path(args.output or _beside(args.a, args.b or f"ranks-{args.ranks[0]}-{args.ranks[1]}"))
     page = render_difference(comparison, verdict, names)

@@ -30,8 +30,8 @@ class Export:
         """Write the file."""
         with extra("export", "pyarrow"):
             from kedge.store.parquet import write_parquet
+        from kedge.numbers import sized
         from kedge.store.recording import Recording
-        from kedge.store.saved_account import sized
 
         recording = Recording.open(args.recording)
         path = Path(args.o) if args.o else _beside(recording.path)

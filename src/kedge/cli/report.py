@@ -115,8 +115,8 @@ def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Name
 
 
 def _write(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
+    from kedge.atomic_write import told
     from kedge.report.page.render import render_page
-    from kedge.store.atomic_write import told
 
     file = Path(args.output) if args.output else _beside(Path(args.recording))
     page = render_page(recording, findings, rules)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.actions.naming import single
 from kedge.errors import ActionError, ExtractError, NeverFiredWarning, SelectorError, warn
 from kedge.features.capture import NOWHERE, Call, Here, Key, Keys, Plan, Taker, Wanted, memory_of, settled
 from kedge.features.collect import Collected, Collector
 from kedge.features.value_names import check, name_all, renamed
-from kedge.hooks.opening import session
+from kedge.hooks.session import session
 from kedge.sites import leaves
+from kedge.sites.language import single
 from kedge.torch_internals.dynamo import compiles, untraced
 
 _PLANS = 256

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from kedge.actions.naming import single
 from kedge.errors import ExtractError, NotRecorded, SelectorError
 from kedge.features.capture import Key
+from kedge.sites.language import single
 from kedge.sites.site import Site
 
 _SHOWN = 8

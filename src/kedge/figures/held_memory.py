@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import ACCENT, QUIET, TEXT, Axes, Drawing, dress, plain
-from kedge.store.saved_account import Course, sized
+from kedge.numbers import sized
 
 _HOLDERS = 10
 _WARM = "#d55e00"
 _SCALES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
+@runtime_checkable
+class HeldBytes(Protocol):
+    """The bytes held over a step, as a bill and an account of a recording know them."""
+
+    @property
+    def bytes(self) -> Sequence[int]:
+        """What is held after each save and each release."""
+
+    @property
+    def at(self) -> Sequence[int]:
+        """Which save or release each belongs to, counted from 1 on."""
+
+    @property
+    def peak(self) -> int:
+        """The largest of all."""
+
+    @property
+    def peak_at(self) -> int:
+        """After which save or release it was reached."""
+
+    @property
+    def backward(self) -> int | None:
+        """The first release; None if there was none."""
+
+    @property
+    def holders(self) -> Sequence[tuple[str | None, int]]:
+        """Who holds how much at the peak: paths and bytes, the largest first."""
+
+
 def memory(held: Any, *, title: str = "") -> Drawing:
     """Draw the bytes that autograd holds for backward over a step, and who holds them at the peak.
 
     Args:
-        held: A bill, ``kedge.saved(model, backward=True)(x)``, or the `Course` of an account of a recording.
+        held: A bill, ``kedge.saved(model, backward=True)(x)``, or the course of an account of a recording.
         title: What stands above.
 
     Returns:
@@ -27,7 +57,7 @@ def memory(held: Any, *, title: str = "") -> Drawing:
         CannotDraw: If nothing was saved.
     """
     course = getattr(held, "timeline", held)
-    if not isinstance(course, Course) or not course.bytes or not course.peak:
+    if not isinstance(course, HeldBytes) or not course.bytes or not course.peak:
         raise CannotDraw(
             f"memory(...) was given {type(held).__name__} in which nothing is held; it takes the bill "
             "kedge.saved(model, backward=True)(x) of a model that saves something"
@@ -43,7 +73,7 @@ def memory(held: Any, *, title: str = "") -> Drawing:
     return figure
 
 
-def _over_time(axes: Axes, course: Course, divisor: float, unit: str) -> None:
+def _over_time(axes: Axes, course: HeldBytes, divisor: float, unit: str) -> None:
     at, heights = [0, *course.at], [0.0, *(size / divisor for size in course.bytes)]
     axes.fill_between(at, heights, step="post", color=ACCENT, alpha=0.25, lw=0)
     axes.step(at, heights, where="post", color=ACCENT, lw=1.3)
@@ -62,7 +92,7 @@ def _over_time(axes: Axes, course: Course, divisor: float, unit: str) -> None:
     dress(axes, "over the step", x="saves and releases", y=f"held for backward, {unit}")
 
 
-def _at_peak(axes: Axes, course: Course, divisor: float, unit: str) -> None:
+def _at_peak(axes: Axes, course: HeldBytes, divisor: float, unit: str) -> None:
     holders = course.holders[:_HOLDERS]
     places = range(len(holders))
     axes.barh(places, [size / divisor for _, size in holders], color=ACCENT, alpha=0.75, height=0.65)

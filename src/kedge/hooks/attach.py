@@ -1,136 +1,149 @@
-"""From a target and a selector to taps at their gates."""
+"""From a target and a selector to taps at their gates, all of them or none."""
 
 from __future__ import annotations
 
-import gc
-import re
-import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
-from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
-from kedge.flow import Action, Preserving, Schedule
-from kedge.hooks.firing.schedule import Passes
-from kedge.hooks.firing.tap import Tap
-from kedge.hooks.gates import compiled, modules
-from kedge.hooks.gates.gradients import Station, attach_accumulated, attach_node, attach_tensor
-from kedge.hooks.gates.modules import After, Before, Begin, End
-from kedge.hooks.gates.saved import Saves
-from kedge.hooks.operations.switch import Doors
-from kedge.hooks.placing.installed import Mount
-from kedge.sites.select import Layout, Place, Selector
-from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
+from kedge.errors import ActionDisabled, NoSiteMatched, NoSuchKind, SelectorError, warn
+from kedge.flow import Action, Event, Preserving
+from kedge.hooks.firing.owner import ShownTap
+from kedge.hooks.firing.schedule import Clock, rank
+from kedge.hooks.firing.tap import Spec, Tap
+from kedge.hooks.gates import compiled
+from kedge.hooks.gates.tensors import means, place_node, place_tensor
+from kedge.hooks.placing.installed import Mounts
+from kedge.hooks.target import Target
+from kedge.sites.select import Place, Selector
 from kedge.torch_internals import dynamo
-from kedge.torch_internals.checkpoint import Segments
-from kedge.torch_internals.hook_tables import after_accumulation, after_forward, before_forward, on_tensor
-from kedge.torch_internals.module_tables import own_parameters
-
-if TYPE_CHECKING:
-    from kedge.hooks.session import Session
-
-_PARAM_KINDS = {"param.grad": attach_tensor, "param.acc": attach_accumulated}
-_TENSOR_KINDS = {"grad": attach_tensor, "acc": attach_accumulated}
 
 
-class Target:
-    """A model that a session hooks: its passes, and the gates that stand so far."""
+class Attachments:
+    """All that is attached for one session: it is the `Owner` of its taps and gates.
 
-    def __init__(self, session: Session, model: nn.Module) -> None:
-        self.held: nn.Module | None = model
-        self.model = weakref.ref(model)
-        self.passes = Passes(session.clock, session.numbers, Segments())
-        if session.clock.leader is None:
-            session.clock.lead(self.passes, lambda: has_optimizer(self.model()))
-        self.begin = Begin(self.passes)
-        self.before: dict[int, Before] = {}
-        self.after: dict[int, After] = {}
-        self.stations: dict[tuple[int, str], Station] = {}
-        self.saves: Saves | None = None
-        self.ops: Doors | None = None
-        #: What its modules are, where it may be gone in the end.
-        self.kinds: dict[str, weakref.ref[type[nn.Module]]] = {}
-        self.compiled = False
-        session.mount(dynamo.Hold())
-        modules.attach(session, model, self.begin)
-        modules.attach(session, model, End(self.begin))
-        count_steps(session, model)
+    Attributes:
+        on_error: What an action's failure does: "raise" it, or "warn" and disable the action.
+        clock: Counts the steps and the backward passes.
+        taps: Every tap, in the order in which they were attached.
+        targets: The hooked models, by their ids.
+        mounts: What was put into PyTorch's tables.
+        fired: The last 2,000 firings, in their order.
+        ended: Whether the session is over.
+    """
 
-    def first_name(self, name: str) -> str | None:
-        """The first of the names of what is registered under this one, if anything is."""
-        model = self.model()
-        if model is None:
-            return None
-        layout = Layout(model)
-        if name in layout.modules:
-            return layout.first[id(layout.modules[name])]
-        return layout.first_param[id(layout.params[name])] if name in layout.params else None
+    def __init__(self, on_error: str) -> None:
+        self.on_error = on_error
+        self.clock = Clock(rank())
+        self.taps: list[Tap] = []
+        self.targets: dict[int, Target] = {}
+        self.mounts = Mounts()
+        self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=2_000)
+        self.ended = False
+        self.clock.on_step.append(self._retime)
 
-    def standing(self) -> dict[str, Any]:
-        """What stands so far, to go back to it."""
-        tables = {name: dict(getattr(self, name)) for name in ("before", "after", "stations")}
-        return tables | {"saves": self.saves, "ops": self.ops, "doors": dict(self.ops.doors) if self.ops else {}}
+    def complain(self, warning: ActionDisabled) -> None:
+        """Say that an action was switched off."""
+        warn(warning)
 
-    def restore(self, standing: dict[str, Any]) -> None:
-        """Go back to what stood."""
-        doors = standing.pop("doors")
-        self.__dict__.update(standing)
-        if self.ops is not None:
-            self.ops.doors = doors
+    def refresh(self) -> None:
+        """Have code that was compiled without the hooks compile again."""
+        compiled.refresh()
 
-    def knows(self, place: Place) -> bool:
-        """Whether the place's module is hooked on a side already, so that code was compiled with hooks on it."""
-        hooked = id(place.module) in self.before or id(place.module) in self.after
-        return hooked or (self.ops is not None and id(place.module) in self.ops.doors)
+    def attach(self, target: Any, selector: Selector | None, spec: Spec) -> None:
+        """Attach taps to a target of any kind, all of them or none."""
+        with self.mounts.standing(), self._all_or_nothing(spec):
+            if isinstance(target, nn.Module):
+                self._attach_model(target, selector, spec)
+            elif isinstance(target, (Node, GradientEdge)):
+                place_node(self, target, selector, spec)
+            elif isinstance(target, (Tensor, Mapping)):
+                self._attach_tensors({"tensor": target} if isinstance(target, Tensor) else target, selector, spec)
+            else:
+                raise NoSiteMatched(
+                    f"cannot hook a {type(target).__name__}; a target is a module, a tensor, a dict of named tensors or an "
+                    "autograd node"
+                )
 
-    def release(self) -> None:
-        """Let the model go when the session has ended."""
-        self.held = None
-        for gate in self.before.values():
-            gate.params.clear()
+    @contextmanager
+    def _all_or_nothing(self, spec: Spec) -> Iterator[None]:
+        """Keep what is attached in the block if all of it is; else leave everything as it was before."""
+        targets, leader = dict(self.targets), self.clock.leader
+        tables = [(target, target.standing()) for target in targets.values()]
+        try:
+            with self.mounts.all_or_nothing():
+                yield
+        except BaseException:
+            self.drop(spec.taps)
+            self.targets, self.clock.leader = targets, leader
+            for target, standing in tables:
+                target.restore(standing)
+            raise
+        self.taps.extend(spec.taps)
 
+    def _attach_model(self, whole: nn.Module, selector: Selector | None, spec: Spec) -> None:
+        model = dynamo.unwrap(whole)
+        if selector is None:
+            raise SelectorError(
+                'a model needs a selector that says where: hook(model, "layer4", action); everything is "**:out"'
+            )
+        places = selector.on(model).places
+        _check_grads(selector, places)
+        target = self._target(model, places)
+        target.compiled = target.compiled or dynamo.compiles(whole)
+        for place in places:
+            target.place(place, spec, model)
+        keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
+        if keeping:
+            target.watch_overwrites(keeping, model)
 
-class Spec(NamedTuple):
-    """What is to be attached: the actions, their schedule, and the list that their taps go into."""
+    def _target(self, model: nn.Module, places: tuple[Place, ...]) -> Target:
+        """Return what is known of a model; code that was compiled without these places compiles again."""
+        known = self.targets.get(id(model))
+        if known is None:
+            self.refresh()
+            known = self.targets[id(model)] = Target(self, model)
+        elif not all(map(known.knows, places)):
+            self.refresh()
+        return known
 
-    actions: tuple[Action, ...]
-    when: Schedule | None
-    taps: list[Tap]
+    def _attach_tensors(self, named: Mapping[str, Any], selector: Selector | None, spec: Spec) -> None:
+        if selector is not None and not any(means(t, name) for t in selector.terms for name in named):
+            raise NoSiteMatched(f'"{selector}" matches none of the tensors {", ".join(named)}')
+        for name, tensor in named.items():
+            place_tensor(self, name, tensor, selector, spec)
 
-    def make(self, session: Session, site: Site) -> Iterator[Tap]:
-        """Make a tap for each action, in order."""
-        for action in self.actions:
-            tap = Tap(session, site, action, self.when)
-            session.taps.append(tap)
-            self.taps.append(tap)
-            yield tap
+    def drop(self, taps: list[Tap]) -> None:
+        """Take taps off before the session ends."""
+        for tap in taps:
+            tap.on, tap.when = False, None
+            if tap.gate is not None:
+                tap.gate.drop(tap)
+            if tap in self.taps:
+                self.taps.remove(tap)
 
+    def remove(self) -> None:
+        """Take everything off for good."""
+        self.ended = True
+        for tap in self.taps:
+            tap.on = False
+        self.mounts.clear()
+        for target in self.targets.values():
+            target.release()
 
-@contextmanager
-def all_or_nothing(session: Session, taps: list[Tap]) -> Iterator[None]:
-    """Keep what is attached in the block if all of it is; else leave the session as it was before."""
-    tables = [(t, t.standing()) for t in session.targets.values()]
-    targets, passes, leader, outer = dict(session.targets), session.main_passes, session.clock.leader, session.cleanup
-    session.cleanup = attached = ExitStack()
-    try:
-        yield
-    except BaseException:
-        attached.close()
-        session._drop(taps)
-        session.targets, session.main_passes, session.clock.leader = targets, passes, leader
-        for target, standing in tables:
-            target.restore(standing)
-        raise
-    finally:
-        session.cleanup = outer
-    outer.callback(attached.close)
+    def _retime(self, ended: int) -> None:
+        """Switch taps on and off for the next step; most schedules do not change from one to the next."""
+        scheduled = [(tap, tap.when) for tap in self.taps if tap.when is not None]
+        due = {when: when(self.clock.step) for when in {when for _, when in scheduled}}
+        changed = [tap for tap, when in scheduled if tap.on is not due[when]]
+        for tap in changed:
+            tap.on = not tap.on
+        for gate in {id(tap.gate): tap.gate for tap in changed}.values():
+            gate.retime()
 
 
 def split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
@@ -153,240 +166,14 @@ def split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
     return selector, actions
 
 
-def hook(session: Session, target: Any, selector: Selector | None, spec: Spec) -> None:
-    """Attach taps to a target of any kind, adding them to the spec's list as they are made."""
-    if isinstance(target, nn.Module):
-        _hook_model(session, target, selector, spec)
-    elif isinstance(target, (Node, GradientEdge)):
-        _hook_node(session, target, selector, spec)
-    elif isinstance(target, (Tensor, Mapping)):
-        named = {"tensor": target} if isinstance(target, Tensor) else target
-        if selector is not None and not any(_means(t, name) for t in selector.terms for name in named):
-            raise NoSiteMatched(f'"{selector}" matches none of the tensors {", ".join(named)}')
-        for name, tensor in named.items():
-            _hook_tensor(session, name, tensor, selector, spec)
-    else:
-        raise NoSiteMatched(
-            f"cannot hook a {type(target).__name__}; a target is a module, a tensor, a dict of named tensors or an autograd node"
-        )
-
-
-def _hook_model(session: Session, whole: nn.Module, selector: Selector | None, spec: Spec) -> None:
-    model = dynamo.unwrap(whole)
-    if selector is None:
-        raise SelectorError(
-            'a model needs a selector that says where: hook(model, "layer4", action); everything is "**:out"'
-        )
-    places = selector.on(model).places
+def _check_grads(selector: Selector, places: tuple[Place, ...]) -> None:
     frozen = [p for p in places if p.param is not None and p.site.kind != "param" and not p.param.requires_grad]
     if places and len(frozen) == len(places):
         raise NoSuchKind(
             f'"{selector}": {_names(frozen)} requires no grad, so there is no gradient; call requires_grad_() first'
         )
-    known = session.targets.get(id(model))
-    if known is None:
-        session.refresh()
-        known = session.targets[id(model)] = Target(session, model)
-        session.main_passes = session.main_passes or known.passes
-    elif not all(known.knows(p) for p in places):
-        session.refresh()
-    known.compiled = known.compiled or dynamo.compiles(whole)
-    for place in places:
-        _place(session, known, place, spec)
-    _preserve(session, known, spec)
 
 
 def _names(places: list[Place]) -> str:
     shown = ", ".join(p.site.path for p in places[:3])
     return shown + (f" and {len(places) - 3} more" if len(places) > 3 else "")
-
-
-def _place(session: Session, target: Target, place: Place, spec: Spec) -> None:
-    site = place.site
-    if site.kind in _PARAM_KINDS:
-        _place_param(session, target, place, spec)
-        return
-    if place.param is not None:
-        _place_value(session, target, place.param, site, spec)
-        return
-    if site.kind == "saved":
-        _place_saved(session, target, place, spec)
-        return
-    if site.op is not None:
-        _place_op(session, target, place, spec)
-        return
-    gate: Before | After
-    if site.kind in Before.kinds or site.kind == "in.share":
-        gate = before = _before(session, target, place.module, site.path)
-        site = replace(site, leaf=before.canonical(site.leaf))
-    if site.kind in After.kinds:
-        gate = after = _after(session, target, place.module, site.path)
-        if site.kind == "in.share":
-            before.share_with(after)
-    for tap in spec.make(session, site):
-        tap.key = compiled.register(tap)
-        if site.is_gradient and not tap.observes:
-            tap.edit = compiled.editing(tap.act, tap.key)
-        gate.add(tap)
-
-
-def _place_saved(session: Session, target: Target, place: Place, spec: Spec) -> None:
-    """Look at what autograd saves while a module is the innermost."""
-    model = target.model()
-    if target.saves is None and model is not None:
-        target.saves = Saves(session, target.passes, model, compiled=target.compiled)
-    if target.saves is not None:
-        gate = target.saves.gate(place.site.path, place.module)
-        for tap in spec.make(session, place.site):
-            gate.add(tap)
-
-
-def _place_op(session: Session, target: Target, place: Place, spec: Spec) -> None:
-    """Stand at the operations inside a module's own forward."""
-    model = target.model()
-    if target.ops is None and model is not None:
-        target.ops = Doors(session, target.passes, model)
-    if target.ops is not None:
-        gate = target.ops.gate(place)
-        for tap in spec.make(session, place.site):
-            gate.add(tap)
-
-
-def _place_value(session: Session, target: Target, param: nn.Parameter, site: Site, spec: Spec) -> None:
-    """Stand before every module that holds a parameter; the first of them that is called fires."""
-    for path, module in _holders(target.model(), param):
-        before = _before(session, target, module, path)
-        before.params[site.path] = next(n for n, p in own_parameters(module).items() if p is param), param
-        for tap in spec.make(session, site):
-            tap.key = compiled.register(tap)
-            before.add(tap)
-
-
-def _holders(model: nn.Module | None, param: nn.Parameter) -> list[tuple[str, nn.Module]]:
-    """Every module that a parameter belongs to: tied weights have several."""
-    modules = model.named_modules() if model is not None else ()
-    return [(n, m) for n, m in modules if any(p is param for p in own_parameters(m).values())]
-
-
-def _before(session: Session, target: Target, module: nn.Module, path: str) -> Before:
-    gate = target.before.get(id(module))
-    if gate is None or not gate.is_last(before_forward(module)):
-        gate = target.before[id(module)] = Before(session, target.passes, path, module)
-        modules.attach(session, module, gate)
-    return gate
-
-
-def _after(session: Session, target: Target, module: nn.Module, path: str) -> After:
-    gate = target.after.get(id(module))
-    if gate is None or not gate.is_last(after_forward(module)):
-        gate = target.after[id(module)] = After(session, target.passes, path)
-        modules.attach(session, module, gate)
-    return gate
-
-
-def _place_param(session: Session, target: Target, place: Place, spec: Spec) -> None:
-    if place.param is None:
-        return
-    if is_lazy(place.param):
-        raise NoSuchKind(
-            f'"{place.site}": this parameter has no shape before the first forward, and until then nothing can hook its '
-            "gradient; call the model once before hooking"
-        )
-    key = (id(place.param), place.site.kind)
-    station = target.stations.get(key)
-    table = (after_accumulation if place.site.kind == "param.acc" else on_tensor)(place.param)
-    if station is None or not station.is_last(table):
-        station = target.stations[key] = Station(session, place.site.path, place.site.kind)
-        station.param = place.param
-        if place.param.requires_grad:
-            station.handle = _PARAM_KINDS[place.site.kind](station, place.param)
-            session.mount(Mount(station.handle))
-    _add(session, station, place.site, spec)
-
-
-def _add(session: Session, station: Station, site: Site, spec: Spec) -> None:
-    for tap in spec.make(session, site):
-        station.add(tap)
-
-
-def _preserve(session: Session, target: Target, spec: Spec) -> None:
-    """Stand before every module that works in place, if something recorded could be overwritten."""
-    keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
-    if not keeping or target.held is None:
-        return
-    working_in_place = [(n, m) for n, m in target.held.named_modules() if getattr(m, "inplace", False) is True]
-    for name, module in working_in_place:
-        _before(session, target, module, name).watch_overwrites(keeping)
-    doors = [door for door in target.ops.doors.values() if door.gates] if target.ops is not None else []
-    for door in doors:
-        door.watch_overwrites(keeping)
-    if working_in_place or doors:
-        for action in keeping:
-            action.watch_overwrites()
-
-
-def _means(term: Any, name: str) -> bool:
-    return not term.path or term.matches(name, ())
-
-
-def _kinds(
-    selector: Selector | None, name: str, allowed: tuple[str, ...], default: str
-) -> list[tuple[str, str | None]]:
-    """The kinds that a selector asks of a target that is not a model."""
-    if selector is None:
-        return [(default, None)]
-    wanted = [t for t in selector.terms if _means(t, name)]
-    for term in wanted:
-        if (term.kind or default) not in allowed:
-            raise NoSuchKind(f'"{term}": {name} has no :{term.kind}; it has {", ".join(":" + k for k in allowed)}')
-    return [(t.kind or default, t.leaf) for t in wanted]
-
-
-def _hook_tensor(session: Session, name: str, tensor: Tensor, selector: Selector | None, spec: Spec) -> None:
-    if not isinstance(tensor, Tensor):
-        raise NoSiteMatched(f'"{name}" is a {type(tensor).__name__}; a dict given as target holds tensors by name')
-    for kind, _ in _kinds(selector, name, TENSOR_KINDS, "grad"):
-        if not tensor.requires_grad:
-            raise NoSuchKind(
-                f'"{name}" does not require grad, so it has no gradient to hook; call requires_grad_() on it first'
-            )
-        if kind == "acc" and not tensor.is_leaf:
-            raise NoSuchKind(
-                f'"{name}:acc" asks for .grad after accumulation, but {name} is not a leaf: it was made by '
-                f'{tensor.grad_fn.name() if tensor.grad_fn else "an operation"} and accumulates nothing; use "{name}:grad"'
-            )
-        station = Station(session, name, kind)
-        session.mount(Mount(_TENSOR_KINDS[kind](station, tensor)))
-        _add(session, station, Site(name, kind), spec)
-
-
-def _hook_node(session: Session, target: Any, selector: Selector | None, spec: Spec) -> None:
-    node, number = (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
-    name = re.sub(r"^torch::autograd::", "", node.name())
-    for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
-        station = Station(session, name, kind)
-        session.mount(Mount(attach_node(station, node)))
-        _add(session, station, Site(name, kind, leaf or (number if kind == "pre" else None)), spec)
-
-
-def has_optimizer(model: nn.Module | None) -> bool:
-    """Tell whether an optimizer exists that holds one of a model's parameters; looks through all objects."""
-    held = {id(p) for p in model.parameters()} if model is not None else set()
-    optimizers = (o for o in gc.get_objects() if issubclass(type(o), Optimizer))  # isinstance would ask odd objects
-    groups = (group for o in optimizers for group in getattr(o, "param_groups", ()))  # one whose making failed has none
-    return bool(held) and any(id(p) in held for group in groups for p in group["params"])
-
-
-def count_steps(session: Session, model: nn.Module) -> None:
-    """Let a session count the steps of the optimizer that holds this model's parameters."""
-    held, whose, clock = {id(p) for p in model.parameters()}, id(model), session.clock
-    if not held or not clock.by_models:
-        return
-
-    def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if clock.optimizer is None and any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
-            clock.optimizer = id(optimizer), whose
-        if clock.optimizer == (id(optimizer), whose):
-            clock.optimized()
-
-    session.mount(Mount(register_optimizer_step_post_hook(stepped)))

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from kedge.errors import ReadError
 from kedge.flow import Readable, Record
+from kedge.hooks.attach import Attachments
+from kedge.hooks.firing.tap import Tap
 from kedge.hooks.ledger import Ledger
 from kedge.sites.language import parse
 from kedge.sites.site import Site
-
-if TYPE_CHECKING:
-    from kedge.hooks.firing.tap import Tap
-    from kedge.hooks.session import Session
 
 _SHOWN = 3
 
 
 class Hooked:
-    """One hook of a session, on one or many sites: removes them, and reads their records."""
+    """One hook of a session, on one or many sites: removes them, and reads their records.
 
-    def __init__(self, session: Session, taps: list[Tap], actions: tuple[Any, ...], *, owns: bool = False) -> None:
-        self.session, self.taps, self.actions, self._owns = session, taps, actions, owns
+    Args:
+        session: What is attached in the session.
+        taps: The taps of this hook.
+        actions: Its actions, in order.
+        end: Ends the session with the hook; None if the session goes on.
+    """
+
+    def __init__(
+        self, session: Attachments, taps: list[Tap], actions: tuple[Any, ...], end: Callable[..., None] | None = None
+    ) -> None:
+        self.session, self.taps, self.actions, self._end = session, taps, actions, end
 
     def remove(self) -> None:
         """Remove this hook before its session ends; what it recorded stays readable."""
-        if self._owns:
-            self.session.end()
+        if self._end is not None:
+            self._end()
         else:
-            self.session._drop(self.taps)
+            self.session.drop(self.taps)
 
     def ledger(self) -> Ledger:
         """Say of each of its sites how often it fired, or why not."""
-        return Ledger.of(self.taps)
+        return Ledger.of(self.taps, self.session)
 
     def __getitem__(self, name: str) -> Any:
         """Read what was recorded under a site's name, such as ``"layer4"`` or ``"layer4#1:out.grad"``.
@@ -80,10 +88,10 @@ class Hooked:
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
         """Remove the hook."""
-        if self._owns:
-            self.session.end(quiet=kind is not None)
+        if self._end is not None:
+            self._end(quiet=kind is not None)
         else:
-            self.remove()
+            self.session.drop(self.taps)
 
 
 def canonical(hooked: Hooked, name: str) -> str:

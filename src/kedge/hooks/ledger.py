@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kedge import notebook
 from kedge.flow import Event
+from kedge.hooks.attach import Attachments
 from kedge.hooks.firing.cause import Cause, Natural
+from kedge.hooks.firing.tap import Tap
 from kedge.hooks.unfired import explain
 from kedge.sites.language import parse
 from kedge.sites.site import Site
-
-if TYPE_CHECKING:
-    from kedge.hooks.firing.tap import Tap
 
 _SHOWN = 12
 
@@ -51,15 +49,15 @@ class Ledger:
         self.entries = tuple(entries)
 
     @classmethod
-    def of(cls, taps: Iterable[Tap]) -> Ledger:
-        """Draw up the ledger of some taps, one entry a site."""
+    def of(cls, taps: Iterable[Tap], session: Attachments) -> Ledger:
+        """Draw up the ledger of some taps of a session, one entry a site."""
         by_site: dict[tuple[int, Site], list[Tap]] = {}
         for tap in taps:
             by_site.setdefault((tap.gate.whose, tap.site), []).append(tap)
         entries = []
         for (_, site), group in by_site.items():
             fired = max(t.fired for t in group)
-            entries.append(Entry(site, fired, None if fired else explain(group[0])))
+            entries.append(Entry(site, fired, None if fired else explain(group[0], session)))
         return cls(entries)
 
     def __iter__(self) -> Iterator[Entry]:

@@ -5,33 +5,33 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
+from kedge.hooks.attach import Attachments
 from kedge.hooks.firing.cause import Cause, Natural
+from kedge.hooks.firing.tap import Tap
 from kedge.hooks.operations.unfired import explain_op
+from kedge.hooks.target import Target
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site, escape
 
-if TYPE_CHECKING:
-    from kedge.hooks.firing.tap import Tap
 
-
-def explain(tap: Tap) -> Cause:
-    """Find out why a tap never fired."""
-    clock = tap.session.clock
+def explain(tap: Tap, session: Attachments) -> Cause:
+    """Find out why a tap of a session never fired."""
+    clock = session.clock
     if tap.when is not None and not any(tap.when(step) for step in range(clock.step + 1)):
         return Cause(f"its schedule did not come up in steps 0 to {clock.step}", "let it begin earlier, or run longer")
     if tap.failed:
         return Cause("its action was switched off", "see the warning that was given when it failed")
     if hasattr(tap.gate, "called"):
-        return _explain_gate(tap)
+        return _explain_gate(tap, session)
     param = getattr(tap.gate, "param", None)
-    return (None if param is None else _explain_parameter(tap, param)) or _explain_backward(tap)
+    return (None if param is None else _explain_parameter(tap, param, session)) or _explain_backward(session)
 
 
-def _explain_parameter(tap: Tap, param: nn.Parameter) -> Cause | None:
+def _explain_parameter(tap: Tap, param: nn.Parameter, session: Attachments) -> Cause | None:
     if not param.requires_grad:
         return Cause("it requires no grad, or did not when it was hooked", "call requires_grad_() before hooking")
     if tap.gate.emptied:
@@ -39,7 +39,7 @@ def _explain_parameter(tap: Tap, param: nn.Parameter) -> Cause | None:
             "another hook had used its .grad and put None there, as an optimizer does that steps within the backward",
             f'hook "{Site(tap.site.path, "param.grad")}", or hook before it does',
         )
-    models = [model for target in tap.session.targets.values() if (model := target.model()) is not None]
+    models = [model for target in session.targets.values() if (model := target.model()) is not None]
     if models and not any(p is param for model in models for p in model.parameters()):
         return Cause(
             "the model holds another parameter in its place by now",
@@ -54,26 +54,39 @@ def _explain_parameter(tap: Tap, param: nn.Parameter) -> Cause | None:
     return None
 
 
-def _explain_backward(tap: Tap) -> Cause:
-    if tap.session.clock.backwards == 0:
+def _explain_backward(session: Attachments) -> Cause:
+    if session.clock.backwards.count == 0:
         return Cause(
             "no backward reached a hook of this session", "call backward() inside the block, on what depends on it"
         )
     return Cause("the backward that ran did not reach it", "what was differentiated does not depend on it")
 
 
-def _explain_gate(tap: Tap) -> Cause:
+def _explain_gate(tap: Tap, session: Attachments) -> Cause:
     if tap.site.kind == "saved":
-        return _explain_saved(tap)
-    if tap.site.op is not None and (cause := explain_op(tap)) is not None:
+        return _explain_saved(tap, session)
+    if tap.site.op is not None and (cause := _explain_operation(tap, session)) is not None:
         return cause
     if not tap.gate.called:
-        cause = _explain_uncalled(tap)
+        cause = _explain_uncalled(tap, session)
         return Natural(*cause) if getattr(tap.gate, "many", False) else cause
-    return _explain_value(tap) or (_explain_gradient(tap) if tap.site.is_gradient else _explain_skipped(tap))
+    return _explain_value(tap) or (_explain_gradient(tap, session) if tap.site.is_gradient else _explain_skipped(tap))
 
 
-def _explain_saved(tap: Tap) -> Cause:
+def _explain_operation(tap: Tap, session: Attachments) -> Cause | None:
+    target = _target_of(tap, session)
+    return (
+        explain_op(tap, None, compiled=False)
+        if target is None
+        else explain_op(tap, target.model(), compiled=target.compiled)
+    )
+
+
+def _target_of(tap: Tap, session: Attachments) -> Target | None:
+    return next((target for target in session.targets.values() if target.passes is tap.gate.passes), None)
+
+
+def _explain_saved(tap: Tap, session: Attachments) -> Cause:
     gate = tap.gate
     forward = gate.called - gate.recalled
     if gate.compiled:
@@ -82,7 +95,7 @@ def _explain_saved(tap: Tap) -> Cause:
             "run the model uncompiled",
         )
     if not gate.called:
-        return _explain_uncalled(tap)
+        return _explain_uncalled(tap, session)
     if gate.forbidden == forward > 0:
         return Cause(
             "it ran only in a transform of torch.func, where there can be no saved-tensor hooks",
@@ -100,14 +113,15 @@ def _explain_saved(tap: Tap) -> Cause:
 
 def _explain_unsaved(tap: Tap) -> Cause:
     gate, site = tap.gate, tap.site
-    if not gate.leaves:
+    if not gate.seen.leaves:
         inside = f"{escape(site.path)}.**:saved" if site.path else "**:saved"
         return Natural(
             "nothing was saved while it was the innermost module", f'what the modules inside it save is at "{inside}"'
         )
-    if site.leaf is not None and site.leaf not in gate.leaves:
+    if site.leaf is not None and site.leaf not in gate.seen.leaves:
         return Cause(
-            f"it never saved a tensor [{site.leaf}]", f"the last of its saves in one call is [{list(gate.leaves)[-1]}]"
+            f"it never saved a tensor [{site.leaf}]",
+            f"the last of its saves in one call is [{list(gate.seen.leaves)[-1]}]",
         )
     return _explain_skipped(tap)
 
@@ -119,26 +133,26 @@ def _explain_value(tap: Tap) -> Cause | None:
         return Cause(
             "it ran only in a checkpoint's recompute", "observers skip those; ask with record(recomputes=True)"
         )
-    if gate.empty is not None and not gate.leaves:
-        return Cause(f"there is no tensor to see: {gate.empty}", "hook the module inside that makes the tensor")
-    if site.leaf is not None and site.leaf not in gate.leaves:
-        has = ", ".join(f"[{leaf}]" if leaf else "a bare tensor" for leaf in gate.leaves)
+    if gate.seen.empty is not None and not gate.seen.leaves:
+        return Cause(f"there is no tensor to see: {gate.seen.empty}", "hook the module inside that makes the tensor")
+    if site.leaf is not None and site.leaf not in gate.seen.leaves:
+        has = ", ".join(f"[{leaf}]" if leaf else "a bare tensor" for leaf in gate.seen.leaves)
         return Cause(f"its value has no leaf [{site.leaf}]", f"it has {has}")
     return None
 
 
-def _explain_gradient(tap: Tap) -> Cause:
-    gate, kind = tap.gate, tap.site.kind
-    if kind == "in.share" and gate.share_cause:
-        return Cause(gate.share_cause, "hook :in.grad for the total")
-    if kind in gate.pulses and gate.pulses[kind].changed():
+def _explain_gradient(tap: Tap, session: Attachments) -> Cause:
+    seen, kind = tap.gate.seen, tap.site.kind
+    if kind == "in.share" and seen.no_share:
+        return Cause(seen.no_share, "hook :in.grad for the total")
+    if kind in seen.pulses and seen.pulses[kind].changed():
         return Cause(
             "its value is a view of memory that was then changed in place, and autograd keeps no node for what it was before",
             "hook the module that made what it is a view of, or do not work in place",
         )
-    if kind in ("out.grad", "in.grad") and not gate.listened:
+    if kind in ("out.grad", "in.grad") and not seen.listened:
         return Cause("its value requires no grad", "the forward ran without grad, or nothing before it is trainable")
-    return _explain_backward(tap)
+    return _explain_backward(session)
 
 
 def _explain_skipped(tap: Tap) -> Cause:
@@ -147,12 +161,13 @@ def _explain_skipped(tap: Tap) -> Cause:
     return Cause("its action was switched off", "see the warning that was given when it failed")
 
 
-def _explain_uncalled(tap: Tap) -> Cause:
+def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
     parent_path, _, name = tap.gate.path.rpartition(".")
-    target = next(t for t in tap.session.targets.values() if t.passes is tap.gate.passes)
-    model = target.model()
-    if model is None:  # a script's `main` has returned
-        kinds = (target.kinds.get(path) for path in (parent_path, tap.gate.path))
+    target = _target_of(tap, session)
+    model = None if target is None else target.model()
+    if target is None or model is None:  # a script's `main` has returned
+        known = {} if target is None else target.kinds
+        kinds = (known.get(path) for path in (parent_path, tap.gate.path))
         kind, child = (None if ref is None else ref() for ref in kinds)
         if kind is None:
             return Cause(
@@ -164,9 +179,9 @@ def _explain_uncalled(tap: Tap) -> Cause:
         except AttributeError:
             return Cause("it is no longer part of the model", "hook again after the model has changed")
         kind, child = type(parent), getattr(parent, name, None)
-    taps = (t for t in tap.session.taps if getattr(t.gate, "called", 0))
+    taps = (t for t in session.taps if getattr(t.gate, "called", 0))
     called = {t.gate.path for t in taps if t.gate.passes is tap.gate.passes}
-    if not called and not tap.session.clock.passes:
+    if not called and not session.clock.passes:
         return Cause("the model was not called", "call it inside the block")
     by_parent = _explain_by_parent(kind, child, tap.gate.path, called) if name else None
     return by_parent or _explain_by_calls(tap.gate.path, called)

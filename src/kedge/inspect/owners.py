@@ -10,9 +10,12 @@ from typing import Any
 
 from torch import nn
 
+from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.tap import Tap
-from kedge.hooks.gates.gradients import Listener, Share, Station
-from kedge.hooks.gates.modules import Before, Begin, End, Gate
+from kedge.hooks.gates.gradients import Listener, Share
+from kedge.hooks.gates.modules import Before
+from kedge.hooks.gates.passes import Begin, End
+from kedge.hooks.gates.tensors import Station
 from kedge.inspect.effects import function_in
 from kedge.torch_internals.hook_tables import computed_by
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kedge.numbers import counted
+from kedge.numbers import counted, sized
 from kedge.report.wrap import print_paragraph
 from kedge.store.recording import Recording
-from kedge.store.saved_account import WORDS, Account, Course, Section, account_of, named, newest, sections, sized
+from kedge.store.saved_account import WORDS, Account, Course, Section, account_of, named, newest, sections
 
 STEPS = "▁▂▃▄▅▆▇█"
 WIDE = 64

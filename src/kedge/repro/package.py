@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from kedge.atomic_write import told
 from kedge.repro.calls import Call
 from kedge.repro.finiteness import counts
 from kedge.repro.python_source import Writer, attributes
 from kedge.repro.suspects import Suspect
-from kedge.store.atomic_write import told
 from kedge.torch_internals.module_tables import empty_entries, own_buffers, own_parameters
 from kedge.torch_internals.tensors import version_of
 

@@ -233,3 +233,17 @@ def parse(text: str) -> tuple[Term, ...]:
     if all(t.excluded for t in terms):
         raise reader.error('every part is excluded with "!"', 0, 'say first what to take: "**:out, !**{Dropout}"')
     return tuple(terms)
+
+
+def single(name: str) -> Term:
+    """Read the name of one site.
+
+    Raises:
+        SelectorError: If it could mean several.
+    """
+    terms = parse(name)
+    if len(terms) != 1 or terms[0].literal is None:
+        raise SelectorError(
+            f'"{name}" may stand for several sites; records are read by the name of one, such as "layer4"'
+        )
+    return terms[0]

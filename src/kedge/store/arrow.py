@@ -25,7 +25,7 @@ import numpy as np
 from nanoarrow.ipc import StreamWriter
 from numpy.typing import NDArray
 
-from kedge.store.atomic_write import told, write_all
+from kedge.atomic_write import told, write_all
 from kedge.store.batches import Finder, Shape, shape_of
 from kedge.store.by_site import Stretch
 from kedge.store.columns import BINARY, COLUMNS

@@ -28,8 +28,8 @@ import numpy as np
 from nanoarrow.ipc import InputStream
 from numpy.typing import NDArray
 
+from kedge.atomic_write import told
 from kedge.errors import NotARecording
-from kedge.store.atomic_write import told
 from kedge.store.columns import BINARY, COLUMNS
 
 _MARK = b"\xff\xff\xff\xff"

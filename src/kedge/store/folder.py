@@ -11,9 +11,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Self
 
+from kedge.atomic_write import replace, told, write_all
 from kedge.errors import NotARecording
 from kedge.store.arrow import StatsWriter
-from kedge.store.atomic_write import replace, told, write_all
 from kedge.store.destination import put
 from kedge.store.json_files import FORMAT, MANIFEST, STATS, events_file, read_manifest, sites_file
 from kedge.store.lock import hold, release

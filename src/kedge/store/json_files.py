@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kedge.atomic_write import told
 from kedge.errors import NewerFormat, NotARecording
-from kedge.store.atomic_write import told
 from kedge.store.sites import Root, SiteInfo, root_from, site_from
 
 #: The newest format there is, and the one written.

@@ -10,20 +10,18 @@ without an end counts as being written.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from socket import gethostname
-from typing import Literal
 
+from kedge.atomic_write import told, write_all
 from kedge.errors import BeingWritten
-from kedge.store.atomic_write import told, write_all
+from kedge.file_lock import claim, leave_to_parent
 from kedge.store.json_files import read_events
 
 if sys.platform != "win32":
@@ -32,10 +30,6 @@ if sys.platform != "win32":
 LOCK = "writers.lock"
 
 _REPLACED = "cannot write to {}: another process has just replaced it; name another place"
-
-Answer = Literal["held", "refused", "unknown"]
-
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 def hold(folder: Path, rank: int) -> FileIO:
@@ -95,29 +89,6 @@ def _open(folder: Path) -> FileIO:
         raise BeingWritten(_REPLACED.format(folder)) from error
 
 
-def claim(file: FileIO, *, alone: bool) -> Answer:
-    """Lock a file, waiting for who is alone with it, who is so for a moment; but who wants to be alone does not wait.
-
-    Args:
-        file: The file; the lock ends with it.
-        alone: Let nobody else have a lock on it.
-
-    Returns:
-        Whether it is "held", or "refused" as somebody else has it; "unknown" where there are no locks.
-    """
-    if sys.platform == "win32":
-        return "unknown"
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return "unknown"
-        if isinstance(error, BlockingIOError):
-            return "refused"
-        raise
-    return "held"
-
-
 def _is_still(file: FileIO, folder: Path) -> bool:
     """Tell whether a locked file is the one in the folder now, and not that of a folder replaced meanwhile."""
     try:
@@ -147,16 +118,3 @@ def _writers(folder: Path) -> Iterator[str]:
     for line in lines:
         writer = json.loads(line)
         yield f"process {writer['pid']} on {writer['host']}"
-
-
-def leave_to_parent(file: FileIO) -> None:
-    """Have every child that is forked from now on close a file at once: the lock is this process's."""
-    mine = weakref.ref(file)
-    os.register_at_fork(after_in_child=lambda: _let_go(mine()))
-
-
-def _let_go(file: FileIO | None) -> None:
-    """In a forked child: the lock is the parent's."""
-    if file is not None:
-        with suppress(OSError):  # the child may have closed all that it inherited
-            file.close()

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kedge.store.atomic_write import told
+from kedge.atomic_write import told
 from kedge.store.recording import Recording
 from kedge.store.wide_table import WIDE, rows_by_site
 

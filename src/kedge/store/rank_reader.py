@@ -6,8 +6,8 @@ import io
 import os
 from pathlib import Path
 
+from kedge.atomic_write import told
 from kedge.errors import NotARecording
-from kedge.store.atomic_write import told
 from kedge.store.batches import Finder
 from kedge.store.by_site import Stretch
 from kedge.store.json_files import STATS, Document, event_from, events_file, read_sites, sites_file

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from kedge.numbers import sized
+
 MOST_ROWS = 24
 _LONGEST = 44
 _BY_MODULE = ("module", "tensors", "packed", "held", "rebuild", "offload", "bf16", "int8", "checkpoint")
@@ -264,11 +266,3 @@ def _rest(left: int, noun: str) -> str:
 def named(path: str | None) -> str:
     """Name a module in a table."""
     return "(outside of modules)" if path is None else path or "(the model)"
-
-
-def sized(number: int) -> str:
-    """Write a number of bytes: ``950 B``, ``12.3 kB``, ``1.09 GB``."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if abs(number) >= 0.9995 * size:
-            return f"{number / size:.3g} {unit}" if abs(number) < 999.5 * size else f"{number / size:,.0f} {unit}"
-    return f"{number} B"

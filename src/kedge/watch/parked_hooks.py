@@ -13,7 +13,6 @@ stays, as what a root calls is none.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +20,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from kedge.errors import ActionDisabled
+from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.schedule import Clock
-from kedge.hooks.gates.modules import Begin, End, Gate
+from kedge.hooks.gates.passes import Begin, End
 from kedge.hooks.placing.installed import Mount
 from kedge.hooks.session import Session
 from kedge.sites.site import escape
@@ -40,7 +40,7 @@ class WatchSession(Session):
     def __init__(self, clock: Clock) -> None:
         super().__init__(on_error="warn")
         self.clock = clock
-        self.fired = deque(maxlen=0)  # nobody reads the timeline, and the values in it would be kept
+        self.fired = None  # nobody reads the timeline, and the values in it would be kept
 
     def complain(self, warning: ActionDisabled) -> None:
         """Print a warning without raising."""
@@ -55,8 +55,9 @@ class WatchSession(Session):
         """Start the current call of a root by hand: PyTorch had collected its hooks before ours were registered."""
         target = self.targets[id(module)]
         target.begin(module, args)
-        if id(module) in target.before:
-            target.before[id(module)](module, args, {})
+        before = target.modules.before
+        if id(module) in before:
+            before[id(module)](module, args, {})
 
     def refresh(self) -> None:
         """Nothing: a root gets its hooks before its first forward, so before it is compiled."""

@@ -130,7 +130,7 @@ class Record:
         if partial:
             self.curves.drop(step)
         self.writer.finish(step)
-        return silences(models.roots, models.session.taps) + self.facts.unused(models.places)
+        return silences(models.roots, models.session.taps, models.session) + self.facts.unused(models.places)
 
     def close(self) -> None:
         """Remove every hook."""

@@ -13,11 +13,11 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from kedge.flow import Act, Sink
-from kedge.hooks.attach import Target
 from kedge.hooks.firing.contract import Measure
 from kedge.hooks.firing.schedule import Passes
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.session import Session
+from kedge.hooks.target import Target
 from kedge.hooks.unfired import explain
 from kedge.sites.select import Selector
 from kedge.sites.site import Site
@@ -139,7 +139,7 @@ class Root:
             return False
         mine = {id(t): t for t in session.taps if getattr(t.action, "root", None) is self}
         self.heard.update(str(t.site) for t in mine.values() if t.fired)
-        self.silent = silences([self], mine.values())
+        self.silent = silences([self], mine.values(), session)
         self.past = gone.passes
         session.taps = [t for t in session.taps if id(t) not in mine]
         session.targets = {key: target for key, target in session.targets.items() if target is not gone}
@@ -150,11 +150,11 @@ class Root:
     @contextmanager
     def attaching(self, session: Session, module: nn.Module) -> Iterator[Target]:
         """Hook a module in a block, in place of the one before it."""
-        outer, self.follows = session.cleanup, self.past is not None
+        outer, self.follows = session.mounts.cleanup, self.past is not None
         if not self.follows:
             outer.callback(self.undo.close)
         self.silent = []
-        session.cleanup = self.undo
+        session.mounts.cleanup = self.undo
         try:
             self.target = session.targets[id(module)] = Target(session, module)
             self.target.kinds = {name: weakref.ref(type(m)) for name, m in module.named_modules(remove_duplicate=False)}
@@ -162,7 +162,7 @@ class Root:
                 session.clock.leader = self.target.passes
             yield self.target
         finally:
-            session.cleanup = outer
+            session.mounts.cleanup = outer
 
     def label(self, path: str) -> str:
         """The path under which one of its sites is recorded."""
@@ -274,16 +274,16 @@ def entry_of(seat: Any, roots: Sequence[Root], sources: Mapping[str, Any]) -> di
     return {**entry, "type": root.types.get(inner, ""), "root": root.index, "owner": owner, "source": source}
 
 
-def silences(roots: Iterable[Root], taps: Iterable[Tap]) -> list[dict[str, Any]]:
+def silences(roots: Iterable[Root], taps: Iterable[Tap], session: Session) -> list[dict[str, Any]]:
     """Say of each site that never fired why not, of those of modules that are gone too."""
     silent = [t for t in taps if t.site.kind == "out" and not t.fired]
     here = [t for t in silent if str(t.site) not in cast("Prefixed", t.action).root.heard]
-    return [*(silence for root in roots for silence in root.silent), *map(silence_of, here)]
+    return [*(silence for root in roots for silence in root.silent), *(silence_of(tap, session) for tap in here)]
 
 
-def silence_of(tap: Tap) -> dict[str, Any]:
+def silence_of(tap: Tap, session: Session) -> dict[str, Any]:
     """Say why a site never fired, under the path it is recorded with."""
-    action, cause = cast("Prefixed", tap.action), explain(tap)
+    action, cause = cast("Prefixed", tap.action), explain(tap, session)
     site = replace(tap.site, path=action.root.label(tap.site.path))
     return {"site": str(site), "fired": 0, "cause": cause.why, "remedy": cause.remedy}
 

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kedge.atomic_write import told
 from kedge.errors import NotFeatures, ReadError
 from kedge.features.dataset.folder import Entry
 from kedge.features.dataset.formats.format import format_name, format_of
-from kedge.store.atomic_write import told
 
 Numbers = NDArray[np.int64]
 

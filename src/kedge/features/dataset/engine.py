@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kedge.atomic_write import told
 from kedge.errors import ExtractionFailed, KedgeError, OtherRun
 from kedge.features.dataset.batch import Columns, Places
 from kedge.features.dataset.cluster import is_of_ray
@@ -37,7 +38,6 @@ from kedge.features.dataset.reducer_names import must_be_names, must_be_possible
 from kedge.features.dataset.samples import Loaded, why
 from kedge.features.dataset.shards import Shards
 from kedge.features.dataset.writer import Writer
-from kedge.store.atomic_write import told
 
 
 def extract_dataset(

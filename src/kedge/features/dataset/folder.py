@@ -23,11 +23,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from kedge.atomic_write import told
 from kedge.errors import BeingWritten, NotFeatures
 from kedge.features.dataset.formats.format import format_name, format_of
 from kedge.features.dataset.manifest import read_manifest
-from kedge.store.atomic_write import told
-from kedge.store.lock import claim, leave_to_parent
+from kedge.file_lock import claim, leave_to_parent
 
 INDEX = "index-{rank}.jsonl"
 STATE = "state-{rank}.safetensors"

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from kedge.atomic_write import told
 from kedge.errors import NewerFormat, NotFeatures, OtherRun
 from kedge.features.dataset.fingerprint import alike, identity, listed, name_of, weights
 from kedge.features.dataset.keys import texts
 from kedge.features.reduce.reducer import Reducer
-from kedge.store.atomic_write import told
 
 MANIFEST = "features.json"
 #: The number of the format, which grows when an older Kedge can no longer read what is written.

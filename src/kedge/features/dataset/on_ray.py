@@ -26,6 +26,7 @@ from ray.data.block import BlockAccessor
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import nn
 
+from kedge.atomic_write import told
 from kedge.errors import BeingWritten, ExtractionFailed, KedgeError
 from kedge.features.dataset.cluster import Cluster
 from kedge.features.dataset.compute import TakesFeatures
@@ -37,7 +38,6 @@ from kedge.features.dataset.progress import progress
 from kedge.features.dataset.ray_worker import Job, Seats, Worker, pickled, with_numbers
 from kedge.features.dataset.reading import FeatureSet, open_features, places_of
 from kedge.features.dataset.samples import why
-from kedge.store.atomic_write import told
 
 #: So many seconds a worker that was killed may take to let go of its files.
 PATIENCE = 30.0

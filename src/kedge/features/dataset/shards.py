@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from kedge.atomic_write import told, write_all
 from kedge.errors import ExtractionFailed, KedgeError
 from kedge.features.dataset.batch import Bad, Columns
 from kedge.features.dataset.folder import INDEX, SHARD, STATE, Entry, remove, repair
@@ -22,7 +23,6 @@ from kedge.features.dataset.formats.format import Shard, format_of
 from kedge.features.dataset.options import Options
 from kedge.features.dataset.samples import why
 from kedge.features.reduce.reducer import Reducer
-from kedge.store.atomic_write import told, write_all
 
 #: A shard has at most so many samples, for their keys are read at once.
 MOST_ROWS = 1 << 17

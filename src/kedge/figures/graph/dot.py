@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kedge.figures.graph.folding import Box, Call, Calls, Folded
 from kedge.inspect.autograd_graph import GraphHook, GraphNode
-from kedge.store.saved_account import sized
+from kedge.numbers import sized
 
 _HOOKS_NAMED = 3
 _LONGEST = 60

@@ -15,9 +15,9 @@ from kedge.figures.graph.dot import Words, written
 from kedge.figures.graph.folding import fold
 from kedge.figures.graph.placing import by_parameters, by_use
 from kedge.inspect.autograd_graph import GraphNode, following, read_graph
+from kedge.numbers import sized
 from kedge.sites import leaves
 from kedge.sites.select import Selector, runs, type_names
-from kedge.store.saved_account import sized
 from kedge.torch_internals import dynamo
 
 MOST = 60

@@ -1,15 +1,13 @@
-"""What an action may look like, and what it may return."""
+"""What an action that measures looks like, and what an action may return."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
-from kedge.errors import ActionArity, EditError, InPlaceEdit
-from kedge.flow import Act, Action
+from kedge.errors import EditError, InPlaceEdit
 from kedge.sites.leaves import describe, shape_of
 from kedge.sites.site import Site
 
@@ -23,30 +21,6 @@ class Measuring(Protocol):
 
     def bind_value(self, site: Site) -> Measure | None:
         """Return what is to be called with each value at this site; None where it needs the event after all."""
-
-
-def as_act(action: Action) -> Act:
-    """Let an action be called with ``(value, event)``.
-
-    Raises:
-        ActionArity: If it takes neither one nor two arguments.
-    """
-    try:
-        params = list(inspect.signature(action).parameters.values())
-    except (TypeError, ValueError):  # builtins such as torch.zeros_like do not tell: they take the value
-        return lambda value, event: action(value)
-    places = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [p for p in places if p.default is p.empty]
-    any_number = any(p.kind is p.VAR_POSITIONAL for p in params)
-    needs_keywords = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in params)
-    if needs_keywords or len(needed) > 2 or not (places or any_number):
-        raise ActionArity(
-            f"the action {getattr(action, '__qualname__', action)}{inspect.signature(action)} cannot be called; "
-            "an action takes (value) or (value, event), everything else needs a default"
-        )
-    if len(needed) == 2 or (len(places) > 1 and places[1].name == "event"):
-        return action
-    return lambda value, event: action(value)
 
 
 def check_edit(value: Tensor, result: Any, action: Any, site: Site, *, in_place: bool = False) -> None:

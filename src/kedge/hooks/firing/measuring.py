@@ -9,25 +9,33 @@ a checkpoint or a backward runs again goes through `fire`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from kedge.flow import Event
 from kedge.hooks.firing.fire import failed
+from kedge.hooks.firing.owner import ShownTap
+from kedge.hooks.firing.tap import Tap
 
-if TYPE_CHECKING:
-    from kedge.hooks.firing.tap import Tap
 
-
-def measure_value(taps: Sequence[Tap], value: Tensor, step: int, make: Callable[..., Event], of: Sequence[Any]) -> None:
+def measure_value(
+    taps: Sequence[Tap],
+    value: Tensor,
+    step: int,
+    latest: deque[tuple[ShownTap, Event]] | None,
+    make: Callable[..., Event],
+    of: Sequence[Any],
+) -> None:
     """Hand a value to taps that only measure it; see Note [Values alone].
 
     Args:
         taps: The taps.
         value: The value.
         step: The step under way.
+        latest: Where the events are kept for a timeline; None where they are not.
         make: Makes the event, where one is needed after all: for a timeline or an error.
         of: What to make it of.
     """
@@ -40,5 +48,5 @@ def measure_value(taps: Sequence[Tap], value: Tensor, step: int, make: Callable[
                 failed(tap, value, make(*of), error)
                 continue
             tap.fired += 1
-            if tap.latest is not None:
-                tap.latest.append((tap, make(*of)))
+            if latest is not None:
+                latest.append((tap, make(*of)))

@@ -19,9 +19,6 @@ from kedge.torch_internals.dynamo import look_for_hooks
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.saved_hooks import top_hooks
 
-"""The id of the backward pass this thread is in, or -1. Private to PyTorch: without it recomputes look
-like forwards and backward passes are not told apart. A test says so when a PyTorch comes without it."""
-
 _TASKS_KEPT = 64
 AWAITED = 256
 """For how many forward passes an optimizer that is known to exist is waited for."""
@@ -59,6 +56,37 @@ def at(*steps: int) -> Schedule:
     return lambda step: step in wanted
 
 
+class BackwardNumbers:
+    """The backward passes of one session, numbered in the order in which their first hook fires.
+
+    Attributes:
+        count: How many there were.
+        ending: The backward pass at whose end a step is counted.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ending = -1
+        self._known: dict[int, int] = {}
+
+    def now(self, within: int = -1) -> int:
+        """Return which backward pass this thread is in, -1 for none.
+
+        Args:
+            within: The backward pass that recomputed this part of the graph: what a reentrant
+                checkpoint runs inside a backward belongs to that one.
+        """
+        task = graph_task()
+        if task == -1:
+            return -1
+        if task not in self._known:
+            self._known[task] = within if within >= 0 else self.count
+            self.count += within < 0
+            while len(self._known) > _TASKS_KEPT:
+                del self._known[next(iter(self._known))]
+        return self._known[task]
+
+
 class Clock:
     """The steps and backward passes of one session.
 
@@ -68,6 +96,8 @@ class Clock:
 
     Attributes:
         step: The step under way, from 0.
+        numbers: Numbers the forward passes of all hooked models.
+        backwards: The backward passes.
         by_models: Whether the optimizers of the session's models make the steps, so that each model looks for its own.
         expects_optimizer: Looks whether an optimizer exists that will make the steps.
         awaited: For how many forward passes to wait for an optimizer that is known to exist.
@@ -79,24 +109,23 @@ class Clock:
     def __init__(self, rank: int) -> None:
         self.step = 0
         self.rank = rank
+        self.numbers = itertools.count()
         self.passes = self.led = 0
-        self.backwards = 0
+        self.backwards = BackwardNumbers()
         self.optimizer: tuple[int, int] | None = None
         self.expects_optimizer: Callable[[], bool] = lambda: False
         self.on_step: list[Callable[[int], None]] = []
         self.leader: Passes | None = None
         self.awaited = 0
         self.looked = False
-        self._backwards: dict[int, int] = {}
-        self._ending = -1
 
     def optimized(self) -> None:
         """Count the step of an optimizer; one that steps within a backward, as gradients arrive, ends it with that."""
         task = graph_task()
         if task == -1:
             self.end_step()
-        elif task != self._ending:
-            self._ending = task
+        elif task != self.backwards.ending:
+            self.backwards.ending = task
             if not at_end_of_backward(self.end_step):
                 self.end_step()
 
@@ -126,23 +155,6 @@ class Clock:
             self.end_step()
         self.led += 1
         self.awaited -= 1
-
-    def backward(self, within: int = -1) -> int:
-        """Return which backward pass this thread is in, -1 for none.
-
-        Args:
-            within: The backward pass that recomputed this part of the graph: what a reentrant
-                checkpoint runs inside a backward belongs to that one.
-        """
-        task = graph_task()
-        if task == -1:
-            return -1
-        if task not in self._backwards:
-            self._backwards[task] = within if within >= 0 else self.backwards
-            self.backwards += within < 0
-            while len(self._backwards) > _TASKS_KEPT:
-                del self._backwards[next(iter(self._backwards))]
-        return self._backwards[task]
 
 
 class Here:
@@ -182,8 +194,8 @@ class Here:
 class Passes(threading.local):
     """Counts the forward passes of one hooked model, each thread for itself."""
 
-    def __init__(self, clock: Clock, numbers: itertools.count[int], segments: Segments) -> None:
-        self.clock, self.numbers, self.segments = clock, numbers, segments
+    def __init__(self, clock: Clock, segments: Segments) -> None:
+        self.clock, self.segments = clock, segments
         self.here = Here()
 
     def begin(self, *, inside: bool = True, graded: bool | None = None) -> None:
@@ -195,7 +207,7 @@ class Passes(threading.local):
         """
         graded = torch.is_grad_enabled() if graded is None else graded
         here, clock = self.here, self.clock
-        number = next(self.numbers)
+        number = next(clock.numbers)
         clock.began(self, graded=graded)
         here.micro_batch = here.micro_batch + 1 if here.step == clock.step else 0
         here.step, here.pass_, here.inside = clock.step, number, inside
@@ -268,7 +280,7 @@ class Passes(threading.local):
     def event(self, site: Site, call: int, recompute: bool) -> Event:
         """Make the event of a forward value."""
         here, clock = self.here, self.clock
-        origin, backward = (here.segment or here, clock.backward()) if recompute else (here, -1)
+        origin, backward = (here.segment or here, clock.backwards.now()) if recompute else (here, -1)
         micro_batch, replica = origin.micro_batch, origin.replica
         return Event(site, call, origin.pass_, backward, clock.step, micro_batch, clock.rank, replica, recompute)
 

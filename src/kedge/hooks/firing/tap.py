@@ -2,60 +2,74 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import itertools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
-from kedge.flow import Action, Bindable, Event, Schedule
-from kedge.hooks.firing.contract import Measure, Measuring, as_act
+from kedge.flow import Action, Bindable, Event, Schedule, as_act
+from kedge.hooks.firing.contract import Measure, Measuring
+from kedge.hooks.firing.owner import Owner
 from kedge.sites.site import Site
 
-if TYPE_CHECKING:
-    from kedge.hooks.session import Session
+
+@dataclass(slots=True)
+class InGraph:
+    """How compiled code knows a tap.
+
+    Attributes:
+        key: The number under which an operator finds the tap in `numbered`.
+        edit: The identity whose backward is the action's edit, where the action edits a gradient.
+    """
+
+    key: int
+    edit: Any = None
 
 
 class Tap:
     """One action at one site, for as long as its session lasts."""
 
     __slots__ = (
-        *(
-            "__weakref__",
-            "act",
-            "action",
-            "broad",
-            "edit",
-            "edited",
-            "failed",
-            "fired",
-            "gate",
-            "key",
-            "latest",
-            "measure",
-            "on",
-            "recomputes",
-        ),
-        *("session", "site", "takes_event", "when"),
+        "__weakref__",
+        "act",
+        "action",
+        "broad",
+        "edited",
+        "failed",
+        "fired",
+        "gate",
+        "graph",
+        "measure",
+        "on",
+        "site",
+        "when",
     )
 
-    def __init__(self, session: Session, site: Site, action: Action, when: Schedule | None) -> None:
-        self.session, self.site, self.action, self.when = session, site, action, when
+    def __init__(self, site: Site, action: Action, when: Schedule | None, step: int) -> None:
+        self.site, self.action, self.when = site, action, when
         self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
         self.broad = site.leaf is None and site.call is None
         #: Called with the value and the step instead of `act`, where no event is needed; see Note [Values alone].
         self.measure: Measure | None = action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
-        #: Where the events of what is only measured are kept, if they are.
-        self.latest = session.fired if session.fired.maxlen else None
-        self.recomputes: bool = getattr(action, "recomputes", False)
         self.edited = self.failed = False
         self.fired = 0
-        self.takes_event = self.act is action
         self.gate: Any = None
-        self.edit: Any = None
-        self.key = -1
-        self.on = when is None or when(session.clock.step)
+        self.graph = InGraph(next(_numbers))
+        self.on = when is None or when(step)
+        numbered[self.graph.key] = self
+
+    @property
+    def owner(self) -> Owner:
+        """The session."""
+        owner: Owner = self.gate.owner
+        return owner
 
     def count(self, event: Event) -> None:
         """Note that the action ran."""
         self.fired += 1
-        self.session.fired.append((self, event))
+        latest = self.gate.owner.fired
+        if latest is not None:
+            latest.append((self, event))
 
     def means(self, event: Event) -> bool:
         """Whether an event is of the leaf and the call that were asked for."""
@@ -67,9 +81,14 @@ class Tap:
         """Whether the action runs in the recompute under way: its schedule is that of the forward that is run again."""
         segment = self.gate.passes.here.segment
         on = self.on
-        if self.when is not None and segment is not None and not self.session.ended:
+        if self.when is not None and segment is not None and not self.gate.owner.ended:
             on = self.when(segment.step)
-        return on and (self.edited or self.recomputes)
+        return on and (self.edited or getattr(self.action, "recomputes", False))
+
+    @property
+    def takes_event(self) -> bool:
+        """Whether the action is called with the event, too."""
+        return self.act is self.action
 
     @property
     def observes(self) -> bool:
@@ -81,3 +100,30 @@ class Tap:
         """The action's name in messages."""
         name = getattr(self.action, "__qualname__", None) or getattr(self.action, "__name__", None)
         return str(name) if name and not isinstance(self.action, Bindable) else repr(self.action)
+
+
+_numbers = itertools.count(1)
+numbered: WeakValueDictionary[int, Tap] = WeakValueDictionary()
+"""Every tap by its number, which compiled code holds in its place."""
+
+
+class Spec(NamedTuple):
+    """What is to be attached.
+
+    Attributes:
+        actions: The actions, in order.
+        when: Their schedule; None for always.
+        step: The step under way.
+        taps: All taps made so far.
+    """
+
+    actions: tuple[Action, ...]
+    when: Schedule | None
+    step: int
+    taps: list[Tap]
+
+    def make(self, site: Site) -> list[Tap]:
+        """Make a tap for each action, in order."""
+        made = [Tap(site, action, self.when, self.step) for action in self.actions]
+        self.taps.extend(made)
+        return made

@@ -10,23 +10,22 @@ part of the graph. A gradient is listened to by an identity whose backward calls
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kedge.errors import CannotCompile, Recompiled, warn
+from kedge.flow import Event
 from kedge.hooks.firing.contract import check_edit
 from kedge.hooks.firing.fire import fire
-from kedge.sites import leaves
+from kedge.hooks.firing.gate import Gate
+from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.tap import Tap, numbered
 from kedge.torch_internals import dynamo, operators
 from kedge.torch_internals.graph_task import in_backward
-
-if TYPE_CHECKING:
-    from kedge.flow import Event
-    from kedge.hooks.firing.tap import Tap
-    from kedge.hooks.gates.modules import After, Before, Gate
 
 _library = torch.library.Library("kedge", "DEF")
 _SCHEMAS = (
@@ -38,16 +37,15 @@ _SCHEMAS = (
     "end(Tensor any, int key) -> ()",
 )
 _ANY = torch.zeros(())
-_registered: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_next_key = 0
+_passes: weakref.WeakValueDictionary[int, Passes] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
 
 
-def register(thing: Any) -> int:
-    """Give a tap or a beginning a number by which the operators find it."""
-    global _next_key  # noqa: PLW0603 - one number space in a process, as for the operators
-    _next_key += 1
-    _registered[_next_key] = thing
-    return _next_key
+def register(passes: Passes) -> int:
+    """Return a number by which the operators find what counts a model's passes."""
+    key = next(_numbers)
+    _passes[key] = passes
+    return key
 
 
 def refresh() -> None:
@@ -64,7 +62,7 @@ def refresh() -> None:
 def _count(tap: Tap, leaf: str, kind: str) -> tuple[int, bool]:
     """Count a call by tap and leaf: in a graph the gate itself is not called."""
     gate: Gate = tap.gate
-    return gate.passes.count((tap.key, leaf, kind))
+    return gate.passes.count((tap.graph.key, leaf, kind))
 
 
 def _event(tap: Tap, leaf: str, call: int, recompute: bool) -> Event:
@@ -74,7 +72,7 @@ def _event(tap: Tap, leaf: str, call: int, recompute: bool) -> Event:
 
 
 def _value(x: Tensor, key: int, leaf: str) -> None:
-    tap = _registered.get(key)
+    tap = numbered.get(key)
     if tap is None or tap.gate is None or (tap.site.kind == "param" and not tap.gate.is_first(tap.site)):
         return
     call, recompute = _count(tap, leaf, "value")
@@ -86,15 +84,15 @@ def _value(x: Tensor, key: int, leaf: str) -> None:
 
 
 def _passed(x: Tensor, key: int, leaf: str) -> None:
-    tap = _registered.get(key)
+    tap = numbered.get(key)
     if tap is not None and tap.gate is not None:
         _count(tap, leaf, "passed")
         tap.gate.called += 1
-        tap.gate.listened += 1
+        tap.gate.seen.listened += 1
 
 
 def _gradient(x: Tensor, key: int, leaf: str) -> None:
-    tap = _registered.get(key)
+    tap = numbered.get(key)
     if tap is None or tap.gate is None:
         return
     here = tap.gate.passes.here
@@ -103,28 +101,28 @@ def _gradient(x: Tensor, key: int, leaf: str) -> None:
     here.calls[key, leaf, "arrived"] = arrived + 1
     calls = here.calls.get((key, leaf, "passed"), 1)
     event = _event(tap, leaf, (calls - 1 - arrived) % calls, recompute=False)
-    event.backward = tap.session.clock.backward()
+    event.backward = tap.owner.clock.backwards.now()
     fire((tap,), x.clone() if getattr(tap.action, "keeps", False) else x.detach(), event)
 
 
 def _applied(x: Tensor, key: int) -> None:
-    tap = _registered.get(key)
+    tap = numbered.get(key)
     if tap is not None and tap.gate is not None:
         tap.gate.called += 1
-        tap.gate.listened += tap.site.is_gradient
+        tap.gate.seen.listened += tap.site.is_gradient
         tap.fired += 1
 
 
 def _begin(x: Tensor, key: int, graded: bool) -> None:
-    beginning = _registered.get(key)
-    if beginning is not None and not in_backward():
-        beginning.passes.begin(graded=graded)
+    passes = _passes.get(key)
+    if passes is not None and not in_backward():
+        passes.begin(graded=graded)
 
 
 def _end(x: Tensor, key: int) -> None:
-    beginning = _registered.get(key)
-    if beginning is not None and not in_backward():
-        beginning.passes.end()
+    passes = _passes.get(key)
+    if passes is not None and not in_backward():
+        passes.end()
 
 
 for _schema, _run in zip(_SCHEMAS, (_value, _gradient, _passed, _applied, _begin, _end), strict=True):
@@ -151,7 +149,7 @@ class _Listen(torch.autograd.Function):
         return grad, None, None
 
 
-def editing(act: Any, key: int) -> Any:
+def _identity(act: Any, key: int) -> Any:
     """Make the identity whose backward is an edit; Dynamo reads the edit into the graph."""
 
     class Edit(torch.autograd.Function):
@@ -168,62 +166,67 @@ def editing(act: Any, key: int) -> Any:
     return Edit
 
 
-def _leaves() -> bool:
+def prepare(tap: Tap) -> None:
+    """Have a tap ready for a graph: an edit of a gradient needs a function of its own."""
+    if tap.site.is_gradient and not tap.observes:
+        tap.graph.edit = _identity(tap.act, tap.graph.key)
+
+
+def is_exported() -> bool:
     """Whether the graph is made to leave this process: an exported program must load without Kedge."""
     return torch.compiler.is_exporting()
 
 
 def begin(key: int) -> None:
     """Put the beginning of a forward pass into the graph; the graph itself runs with grad mode off."""
-    if not _leaves():
+    if not is_exported():
         _ops.begin(_ANY, key, torch.is_grad_enabled())
 
 
 def end(key: int) -> None:
     """Put the end of a forward pass into the graph."""
-    if not _leaves():
+    if not is_exported():
         _ops.end(_ANY, key)
 
 
-def after(gate: After, output: Any) -> Any:
-    """Put the taps on a module's output into the graph; returns the output if it changed."""
-    if gate.taps["in.share"]:
-        raise CannotCompile(f'"{gate.path}:in.share" cannot be followed inside compiled code; run the model uncompiled')
-    new = {leaf: _through(gate, leaf, tensor) for leaf, tensor in leaves.find(output)}
-    return leaves.put(output, new)
-
-
-def _through(gate: After, leaf: str, tensor: Tensor) -> Tensor:
-    tensor = _forward_taps(gate.taps["out"], leaf, tensor)
+def through(taps: tuple[Tap, ...], gradients: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
+    """Put the taps on one output, and on its gradient, into the graph; returns what the output has become."""
+    tensor = through_forward(taps, leaf, tensor)
     if not tensor.requires_grad:
         return tensor
-    for tap in reversed(gate.taps["out.grad"]):  # the last identity is the first that backward meets
+    for tap in reversed(gradients):  # the last identity is the first that backward meets
         if tap.site.leaf is not None and tap.site.leaf != leaf:
             continue
-        if tap.observes and _leaves():
+        if tap.observes and is_exported():
             continue
         if tap.observes:
-            _ops.passed(tensor.detach(), tap.key, leaf)
-            tensor = _Listen.apply(tensor, tap.key, leaf)  # type: ignore[no-untyped-call]
+            _ops.passed(tensor.detach(), tap.graph.key, leaf)
+            tensor = _Listen.apply(tensor, tap.graph.key, leaf)  # type: ignore[no-untyped-call]
         else:
             _needs_no_event(tap)
-            tensor = tap.edit.apply(tensor)
+            tensor = tap.graph.edit.apply(tensor)
     return tensor
 
 
-def _forward_taps(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
+def show(tap: Tap, value: Tensor) -> None:
+    """Put into the graph that a tap is shown a value which is no part of it, such as a parameter."""
+    _ops.value(value, tap.graph.key, "")
+
+
+def through_forward(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
+    """Put the taps on one value into the graph; returns what the value has become."""
     for tap in taps:
         if tap.site.leaf is not None and tap.site.leaf != leaf:
             continue
         if tap.observes:  # whether it is on schedule is looked up when it runs: reading it here would recompile
-            if not _leaves():
-                _ops.value(tensor.detach(), tap.key, leaf)
+            if not is_exported():
+                _ops.value(tensor.detach(), tap.graph.key, leaf)
             continue
         if not tap.on:
             continue
         _needs_no_event(tap)
-        if not _leaves():
-            _ops.applied(tensor.detach(), tap.key)
+        if not is_exported():
+            _ops.applied(tensor.detach(), tap.graph.key)
         result = tap.action(tensor)
         if result is not None:
             check_edit(tensor, result, tap.action, tap.site)
@@ -242,20 +245,3 @@ def _needs_no_event(tap: Tap) -> None:
             f"{tap.label} at {tap.site} takes (value, event), but inside compiled code there is one graph for all passes and so "
             "no event; let it take (value) alone, or run the model uncompiled"
         )
-
-
-def before(gate: Before, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Put the taps on a module's inputs into the graph; returns the arguments if they changed."""
-    if gate.sharing:
-        raise CannotCompile(f'"{gate.path}:in.share" cannot be followed inside compiled code; run the model uncompiled')
-    if gate.taps["in.grad"]:
-        raise CannotCompile(
-            f'"{gate.path}:in.grad" cannot be followed inside compiled code; hook the ":out.grad" it comes from'
-        )
-    for tap in gate.taps["param"]:
-        if not _leaves():
-            _ops.value(gate.held(module, tap.site), tap.key, "")
-    if not gate.taps["in"]:
-        return None
-    new = {leaf: _forward_taps(gate.taps["in"], leaf, tensor) for leaf, tensor in gate.find(args, kwargs)}
-    return gate.replaced(args, kwargs, new)

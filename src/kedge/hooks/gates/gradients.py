@@ -1,4 +1,4 @@
-"""Gradients: hooks on tensors, parameters and autograd nodes.
+"""Gradients of what a forward makes or is given: hooks on the tensors, and on nodes of the graph.
 
 # Note [No full backward hooks]
 PyTorch's module backward hooks put an identity node around a module, which changes the bits of
@@ -12,18 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.utils.hooks import unserializable_hook
 
 from kedge.errors import EditError
 from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
+from kedge.hooks.firing.gate import Found, Gate
 from kedge.hooks.firing.measuring import measure_value
+from kedge.hooks.firing.schedule import Clock, Here
 from kedge.hooks.firing.tap import Tap
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import Pulse, whole
@@ -31,108 +32,40 @@ from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import on_tensor
 from kedge.torch_internals.tensors import base_of, may_alias
 
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
-    from kedge.hooks.firing.schedule import Clock, Here
-    from kedge.hooks.gates.modules import Gate
-    from kedge.hooks.session import Session
-
-
-class Station:
-    """The taps of one session on one tensor, parameter or node that exists before the program runs."""
-
-    def __init__(self, session: Session, name: str, kind: str) -> None:
-        self.session, self.site = session, Site(name, kind)
-        self.taps: tuple[Tap, ...] = ()
-        self.measures = False
-        self.param: Tensor | None = None
-        self.emptied = False  # another hook had taken ``.grad`` away
-        self.handle: RemovableHandle | None = None
-
-    def event(self, leaf: str = "") -> Event:
-        """Make the event of a gradient that belongs to no module's call."""
-        clock = self.session.clock
-        here = self.session.main_passes.here if self.session.main_passes else None
-        pass_, micro, replica = (here.pass_, here.micro_batch, here.replica) if here else (-1, 0, "")
-        site = self.site.at(leaf) if leaf else self.site
-        return Event(site, 0, pass_, clock.backward(), clock.step, micro, clock.rank, replica, recompute=False)
-
-    @property
-    def whose(self) -> int:
-        """Tells the sites of one tensor from those of another of the same name."""
-        return id(self) if self.param is None else id(self.param)
-
-    def is_last(self, table: Mapping[int, Any] | None) -> bool:
-        """Whether nobody has hooked the tensor since; behind others a new station is needed to keep the order."""
-        return self.handle is None or next(reversed(table or {}), None) == self.handle.id
-
-    def add(self, tap: Tap) -> None:
-        """Take a tap in, behind those that stand here already."""
-        tap.gate = self
-        self.taps += (tap,)
-        self.retime()
-
-    def retime(self) -> None:
-        """Find out whether all that is done here is to measure; what is on schedule is looked up when a gradient arrives."""
-        self.measures = all(tap.measure is not None for tap in self.taps)
-
-    def drop(self, tap: Tap) -> None:
-        """Let a tap go; a firing under way still sees the old tuple."""
-        self.taps = tuple(t for t in self.taps if t is not tap)
-        self.retime()
-
-    def fire(self, value: Tensor | None, leaf: str = "") -> Tensor | None:
-        """Run the taps; return what replaces the value, None for nothing. PyTorch gives None at an unused output."""
-        taps = self.taps
-        if value is None or not any(tap.on for tap in taps):
-            return None
-        if self.measures:
-            clock = self.session.clock
-            clock.backward()  # it is counted
-            measure_value(taps, value, clock.step, self.event, (leaf,))
-            return None
-        new = fire(taps, value, self.event(leaf))
-        return None if new is value else new
+def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool) -> None:
+    """Set hooks for the gradients of the leaves that have one."""
+    passes, seen = gate.passes, gate.seen
+    if recompute and not passes.differentiates_again(seen.listened):
+        return
+    heard: dict[int, Listener] = {}
+    for leaf, tensor in found:
+        site = gate.site(kind, leaf)
+        if not tensor.requires_grad or passes.is_heard((gate, site, call), recompute=recompute):
+            continue
+        seen.listened += not recompute
+        event, known = passes.event(site, call, recompute), heard.get(id(tensor))
+        if known is not None:
+            known.also = {**known.also, site: event}
+            continue
+        listener = heard[id(tensor)] = listen(tensor, Listener(gate, event), recompute=recompute)
+        if listener.pulse is not None:
+            seen.pulses[kind] = listener.pulse
 
 
-def attach_tensor(station: Station, tensor: Tensor) -> RemovableHandle:
-    """Fire with the gradient of a tensor, before it is accumulated."""
-    handle: RemovableHandle = tensor.register_hook(station.fire)
-    return handle
-
-
-def attach_accumulated(station: Station, tensor: Tensor) -> RemovableHandle:
-    """Fire with ``.grad`` of a leaf tensor once a backward pass has accumulated into it."""
-
-    def accumulated(leaf: Tensor) -> None:
-        station.emptied = station.emptied or leaf.grad is None
-        if leaf.grad is not None and (new := station.fire(leaf.grad)) is not None:
-            leaf.grad = new
-
-    handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(accumulated)
-    return handle
-
-
-def attach_node(station: Station, node: Node) -> RemovableHandle:
-    """Fire with each gradient that arrives at a node (``pre``) or leaves it (``post``)."""
-
-    def each(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
-        new = [None if g is None else station.fire(g, str(i)) for i, g in enumerate(grads)]
-        if all(n is None for n in new):
-            return None
-        return tuple(g if n is None else n for g, n in zip(grads, new, strict=True))
-
-    def after(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> Any:
-        if grad_inputs:
-            return each(grad_inputs)
-        if each(grad_outputs) is not None:  # the node of a leaf keeps what arrives and passes nothing on
-            raise EditError(
-                f"a value was returned at {station.site}, but {station.site.path} passes no gradient on; edit it at :pre"
-            )
-        return None
-
-    return node.register_prehook(each) if station.site.kind == "pre" else node.register_hook(after)
+def measure_each(gate: Gate, kind: str, found: Found, call: int) -> None:
+    """Set hooks that measure the gradients of the leaves that have one; see Note [Values alone]."""
+    here, seen = gate.passes.here, gate.seen
+    alone = len(found) == 1 or len({id(tensor) for _, tensor in found}) == len(found)
+    if here.segment is not None or not alone:
+        listen_each(gate, kind, found, call, recompute=False)
+        return
+    for leaf, tensor in found:
+        if tensor.requires_grad:
+            seen.listened += 1
+            listener = listen(tensor, ValueListener(gate, gate.site(kind, leaf), call, here))
+            if listener.pulse is not None:
+                seen.pulses[kind] = listener.pulse
 
 
 class Listener:
@@ -147,7 +80,7 @@ class Listener:
         self.pulse: Pulse | None = None
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
-        """Be the tensor's hook; PyTorch gives None at an output that nothing used, where others of its node were."""
+        """The tensor's hook; PyTorch gives None at an output that nothing used, where others of its node were."""
         now = self.gate.taps[self.origin.site.kind]
         if grad is None or not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
             return None
@@ -157,7 +90,7 @@ class Listener:
 
     def _through(self, taps: Sequence[Tap], value: Tensor) -> Tensor:
         """Fire at every place of the tensor. It has one gradient, so that an action which has edited it is done."""
-        clock = self.gate.session.clock
+        clock = self.gate.owner.clock
         if not self.also:
             return fire(taps, value, gradient_event(self.origin, clock))
         events = [gradient_event(origin, clock) for origin in (self.origin, *self.also.values())]
@@ -186,7 +119,7 @@ class ValueListener(Listener):
         self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
-        """Be the tensor's hook."""
+        """The tensor's hook."""
         gate = self.gate
         if not gate.measures or self.also:  # an action has come since
             return super().__call__(grad)
@@ -198,18 +131,20 @@ class ValueListener(Listener):
             return None
         if grad is None or (self.pulse is not None and self.pulse.changed()):
             return None
-        clock = gate.session.clock
-        clock.backward()  # it is counted
-        measure_value(taps, grad if self.shape is None else grad.reshape(self.shape), clock.step, self._event, ())
+        owner = gate.owner
+        clock = owner.clock
+        clock.backwards.now()  # it is counted
+        value = grad if self.shape is None else grad.reshape(self.shape)
+        measure_value(taps, value, clock.step, owner.fired, self._event, ())
         return None
 
     def _event(self) -> Event:
-        return gradient_event(self.origin, self.gate.session.clock)
+        return gradient_event(self.origin, self.gate.owner.clock)
 
     @property
     def origin(self) -> Event:
         """The forward's event, made when it is asked for."""
-        rank = self.gate.session.clock.rank
+        rank = self.gate.owner.clock.rank
         return Event(self.site, self.call, self.pass_, -1, -1, self.micro_batch, rank, self.replica, recompute=False)
 
     @origin.setter
@@ -230,7 +165,7 @@ def gradient_event(origin: Event, clock: Clock) -> Event:
         o.site,
         o.call,
         o.pass_,
-        clock.backward(o.backward),
+        clock.backwards.now(o.backward),
         clock.step,
         o.micro_batch,
         o.rank,
@@ -265,7 +200,7 @@ def listen(tensor: Tensor, listener: Listener, *, recompute: bool = False) -> Li
         listener.shape = tensor.shape
     elif aliased and type(tensor) is Tensor:
         listener.pulse = Pulse(tensor)
-    listener.gate.session.mounts.keep((tensor if base is None else base).register_hook(listener))
+    listener.gate.owner.mounts.keep((tensor if base is None else base).register_hook(listener))
     return listener
 
 
@@ -323,7 +258,7 @@ class Share:
 
     def passed(self, positions: list[int], grad_inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         """Take one node's part; with the last one the share is complete and fires."""
-        event = gradient_event(self.origin, self.gate.session.clock)
+        event = gradient_event(self.origin, self.gate.owner.clock)
         seen, total = self.sums.pop(event.backward, (0, None))
         for i in positions:
             part = grad_inputs[i]
@@ -358,7 +293,7 @@ class Share:
 def listen_share(share: Share, found: list[tuple[Node, list[int]]]) -> None:
     """Put the node hooks of a share in place; they go with the session or with the graph."""
     for node, positions in found:
-        share.gate.session.mounts.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
+        share.gate.owner.mounts.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
 
 
 def edge_of(tensor: Tensor) -> Any:
@@ -366,7 +301,4 @@ def edge_of(tensor: Tensor) -> Any:
     return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
-unserializable_hook(Station.fire)
-untraced(
-    Station.fire, Listener.__call__, ValueListener.__call__, Share.passed, attach_accumulated, attach_node, listen_share
-)
+untraced(Listener.__call__, ValueListener.__call__, Share.passed, listen_share)

@@ -13,7 +13,7 @@ place, it can be looked at, but not be replaced any more.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from kedge.errors import EditError
 from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
-from kedge.hooks.gates.modules import Gate
+from kedge.hooks.firing.gate import Gate
+from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.tap import Spec
 from kedge.hooks.saved.keeper import OnThread, Place, Spot, keep
 from kedge.hooks.saved.pairs import Decided, is_checkpoint
 from kedge.hooks.saved.reference import Kept
 from kedge.sites.leaves import describe
+from kedge.sites.select import Place as Placed
 from kedge.torch_internals.saved_hooks import disabled, top_hooks
-
-if TYPE_CHECKING:
-    from kedge.hooks.firing.schedule import Passes
-    from kedge.hooks.session import Session
 
 
 @runtime_checkable
@@ -56,8 +56,8 @@ class SavedGate(Gate):
 
     kinds = ("saved",)
 
-    def __init__(self, session: Session, passes: Passes, path: str, changed: Callable[[], None]) -> None:
-        super().__init__(session, passes, path)
+    def __init__(self, owner: Owner, passes: Passes, path: str, changed: Callable[[], None]) -> None:
+        super().__init__(owner, passes, path)
         self.changed = changed
         self.ungraded = self.checkpointed = self.forbidden = 0
         self.compiled = self.packing = False
@@ -151,19 +151,25 @@ class Saves:
 
     watches = True
 
-    def __init__(self, session: Session, passes: Passes, model: nn.Module, *, compiled: bool) -> None:
-        self.session, self.passes = session, passes
+    def __init__(self, owner: Owner, passes: Passes, model: nn.Module, *, compiled: bool) -> None:
+        self.owner, self.passes = owner, passes
         self.gates: dict[str, SavedGate] = {}
-        self.kept = keep(session.cleanup, model, self, outside=False, ambient=False, compiled=compiled)
+        self.kept = keep(owner.mounts.cleanup, model, self, outside=False, ambient=False, compiled=compiled)
         self.kept.count = self._count
         self.kept.asleep = True
-        session.mounts.add(self.kept)
+        owner.mounts.add(self.kept)
 
-    def gate(self, path: str, module: nn.Module) -> SavedGate:
+    def place(self, place: Placed, spec: Spec) -> None:
+        """Stand at what autograd saves while a module is the innermost."""
+        gate = self._gate(place.site.path, place.module)
+        for tap in spec.make(place.site):
+            gate.add(tap)
+
+    def _gate(self, path: str, module: nn.Module) -> SavedGate:
         """Return the gate of a module, made when it is first asked for."""
         gate = self.gates.get(path)
         if gate is None:
-            gate = self.gates[path] = SavedGate(self.session, self.passes, path, self._retime)
+            gate = self.gates[path] = SavedGate(self.owner, self.passes, path, self._retime)
             gate.compiled = self.kept.compiled
             self.kept.spot(path, module).gate = gate
         return gate

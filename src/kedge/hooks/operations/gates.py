@@ -2,40 +2,151 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
 
 from torch import Tensor
 
 from kedge.errors import EditError
-from kedge.hooks.firing.find_tensors import look_through
+from kedge.flow import Preserving
 from kedge.hooks.firing.fire import fire
-from kedge.hooks.gates.modules import Gate
+from kedge.hooks.firing.gate import Gate
+from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.gates.gradients import listen_each
 from kedge.sites import leaves
 from kedge.sites.language import means_op, op_pattern
+from kedge.sites.select import Place
 from kedge.sites.site import OP_KINDS, Site
-
-if TYPE_CHECKING:
-    from kedge.hooks.firing.schedule import Passes
-    from kedge.hooks.operations.mode import Entry
-    from kedge.hooks.operations.switch import Door
-    from kedge.hooks.session import Session
-    from kedge.sites.select import Place
 
 Op = tuple[str, int | None]
 
 
+@dataclass
+class OpPattern:
+    """Which operations of a module a site stands for.
+
+    Attributes:
+        op: The pattern of their names, and which of those of one name; None for each.
+        without: Operations that it does not stand for all the same.
+    """
+
+    op: Op
+    without: tuple[Op, ...]
+    _each: bool = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Note whether it stands for each operation whose name it may mean."""
+        self._each = self.op[1] is None and not self.without
+
+    def may_mean(self, name: str) -> bool:
+        """Whether it stands for an operation of this name, if not for each."""
+        return op_pattern(self.op[0]).fullmatch(name) is not None
+
+    def means(self, op: tuple[str, int]) -> bool:
+        """Whether it stands for this very operation, whose name it may mean."""
+        return self._each or (self.op[1] in (None, op[1]) and not any(means_op(other, op) for other in self.without))
+
+
+class ModuleOperations:
+    """The operations of one module: the gates that stand at them, and what the module's calls have made.
+
+    Attributes:
+        gates: The gates, in the order in which they were made.
+        matched: The gates that may stand for an operation, by its name.
+        preserving: Actions that are told before an operation works in place on what they keep.
+        live: Whether anything here is on schedule.
+        away: Whether the session is paused.
+        captured: Whether a call was captured by a compiler.
+        called: How many calls there were.
+        fused: How many of them took a way in which operations cannot be seen.
+        made: The most operations of each name that one call made.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.gates: tuple[OpGate, ...] = ()
+        self.preserving: tuple[Preserving, ...] = ()
+        self.live = self.away = self.captured = False
+        self.called = self.fused = 0
+        self.made: dict[str, int] = {}
+        self.matched: dict[str, tuple[OpGate, ...]] = {}
+
+    def retime(self) -> None:
+        """Find out whether anything here is on schedule."""
+        self.live = any(gate.live for gate in self.gates)
+
+    def close(self) -> None:
+        """See nothing any more."""
+        self.gates, self.live, self.matched = (), False, {}
+
+    def match(self, name: str) -> tuple[OpGate, ...]:
+        """Find the gates that may stand for an operation of this name."""
+        found = self.matched[name] = tuple(gate for gate in self.gates if name and gate.pattern.may_mean(name))
+        return found
+
+    def add(self, gate: OpGate) -> None:
+        """Take a gate in, behind those that stand here."""
+        self.gates += (gate,)
+        self.matched = {}
+        self.retime()
+
+    def watch_overwrites(self, actions: Sequence[Preserving]) -> None:
+        """Have actions that keep values without a copy told before an operation works on them in place."""
+        self.preserving += tuple(action for action in actions if action not in self.preserving)
+
+
+class Entry:
+    """One call of a module that is under way: its frame, and what it has called so far.
+
+    Attributes:
+        operations: The operations of the module.
+        function: The `torch.autograd.Function` in whose forward the operation under way is; empty if in none.
+    """
+
+    __slots__ = (
+        "again",
+        "call",
+        "checkpoint",
+        "code",
+        "counts",
+        "frame",
+        "function",
+        "operations",
+        "recompute",
+        "seen",
+    )
+
+    def __init__(self, operations: ModuleOperations, frame: FrameType, *, seen: bool) -> None:
+        self.operations, self.frame, self.seen = operations, frame, seen
+        self.checkpoint: Any = None
+        self.again: list[Any] = []
+        self.code: CodeType | None = None
+        self.call, self.recompute, self.function = 0, False, ""
+        self.counts: dict[str, int] = {}
+
+
 class OpGate(Gate):
-    """The taps of one session on the operations that one pattern stands for, in one module."""
+    """The taps of one session on the operations that one pattern stands for, in one module.
+
+    Attributes:
+        early: Whether anything before an operation is on schedule.
+        late: Whether anything behind it is.
+        backward: Whether its gradients are.
+        many: Whether the module is one of those that a pattern stands for, so that it may well have no such operation.
+        ungraded: How many operations stood in the forward of a `torch.autograd.Function`.
+    """
 
     kinds = OP_KINDS
 
-    def __init__(self, session: Session, passes: Passes, door: Door, op: Op, place: Place) -> None:
-        super().__init__(session, passes, door.path)
-        self.door, self.op, self.without, self.many = door, op, place.without, place.many
+    def __init__(self, owner: Owner, passes: Passes, operations: ModuleOperations, place: Place) -> None:
+        super().__init__(owner, passes, operations.path)
+        self.operations, self.many = operations, place.many
+        self.pattern = OpPattern(place.site.op or ("*", None), place.without)
         self.early = self.late = self.backward = False
         self.ungraded = 0
-        self.plain = op[1] is None and not place.without
         self._each: dict[tuple[str, int], OneOp] = {}
 
     def retime(self) -> None:
@@ -44,15 +155,7 @@ class OpGate(Gate):
         self.early = any(self.wakes(tap) for kind in ("in", "in.grad") for tap in self.taps[kind])
         self.backward = any(tap.on for tap in self.taps["out.grad"])
         self.late = self.backward or any(self.wakes(tap) for tap in self.taps["out"])
-        self.door.retime()
-
-    def may_mean(self, name: str) -> bool:
-        """Whether the pattern stands for an operation of this name, if not for each."""
-        return op_pattern(self.op[0]).fullmatch(name) is not None
-
-    def means(self, op: tuple[str, int]) -> bool:
-        """Whether the pattern stands for this very operation, whose name it may mean."""
-        return self.plain or (self.op[1] in (None, op[1]) and not any(means_op(other, op) for other in self.without))
+        self.operations.retime()
 
     def _one(self, op: tuple[str, int]) -> OneOp:
         found = self._each.get(op)
@@ -74,7 +177,7 @@ class OpGate(Gate):
         """
         __tracebackhide__ = True
         one, call, recompute = self._one(op), entry.call, entry.recompute
-        found = look_through(self, _arguments, args, kwargs)
+        found = self.look_through(_arguments, args, kwargs)
         new: dict[str, Tensor] = {}
         if self.taps["in"]:
             new = one.through("in", found, call, recompute)
@@ -87,8 +190,7 @@ class OpGate(Gate):
         if new:
             refuse_inside(entry, str(one.site("in", next(iter(new)))))
         if self.taps["in.grad"] and not entry.function:
-            one.listen("in.grad", found, call, recompute)
-            self.listened = max(self.listened, one.listened)
+            self._listen(one, "in.grad", found, entry)
         if not new:
             return args, kwargs
         changed = tuple(leaves.put(value, new, str(i)) for i, value in enumerate(args))
@@ -106,7 +208,7 @@ class OpGate(Gate):
         final = op[0] == "setitem"
         if isinstance(value, Tensor) and not (self.backward or final):  # the common case
             return fire(self.taps["out"], value, self.passes.event(one.site("out", ""), call, recompute))
-        found = look_through(self, leaves.find, value)
+        found = self.look_through(leaves.find, value)
         new: dict[str, Tensor] = {}
         if self.taps["out"]:
             new = one.through("out", found, call, recompute)
@@ -117,9 +219,12 @@ class OpGate(Gate):
                 "edit what is assigned, at :in[2]"
             )
         if self.backward and not entry.function:
-            one.listen("out.grad", found, call, recompute)
-            self.listened = max(self.listened, one.listened)
+            self._listen(one, "out.grad", found, entry)
         return leaves.put(value, new) if new else value
+
+    def _listen(self, one: OneOp, kind: str, found: list[tuple[str, Tensor]], entry: Entry) -> None:
+        listen_each(one, kind, found, entry.call, entry.recompute)
+        self.seen.listened = max(self.seen.listened, one.seen.listened)
 
 
 class OneOp(Gate):
@@ -128,16 +233,16 @@ class OneOp(Gate):
     kinds = OP_KINDS
 
     def __init__(self, gate: OpGate, op: tuple[str, int]) -> None:
-        super().__init__(gate.session, gate.passes, gate.path)
-        self.taps, self.leaves, self.pulses = gate.taps, gate.leaves, gate.pulses
-        self.op = op
+        super().__init__(gate.owner, gate.passes, gate.path)
+        self.taps, self.op = gate.taps, op
+        self.seen.leaves, self.seen.pulses = gate.seen.leaves, gate.seen.pulses
 
     def site(self, kind: str, leaf: str) -> Site:
         """The site of one leaf, made once."""
         site = self.sites.get((kind, leaf))
         if site is None:
             site = self.sites[kind, leaf] = Site(self.path, kind, leaf or None, op=self.op)
-            self.leaves[leaf] = None
+            self.seen.leaves[leaf] = None
         return site
 
 

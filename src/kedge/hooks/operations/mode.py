@@ -24,8 +24,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +34,9 @@ from torch.overrides import TorchFunctionMode
 
 from kedge.errors import EditError
 from kedge.hooks.firing.fire import fire
+from kedge.hooks.firing.schedule import Passes
 from kedge.hooks.operations.attention import ATTENTION, INSIDE
-from kedge.hooks.operations.gates import OpGate, refuse_inside
+from kedge.hooks.operations.gates import Entry, ModuleOperations, OpGate, refuse_inside
 from kedge.hooks.operations.names import name_of, overwrites
 from kedge.sites import leaves
 from kedge.torch_internals import modes
@@ -45,60 +46,21 @@ from kedge.torch_internals.module_calls import CALLS, SLOW, inside
 from kedge.torch_internals.own_functions import own_function
 from kedge.torch_internals.source_lines import is_dropped, is_running
 
-if TYPE_CHECKING:
-    from kedge.hooks.operations.switch import Door
-
-
-class Entry:
-    """One call of a module that is under way: its frame, and what it has called so far.
-
-    Attributes:
-        function: The `torch.autograd.Function` in whose forward the operation under way is; empty if in none.
-    """
-
-    __slots__ = ("again", "call", "checkpoint", "code", "counts", "door", "frame", "function", "recompute", "seen")
-
-    def __init__(self, door: Door, frame: FrameType, *, seen: bool) -> None:
-        self.door, self.frame, self.seen = door, frame, seen
-        self.checkpoint: Any = None
-        self.again: list[Any] = []
-        self.code: CodeType | None = None
-        self.call, self.recompute, self.function = 0, False, ""
-        self.counts: dict[str, int] = {}
-
-    def owns(self, frame: FrameType | None) -> bool:
-        """Tell whether what a frame calls is called by this module's own forward; see Note [Whose operation]."""
-        below, function, graded = frame, "", torch.is_grad_enabled()
-        while frame is not None:
-            code = id(frame.f_code)
-            if code in _ENDS:
-                if code == _ONWARD:
-                    frame = _past_operate(frame)
-                    continue
-                if code == _AGAIN and frame is not self.frame:  # another session's
-                    frame = frame.f_back
-                    continue
-                self.function = function
-                begun = None if below is None else below.f_code
-                return frame is self.frame and (self.code is None or begun is self.code or begun is SLOW)
-            if not graded and not function:
-                function = own_function(frame.f_code)
-            below, frame = frame, frame.f_back
-        return False
-
 
 class OpMode(TorchFunctionMode):
     """Sees the operations of one thread, as long as a module that was asked for is the innermost.
 
     Attributes:
-        entries: The calls under way of modules that were asked for, and the doors of children that run in one.
+        here: The modes of all threads, of which this is one.
+        entries: The calls under way of modules that were asked for, and the operations of children that run in one.
         now: The innermost of them, if it was asked for.
         up: Whether this is on PyTorch's stack.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, here: Here) -> None:
         super().__init__()
-        self.entries: list[Entry | Door] = []
+        self.here = here
+        self.entries: list[Entry | ModuleOperations] = []
         self.now: Entry | None = None
         self.up = False
 
@@ -110,10 +72,10 @@ class OpMode(TorchFunctionMode):
         if is_compiling() or self.now is None:
             return func(*args, **kwargs)
         entry, name = self.now, name_of(func)
-        gates = entry.door.matched.get(name)
+        gates = entry.operations.matched.get(name)
         if gates is None:
-            gates = entry.door.match(name)
-        if (gates or name not in entry.door.made) and name and entry.owns(sys._getframe(1)):
+            gates = entry.operations.match(name)
+        if (gates or name not in entry.operations.made) and name and _owns(entry, sys._getframe(1)):
             return _operate(self, entry, name, gates, func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -128,16 +90,16 @@ class OpMode(TorchFunctionMode):
         self.entries.append(entry)
         self._settle()
 
-    def pass_over(self, door: Door) -> None:
+    def pass_over(self, operations: ModuleOperations) -> None:
         """Note that a child's forward begins whose operations are not asked for."""
-        self.entries.append(door)
+        self.entries.append(operations)
         self._settle()
 
-    def leave(self, door: Door) -> None:
+    def leave(self, operations: ModuleOperations) -> None:
         """Note that a module's forward has ended."""
         for i in range(len(self.entries) - 1, -1, -1):
             entry = self.entries[i]
-            if entry is door or (isinstance(entry, Entry) and entry.door is door):
+            if entry is operations or (isinstance(entry, Entry) and entry.operations is operations):
                 del self.entries[i:]
                 self._settle()
                 return
@@ -148,7 +110,7 @@ class OpMode(TorchFunctionMode):
         self._settle()
 
     def _settle(self) -> None:
-        """Be on PyTorch's stack if the innermost module was asked for, and off it, if nobody stands above, if not."""
+        """Push or pop the mode so that it is active exactly while the innermost module is hooked."""
         top = self.entries[-1] if self.entries else None
         self.now = top if isinstance(top, Entry) and top.seen else None
         if self.now is not None:
@@ -181,10 +143,10 @@ def _take_off(mode: OpMode, *, anywhere: bool) -> bool:
 
 
 class Here(threading.local):
-    """The mode of each thread."""
+    """The mode of each thread, for one hooked model."""
 
-    def __init__(self) -> None:
-        self.mode = OpMode()
+    def __init__(self, passes: Passes) -> None:
+        self.passes, self.mode = passes, OpMode(self)
 
 
 def _onward(func: Any, args: Any, kwargs: Any) -> Any:
@@ -196,11 +158,11 @@ def _onward(func: Any, args: Any, kwargs: Any) -> Any:
 def _operate(mode: OpMode, entry: Entry, name: str, gates: Sequence[OpGate], func: Any, args: Any, kwargs: Any) -> Any:
     """Take an operation through the gates that stand for it: its inputs, itself, its outputs."""
     __tracebackhide__ = True
-    door, op = entry.door, (name, entry.counts.get(name, 0))
+    operations, op = entry.operations, (name, entry.counts.get(name, 0))
     if gates:
         if not entry.recompute:
-            _run_again(entry)
-        gates = [gate for gate in gates if gate.live and gate.means(op)]
+            _run_again(mode.here, entry)
+        gates = [gate for gate in gates if gate.live and gate.pattern.means(op)]
     if kwargs or name[-1] == "_" or name == "setitem":
         args, kwargs = _overwriting(entry, op, gates, args, kwargs)
     else:
@@ -210,19 +172,19 @@ def _operate(mode: OpMode, entry: Entry, name: str, gates: Sequence[OpGate], fun
     result = _run(mode, func, args, kwargs)
     made = args[0] if name == "setitem" else result
     if not (isinstance(made, Tensor) or leaves.find(made)):
-        door.made.setdefault(name, 0)
+        operations.made.setdefault(name, 0)
         return result
     entry.counts[name] = count = op[1] + 1
-    door.made[name] = max(door.made.get(name, 0), count)
+    operations.made[name] = max(operations.made.get(name, 0), count)
     value = made
     for gate in gates:
         value = gate.after(entry, op, value)
     if value is not made:
-        refuse_inside(entry, f"{door.path}/{name}#{op[1]}:out")
+        refuse_inside(entry, f"{operations.path}/{name}#{op[1]}:out")
     if value is not made and overwrites(name, args, kwargs) and is_dropped(sys._getframe(2)):
         raise EditError(
-            f"a value was returned at {door.path}/{name}#{op[1]}:out, but this call works in place and what it returns is not "
-            "used, so the program would go on without the edit; edit what uses the tensor next"
+            f"a value was returned at {operations.path}/{name}#{op[1]}:out, but this call works in place and what it returns is "
+            "not used, so the program would go on without the edit; edit what uses the tensor next"
         )
     return result if name == "setitem" else value
 
@@ -243,21 +205,21 @@ def _overwriting(entry: Entry, op: tuple[str, int], gates: Sequence[OpGate], arg
     for gate in gates:
         if gate.early:
             args, kwargs = gate.before(entry, op, args, kwargs, tuple(leaf for leaf, _ in fixed))
-    if fixed and entry.door.preserving:
+    if fixed and entry.operations.preserving:
         overwritten = [leaves.storage_of(tensor) for _, tensor in fixed]
-        for action in entry.door.preserving:
+        for action in entry.operations.preserving:
             action.preserve(overwritten)
     return args, kwargs
 
 
-def _run_again(entry: Entry) -> None:
+def _run_again(here: Here, entry: Entry) -> None:
     """Have a checkpoint that the forward has begun see its operations again when it recomputes them.
 
     # Note [Checkpoints inside a forward]
     The recompute of a whole module calls its hooks. That of a part of its forward calls a function, and no hook: so
     the function which the checkpoint keeps for it puts the mode on first. An edit has to be applied again.
     """
-    passes, door = entry.door.ops.passes, entry.door
+    passes, operations = here.passes, entry.operations
     owner, reentrant = owner_around(passes.here)
     if owner is None or owner is entry.checkpoint or owner in entry.again:
         return
@@ -267,17 +229,17 @@ def _run_again(entry: Entry) -> None:
     run, counts, call = getattr(owner, name), dict(entry.counts), entry.call
 
     def again(*args: Any) -> Any:
-        mode = door.ops.here.mode
-        if not door.live or door.ops.away:
+        mode = here.mode
+        if not operations.live or operations.away:
             return run(*args)
-        repeated = Entry(door, sys._getframe(), seen=True)
+        repeated = Entry(operations, sys._getframe(), seen=True)
         repeated.call, repeated.recompute, repeated.counts = call, True, dict(counts)
         passes.here.segment = passes.segments.recompute()
         mode.enter(repeated)
         try:
             return run(*args)
         finally:
-            mode.leave(door)
+            mode.leave(operations)
 
     setattr(owner, name, again)
 
@@ -286,6 +248,27 @@ def _past_operate(frame: FrameType | None) -> FrameType | None:
     while frame is not None and id(frame.f_code) != OPERATE:
         frame = frame.f_back
     return None if frame is None else frame.f_back
+
+
+def _owns(entry: Entry, frame: FrameType | None) -> bool:
+    """Tell whether what a frame calls is called by a module's own forward; see Note [Whose operation]."""
+    below, function, graded = frame, "", torch.is_grad_enabled()
+    while frame is not None:
+        code = id(frame.f_code)
+        if code in _ENDS:
+            if code == _ONWARD:
+                frame = _past_operate(frame)
+                continue
+            if code == _AGAIN and frame is not entry.frame:  # another session's
+                frame = frame.f_back
+                continue
+            entry.function = function
+            begun = None if below is None else below.f_code
+            return frame is entry.frame and (entry.code is None or begun is entry.code or begun is SLOW)
+        if not graded and not function:
+            function = own_function(frame.f_code)
+        below, frame = frame, frame.f_back
+    return False
 
 
 def module_frame(frame: FrameType) -> FrameType:

@@ -4,83 +4,50 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from kedge.flow import Preserving
-from kedge.hooks.gates import modules
+from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.tap import Spec
 from kedge.hooks.operations.attention import is_fused
-from kedge.hooks.operations.gates import OpGate
-from kedge.hooks.operations.mode import Entry, Here, module_frame
+from kedge.hooks.operations.gates import Entry, ModuleOperations, OpGate, OpPattern
+from kedge.hooks.operations.mode import Here, module_frame
 from kedge.hooks.placing.concealed import Own
-from kedge.sites.select import runs
+from kedge.sites.select import Place, runs
 from kedge.torch_internals.checkpoint import owner_around
 from kedge.torch_internals.dynamo import untraced
 
-if TYPE_CHECKING:
-    from kedge.hooks.firing.schedule import Passes
-    from kedge.hooks.session import Session
-    from kedge.sites.select import Place
-
 
 class Door(Own):
-    """The forward-pre hook of a module whose operations are asked for, or of a child of one, whose are not."""
+    """Forward-pre hook that turns the mode on for a hooked module and off for its other children."""
 
-    early = True
-
-    def __init__(self, ops: Doors, path: str) -> None:
-        self.ops, self.path = ops, path
-        self.gates: tuple[OpGate, ...] = ()
-        self.preserving: tuple[Preserving, ...] = ()
-        self.live = self.captured = False
-        self.called = self.fused = 0
-        self.made: dict[str, int] = {}
-        self.matched: dict[str, tuple[OpGate, ...]] = {}
-
-    def retime(self) -> None:
-        """Find out whether anything here is on schedule."""
-        self.live = any(gate.live for gate in self.gates)
-
-    def close(self) -> None:
-        """See nothing any more."""
-        self.gates, self.live, self.matched = (), False, {}
-
-    def match(self, name: str) -> tuple[OpGate, ...]:
-        """Find the gates that may stand for an operation of this name."""
-        found = self.matched[name] = tuple(gate for gate in self.gates if name and gate.may_mean(name))
-        return found
-
-    def add(self, gate: OpGate) -> None:
-        """Take a gate in, behind those that stand here."""
-        self.gates += (gate,)
-        self.matched = {}
-        self.retime()
-
-    def watch_overwrites(self, actions: list[Preserving]) -> None:
-        """Have actions that keep values without a copy told before an operation works on them in place."""
-        self.preserving += tuple(action for action in actions if action not in self.preserving)
+    def __init__(self, here: Here, operations: ModuleOperations) -> None:
+        self.here, self.operations = here, operations
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-        """Be the forward-pre hook."""
+        """The forward-pre hook."""
+        operations = self.operations
         if torch.compiler.is_compiling():
-            self.captured = True
+            operations.captured = True
             return
-        mode = self.ops.here.mode
-        if not self.live:
+        mode, passes = self.here.mode, self.here.passes
+        if not operations.live:
             if mode.now is not None:
-                mode.pass_over(self)
+                mode.pass_over(operations)
             return
-        self.called += 1
+        operations.called += 1
         frame = module_frame(sys._getframe(1))
-        entry = Entry(self, frame, seen=not is_fused(module, args, kwargs or {}))
-        self.fused += not entry.seen
+        entry = Entry(operations, frame, seen=not is_fused(module, args, kwargs or {}))
+        operations.fused += not entry.seen
         entry.code = _code_of(module.forward)
-        entry.call, entry.recompute = self.ops.passes.count(self)
-        entry.checkpoint = owner_around(self.ops.passes.here)[0]
+        entry.call, entry.recompute = passes.count(operations)
+        entry.checkpoint = owner_around(passes.here)[0]
         mode.enter(entry)
 
 
@@ -91,59 +58,71 @@ class Shut(Own):
         self.door = door
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Be the forward hook."""
+        """The forward hook."""
         if not torch.compiler.is_compiling():
-            self.door.ops.here.mode.leave(self.door)
+            self.door.here.mode.leave(self.door.operations)
 
 
 class Doors:
     """The doors of one hooked model."""
 
-    def __init__(self, session: Session, passes: Passes, model: nn.Module) -> None:
-        self.session, self.passes = session, passes
-        self.here, self.away = Here(), False
+    def __init__(self, owner: Owner, passes: Passes, model: nn.Module) -> None:
+        self.owner, self.passes = owner, passes
+        self.here = Here(passes)
         self.doors: dict[int, Door] = {}
         self.names = {id(m): name for name, m in model.named_modules()}
-        session.mount(self)
+        owner.mounts.mount(self)
 
-    def gate(self, place: Place) -> OpGate:
-        """Return the gate for a place, behind all that was attached at its module."""
-        module, site = place.module, place.site
-        door = self._door(module, site.path)
-        if not door.gates:
+    def place(self, place: Place, spec: Spec) -> None:
+        """Stand at the operations inside a module's own forward, behind all that was attached at the module."""
+        module, operations = place.module, self._operations(place.module, place.site.path)
+        if not operations.gates:
             for child in _children(module):
-                self._door(child, self.names.get(id(child), ""))
-        op = site.op or ("*", None)
-        last = door.gates[-1] if door.gates else None
-        if last is not None and (last.op, last.without) == (op, place.without):
-            last.many = last.many and place.many
-            return last
-        gate = OpGate(self.session, self.passes, door, op, place)
-        door.add(gate)
-        return gate
+                self._operations(child, self.names.get(id(child), ""))
+        gate = operations.gates[-1] if operations.gates else None
+        if gate is not None and gate.pattern == OpPattern(place.site.op or ("*", None), place.without):
+            gate.many = gate.many and place.many
+        else:
+            gate = OpGate(self.owner, self.passes, operations, place)
+            operations.add(gate)
+        for tap in spec.make(place.site):
+            gate.add(tap)
 
-    def _door(self, module: nn.Module, path: str) -> Door:
+    def _operations(self, module: nn.Module, path: str) -> ModuleOperations:
         door = self.doors.get(id(module))
         if door is None:
-            door = self.doors[id(module)] = Door(self, path)
+            door = self.doors[id(module)] = Door(self.here, ModuleOperations(path))
             if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks, and shows no operations
-                modules.attach(self.session, module, door)
-                modules.attach(self.session, module, Shut(door))
-        return door
+                self.owner.mounts.put_before(module, door, with_kwargs=True)
+                self.owner.mounts.put_behind(module, Shut(door))
+        return door.operations
+
+    def knows(self, module: nn.Module) -> bool:
+        """Whether a module is hooked already."""
+        return id(module) in self.doors
+
+    def watch_overwrites(self, actions: Sequence[Preserving]) -> bool:
+        """Have actions told before an operation overwrites what they keep; returns whether any operation is seen."""
+        hooked = [door.operations for door in self.doors.values() if door.operations.gates]
+        for operations in hooked:
+            operations.watch_overwrites(actions)
+        return bool(hooked)
 
     def out(self) -> None:
         """Take the mode off this thread's stack, should it be there; others have none on, or are in a forward."""
-        self.away = True
+        for door in self.doors.values():
+            door.operations.away = True
         self.here.mode.clear()
 
     def back(self) -> None:
         """Be ready again; nothing stands outside of a forward."""
-        self.away = False
+        for door in self.doors.values():
+            door.operations.away = False
 
     def remove(self) -> None:
         """Take the mode off for good; where a thread still has it on, it sees nothing any more."""
         for door in self.doors.values():
-            door.close()
+            door.operations.close()
         self.here.mode.clear()
 
 

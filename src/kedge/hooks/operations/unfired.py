@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from kedge.hooks.firing.cause import Cause, Natural
+from kedge.hooks.firing.tap import Tap
 from kedge.sites.language import op_pattern
 from kedge.torch_internals import dynamo
-
-if TYPE_CHECKING:
-    from kedge.hooks.firing.tap import Tap
 
 _SHOWN = 8
 
 
-def explain_op(tap: Tap) -> Cause | None:
-    """Find out why there was no such operation; None if there was, or if its module was not called."""
+def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | None:
+    """Find out why there was no such operation; None if there was, or if its module was not called.
+
+    Args:
+        tap: The tap.
+        model: Its model; None if that is gone.
+        compiled: Whether the model is called as compiled code.
+    """
     gate: Any = tap.gate
     if gate.called:
         return _explain_ungraded(tap)
-    door, module = gate.door, _module_of(tap)
-    if door.captured or (not any(door.made.values()) and _is_compiled(tap)):
+    operations, module = gate.operations, _module_at(tap.site.path, model)
+    if operations.captured or (
+        not any(operations.made.values()) and _is_compiled(tap.site.path, model, compiled=compiled)
+    ):
         return Cause(
             "it is inside compiled code, in which operations are no longer called one by one",
             "run the model uncompiled, or hook the module",
         )
     if module is not None and isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return Cause("its module is scripted, and runs without Python", "hook the module before it is scripted")
-    if not door.called:
+    if not operations.called:
         return None
-    if door.fused == door.called:
+    if operations.fused == operations.called:
         return Cause(
             "attention took PyTorch's fused way, which is one operation and is not taken while its operations are seen",
             "call it with grad, or torch.backends.mha.set_fastpath_enabled(False)",
@@ -50,31 +56,28 @@ def _explain_ungraded(tap: Tap) -> Cause | None:
     return None
 
 
-def _module_of(tap: Tap) -> nn.Module | None:
-    model = next((t.model() for t in tap.session.targets.values() if t.passes is tap.gate.passes), None)
+def _module_at(path: str, model: nn.Module | None) -> nn.Module | None:
     try:
-        return None if model is None else model.get_submodule(tap.site.path)
+        return None if model is None else model.get_submodule(path)
     except AttributeError:  # it is no longer there
         return None
 
 
-def _is_compiled(tap: Tap) -> bool:
-    """Whether the module, or one that it is in, is called as compiled code."""
-    target = next((t for t in tap.session.targets.values() if t.passes is tap.gate.passes), None)
-    model = target.model() if target is not None else None
-    if target is None or model is None:
+def _is_compiled(path: str, model: nn.Module | None, *, compiled: bool) -> bool:
+    """Whether the module at a path, or one that it is in, is called as compiled code."""
+    if model is None:
         return False
-    names = tap.site.path.split(".") if tap.site.path else []
+    names = path.split(".") if path else []
     paths = [".".join(names[:n]) for n in range(len(names) + 1)]
     around = [m for name, m in model.named_modules() if name in paths]
-    return target.compiled or any(dynamo.compiles(m) or dynamo.has_code(m.forward) for m in around)
+    return compiled or any(dynamo.compiles(m) or dynamo.has_code(m.forward) for m in around)
 
 
 def _explain_made(tap: Tap) -> Cause:
     """Say which operations there were instead."""
     gate: Any = tap.gate
-    name, nth = gate.op
-    made = {other: count for other, count in gate.door.made.items() if count}
+    name, nth = gate.pattern.op
+    made = {other: count for other, count in gate.operations.made.items() if count}
     kind = Natural if gate.many else Cause
     same = {other: made[other] for other in made if op_pattern(name).fullmatch(other)}
     if same and nth is not None:

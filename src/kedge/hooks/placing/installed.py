@@ -11,11 +11,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from kedge.hooks.placing.concealed import Veil
 from kedge.torch_internals.dynamo import frames
 
 _LEAST = 8
@@ -113,10 +115,12 @@ class Mounts:
 
     Attributes:
         paused: Whether all of it is out.
+        cleanup: The undos of what is mounted, until the session ends.
     """
 
     def __init__(self) -> None:
         self.paused = False
+        self.cleanup = ExitStack()
         self._standing: dict[int, Standing] = {}
         self._passing: deque[Mount] = deque()
         self._room = _LEAST
@@ -132,6 +136,20 @@ class Mounts:
             what.remove()
 
         return undo
+
+    def mount(self, what: Standing) -> None:
+        """Take something over until the session ends."""
+        self.cleanup.callback(self.add(what))
+
+    def put_before(self, module: nn.Module, hook: Callable[..., Any], *, with_kwargs: bool = False) -> None:
+        """Register a forward-pre hook until the session ends, and conceal it."""
+        self.mount(Mount(module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)))
+        self.mount(Veil(module))
+
+    def put_behind(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Register a forward hook until the session ends, and conceal it; it is called when a call raises, too."""
+        self.mount(Mount(module.register_forward_hook(hook, always_call=True)))
+        self.mount(Veil(module))
 
     def hooks(self) -> list[Mount]:
         """List the hooks of modules and optimizers."""
@@ -181,6 +199,20 @@ class Mounts:
             return list(self._passing)
 
     @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Keep what is mounted in the block if the block succeeds; else remove it."""
+        outer, self.cleanup = self.cleanup, ExitStack()
+        attached = self.cleanup
+        try:
+            yield
+        except BaseException:
+            attached.close()
+            raise
+        finally:
+            self.cleanup = outer
+        outer.callback(attached.close)
+
+    @contextmanager
     def standing(self) -> Iterator[None]:
         """Have everything in its place in the block, so that what is attached there comes behind it."""
         paused = self.paused
@@ -192,7 +224,8 @@ class Mounts:
                 self.out()
 
     def clear(self) -> None:
-        """Remove what lives as long as a graph; the rest has undos of its own."""
+        """Remove everything."""
         for mount in self._kept():
             mount.remove()
         self._passing.clear()
+        self.cleanup.close()

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.handle import Hooked
-from kedge.hooks.opening import session
-from kedge.hooks.session import Session
+from kedge.hooks.session import Session, session
 from kedge.recipes.attribution.graph import REENTRANT, nodes_between, operation_of
 from kedge.recipes.attribution.named import name_of, shortened
 from kedge.recipes.attribution.preserve_state import undisturbed

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kedge.errors import AttributionError
 from kedge.flow import Event
-from kedge.hooks.opening import session
+from kedge.hooks.session import session
 from kedge.recipes.attribution.attribution import Attribution
 from kedge.recipes.attribution.named import name_of
 from kedge.recipes.attribution.preserve_state import undisturbed

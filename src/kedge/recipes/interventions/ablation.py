@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import InterventionError
-from kedge.flow import Event
-from kedge.hooks.firing.contract import as_act
+from kedge.flow import Event, as_act
 from kedge.hooks.handle import Hooked
-from kedge.hooks.opening import hook, session
+from kedge.hooks.session import hook, session
 from kedge.recipes.attribution.named import name_of, without_call
 from kedge.recipes.attribution.preserve_state import undisturbed
 from kedge.recipes.interventions.inputs import run

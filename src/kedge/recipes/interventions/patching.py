@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kedge import notebook
 from kedge.errors import InterventionError
 from kedge.flow import Event
-from kedge.hooks.opening import session
+from kedge.hooks.session import session
 from kedge.recipes.attribution.named import name_of, shortened
 from kedge.recipes.attribution.preserve_state import undisturbed
 from kedge.recipes.interventions.inputs import run

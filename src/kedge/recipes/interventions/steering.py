@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kedge.errors import InterventionError
 from kedge.hooks.handle import Hooked
-from kedge.hooks.opening import hook
+from kedge.hooks.session import hook
 from kedge.recipes.interventions.ablation import means
 from kedge.recipes.interventions.positions import Positions, mask
 from kedge.sites import leaves

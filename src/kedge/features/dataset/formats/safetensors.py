@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kedge.atomic_write import write_all
 from kedge.features.dataset.formats.format import Shard
-from kedge.store.atomic_write import write_all
 
 _NAMES = {
     torch.float64: "F64",

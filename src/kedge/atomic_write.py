@@ -1,4 +1,4 @@
-"""How the files of a recording reach the disk."""
+"""How files reach the disk: whole, and with an error that says what to do."""
 
 from __future__ import annotations
 

@@ -1,0 +1,136 @@
+"""What every gate does: it holds the taps of one place, counts what passes, and looks through values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from kedge.errors import ActionDisabled
+from kedge.flow import Event
+from kedge.hooks.firing.fire import fire
+from kedge.hooks.firing.measuring import measure_value
+from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.tap import Tap
+from kedge.hooks.placing.concealed import Own
+from kedge.sites.site import Site
+from kedge.torch_internals.aliases import Pulse
+
+Found = list[tuple[str, Tensor]]
+
+
+@dataclass
+class PassedValues:
+    """The values that have passed a gate so far, which explain why a site did not fire.
+
+    Attributes:
+        leaves: The leaves of the values that passed.
+        empty: What passed instead of a tensor; None if nothing else did.
+        listened: How many gradients were listened to.
+        pulses: By kind, whether memory that a listened-to value is a view of was changed in place.
+        no_share: Why a share could not be followed.
+    """
+
+    leaves: dict[str, None] = field(default_factory=dict)
+    empty: str | None = None
+    listened: int = 0
+    pulses: dict[str, Pulse] = field(default_factory=dict)
+    no_share: str | None = None
+
+
+class Gate(Own):
+    """The taps of one session on one side of one module."""
+
+    kinds: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
+    """The kinds of which a value alone may be enough; see Note [Values alone]."""
+
+    def __init__(self, owner: Owner, passes: Passes, path: str) -> None:
+        self.owner, self.passes, self.path = owner, passes, path
+        self.taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(self.kinds, ())
+        self.sites: dict[tuple[str, str], Site] = {}
+        self.live, self.measures = False, True
+        self.called = self.recalled = 0
+        self.seen = PassedValues()
+
+    @property
+    def whose(self) -> int:
+        """Tells the sites of one model from those of another of the same names."""
+        return id(self.passes)
+
+    def is_last(self, table: Mapping[int, Any]) -> bool:
+        """Whether nobody has hooked the module since; behind others a new gate is needed to keep the order."""
+        return next(reversed(list(table.values())), None) is self
+
+    def add(self, tap: Tap) -> None:
+        """Take a tap in, behind those of its kind that stand here already."""
+        tap.gate = self
+        self.taps[tap.site.kind] += (tap,)
+        self.retime()
+
+    def drop(self, tap: Tap) -> None:
+        """Let a tap go; a firing under way still sees the old tuple."""
+        self.taps[tap.site.kind] = tuple(t for t in self.taps[tap.site.kind] if t is not tap)
+        self.retime()
+
+    def retime(self) -> None:
+        """Find out whether anything here is on schedule, and whether all that is done is to measure."""
+        taps = [tap for taps in self.taps.values() for tap in taps]
+        self.live = any(map(self.wakes, taps))
+        self.measures = all(tap.measure is not None and tap.site.kind in self.measured for tap in taps)
+
+    def wakes(self, tap: Tap) -> bool:
+        """Whether a tap is on schedule, or is to edit again what a checkpoint will recompute of a step that was."""
+        return tap.on or (tap.when is not None and tap.edited and self.passes.segments.some)
+
+    def site(self, kind: str, leaf: str) -> Site:
+        """The site of one leaf, made once."""
+        site = self.sites.get((kind, leaf))
+        if site is None:
+            site = self.sites[kind, leaf] = Site(self.path, kind, leaf or None)
+            self.seen.leaves[leaf] = None
+        return site
+
+    def through(self, kind: str, found: Found, call: int, recompute: bool) -> dict[str, Tensor]:
+        """Run every leaf through the taps of a kind; return those that changed."""
+        new = {}
+        for leaf, tensor in found:
+            event = self.passes.event(self.site(kind, leaf), call, recompute)
+            result = fire(self.taps[kind], tensor, event)
+            if result is not tensor:
+                new[leaf] = result
+        return new
+
+    def measure(self, kind: str, found: Found, call: int) -> None:
+        """Hand every leaf to what measures it; see Note [Values alone]."""
+        owner, taps, leaves, make = self.owner, self.taps[kind], self.seen.leaves, self._event
+        step, latest = owner.clock.step, owner.fired
+        for leaf, tensor in found:
+            leaves[leaf] = None
+            measure_value(taps, tensor, step, latest, make, (kind, leaf, call))
+
+    def _event(self, kind: str, leaf: str, call: int) -> Event:
+        return self.passes.event(self.site(kind, leaf), call, recompute=False)
+
+    def look_through(self, find: Callable[..., Found], *what: Any) -> Found:
+        """Find the tensors in a value; values of the user's classes may refuse.
+
+        Args:
+            find: What looks.
+            what: What it looks through.
+
+        Raises:
+            Exception: Whatever the value raises, if the session raises failures; else that is told once, and nothing is found.
+        """
+        try:
+            return find(*what)
+        except Exception as error:
+            if self.owner.on_error == "raise":
+                raise
+            if self.seen.empty is None:
+                self.seen.empty = f"it cannot be looked through: {type(error).__name__}: {error}"
+                self.owner.complain(ActionDisabled(f"{self.path}:{self.kinds[0]} is not seen: {self.seen.empty}"))
+            return []

@@ -1,0 +1,56 @@
+"""The hooks by which a model's forward pass is seen to begin and to end."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.gates import compiled
+from kedge.hooks.placing.concealed import Own
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.source_lines import is_running
+
+
+class Begin(Own):
+    """The hook by which a model's forward pass is seen to begin; a model that calls itself is still in the same."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+        self.key = compiled.register(passes)
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """The forward-pre hook."""
+        if torch.compiler.is_compiling():
+            compiled.begin(self.key)
+        elif not in_backward():
+            here, frame = self.passes.here, sys._getframe(1)
+            if here.inside and is_running(here.frame, frame):  # an interrupt may have skipped the end
+                here.past = {}
+            else:
+                here.frame = frame
+                self.passes.begin()
+
+
+class End(Own):
+    """The hook by which a model's forward pass is seen to end."""
+
+    def __init__(self, begin: Begin) -> None:
+        self.begin = begin
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The forward hook."""
+        if torch.compiler.is_compiling():
+            compiled.end(self.begin.key)
+        elif not in_backward():
+            here, frame = self.begin.passes.here, sys._getframe(1)
+            if here.frame is frame or not is_running(here.frame, frame):
+                here.frame = None
+                self.begin.passes.end()
+
+
+untraced(Begin.__call__, End.__call__)

@@ -1,0 +1,222 @@
+"""Tensors, parameters and nodes that exist before the program runs: hooks for their gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle, unserializable_hook
+
+from kedge.errors import EditError, NoSiteMatched, NoSuchKind
+from kedge.flow import Event
+from kedge.hooks.firing.fire import fire
+from kedge.hooks.firing.measuring import measure_value
+from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.tap import Spec, Tap
+from kedge.hooks.placing.installed import Mount
+from kedge.sites.language import Term
+from kedge.sites.select import Place, Selector
+from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.hook_tables import after_accumulation, on_tensor
+
+
+class Station:
+    """The taps of one session on one tensor, parameter or node that exists before the program runs."""
+
+    def __init__(self, owner: Owner, name: str, kind: str) -> None:
+        self.owner, self.site = owner, Site(name, kind)
+        self.taps: tuple[Tap, ...] = ()
+        self.measures = False
+        self.param: Tensor | None = None
+        self.emptied = False  # another hook had taken ``.grad`` away
+        self.handle: RemovableHandle | None = None
+
+    def event(self, leaf: str = "") -> Event:
+        """Make the event of a gradient that belongs to no module's call."""
+        clock = self.owner.clock
+        here = clock.leader.here if clock.leader is not None else None
+        pass_, micro, replica = (here.pass_, here.micro_batch, here.replica) if here else (-1, 0, "")
+        site = self.site.at(leaf) if leaf else self.site
+        return Event(site, 0, pass_, clock.backwards.now(), clock.step, micro, clock.rank, replica, recompute=False)
+
+    @property
+    def whose(self) -> int:
+        """Tells the sites of one tensor from those of another of the same name."""
+        return id(self) if self.param is None else id(self.param)
+
+    def is_last(self, table: Mapping[int, Any] | None) -> bool:
+        """Whether nobody has hooked the tensor since; behind others a new station is needed to keep the order."""
+        return self.handle is None or next(reversed(table or {}), None) == self.handle.id
+
+    def add(self, tap: Tap) -> None:
+        """Take a tap in, behind those that stand here already."""
+        tap.gate = self
+        self.taps += (tap,)
+        self.retime()
+
+    def take(self, taps: Iterable[Tap]) -> None:
+        """Take several in."""
+        for tap in taps:
+            self.add(tap)
+
+    def retime(self) -> None:
+        """Find out whether all that is done here is to measure; what is on schedule is looked up when a gradient arrives."""
+        self.measures = all(tap.measure is not None for tap in self.taps)
+
+    def drop(self, tap: Tap) -> None:
+        """Let a tap go; a firing under way still sees the old tuple."""
+        self.taps = tuple(t for t in self.taps if t is not tap)
+        self.retime()
+
+    def fire(self, value: Tensor | None, leaf: str = "") -> Tensor | None:
+        """Run the taps; return what replaces the value, None for nothing. PyTorch gives None at an unused output."""
+        taps = self.taps
+        if value is None or not any(tap.on for tap in taps):
+            return None
+        if self.measures:
+            clock = self.owner.clock
+            clock.backwards.now()  # it is counted
+            measure_value(taps, value, clock.step, self.owner.fired, self.event, (leaf,))
+            return None
+        new = fire(taps, value, self.event(leaf))
+        return None if new is value else new
+
+
+def _hook_tensor(station: Station, tensor: Tensor) -> RemovableHandle:
+    """Fire with the gradient of a tensor, before it is accumulated."""
+    handle: RemovableHandle = tensor.register_hook(station.fire)
+    return handle
+
+
+def _hook_accumulated(station: Station, tensor: Tensor) -> RemovableHandle:
+    """Fire with ``.grad`` of a leaf tensor once a backward pass has accumulated into it."""
+
+    def accumulated(leaf: Tensor) -> None:
+        station.emptied = station.emptied or leaf.grad is None
+        if leaf.grad is not None and (new := station.fire(leaf.grad)) is not None:
+            leaf.grad = new
+
+    handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(accumulated)
+    return handle
+
+
+def _hook_node(station: Station, node: Node) -> RemovableHandle:
+    """Fire with each gradient that arrives at a node (``pre``) or leaves it (``post``)."""
+
+    def each(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+        new = [None if g is None else station.fire(g, str(i)) for i, g in enumerate(grads)]
+        if all(n is None for n in new):
+            return None
+        return tuple(g if n is None else n for g, n in zip(grads, new, strict=True))
+
+    def after(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> Any:
+        if grad_inputs:
+            return each(grad_inputs)
+        if each(grad_outputs) is not None:  # the node of a leaf keeps what arrives and passes nothing on
+            raise EditError(
+                f"a value was returned at {station.site}, but {station.site.path} passes no gradient on; edit it at :pre"
+            )
+        return None
+
+    return node.register_prehook(each) if station.site.kind == "pre" else node.register_hook(after)
+
+
+def _hook(station: Station, tensor: Tensor) -> RemovableHandle:
+    """Fire with a tensor's gradient, or with ``.grad`` of a leaf, as the station's kind says."""
+    return (_hook_accumulated if station.site.kind in ACCUMULATED else _hook_tensor)(station, tensor)
+
+
+ACCUMULATED = ("acc", "param.acc")
+
+
+class ParameterGates:
+    """The stations of one session on the parameters of one model."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.stations: dict[tuple[int, str], Station] = {}
+
+    def place(self, place: Place, spec: Spec) -> None:
+        """Stand at the gradient of a parameter.
+
+        Raises:
+            NoSuchKind: If the parameter has no shape yet.
+        """
+        param, kind = place.param, place.site.kind
+        if param is None:
+            return
+        if is_lazy(param):
+            raise NoSuchKind(
+                f'"{place.site}": this parameter has no shape before the first forward, and until then nothing can hook its '
+                "gradient; call the model once before hooking"
+            )
+        station = self.stations.get((id(param), kind))
+        table = (after_accumulation if kind in ACCUMULATED else on_tensor)(param)
+        if station is None or not station.is_last(table):
+            station = self.stations[id(param), kind] = Station(self.owner, place.site.path, kind)
+            station.param = param
+            if param.requires_grad:
+                station.handle = _hook(station, param)
+                self.owner.mounts.mount(Mount(station.handle))
+        station.take(spec.make(place.site))
+
+
+def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None, spec: Spec) -> None:
+    """Stand at the gradient of a tensor.
+
+    Raises:
+        NoSiteMatched: If it is no tensor.
+        NoSuchKind: If it has no such gradient.
+    """
+    if not isinstance(tensor, Tensor):
+        raise NoSiteMatched(f'"{name}" is a {type(tensor).__name__}; a dict given as target holds tensors by name')
+    for kind, _ in _kinds(selector, name, TENSOR_KINDS, "grad"):
+        if not tensor.requires_grad:
+            raise NoSuchKind(
+                f'"{name}" does not require grad, so it has no gradient to hook; call requires_grad_() on it first'
+            )
+        if kind == "acc" and not tensor.is_leaf:
+            raise NoSuchKind(
+                f'"{name}:acc" asks for .grad after accumulation, but {name} is not a leaf: it was made by '
+                f'{tensor.grad_fn.name() if tensor.grad_fn else "an operation"} and accumulates nothing; use "{name}:grad"'
+            )
+        station = Station(owner, name, kind)
+        owner.mounts.mount(Mount(_hook(station, tensor)))
+        station.take(spec.make(Site(name, kind)))
+
+
+def place_node(owner: Owner, target: Node | GradientEdge, selector: Selector | None, spec: Spec) -> None:
+    """Stand at the gradients that arrive at an autograd node or leave it."""
+    node, number = (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
+    name = re.sub(r"^torch::autograd::", "", node.name())
+    for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
+        station = Station(owner, name, kind)
+        owner.mounts.mount(Mount(_hook_node(station, node)))
+        station.take(spec.make(Site(name, kind, leaf or (number if kind == "pre" else None))))
+
+
+def means(term: Term, name: str) -> bool:
+    """Whether a term of a selector stands for a target of this name that is not a model."""
+    return not term.path or term.matches(name, ())
+
+
+def _kinds(
+    selector: Selector | None, name: str, allowed: tuple[str, ...], default: str
+) -> list[tuple[str, str | None]]:
+    """The kinds that a selector asks of a target that is not a model."""
+    if selector is None:
+        return [(default, None)]
+    wanted = [t for t in selector.terms if means(t, name)]
+    for term in wanted:
+        if (term.kind or default) not in allowed:
+            raise NoSuchKind(f'"{term}": {name} has no :{term.kind}; it has {", ".join(":" + k for k in allowed)}')
+    return [(t.kind or default, t.leaf) for t in wanted]
+
+
+unserializable_hook(Station.fire)
+untraced(Station.fire, _hook_accumulated, _hook_node)

@@ -1,0 +1,120 @@
+"""A model that a session hooks: its passes, and what stands at each kind of site."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from kedge.flow import Preserving
+from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.tap import Spec
+from kedge.hooks.gates.modules import ModuleGates
+from kedge.hooks.gates.passes import Begin, End
+from kedge.hooks.gates.saved import Saves
+from kedge.hooks.gates.tensors import ParameterGates
+from kedge.hooks.operations.switch import Doors
+from kedge.hooks.optimizer_steps import count_steps, has_optimizer
+from kedge.sites.select import Layout, Place
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.checkpoint import Segments
+
+
+class Target:
+    """A model that a session hooks.
+
+    Attributes:
+        held: The model, until the session ends.
+        passes: Counts its forward passes.
+        modules: The gates on its modules.
+        parameters: The stations on its parameters.
+        saves: What looks at saved tensors, once that was asked for.
+        ops: What looks at operations, once that was asked for.
+        kinds: What its modules are, where it may be gone in the end.
+        compiled: Whether it is called as compiled code.
+    """
+
+    def __init__(self, owner: Owner, model: nn.Module) -> None:
+        self.owner = owner
+        self.held: nn.Module | None = model
+        self.model = weakref.ref(model)
+        self.passes = Passes(owner.clock, Segments())
+        self.begin = Begin(self.passes)
+        self.modules = ModuleGates(owner, self.passes)
+        self.parameters = ParameterGates(owner)
+        self.saves: Saves | None = None
+        self.ops: Doors | None = None
+        self.kinds: dict[str, weakref.ref[type[nn.Module]]] = {}
+        self.compiled = False
+        self._follow(model)
+
+    def _follow(self, model: nn.Module) -> None:
+        """Have the model's passes counted, and the steps of its optimizer."""
+        owner = self.owner
+        if owner.clock.leader is None:
+            owner.clock.lead(self.passes, lambda: has_optimizer(self.model()))
+        owner.mounts.mount(dynamo.Hold())
+        owner.mounts.put_before(model, self.begin)
+        owner.mounts.put_behind(model, End(self.begin))
+        count_steps(owner, model)
+
+    def place(self, place: Place, spec: Spec, model: nn.Module) -> None:
+        """Attach to one site of the model: each kind of site places itself."""
+        site = place.site
+        if site.kind in ("param.grad", "param.acc"):
+            self.parameters.place(place, spec)
+        elif place.param is not None:
+            self.modules.place_value(place, spec, model)
+        elif site.kind == "saved":
+            self.saves = self.saves or Saves(self.owner, self.passes, model, compiled=self.compiled)
+            self.saves.place(place, spec)
+        elif site.op is not None:
+            self.ops = self.ops or Doors(self.owner, self.passes, model)
+            self.ops.place(place, spec)
+        else:
+            self.modules.place(place, spec)
+
+    def watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> None:
+        """Stand where values are overwritten in place, if these actions keep values without a copy."""
+        in_modules = self.modules.watch_overwrites(actions, model)
+        in_operations = self.ops is not None and self.ops.watch_overwrites(actions)
+        if in_modules or in_operations:
+            for action in actions:
+                action.watch_overwrites()
+
+    def first_name(self, name: str) -> str | None:
+        """The first of the names of what is registered under this one, if anything is."""
+        model = self.model()
+        if model is None:
+            return None
+        layout = Layout(model)
+        if name in layout.modules:
+            return layout.first[id(layout.modules[name])]
+        return layout.first_param[id(layout.params[name])] if name in layout.params else None
+
+    def knows(self, place: Place) -> bool:
+        """Whether the place's module is hooked on a side already, so that code was compiled with hooks on it."""
+        return self.modules.knows(place.module) or (self.ops is not None and self.ops.knows(place.module))
+
+    def standing(self) -> dict[str, Any]:
+        """What stands so far, to go back to it."""
+        modules, ops = self.modules, self.ops
+        tables = {"before": dict(modules.before), "after": dict(modules.after)}
+        stations, doors = dict(self.parameters.stations), dict(ops.doors) if ops else {}
+        return tables | {"stations": stations, "saves": self.saves, "ops": ops, "doors": doors}
+
+    def restore(self, standing: dict[str, Any]) -> None:
+        """Go back to what stood."""
+        self.modules.before, self.modules.after = standing["before"], standing["after"]
+        self.parameters.stations = standing["stations"]
+        self.saves, self.ops = standing["saves"], standing["ops"]
+        if self.ops is not None:
+            self.ops.doors = standing["doors"]
+
+    def release(self) -> None:
+        """Let the model go when the session has ended."""
+        self.held = None
+        self.modules.release()

@@ -42,7 +42,7 @@ def claim(file: FileIO, *, alone: bool) -> Answer:
 
 
 def leave_to_parent(file: FileIO) -> None:
-    """Have every child that is forked from now on close a file at once: the lock is this process's."""
+    """Close a file in every child that is forked from now on: the lock belongs to this process."""
     mine = weakref.ref(file)
     os.register_at_fork(after_in_child=lambda: _let_go(mine()))
 

@@ -64,7 +64,7 @@ Schedule: TypeAlias = Callable[[int], bool]
 
 
 def as_act(action: Action) -> Act:
-    """Let an action be called with ``(value, event)``.
+    """Return an action as it is called with ``(value, event)``.
 
     Raises:
         ActionArity: If it takes neither one nor two arguments.

@@ -10,12 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from kedge.errors import ActionDisabled, NoSiteMatched, NoSuchKind, SelectorError, warn
-from kedge.flow import Action, Event, Preserving
+from kedge.errors import ActionDisabled, NoSiteMatched, NoSuchKind, Recompiled, SelectorError, warn
+from kedge.flow import Action, Event, Schedule
 from kedge.hooks.firing.owner import ShownTap
 from kedge.hooks.firing.schedule import Clock, rank
 from kedge.hooks.firing.tap import Spec, Tap
-from kedge.hooks.gates import compiled
 from kedge.hooks.gates.tensors import means, place_node, place_tensor
 from kedge.hooks.placing.installed import Mounts
 from kedge.hooks.target import Target
@@ -47,15 +46,17 @@ class Attachments:
         self.clock.on_step.append(self._retime)
 
     def complain(self, warning: ActionDisabled) -> None:
-        """Say that an action was switched off."""
+        """Report that an action was switched off."""
         warn(warning)
 
     def refresh(self) -> None:
-        """Have code that was compiled without the hooks compile again."""
-        compiled.refresh()
+        """Discard code that was compiled without the hooks."""
+        refresh()
 
-    def attach(self, target: Any, selector: Selector | None, spec: Spec) -> None:
-        """Attach taps to a target of any kind, all of them or none."""
+    def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
+        """Attach taps to a target of any kind, all of them or none; returns what was attached."""
+        selector, actions = _split(what)
+        spec = Spec(actions, when, self.clock.step, [])
         with self.mounts.standing(), self._all_or_nothing(spec):
             if isinstance(target, nn.Module):
                 self._attach_model(target, selector, spec)
@@ -68,6 +69,7 @@ class Attachments:
                     f"cannot hook a {type(target).__name__}; a target is a module, a tensor, a dict of named tensors or an "
                     "autograd node"
                 )
+        return spec
 
     @contextmanager
     def _all_or_nothing(self, spec: Spec) -> Iterator[None]:
@@ -95,11 +97,7 @@ class Attachments:
         _check_grads(selector, places)
         target = self._target(model, places)
         target.compiled = target.compiled or dynamo.compiles(whole)
-        for place in places:
-            target.place(place, spec, model)
-        keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
-        if keeping:
-            target.watch_overwrites(keeping, model)
+        target.attach(places, spec, model)
 
     def _target(self, model: nn.Module, places: tuple[Place, ...]) -> Target:
         """Return what is known of a model; code that was compiled without these places compiles again."""
@@ -146,8 +144,19 @@ class Attachments:
             gate.retime()
 
 
-def split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
-    """Tell the selector from the actions.
+def refresh() -> None:
+    """Discard code that was compiled without the hooks, so that it compiles again; warns if there was any."""
+    if dynamo.refresh():
+        warn(
+            Recompiled(
+                "hooks were attached after torch.compile had compiled code, which does not look for new hooks: all compiled "
+                "code was discarded and compiles again, with the hooks, at its next call. Hook first to compile once"
+            )
+        )
+
+
+def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
+    """Split into the selector and the actions.
 
     Raises:
         SelectorError: If the text cannot be read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,30 +18,31 @@ from kedge.sites.site import Site
 _SHOWN = 3
 
 
+@dataclass(eq=False, repr=False)
 class Hooked:
     """One hook of a session, on one or many sites: removes them, and reads their records.
 
-    Args:
+    Attributes:
         session: What is attached in the session.
         taps: The taps of this hook.
         actions: Its actions, in order.
         end: Ends the session with the hook; None if the session goes on.
     """
 
-    def __init__(
-        self, session: Attachments, taps: list[Tap], actions: tuple[Any, ...], end: Callable[..., None] | None = None
-    ) -> None:
-        self.session, self.taps, self.actions, self._end = session, taps, actions, end
+    session: Attachments
+    taps: list[Tap]
+    actions: tuple[Any, ...]
+    end: Callable[..., None] | None = None
 
     def remove(self) -> None:
         """Remove this hook before its session ends; what it recorded stays readable."""
-        if self._end is not None:
-            self._end()
+        if self.end is not None:
+            self.end()
         else:
             self.session.drop(self.taps)
 
     def ledger(self) -> Ledger:
-        """Say of each of its sites how often it fired, or why not."""
+        """How often each of its sites fired, or why it did not."""
         return Ledger.of(self.taps, self.session)
 
     def __getitem__(self, name: str) -> Any:
@@ -88,8 +90,8 @@ class Hooked:
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
         """Remove the hook."""
-        if self._end is not None:
-            self._end(quiet=kind is not None)
+        if self.end is not None:
+            self.end(quiet=kind is not None)
         else:
             self.session.drop(self.taps)
 

@@ -114,7 +114,7 @@ class Ledger:
         return "\n".join(lines)
 
     def why(self, name: str) -> str:
-        """Say why nothing was recorded under a name, as far as the ledger knows."""
+        """Why nothing was recorded under a name, as far as the ledger knows."""
         term = parse(name)[0]
         here = [e for e in self.entries if e.site.path == term.literal and (e.site.op is None) == (term.op is None)]
         causes = [str(e) for e in here if e.cause is not None]

@@ -22,7 +22,7 @@ def has_optimizer(model: nn.Module | None) -> bool:
 
 
 def count_steps(owner: Owner, model: nn.Module) -> None:
-    """Have a session count the steps of the optimizer that holds this model's parameters."""
+    """Count, for a session, the steps of the optimizer that holds this model's parameters."""
     held, whose, clock = {id(p) for p in model.parameters()}, id(model), owner.clock
     if not held or not clock.by_models:
         return

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from kedge.errors import NeverFired, NeverFiredWarning, SessionEnded, warn
 from kedge.flow import Schedule
-from kedge.hooks.attach import Attachments, split
-from kedge.hooks.firing.tap import Spec
+from kedge.hooks.attach import Attachments
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
 
@@ -48,10 +47,8 @@ class Session(Attachments):
             SessionEnded: If the session is over.
         """
         self._check_open()
-        selector, actions = split(what)
-        spec = Spec(actions, when, self.clock.step, [])
-        self.attach(target, selector, spec)
-        return Hooked(self, spec.taps, actions)
+        spec = self.attach(target, what, when)
+        return Hooked(self, spec.taps, spec.actions)
 
     def _check_open(self) -> None:
         if self.ended:
@@ -72,7 +69,7 @@ class Session(Attachments):
             self.refresh()
 
     def ledger(self) -> Ledger:
-        """Say of each site how often it fired, or why not."""
+        """How often each site fired, or why it did not."""
         return Ledger.of(self.taps, self)
 
     def timeline(self) -> Timeline:

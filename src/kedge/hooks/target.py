@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
 
 from kedge.flow import Preserving
 from kedge.hooks.firing.owner import Owner
-from kedge.hooks.firing.schedule import Passes
 from kedge.hooks.firing.tap import Spec
 from kedge.hooks.gates.modules import ModuleGates
-from kedge.hooks.gates.passes import Begin, End
+from kedge.hooks.gates.passes import follow
 from kedge.hooks.gates.saved import Saves
 from kedge.hooks.gates.tensors import ParameterGates
 from kedge.hooks.operations.switch import Doors
 from kedge.hooks.optimizer_steps import count_steps, has_optimizer
 from kedge.sites.select import Layout, Place
 from kedge.torch_internals import dynamo
-from kedge.torch_internals.checkpoint import Segments
 
 
 class Target:
@@ -41,28 +39,27 @@ class Target:
         self.owner = owner
         self.held: nn.Module | None = model
         self.model = weakref.ref(model)
-        self.passes = Passes(owner.clock, Segments())
-        self.begin = Begin(self.passes)
+        self.passes = owner.clock.follow(lambda: has_optimizer(self.model()))
         self.modules = ModuleGates(owner, self.passes)
         self.parameters = ParameterGates(owner)
         self.saves: Saves | None = None
         self.ops: Doors | None = None
         self.kinds: dict[str, weakref.ref[type[nn.Module]]] = {}
         self.compiled = False
-        self._follow(model)
-
-    def _follow(self, model: nn.Module) -> None:
-        """Have the model's passes counted, and the steps of its optimizer."""
-        owner = self.owner
-        if owner.clock.leader is None:
-            owner.clock.lead(self.passes, lambda: has_optimizer(self.model()))
+        self.begin = follow(owner, model, self.passes)
         owner.mounts.mount(dynamo.Hold())
-        owner.mounts.put_before(model, self.begin)
-        owner.mounts.put_behind(model, End(self.begin))
         count_steps(owner, model)
 
-    def place(self, place: Place, spec: Spec, model: nn.Module) -> None:
-        """Attach to one site of the model: each kind of site places itself."""
+    def attach(self, places: Iterable[Place], spec: Spec, model: nn.Module) -> None:
+        """Attach to sites of the model, and have what is kept of their values copied before it is overwritten."""
+        for place in places:
+            self._place(place, spec, model)
+        keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
+        if keeping:
+            self._watch_overwrites(keeping, model)
+
+    def _place(self, place: Place, spec: Spec, model: nn.Module) -> None:
+        """Attach to one site: each kind of site places itself."""
         site = place.site
         if site.kind in ("param.grad", "param.acc"):
             self.parameters.place(place, spec)
@@ -77,8 +74,8 @@ class Target:
         else:
             self.modules.place(place, spec)
 
-    def watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> None:
-        """Stand where values are overwritten in place, if these actions keep values without a copy."""
+    def _watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> None:
+        """Attach where values are overwritten in place, for actions that keep values without a copy."""
         in_modules = self.modules.watch_overwrites(actions, model)
         in_operations = self.ops is not None and self.ops.watch_overwrites(actions)
         if in_modules or in_operations:
@@ -115,6 +112,6 @@ class Target:
             self.ops.doors = standing["doors"]
 
     def release(self) -> None:
-        """Let the model go when the session has ended."""
+        """Drop the references to the model when the session has ended."""
         self.held = None
         self.modules.release()

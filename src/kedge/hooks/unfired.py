@@ -88,7 +88,7 @@ def _target_of(tap: Tap, session: Attachments) -> Target | None:
 
 def _explain_saved(tap: Tap, session: Attachments) -> Cause:
     gate = tap.gate
-    forward = gate.called - gate.recalled
+    forward = gate.called - gate.seen.again
     if gate.compiled:
         return Cause(
             "it is compiled, and compiled code saves all at once when its graph has run, not module by module",
@@ -101,7 +101,7 @@ def _explain_saved(tap: Tap, session: Attachments) -> Cause:
             "it ran only in a transform of torch.func, where there can be no saved-tensor hooks",
             "run it outside of the transform",
         )
-    if gate.checkpointed or gate.recalled:
+    if gate.checkpointed or gate.seen.again:
         return Cause(
             "it ran in a checkpoint, which saves nothing until its recompute",
             "ask for that with record(recomputes=True), or hook the module around the checkpoint",
@@ -129,7 +129,7 @@ def _explain_unsaved(tap: Tap) -> Cause:
 def _explain_value(tap: Tap) -> Cause | None:
     """Look for the cause in what the module took or returned."""
     gate, site = tap.gate, tap.site
-    if gate.recalled == gate.called:
+    if gate.seen.again == gate.called:
         return Cause(
             "it ran only in a checkpoint's recompute", "observers skip those; ask with record(recomputes=True)"
         )
@@ -240,7 +240,7 @@ def _source(of: Any) -> Any:
 
 
 def _calls_forward(kind: type[nn.Module], name: str) -> bool:
-    """Tell whether the source of a module's forward calls ``self.<name>.forward(...)``."""
+    """Whether the source of a module's forward calls ``self.<name>.forward(...)``."""
     calls = (node.func for node in ast.walk(_source(kind.forward)) if isinstance(node, ast.Call))
     found = (f.value for f in calls if isinstance(f, ast.Attribute) and f.attr == "forward")
     return any(isinstance(v, ast.Attribute) and v.attr == name for v in found)

@@ -15,8 +15,8 @@ from typing import Self
 from torch import distributed, nn
 
 from kedge.errors import WatchingFailed
+from kedge.hooks.attach import refresh
 from kedge.hooks.firing.schedule import every as schedule_of
-from kedge.hooks.gates import compiled
 from kedge.rules.project_config import configured_rules
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
@@ -103,7 +103,7 @@ class Watched:
     def _start(self, into: Sinks) -> None:
         hush()
         try:
-            compiled.refresh()
+            refresh()
             watch = make_watch(into, self.order, self.recording.absolute())
             with ExitStack() as undo:
                 undo.push(watch)

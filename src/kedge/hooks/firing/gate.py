@@ -27,6 +27,7 @@ class PassedValues:
     """The values that have passed a gate so far, which explain why a site did not fire.
 
     Attributes:
+        again: How many calls were a checkpoint's recompute.
         leaves: The leaves of the values that passed.
         empty: What passed instead of a tensor; None if nothing else did.
         listened: How many gradients were listened to.
@@ -34,6 +35,7 @@ class PassedValues:
         no_share: Why a share could not be followed.
     """
 
+    again: int = 0
     leaves: dict[str, None] = field(default_factory=dict)
     empty: str | None = None
     listened: int = 0
@@ -52,8 +54,8 @@ class Gate(Own):
         self.owner, self.passes, self.path = owner, passes, path
         self.taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(self.kinds, ())
         self.sites: dict[tuple[str, str], Site] = {}
-        self.live, self.measures = False, True
-        self.called = self.recalled = 0
+        self.live, self.backward, self.measures = False, False, True
+        self.called = 0
         self.seen = PassedValues()
 
     @property
@@ -66,20 +68,21 @@ class Gate(Own):
         return next(reversed(list(table.values())), None) is self
 
     def add(self, tap: Tap) -> None:
-        """Take a tap in, behind those of its kind that stand here already."""
+        """Add a tap behind those of its kind."""
         tap.gate = self
         self.taps[tap.site.kind] += (tap,)
         self.retime()
 
     def drop(self, tap: Tap) -> None:
-        """Let a tap go; a firing under way still sees the old tuple."""
+        """Remove a tap; an event that is firing still has the old tuple."""
         self.taps[tap.site.kind] = tuple(t for t in self.taps[tap.site.kind] if t is not tap)
         self.retime()
 
     def retime(self) -> None:
-        """Find out whether anything here is on schedule, and whether all that is done is to measure."""
+        """Find out whether anything here is on schedule, whether gradients are, and whether all that is done is to measure."""
         taps = [tap for taps in self.taps.values() for tap in taps]
         self.live = any(map(self.wakes, taps))
+        self.backward = any(tap.on and tap.site.is_gradient for tap in taps)
         self.measures = all(tap.measure is not None and tap.site.kind in self.measured for tap in taps)
 
     def wakes(self, tap: Tap) -> bool:

@@ -37,4 +37,4 @@ class Owner(Protocol):
     ended: bool
 
     def complain(self, warning: ActionDisabled) -> None:
-        """Say that an action was switched off."""
+        """Report that an action was switched off."""

@@ -135,6 +135,13 @@ class Clock:
         for listener in list(self.on_step):
             listener(ended)
 
+    def follow(self, expects_optimizer: Callable[[], bool]) -> Passes:
+        """Return what counts the passes of one more model; those of the first are the steps where nothing optimizes."""
+        passes = Passes(self, Segments())
+        if self.leader is None:
+            self.lead(passes, expects_optimizer)
+        return passes
+
     def lead(self, passes: Passes, expects_optimizer: Callable[[], bool]) -> None:
         """Let a model set the pace: by its optimizer's steps if there is one, else by its forward passes."""
         self.leader, self.expects_optimizer, self.led = passes, expects_optimizer, 0

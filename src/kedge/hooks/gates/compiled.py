@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.errors import CannotCompile, Recompiled, warn
+from kedge.errors import CannotCompile
 from kedge.flow import Event
 from kedge.hooks.firing.contract import check_edit
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.schedule import Passes
 from kedge.hooks.firing.tap import Tap, numbered
-from kedge.torch_internals import dynamo, operators
+from kedge.torch_internals import operators
 from kedge.torch_internals.graph_task import in_backward
 
 _library = torch.library.Library("kedge", "DEF")
@@ -37,26 +37,9 @@ _SCHEMAS = (
     "end(Tensor any, int key) -> ()",
 )
 _ANY = torch.zeros(())
-_passes: weakref.WeakValueDictionary[int, Passes] = weakref.WeakValueDictionary()
-_numbers = itertools.count(1)
-
-
-def register(passes: Passes) -> int:
-    """Return a number by which the operators find what counts a model's passes."""
-    key = next(_numbers)
-    _passes[key] = passes
-    return key
-
-
-def refresh() -> None:
-    """Have code that was compiled without the hooks compile again; says so if there was any."""
-    if dynamo.refresh():
-        warn(
-            Recompiled(
-                "hooks were attached after torch.compile had compiled code, which does not look for new hooks: all compiled "
-                "code was discarded and compiles again, with the hooks, at its next call. Hook first to compile once"
-            )
-        )
+numbers = itertools.count(1)
+followed: weakref.WeakValueDictionary[int, Passes] = weakref.WeakValueDictionary()
+"""What counts the passes of each hooked model, by the number that a graph holds in its place."""
 
 
 def _count(tap: Tap, leaf: str, kind: str) -> tuple[int, bool]:
@@ -114,13 +97,13 @@ def _applied(x: Tensor, key: int) -> None:
 
 
 def _begin(x: Tensor, key: int, graded: bool) -> None:
-    passes = _passes.get(key)
+    passes = followed.get(key)
     if passes is not None and not in_backward():
         passes.begin(graded=graded)
 
 
 def _end(x: Tensor, key: int) -> None:
-    passes = _passes.get(key)
+    passes = followed.get(key)
     if passes is not None and not in_backward():
         passes.end()
 
@@ -149,7 +132,7 @@ class _Listen(torch.autograd.Function):
         return grad, None, None
 
 
-def _identity(act: Any, key: int) -> Any:
+def identity(act: Any, key: int) -> Any:
     """Make the identity whose backward is an edit; Dynamo reads the edit into the graph."""
 
     class Edit(torch.autograd.Function):
@@ -164,12 +147,6 @@ def _identity(act: Any, key: int) -> Any:
             return grad if new is None else new
 
     return Edit
-
-
-def prepare(tap: Tap) -> None:
-    """Have a tap ready for a graph: an edit of a gradient needs a function of its own."""
-    if tap.site.is_gradient and not tap.observes:
-        tap.graph.edit = _identity(tap.act, tap.graph.key)
 
 
 def is_exported() -> bool:

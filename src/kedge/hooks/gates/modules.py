@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -38,12 +38,6 @@ class After(Gate):
 
     kinds = ("out", "out.grad", "in.share")
     measured = ("out", "out.grad")
-    backward = False
-
-    def retime(self) -> None:
-        """Find out whether anything here is on schedule, and whether gradients are."""
-        super().retime()
-        self.backward = any(tap.on for kind in ("out.grad", "in.share") for tap in self.taps[kind])
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         """The forward hook."""
@@ -54,7 +48,8 @@ class After(Gate):
             return self._in_graph(output)
         call, recompute = self.passes.count(self)
         self.called += 1
-        self.recalled += recompute
+        if recompute:
+            self.seen.again += 1
         if self.measures and not recompute:
             self._measure(output, call)
             return None
@@ -141,7 +136,7 @@ class Before(Gate):
         self.retime()
 
     def watch_overwrites(self, actions: Iterable[Preserving]) -> None:
-        """Stand before a module that works in place, for actions that keep its input without a copy."""
+        """Have these actions, which keep values without a copy, copy what the module is about to overwrite."""
         self.preserving += [action for action in actions if action not in self.preserving]
         self.retime()
 
@@ -172,7 +167,8 @@ class Before(Gate):
             return self._in_graph(module, args, kwargs)
         call, recompute = self.passes.count(self)
         self.called += 1
-        self.recalled += recompute
+        if recompute:
+            self.seen.again += 1
         if self.measures and not recompute:
             self._measure(args, kwargs, call)
             return None
@@ -268,6 +264,7 @@ def _positional_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(p.name for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
 
 
+@dataclass
 class ModuleGates:
     """The gates of one session on the modules of one model.
 
@@ -276,13 +273,13 @@ class ModuleGates:
         after: The last one behind it.
     """
 
-    def __init__(self, owner: Owner, passes: Passes) -> None:
-        self.owner, self.passes = owner, passes
-        self.before: dict[int, Before] = {}
-        self.after: dict[int, After] = {}
+    owner: Owner
+    passes: Passes
+    before: dict[int, Before] = field(default_factory=dict)
+    after: dict[int, After] = field(default_factory=dict)
 
     def place(self, place: Place, spec: Spec) -> None:
-        """Stand at the inputs or the outputs of a module, or at their gradients."""
+        """Attach to the inputs or outputs of a module, or to their gradients."""
         site, module = place.site, place.module
         gate: Before | After
         if site.kind in Before.kinds or site.kind == "in.share":
@@ -293,11 +290,12 @@ class ModuleGates:
             if site.kind == "in.share":
                 before.share_with(after)
         for tap in spec.make(site):
-            compiled.prepare(tap)
+            if site.is_gradient and not tap.observes:
+                tap.graph.edit = compiled.identity(tap.act, tap.graph.key)
             gate.add(tap)
 
     def place_value(self, place: Place, spec: Spec, model: nn.Module) -> None:
-        """Stand before every module that holds a parameter, as tied weights have several; the first that is called fires."""
+        """Attach to every module that holds a parameter, several for tied weights; the first that is called fires."""
         param = place.param
         for path, module in model.named_modules():
             name = next((n for n, p in own_parameters(module).items() if p is param), None)
@@ -308,7 +306,7 @@ class ModuleGates:
                     before.add(tap)
 
     def watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> bool:
-        """Stand before every module that works in place, for actions that keep values; returns whether there is one."""
+        """Attach to every module that works in place, for actions that keep values; returns whether there is one."""
         in_place = [(name, m) for name, m in model.named_modules() if getattr(m, "inplace", False) is True]
         for name, module in in_place:
             self._before(module, name).watch_overwrites(actions)
@@ -319,7 +317,7 @@ class ModuleGates:
         return id(module) in self.before or id(module) in self.after
 
     def release(self) -> None:
-        """Let the model's parameters go."""
+        """Drop the references to the model's parameters."""
         for gate in self.before.values():
             gate.params.clear()
 

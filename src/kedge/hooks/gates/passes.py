@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import Passes
 from kedge.hooks.gates import compiled
 from kedge.hooks.placing.concealed import Own
@@ -21,7 +22,8 @@ class Begin(Own):
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
-        self.key = compiled.register(passes)
+        self.key = next(compiled.numbers)
+        compiled.followed[self.key] = passes
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """The forward-pre hook."""
@@ -51,6 +53,13 @@ class End(Own):
             if here.frame is frame or not is_running(here.frame, frame):
                 here.frame = None
                 self.begin.passes.end()
+
+
+def follow(owner: Owner, model: nn.Module, passes: Passes) -> Begin:
+    """Count the forward passes of a model; returns the hook that begins one."""
+    begin = Begin(passes)
+    owner.mounts.put_around(model, begin, End(begin))
+    return begin
 
 
 untraced(Begin.__call__, End.__call__)

@@ -41,7 +41,7 @@ class Packing(Protocol):
         """Return what its last call on this thread has packed, and forget it: one thing, or none if it did not run."""
 
     def unpack(self, packed: Any) -> Tensor:
-        """Give back what was packed."""
+        """Return the tensor that was packed."""
 
 
 class SavedGate(Gate):
@@ -72,7 +72,7 @@ class SavedGate(Gate):
         """Count a call of the module."""
         call, recompute = self.passes.count(self)
         self.called += 1
-        self.recalled += recompute
+        self.seen.again += recompute
         if not recompute:
             self.ungraded += not torch.is_grad_enabled()
             self.forbidden += disabled() is not None
@@ -131,7 +131,7 @@ class SavedGate(Gate):
 
 
 def _checked(action: Packing, like: Tensor, event: Event) -> Callable[[Any], Tensor]:
-    """Let a pair's unpack give back only what can stand for the tensor that was packed."""
+    """Check that a pair's unpack returns what can stand for the tensor that was packed."""
     wanted, was = (like.shape, like.dtype, like.device), describe(like)
 
     def unpack(packed: Any) -> Tensor:
@@ -160,7 +160,7 @@ class Saves:
         owner.mounts.add(self.kept)
 
     def place(self, place: Placed, spec: Spec) -> None:
-        """Stand at what autograd saves while a module is the innermost."""
+        """Attach to what autograd saves while a module is the innermost."""
         gate = self._gate(place.site.path, place.module)
         for tap in spec.make(place.site):
             gate.add(tap)
@@ -186,7 +186,7 @@ class Saves:
             gate.see(value, place)
 
     def unpack(self, packed: Decided) -> Tensor:
-        """Give a tensor back."""
+        """Return a saved tensor."""
         return packed.read()
 
     def _retime(self) -> None:

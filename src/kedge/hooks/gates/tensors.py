@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -54,13 +55,13 @@ class Station:
         return self.handle is None or next(reversed(table or {}), None) == self.handle.id
 
     def add(self, tap: Tap) -> None:
-        """Take a tap in, behind those that stand here already."""
+        """Add a tap behind the others."""
         tap.gate = self
         self.taps += (tap,)
         self.retime()
 
     def take(self, taps: Iterable[Tap]) -> None:
-        """Take several in."""
+        """Add several taps."""
         for tap in taps:
             self.add(tap)
 
@@ -69,7 +70,7 @@ class Station:
         self.measures = all(tap.measure is not None for tap in self.taps)
 
     def drop(self, tap: Tap) -> None:
-        """Let a tap go; a firing under way still sees the old tuple."""
+        """Remove a tap; an event that is firing still has the old tuple."""
         self.taps = tuple(t for t in self.taps if t is not tap)
         self.retime()
 
@@ -134,15 +135,15 @@ def _hook(station: Station, tensor: Tensor) -> RemovableHandle:
 ACCUMULATED = ("acc", "param.acc")
 
 
+@dataclass
 class ParameterGates:
-    """The stations of one session on the parameters of one model."""
+    """The stations of one session on the parameters of one model, by the parameter's id and the kind."""
 
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
-        self.stations: dict[tuple[int, str], Station] = {}
+    owner: Owner
+    stations: dict[tuple[int, str], Station] = field(default_factory=dict)
 
     def place(self, place: Place, spec: Spec) -> None:
-        """Stand at the gradient of a parameter.
+        """Attach to the gradient of a parameter.
 
         Raises:
             NoSuchKind: If the parameter has no shape yet.
@@ -167,7 +168,7 @@ class ParameterGates:
 
 
 def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None, spec: Spec) -> None:
-    """Stand at the gradient of a tensor.
+    """Attach to the gradient of a tensor.
 
     Raises:
         NoSiteMatched: If it is no tensor.
@@ -191,7 +192,7 @@ def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None
 
 
 def place_node(owner: Owner, target: Node | GradientEdge, selector: Selector | None, spec: Spec) -> None:
-    """Stand at the gradients that arrive at an autograd node or leave it."""
+    """Attach to the gradients that arrive at an autograd node or leave it."""
     node, number = (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
     name = re.sub(r"^torch::autograd::", "", node.name())
     for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):

@@ -79,7 +79,7 @@ class ModuleOperations:
         self.live = any(gate.live for gate in self.gates)
 
     def close(self) -> None:
-        """See nothing any more."""
+        """Remove every gate."""
         self.gates, self.live, self.matched = (), False, {}
 
     def match(self, name: str) -> tuple[OpGate, ...]:
@@ -88,13 +88,13 @@ class ModuleOperations:
         return found
 
     def add(self, gate: OpGate) -> None:
-        """Take a gate in, behind those that stand here."""
+        """Add a gate behind the others."""
         self.gates += (gate,)
         self.matched = {}
         self.retime()
 
     def watch_overwrites(self, actions: Sequence[Preserving]) -> None:
-        """Have actions that keep values without a copy told before an operation works on them in place."""
+        """Notify these actions, which keep values without a copy, before an operation changes them in place."""
         self.preserving += tuple(action for action in actions if action not in self.preserving)
 
 
@@ -145,7 +145,7 @@ class OpGate(Gate):
         super().__init__(owner, passes, operations.path)
         self.operations, self.many = operations, place.many
         self.pattern = OpPattern(place.site.op or ("*", None), place.without)
-        self.early = self.late = self.backward = False
+        self.early = self.late = False
         self.ungraded = 0
         self._each: dict[tuple[str, int], OneOp] = {}
 
@@ -200,7 +200,8 @@ class OpGate(Gate):
         """Take what an operation has made through the taps; returns what the program is to get."""
         __tracebackhide__ = True
         self.called += 1
-        self.recalled += entry.recompute
+        if entry.recompute:
+            self.seen.again += 1
         self.ungraded += bool(entry.function)
         if not self.late:
             return value

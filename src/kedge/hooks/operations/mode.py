@@ -251,7 +251,7 @@ def _past_operate(frame: FrameType | None) -> FrameType | None:
 
 
 def _owns(entry: Entry, frame: FrameType | None) -> bool:
-    """Tell whether what a frame calls is called by a module's own forward; see Note [Whose operation]."""
+    """Whether what a frame calls is called by a module's own forward; see Note [Whose operation]."""
     below, function, graded = frame, "", torch.is_grad_enabled()
     while frame is not None:
         code = id(frame.f_code)

@@ -74,7 +74,7 @@ class Doors:
         owner.mounts.mount(self)
 
     def place(self, place: Place, spec: Spec) -> None:
-        """Stand at the operations inside a module's own forward, behind all that was attached at the module."""
+        """Attach to the operations inside a module's own forward, behind all that was attached to the module."""
         module, operations = place.module, self._operations(place.module, place.site.path)
         if not operations.gates:
             for child in _children(module):
@@ -93,8 +93,7 @@ class Doors:
         if door is None:
             door = self.doors[id(module)] = Door(self.here, ModuleOperations(path))
             if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks, and shows no operations
-                self.owner.mounts.put_before(module, door, with_kwargs=True)
-                self.owner.mounts.put_behind(module, Shut(door))
+                self.owner.mounts.put_around(module, door, Shut(door), with_kwargs=True)
         return door.operations
 
     def knows(self, module: nn.Module) -> bool:
@@ -102,7 +101,7 @@ class Doors:
         return id(module) in self.doors
 
     def watch_overwrites(self, actions: Sequence[Preserving]) -> bool:
-        """Have actions told before an operation overwrites what they keep; returns whether any operation is seen."""
+        """Notify these actions before an operation overwrites what they keep; returns whether any operation is hooked."""
         hooked = [door.operations for door in self.doors.values() if door.operations.gates]
         for operations in hooked:
             operations.watch_overwrites(actions)
@@ -115,7 +114,7 @@ class Doors:
         self.here.mode.clear()
 
     def back(self) -> None:
-        """Be ready again; nothing stands outside of a forward."""
+        """Let the next forward turn the mode on again."""
         for door in self.doors.values():
             door.operations.away = False
 

@@ -74,7 +74,7 @@ def _is_compiled(path: str, model: nn.Module | None, *, compiled: bool) -> bool:
 
 
 def _explain_made(tap: Tap) -> Cause:
-    """Say which operations there were instead."""
+    """The cause that names the operations there were instead."""
     gate: Any = tap.gate
     name, nth = gate.pattern.op
     made = {other: count for other, count in gate.operations.made.items() if count}

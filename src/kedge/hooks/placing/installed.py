@@ -151,6 +151,13 @@ class Mounts:
         self.mount(Mount(module.register_forward_hook(hook, always_call=True)))
         self.mount(Veil(module))
 
+    def put_around(
+        self, module: nn.Module, before: Callable[..., Any], behind: Callable[..., Any], *, with_kwargs: bool = False
+    ) -> None:
+        """Register a hook on each side of a module until the session ends."""
+        self.put_before(module, before, with_kwargs=with_kwargs)
+        self.put_behind(module, behind)
+
     def hooks(self) -> list[Mount]:
         """List the hooks of modules and optimizers."""
         return [standing for standing in list(self._standing.values()) if isinstance(standing, Mount)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kedge.offload.saved_tensors import saved
     from kedge.sites.select import select
     from kedge.sites.table import sites
-    from kedge.watch.block import watch
+    from kedge.watch.run.block import watch
 
 __all__ = [
     "Cpu",
@@ -72,7 +72,7 @@ _HOME = {
     "features.extract": ("extract",),
     "sites.select": ("select",),
     "sites.table": ("sites",),  # as above
-    "watch.block": ("watch",),
+    "watch.run.block": ("watch",),
 }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from watched import Memory, descend, net, watch, watched
 
 from kedge.rules.registry import check
-from kedge.watch.budget import StepKind
+from kedge.watch.steps.budget import StepKind
 from kedge.watch.watcher import Watcher
 
 Paced = Callable[..., None]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from watched import net, watched
 
-from kedge.watch.budget import StepKind
+from kedge.watch.steps.budget import StepKind
 from kedge.watch.watcher import Watcher
 
 Paced = Callable[..., None]

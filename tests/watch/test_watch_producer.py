@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from watched import watch
 
-from kedge.watch.backwards import Began
-from kedge.watch.producer import Lines, find_producer
+from kedge.watch.models.backwards import Began
+from kedge.watch.records.producer import Lines, find_producer
 
 BAD = 5
 """The step in which it happens, between two measured ones."""

@@ -12,8 +12,8 @@ from torch import nn
 from watched import Memory, net
 
 from kedge.actions.measure import Meter
-from kedge.watch.budget import Budget, StepKind
-from kedge.watch.costs import Costs
+from kedge.watch.steps.budget import Budget, StepKind
+from kedge.watch.steps.costs import Costs
 from kedge.watch.watcher import Watcher
 
 MEASURED, BAD, STEPS = 3, 10, 20

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from watched import descend, net, watch
 
 from kedge.actions.measure import Meter
-from kedge.watch.costs import Costs
 from kedge.watch.hush import hush, unhush
-from kedge.watch.shield import WatchShield
-from kedge.watch.steps import Source
+from kedge.watch.steps.costs import Costs
+from kedge.watch.steps.shield import WatchShield
+from kedge.watch.steps.steps import Source
 
 
 class Doubled(nn.Module):

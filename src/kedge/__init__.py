@@ -25,7 +25,7 @@ _HOME = {
     "offload.saved_tensors": ("saved",),
     "sites.select": ("select",),
     "sites.table": ("sites",),  # as above
-    "watch.block": ("watch",),
+    "watch.run.block": ("watch",),
 }
 
 __all__ = [name for names in _HOME.values() for name in names]

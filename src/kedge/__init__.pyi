@@ -24,6 +24,6 @@ from kedge.offload.offload import offload as offload
 from kedge.offload.saved_tensors import saved as saved
 from kedge.sites.select import select as select
 from kedge.sites.table import sites as sites
-from kedge.watch.block import watch as watch
+from kedge.watch.run.block import watch as watch
 
 __version__: str

@@ -118,7 +118,7 @@ class Shield:
 
 
 def _place_of(error: Exception) -> str:
-    """Return the innermost line of Kedge that an error passed, such as ``watch/losses.py:73``; empty if there is none."""
+    """Return the innermost line of Kedge that an error passed, such as ``watch/records/losses.py:73``; empty if there is none."""
     files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     own = [(file, line) for file, line in files if file.is_relative_to(_PACKAGE) and file != Path(__file__)]
     return f"{own[-1][0].relative_to(_PACKAGE)}:{own[-1][1]}" if own else ""

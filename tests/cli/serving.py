@@ -14,7 +14,7 @@ from typing import Any
 # program run by `Program` is what it is under python, as test_program.py shows.
 SERVER = """
 import json, os, resource, sys, threading
-import torch, torch._dynamo, kedge.cli.run, kedge.watch.summary, kedge.watch.begin
+import torch, torch._dynamo, kedge.cli.run, kedge.watch.run.summary, kedge.watch.run.begin
 from kedge.cli.main import main
 from kedge.program.program import Program
 

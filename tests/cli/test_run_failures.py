@@ -245,11 +245,11 @@ def _indented(source: str) -> str:
     return "\n".join(f"    {line}" for line in source.strip().splitlines())
 
 
-FAILING_HOOK = "import kedge.watch.optimizer_updates as kedges\ndef fail(*_, **__): raise RuntimeError('broken')\nkedges.Updates.before = fail\n"
+FAILING_HOOK = "import kedge.watch.records.optimizer_updates as kedges\ndef fail(*_, **__): raise RuntimeError('broken')\nkedges.Updates.before = fail\n"
 FAILING_SURVEY = FAILING_HOOK.replace("optimizer_updates", "saved_by_module").replace(
     "Updates.before", "SavedBill.account"
 )
-FAILING_END = FAILING_HOOK.replace("watch.optimizer_updates", "watch.record").replace("Updates.before", "Record.end")
+FAILING_END = FAILING_HOOK.replace("records.optimizer_updates", "records.record").replace("Updates.before", "Record.end")
 
 
 @pytest.mark.parametrize("strict", [False, True])

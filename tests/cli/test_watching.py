@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kedge.cli.watching import Watching
-from kedge.watch.options import Order
+from kedge.watch.run.options import Order
 
 
 class Broken:

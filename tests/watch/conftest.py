@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kedge.watch.budget import Budget, StepKind
-from kedge.watch.optimizers import living
+from kedge.watch.models.optimizers import living
+from kedge.watch.steps.budget import Budget, StepKind
 
 
 @pytest.fixture(autouse=True)

@@ -244,7 +244,7 @@ def test_a_sink_that_fails_is_told_of_once_and_left_out(watch, capsys):
     with watch().send_to(breaks, keeps):
         train(net())
 
-    assert capsys.readouterr().err.count("Breaks failed: ValueError: full (watch/sinks.py:") == 1
+    assert capsys.readouterr().err.count("Breaks failed: ValueError: full (watch/run/sinks.py:") == 1
     assert breaks.asked > 1
     assert breaks.after == 0
     assert [got[0] for got in keeps.got if isinstance(got, tuple) and "0:out" in got[1]] == [0, 1, 10, 20]
@@ -268,12 +268,14 @@ def test_a_finding_reaches_a_sink_as_soon_as_something_is_not_finite(watch):
 
 def test_what_fails_in_kedge_does_not_end_the_training(watch, monkeypatch, capsys):
     """A watch that cannot begin is told of, and the block runs unwatched."""
-    monkeypatch.setattr("kedge.watch.block.make_watch", lambda *_: 1 / 0)
+    monkeypatch.setattr("kedge.watch.run.block.make_watch", lambda *_: 1 / 0)
     with watch():
         train(net())
 
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("[kedge] beginning to watch failed: ZeroDivisionError: division by zero (watch/block.py:")
+    assert line.startswith(
+        "[kedge] beginning to watch failed: ZeroDivisionError: division by zero (watch/run/block.py:"
+    )
     assert line.endswith("); the program goes on unwatched")
 
 
@@ -304,7 +306,10 @@ def test_a_hook_that_fails_does_not_end_the_training(watch, monkeypatch, capsys)
         monkeypatch.setattr(run._watch.models, "_hook", lambda *_: 1 / 0)
         train(net())
 
-    assert capsys.readouterr().err.count("watching failed: ZeroDivisionError: division by zero (watch/models.py:") == 1
+    assert (
+        capsys.readouterr().err.count("watching failed: ZeroDivisionError: division by zero (watch/models/models.py:")
+        == 1
+    )
 
 
 def test_strict_raises_what_failed(watch, monkeypatch):
@@ -316,7 +321,7 @@ def test_strict_raises_what_failed(watch, monkeypatch):
         with watch("other.kedge", strict=True).send_to(Breaks()):
             train(net())
             _ = 1 / 0
-    monkeypatch.setattr("kedge.watch.block.make_watch", lambda *_: {}["it"])
+    monkeypatch.setattr("kedge.watch.run.block.make_watch", lambda *_: {}["it"])
     with pytest.raises(KeyError):
         watch("third.kedge", strict=True).begin()
 

@@ -10,7 +10,7 @@ import pytest
 
 from kedge.errors import RecordingExists
 from kedge.store.writing.folder import create
-from kedge.watch.ranks import Launch
+from kedge.watch.run.ranks import Launch
 
 TORCHRUN = {
     "RANK": "1",

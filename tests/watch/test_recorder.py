@@ -8,9 +8,9 @@ import pytest
 
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import create
-from kedge.watch import recorder as recorder_module
-from kedge.watch.begin import begin_recording
-from kedge.watch.recorder import Recorder
+from kedge.watch.run import recorder as recorder_module
+from kedge.watch.run.begin import begin_recording
+from kedge.watch.run.recorder import Recorder
 
 
 @pytest.fixture

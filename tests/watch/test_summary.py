@@ -8,9 +8,9 @@ import pytest
 
 from kedge import native
 from kedge.store.writing.folder import create, join
-from kedge.watch.recorder import Recorder
-from kedge.watch.roots import Summary
-from kedge.watch.summary import last_words
+from kedge.watch.models.roots import Summary
+from kedge.watch.run.recorder import Recorder
+from kedge.watch.run.summary import last_words
 
 
 def words(place: Path, world: int, ranks: int) -> list[str]:

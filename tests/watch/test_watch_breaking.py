@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.rules.registry import check
-from kedge.watch.budget import StepKind
+from kedge.watch.steps.budget import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import Memory, descend, net, watch, watched
 

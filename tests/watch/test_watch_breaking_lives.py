@@ -19,10 +19,10 @@ from torch.nn.utils import parametrizations
 
 from kedge.actions.measure import Meter
 from kedge.hooks.placing.concealed import Own
-from kedge.watch import models as watched_models
-from kedge.watch import optimizers
-from kedge.watch.budget import Budget, StepKind
-from kedge.watch.roots import Root
+from kedge.watch.models.models import models as watched_models
+from kedge.watch.models.models import optimizers
+from kedge.watch.models.roots import Root
+from kedge.watch.steps.budget import Budget, StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import Memory, descend, net, watch, watched
 
@@ -486,5 +486,5 @@ def test_what_kedge_failed_with_is_there_to_read(
     assert log.watch.shield.failure.__traceback__ is None
     assert "in watch" in log.watch.shield.failure.__notes__[0]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("[kedge] watching failed: ZeroDivisionError: division by zero (watch/models.py:")
+    assert line.startswith("[kedge] watching failed: ZeroDivisionError: division by zero (watch/models/models.py:")
     assert line.endswith("); it stops here, and the program goes on")

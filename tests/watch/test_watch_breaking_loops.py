@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from kedge.watch.budget import StepKind
+from kedge.watch.steps.budget import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import net, watched
 

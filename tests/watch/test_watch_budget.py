@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kedge.watch.budget import ALLOWANCE, FIRST_STEPS, Budget, StepKind
+from kedge.watch.steps.budget import ALLOWANCE, FIRST_STEPS, Budget, StepKind
 
 
 class Run:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from kedge.watch.curves import Curves, number_of
+from kedge.watch.records.curves import Curves, number_of
 
 
 def test_numbers_are_written_together_with_their_steps() -> None:

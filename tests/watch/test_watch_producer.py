@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kedge.watch.backwards import Began
-from kedge.watch.producer import Lines, find_producer
+from kedge.watch.models.backwards import Began
+from kedge.watch.records.producer import Lines, find_producer
 from tests.watch.watched import watch
 
 BAD = 5

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from kedge.actions.measure import Meter
-from kedge.watch.budget import Budget, StepKind
-from kedge.watch.costs import Costs
+from kedge.watch.steps.budget import Budget, StepKind
+from kedge.watch.steps.costs import Costs
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import Memory, net
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from kedge.actions.measure import Meter
-from kedge.watch.costs import Costs
 from kedge.watch.hush import hush, unhush
-from kedge.watch.shield import WatchShield
-from kedge.watch.steps import Source
+from kedge.watch.steps.costs import Costs
+from kedge.watch.steps.shield import WatchShield
+from kedge.watch.steps.steps import Source
 from tests.watch.watched import descend, net, watch
 
 

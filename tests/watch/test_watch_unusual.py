@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from kedge.rules.registry import check
-from kedge.watch.budget import StepKind
+from kedge.watch.steps.budget import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import descend, net, watch, watched
 

@@ -14,13 +14,13 @@ from kedge.cli.watching import Watching
 from kedge.program.ending import Ending
 from kedge.program.program import Program
 from kedge.stderr import STATUS, messenger
-from kedge.watch.options import Order, manifest_of
-from kedge.watch.ranks import Launch
-from kedge.watch.recorder import Recorder
+from kedge.watch.run.options import Order, manifest_of
+from kedge.watch.run.ranks import Launch
+from kedge.watch.run.recorder import Recorder
 
 if TYPE_CHECKING:
     from kedge.store.writing.folder import RecordingWriter
-    from kedge.watch.roots import Summary
+    from kedge.watch.models.roots import Summary
 
 NO_TORCH = "nothing was recorded: the program did not import torch"
 
@@ -87,7 +87,7 @@ class RunCommand:
 
 def _bill(shield: Any) -> Any:
     """Return the keeper of a step's bill; its rules of rebuilding are loaded only here."""
-    from kedge.offload.bill.step_bill import StepBill
+    from kedge.watch.records.step_bill import StepBill
 
     return StepBill(shield)
 
@@ -176,7 +176,7 @@ def _run(program: Program, order: Order, output: Output) -> Ending:
 def _finish(watching: Watching, recorder: Recorder, ending: Ending) -> Summary | None:
     summary = watching.finish()
     if summary is not None:
-        from kedge.watch.summary import end_of
+        from kedge.watch.run.summary import end_of
 
         recorder.event(end_of(summary, ending.status, ending.error))
     recorder.close()
@@ -191,7 +191,7 @@ def _recorder(program: Program, order: Order, output: Output, tell: Callable[[st
     place, manifest = Path(output.name).absolute(), manifest_of(program.command, program.target, order)
 
     def begin() -> RecordingWriter | None:  # with the first step: numpy and torch are the program's to import first
-        from kedge.watch.begin import begin_recording
+        from kedge.watch.run.begin import begin_recording
 
         return begin_recording(place, manifest, output.force)
 
@@ -199,6 +199,6 @@ def _recorder(program: Program, order: Order, output: Output, tell: Callable[[st
 
 
 def _last_words(output: str, recorder: Recorder, summary: Summary | None) -> Iterable[str]:
-    from kedge.watch.summary import last_words
+    from kedge.watch.run.summary import last_words
 
     return last_words(output, recorder, summary) if summary is not None else [NO_TORCH]

@@ -12,7 +12,7 @@ from kedge.cli.run import add_program, program_of
 from kedge.cli.watching import Watching
 from kedge.program.ending import Ending
 from kedge.stderr import messenger
-from kedge.watch.options import Order
+from kedge.watch.run.options import Order
 
 if TYPE_CHECKING:
     from kedge.inspect.operations import Listing

@@ -10,10 +10,10 @@ from kedge.program.after_import import AfterImport
 from kedge.stderr import Shield
 from kedge.torch_internals.corners import COMPILER
 from kedge.watch.hush import hush
-from kedge.watch.options import BEGINNING, ENDING, Order
+from kedge.watch.run.options import BEGINNING, ENDING, Order
 
 if TYPE_CHECKING:
-    from kedge.watch.roots import RunSink, Summary
+    from kedge.watch.models.roots import RunSink, Summary
     from kedge.watch.watcher import Watcher
 
 
@@ -81,7 +81,7 @@ class Watching:
         self._beginning(self._enter)
 
     def _enter(self) -> None:
-        from kedge.watch.begin import make_watch
+        from kedge.watch.run.begin import make_watch
 
         self.watch = make_watch(self.log, self.order, self.place)
         self.watch.models.holding = self.holding

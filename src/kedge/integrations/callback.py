@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from kedge.watch.block import Watched, default_name, watch
+from kedge.watch.run.block import Watched, default_name, watch
 
 
 class WatchCallback:

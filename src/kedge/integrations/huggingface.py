@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from kedge.integrations.callback import WatchCallback
-from kedge.watch.block import Watched
+from kedge.watch.run.block import Watched
 
 
 class HuggingFaceCallback(TrainerCallback):

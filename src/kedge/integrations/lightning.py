@@ -7,7 +7,7 @@ import os
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from kedge.integrations.callback import WatchCallback
-from kedge.watch.block import Watched
+from kedge.watch.run.block import Watched
 
 
 class LightningCallback(Callback):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from kedge.watch.block import Watched
+    from kedge.watch.run.block import Watched
 
 _MARK = "finite: fail if an output or a gradient of a module holds a NaN or an infinity, and say where it was made"
 
@@ -31,7 +31,7 @@ def kedge_watch(tmp_path: Path) -> Callable[..., Watched]:
 
     ``with kedge_watch() as run: train()``, and then ``assert run.findings() == ()``. Arguments are those of `kedge.watch`.
     """
-    from kedge.watch.block import watch
+    from kedge.watch.run.block import watch
 
     def begin(path: str = "run.kedge", **options: Any) -> Watched:
         return watch(tmp_path / path, **{"every": 1, "budget": None, "strict": True, **options})
@@ -62,7 +62,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _watched(folder: Path) -> Watched:
-    from kedge.watch.block import watch
+    from kedge.watch.run.block import watch
 
     watched = watch(folder / "test.kedge", every=1, budget=None, strict=True)
     watched.tell = None  # the test reports instead

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kedge.store.rows import FULL, STATISTICS
-from kedge.watch.sinks import Columns, Entries, rows_of
+from kedge.watch.run.sinks import Columns, Entries, rows_of
 
 #: The tag of texts.
 FINDINGS = "kedge/findings"

@@ -10,7 +10,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from kedge.integrations.scalars import FINDINGS, Scalars, said
 from kedge.store.recording import Recording
-from kedge.watch.replay import replay
+from kedge.watch.run.replay import replay
 
 
 class TensorBoard(Scalars):

@@ -10,7 +10,7 @@ import wandb
 
 from kedge.integrations.scalars import Scalars, said
 from kedge.store.recording import Recording
-from kedge.watch.replay import replay
+from kedge.watch.run.replay import replay
 
 _STEP = "kedge/step"
 _LEVELS = {"error": "ERROR", "warning": "WARN", "info": "INFO"}

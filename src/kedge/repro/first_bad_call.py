@@ -13,7 +13,7 @@ the parameters not changed yet. It is written as soon as the recording's folder 
 
 # Note [Which step]
 The hooks of a dump run in every step, also in those of which the watch hears nothing: there the number
-of the step is asked for, not told. See Note [Three kinds of steps] in `kedge.watch.budget`.
+of the step is asked for, not told. See Note [Three kinds of steps] in `kedge.watch.steps.budget`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 class _Callable(ModuleType):
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return import_module("kedge.watch.block").watch(*args, **options)
+        return import_module("kedge.watch.run.block").watch(*args, **options)
 
 
 sys.modules[__name__].__class__ = _Callable

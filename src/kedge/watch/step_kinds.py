@@ -7,20 +7,20 @@ import time
 from torch.utils.hooks import RemovableHandle
 
 from kedge.store.rows import FULL, LIGHT
-from kedge.watch.budget import StepKind
-from kedge.watch.costs import Costs
-from kedge.watch.evaluation import Evaluation
-from kedge.watch.parked_hooks import StepHooks
-from kedge.watch.record import Record
-from kedge.watch.shield import OFF
-from kedge.watch.steps import Source, Steps
+from kedge.watch.models.parked_hooks import StepHooks
+from kedge.watch.records.record import Record
+from kedge.watch.steps.budget import StepKind
+from kedge.watch.steps.costs import Costs
+from kedge.watch.steps.evaluation import Evaluation
+from kedge.watch.steps.shield import OFF
+from kedge.watch.steps.steps import Source, Steps
 from kedge.watch.training import Training
 
 _LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: OFF}
 
 
 class StepKinds:
-    """Makes each step of the kind that the budget chose for it; see Note [Three kinds of steps] in `kedge.watch.budget`.
+    """Makes each step of the kind that the budget chose for it; see Note [Three kinds of steps] in `kedge.watch.steps.budget`.
 
     Attributes:
         hooks: Those that are up in some kinds of steps.

@@ -13,12 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from kedge.sites.leaves import own_part
-from kedge.watch.models import Models
-from kedge.watch.optimizer_updates import Updates
-from kedge.watch.optimizers import Entry, params_of
-from kedge.watch.roots import Root
-from kedge.watch.steps import Steps
-from kedge.watch.unmet import holders_of
+from kedge.watch.models.models import Models
+from kedge.watch.models.optimizers import Entry, params_of
+from kedge.watch.models.roots import Root
+from kedge.watch.models.unmet import holders_of
+from kedge.watch.records.optimizer_updates import Updates
+from kedge.watch.steps.steps import Steps
 
 _SEARCHES = 20
 """How often all parameters of an optimizer are hooked again."""

@@ -1,8 +1,8 @@
 """Watching a whole program: the models that it trains, the steps of their optimizers, and each backward pass.
 
 What the program does comes in by five hooks: a module is called, a root's forward begins, a backward pass begins and ends,
-an optimizer is about to step, and has stepped. Who is watched is in `kedge.watch.models` and `kedge.watch.training`,
-what makes a step in `kedge.watch.steps`, how much is done in one in `kedge.watch.step_kinds`.
+an optimizer is about to step, and has stepped. Who is watched is in `kedge.watch.models.models` and `kedge.watch.training`,
+what makes a step in `kedge.watch.steps.steps`, how much is done in one in `kedge.watch.step_kinds`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from kedge.hooks.firing.schedule import Passes
 from kedge.sites.select import Selector
 from kedge.torch_internals import dynamo
-from kedge.watch.backwards import Began
-from kedge.watch.budget import Budget, StepKind
-from kedge.watch.costs import Costs
-from kedge.watch.models import Models
-from kedge.watch.optimizers import Optimizers
-from kedge.watch.parameters import Places
-from kedge.watch.parked_hooks import WatchSession
-from kedge.watch.record import Record
-from kedge.watch.roots import Meter, RunSink, Summary
-from kedge.watch.shield import OFF, WatchShield, leave_to_parent
+from kedge.watch.models.backwards import Began
+from kedge.watch.models.models import Models
+from kedge.watch.models.optimizers import Optimizers
+from kedge.watch.models.parameters import Places
+from kedge.watch.models.parked_hooks import WatchSession
+from kedge.watch.models.roots import Meter, RunSink, Summary
+from kedge.watch.records.record import Record
 from kedge.watch.step_kinds import StepKinds
-from kedge.watch.steps import Steps
+from kedge.watch.steps.budget import Budget, StepKind
+from kedge.watch.steps.costs import Costs
+from kedge.watch.steps.shield import OFF, WatchShield, leave_to_parent
+from kedge.watch.steps.steps import Steps
 from kedge.watch.training import Training
 
 

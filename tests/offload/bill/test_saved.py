@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kedge.hooks.placing.module_calls import CallTracker
-from kedge.watch.saved_by_module import SavedBill
+from kedge.watch.records.saved_by_module import SavedBill
 
 Sums = dict[str | None, tuple[int, int]]
 

@@ -12,7 +12,7 @@ from kedge.rules.project_config import configured_rules
 from kedge.rules.registry import check
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.recording import Recording, SiteInfo
-from kedge.watch.sinks import RunSink, entry_of
+from kedge.watch.run.sinks import RunSink, entry_of
 
 
 def replay(recording: Recording | str | os.PathLike[str], sink: RunSink) -> None:

@@ -13,9 +13,9 @@ from kedge.actions.measure import Meter
 from kedge.repro.first_bad_call import Dump
 from kedge.repro.rerun import operations_of
 from kedge.store.writing.folder import RecordingWriter, create, join
-from kedge.watch.options import Order
-from kedge.watch.ranks import places
-from kedge.watch.roots import RunSink
+from kedge.watch.models.roots import RunSink
+from kedge.watch.run.options import Order
+from kedge.watch.run.ranks import places
 from kedge.watch.watcher import Watcher
 
 

@@ -28,8 +28,8 @@ from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.source_lines import is_between
-from kedge.watch.parameters import Place, Places
-from kedge.watch.roots import Root
+from kedge.watch.models.parameters import Place, Places
+from kedge.watch.models.roots import Root
 
 _REMEMBERED = 16
 _INSTALLED = ("site-packages", "dist-packages")

@@ -11,10 +11,10 @@ from torch.autograd.graph import Node
 from kedge.sites.site import Site
 from kedge.torch_internals import modes
 from kedge.torch_internals.source_lines import source_of
-from kedge.watch.backwards import Began, operation_of
-from kedge.watch.curves import Curves, number_of
-from kedge.watch.producer import Lines, find_behind_gradients, find_producer
-from kedge.watch.roots import Meter
+from kedge.watch.models.backwards import Began, operation_of
+from kedge.watch.models.roots import Meter
+from kedge.watch.records.curves import Curves, number_of
+from kedge.watch.records.producer import Lines, find_behind_gradients, find_producer
 
 _MOST_LINES = 16
 """How many lines that call backward are told apart."""

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from kedge.watch.parameters import Places
+from kedge.watch.models.parameters import Places
 
 _PATIENCE = 30
 """How often another optimizer may step before it is taken to be in charge; critics step some 5 times a generator's."""

@@ -23,14 +23,14 @@ from kedge.rules.rule import Finding, Rule
 from kedge.sites.select import Selector
 from kedge.stderr import Shield, messenger
 from kedge.store.recording import Recording
-from kedge.watch.begin import begin_recording, make_watch
 from kedge.watch.hush import hush, unhush
-from kedge.watch.options import BEGINNING, ENDING, Order, manifest_of
-from kedge.watch.ranks import Launch
-from kedge.watch.recorder import Recorder
-from kedge.watch.roots import Summary
-from kedge.watch.sinks import RunSink, Sinks
-from kedge.watch.summary import CHECKING, end_of, last_words
+from kedge.watch.models.roots import Summary
+from kedge.watch.run.begin import begin_recording, make_watch
+from kedge.watch.run.options import BEGINNING, ENDING, Order, manifest_of
+from kedge.watch.run.ranks import Launch
+from kedge.watch.run.recorder import Recorder
+from kedge.watch.run.sinks import RunSink, Sinks
+from kedge.watch.run.summary import CHECKING, end_of, last_words
 from kedge.watch.watcher import Watcher
 
 

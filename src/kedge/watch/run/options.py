@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
-from kedge.watch.ranks import Launch
+from kedge.watch.run.ranks import Launch
 
 BEGINNING = "beginning to watch", "the program goes on unwatched"
 ENDING = "ending the watch", "the recording may lack its end"
@@ -26,8 +26,9 @@ class Order:
         every: One step in this many is measured in full.
         budget: The share of the run's time that watching may take; None for any.
         dump: Whether the tensors around the first value that is not finite are kept.
-        saved: Makes what writes down everything that autograd saves in the first step (`kedge.watch.first_step.SavedTensorBill`),
-            given the shield that reports its failures; None: that is not done. It is made when the watch begins.
+        saved: Makes what writes down everything that autograd saves in the first step
+            (`kedge.watch.records.first_step.SavedTensorBill`), given the shield that reports its failures; None: that is not
+            done. It is made when the watch begins.
     """
 
     sites: str = "**"

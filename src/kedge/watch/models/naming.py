@@ -1,4 +1,4 @@
-"""How roots are named, see Note [Roots] in `kedge.watch.models`, and tensors that belong to no module."""
+"""How roots are named, see Note [Roots] in `kedge.watch.models.models`, and tensors that belong to no module."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from kedge.torch_internals.source_lines import is_between
-from kedge.watch.optimizers import any_optimizer, living, params_of
-from kedge.watch.roots import Root, free_prefix
+from kedge.watch.models.optimizers import any_optimizer, living, params_of
+from kedge.watch.models.roots import Root, free_prefix
 
 
 def prefix_of(module: nn.Module, roots: Sequence[Root], names: Mapping[nn.Module, str]) -> str:

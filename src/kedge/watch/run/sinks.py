@@ -13,7 +13,7 @@ from kedge.rules.rule import Finding
 from kedge.stderr import Shield
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.rows import Rows
-from kedge.watch.recorder import Recorder
+from kedge.watch.run.recorder import Recorder
 
 Columns = Mapping[str, Any]
 Entries = Sequence[Mapping[str, Any]]

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kedge.hooks.firing.schedule import Passes
-from kedge.watch.roots import Meter, Root
-from kedge.watch.steps import Source
+from kedge.watch.models.roots import Meter, Root
+from kedge.watch.steps.steps import Source
 
 _MOST = 256
 """How many passes of a step are measured at most."""

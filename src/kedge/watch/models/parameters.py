@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
-from kedge.watch.roots import Root
+from kedge.watch.models.roots import Root
 
 
 @dataclass

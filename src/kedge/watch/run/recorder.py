@@ -35,7 +35,7 @@ class Recorder:
     Args:
         place: Where the recording will be.
         begin: Makes it there, or takes part in it; None as long as there is nothing to take part in.
-            See `kedge.watch.begin.begin_recording`.
+            See `kedge.watch.run.begin.begin_recording`.
         complain: Tells the user.
         strict: Whether a failure ends the program.
     """

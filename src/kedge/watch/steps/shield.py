@@ -9,8 +9,8 @@ import torch
 
 from kedge.stderr import Shield
 from kedge.torch_internals import modes
-from kedge.watch.costs import Costs
-from kedge.watch.roots import Meter
+from kedge.watch.models.roots import Meter
+from kedge.watch.steps.costs import Costs
 
 OFF = 0
 """The level at which a meter measures nothing."""

@@ -87,7 +87,7 @@ class StepBill:
         else:  # a block of the program is open, which takes off the top when it ends, whatever that is
             kept.here().enter(kept.spots[""])
 
-    def pack(self, value: Tensor, place: Place) -> BilledReference | None:  # noqa: ARG002 - the spans say where it is
+    def pack(self, value: Tensor, place: Place) -> BilledReference | None:
         """Take a saved tensor down; it stays where it is."""
         if self._over:
             return None

@@ -19,10 +19,10 @@ from kedge.sites.leaves import own_part
 from kedge.torch_internals.hook_tables import for_everything
 from kedge.torch_internals.module_tables import own_children
 from kedge.torch_internals.tensors import may_alias, version_of
-from kedge.watch.backwards import BackwardPasses
-from kedge.watch.optimizers import Optimizers, params_of
-from kedge.watch.parameters import Places
-from kedge.watch.roots import Root
+from kedge.watch.models.backwards import BackwardPasses
+from kedge.watch.models.optimizers import Optimizers, params_of
+from kedge.watch.models.parameters import Places
+from kedge.watch.models.roots import Root
 
 Note = Mapping[str, Any]
 Kept = tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]

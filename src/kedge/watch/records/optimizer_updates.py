@@ -26,10 +26,10 @@ from kedge.sites.site import Site
 from kedge.store.exponents import spacing
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import kernels, modes
-from kedge.watch.curves import Curves
-from kedge.watch.optimizers import params_of
-from kedge.watch.parameters import Place
-from kedge.watch.roots import Meter, Root
+from kedge.watch.models.optimizers import params_of
+from kedge.watch.models.parameters import Place
+from kedge.watch.models.roots import Meter, Root
+from kedge.watch.records.curves import Curves
 
 _SAMPLE = 1024
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kedge.watch.roots import Meter
+from kedge.watch.models.roots import Meter
 
 _PER_EVENT, _PER_STEP = 3.0, 24.0
 """What it takes to bring one event to the meter, and to count a step with cold caches, in calls of an empty module hook."""

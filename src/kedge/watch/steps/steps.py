@@ -5,7 +5,7 @@
     FORWARD    each forward pass of a model is a step: the first one with parameters, or the next when it is gone
     EXPECTED   the same model, but there is an optimizer that may be its: its passes are no steps, as far as patience lasts
     BACKWARD   each backward pass is a step: there was one, and no optimizer holds a watched parameter
-    OPTIMIZER  the steps of one optimizer are the run's; see Note [Whose steps] in `kedge.watch.optimizers`
+    OPTIMIZER  the steps of one optimizer are the run's; see Note [Whose steps] in `kedge.watch.models.optimizers`
 
 A run goes down this list, and back only from EXPECTED to FORWARD: at the second pass if no optimizer is new or holds a
 parameter of the model - to look through all objects takes as long as hundreds of small steps, so not before it is
@@ -20,9 +20,9 @@ from enum import IntEnum
 from torch.optim import Optimizer
 
 from kedge.hooks.firing.schedule import AWAITED, Clock, Passes, rank
-from kedge.watch.budget import Budget
-from kedge.watch.optimizers import Optimizers, any_optimizer
-from kedge.watch.roots import Root
+from kedge.watch.models.optimizers import Optimizers, any_optimizer
+from kedge.watch.models.roots import Root
+from kedge.watch.steps.budget import Budget
 
 
 class Source(IntEnum):

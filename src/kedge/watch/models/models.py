@@ -24,11 +24,11 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_tables import is_replica
 from kedge.torch_internals.source_lines import module_tree
-from kedge.watch.backwards import BackwardPasses, Reached
-from kedge.watch.naming import names_in_frames, prefix_of
-from kedge.watch.parameters import Places
-from kedge.watch.parked_hooks import WatchSession
-from kedge.watch.roots import (
+from kedge.watch.models.backwards import BackwardPasses, Reached
+from kedge.watch.models.naming import names_in_frames, prefix_of
+from kedge.watch.models.parameters import Places
+from kedge.watch.models.parked_hooks import WatchSession
+from kedge.watch.models.roots import (
     Meter,
     Prefixed,
     Root,

@@ -12,8 +12,8 @@ from kedge.hooks.placing.module_calls import CallTracker, OpenCalls
 from kedge.stderr import Shield
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.source_lines import call_site
-from kedge.watch.roots import Root
-from kedge.watch.saved_by_module import SavedBill
+from kedge.watch.models.roots import Root
+from kedge.watch.records.saved_by_module import SavedBill
 
 
 class SavedTensorBill(Protocol):

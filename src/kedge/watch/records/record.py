@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from kedge.torch_internals import dynamo
-from kedge.watch.backwards import Began, began
-from kedge.watch.curves import Curves
-from kedge.watch.facts import Facts
-from kedge.watch.first_step import FirstStep
-from kedge.watch.losses import Losses
-from kedge.watch.models import Models
-from kedge.watch.optimizer_updates import Updates
-from kedge.watch.optimizers import Entry, Optimizers, params_of
-from kedge.watch.parameters import Place
-from kedge.watch.roots import Meter, RunSink, silences
-from kedge.watch.writer import Writer
+from kedge.watch.models.backwards import Began, began
+from kedge.watch.models.models import Models
+from kedge.watch.models.optimizers import Entry, Optimizers, params_of
+from kedge.watch.models.parameters import Place
+from kedge.watch.models.roots import Meter, RunSink, silences
+from kedge.watch.records.curves import Curves
+from kedge.watch.records.facts import Facts
+from kedge.watch.records.first_step import FirstStep
+from kedge.watch.records.losses import Losses
+from kedge.watch.records.optimizer_updates import Updates
+from kedge.watch.records.writer import Writer
 
 if TYPE_CHECKING:
     from kedge.repro.first_bad_call import Dump

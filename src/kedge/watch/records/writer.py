@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from kedge.store.columns import joined
-from kedge.watch.curves import Curves
-from kedge.watch.optimizers import Optimizers
-from kedge.watch.roots import Meter, Root, RunSink, entry_of
+from kedge.watch.models.optimizers import Optimizers
+from kedge.watch.models.roots import Meter, Root, RunSink, entry_of
+from kedge.watch.records.curves import Curves
 
 
 class Writer:

@@ -1,0 +1,1 @@
+"""Who is watched: the models that a program calls, their parameters, and the optimizers that hold these."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import kedge
-from kedge.hooks.saved.keeper import Place, keep
+from kedge.hooks.saved.keeper import SavingPlace, keep
 
 NUMBER, ROUNDS = 300, 60
 _ONES = torch.ones(4)
@@ -24,7 +24,7 @@ _ONES = torch.ones(4)
 class Leaves:
     """A keeper that leaves everything where it is."""
 
-    def pack(self, value: Tensor, place: Place) -> None:
+    def pack(self, value: Tensor, place: SavingPlace) -> None:
         """Leave it."""
 
     def unpack(self, packed: Any) -> Tensor:

@@ -63,7 +63,8 @@ def box(name: str, x: float, y: float, width: float, lines: list[str], height: f
     """Return one folder or file as SVG."""
     texts = [f'<text class="name" x="{x + PAD:g}" y="{y + PAD + 12:g}">{escape(name)}</text>']
     texts += [
-        f'<text x="{x + PAD:g}" y="{y + PAD + 12 + TITLE + i * LINE:g}">{escape(line)}</text>' for i, line in enumerate(lines)
+        f'<text x="{x + PAD:g}" y="{y + PAD + 12 + TITLE + i * LINE:g}">{escape(line)}</text>'
+        for i, line in enumerate(lines)
     ]
     kind = ' class="private"' if name == "torch_internals" else ""
     shape = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"/>'

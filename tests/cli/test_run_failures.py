@@ -249,7 +249,9 @@ FAILING_HOOK = "import kedge.watch.records.optimizer_updates as kedges\ndef fail
 FAILING_SURVEY = FAILING_HOOK.replace("optimizer_updates", "saved_by_module").replace(
     "Updates.before", "SavedBill.account"
 )
-FAILING_END = FAILING_HOOK.replace("records.optimizer_updates", "records.record").replace("Updates.before", "Record.end")
+FAILING_END = FAILING_HOOK.replace("records.optimizer_updates", "records.record").replace(
+    "Updates.before", "Record.end"
+)
 
 
 @pytest.mark.parametrize("strict", [False, True])

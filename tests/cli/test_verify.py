@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kedge.errors import ScriptError
-from kedge.verify.compare import Difference, Entry, entries, first_difference
+from kedge.verify.compare import Difference, DigestLine, entries, first_difference
 
 Kedge = Callable[..., subprocess.CompletedProcess[str]]
 Script = Callable[..., str]
@@ -184,7 +184,7 @@ def test_a_torn_line_ends_what_is_read(written: Callable[..., Path], tmp_path: P
     """A run that was killed is read up to its last whole line; one that never began has none."""
     place = written(NAMES, line(0, "gradient", 0, "aabb"), torn='{"step": 1, "what"')
 
-    assert list(entries(place)) == [Entry(0, "gradient", {"fc.weight": "aa", "fc.bias": "bb"})]
+    assert list(entries(place)) == [DigestLine(0, "gradient", {"fc.weight": "aa", "fc.bias": "bb"})]
     assert list(entries(tmp_path / "nothing")) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kedge.cli.watching import Watching
-from kedge.watch.run.options import Order
+from kedge.watch.run.options import WatchOptions
 
 
 class Broken:
@@ -38,7 +38,7 @@ def told() -> list[str]:
 
 def test_a_watch_that_cannot_begin_is_told(told: list[str]) -> None:
     """The program goes on unwatched, and nothing comes out."""
-    watching = Watching(Taken(), Order("conv["), told.append)
+    watching = Watching(Taken(), WatchOptions("conv["), told.append)
 
     watching.begin()
 
@@ -50,7 +50,7 @@ def test_a_watch_that_cannot_begin_is_told(told: list[str]) -> None:
 
 def test_a_watch_that_cannot_end_is_told(told: list[str]) -> None:
     """What came out until then is given, and the program's ending stays its own."""
-    watching = Watching(Taken(), Order(), told.append)
+    watching = Watching(Taken(), WatchOptions(), told.append)
     broken: Any = Broken()
     watching.watch = broken
 

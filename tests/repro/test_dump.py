@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from kedge.repro.first_bad_call import Dump
+from kedge.repro.first_bad_call import FirstBadCall
 from kedge.testing import assert_same_bits, assert_unhooked
 
 NAN = math.nan
@@ -107,12 +107,12 @@ def train(
     step: Callable[[torch.optim.Optimizer], None] = lambda o: o.step(),
     begun: bool = False,
     limit: int = 1 << 30,
-) -> Dump:
+) -> FirstBadCall:
     """Train with a dump watching, as a watch would have it do."""
     optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(1))], lr=0.0)
     ended: list[int] = []
     optimizer.register_step_post_hook(lambda *_: ended.append(len(ended)))
-    dump = Dump(log.folder, log, lambda: len(ended), limit=limit)
+    dump = FirstBadCall(log.folder, log, lambda: len(ended), limit=limit)
     if not begun:
         dump.watch(model, lambda path: path)
     for number, batch in enumerate(batches):
@@ -130,7 +130,7 @@ def train(
     return dump
 
 
-def begin(dump: Dump, model: nn.Module) -> None:
+def begin(dump: FirstBadCall, model: nn.Module) -> None:
     """Have a dump watch a model whose first call has begun."""
 
     def entered(module: nn.Module, args: Any) -> None:
@@ -327,7 +327,7 @@ def test_an_operation_beside_a_child_is_its_containers(child: Callable[[], nn.Mo
 def test_a_forward_that_raises_leaves_nothing_of_its_graph(log: Told) -> None:
     """Where a call lies in the graph is known only while it lasts, however it ends."""
     model = net(nn.Linear(3, 3))  # it is given 8
-    dump = Dump(log.folder, log, lambda: 0)
+    dump = FirstBadCall(log.folder, log, lambda: 0)
     dump.watch(model, lambda path: path)
     made: list[weakref.ref[Any]] = []
     handle = model.act.register_forward_hook(lambda m, i, out: made.append(weakref.ref(out)))
@@ -597,7 +597,7 @@ def test_other_hooks_ahead_of_optimizers_run_all_the_same(log: Told) -> None:
     ran: list[int] = []
     hooks = [register_optimizer_step_pre_hook(lambda *_: ran.append(1))]
     model = net(Log())
-    dump = Dump(log.folder, log, lambda: 0)
+    dump = FirstBadCall(log.folder, log, lambda: 0)
     dump.watch(model, lambda path: path)
     hooks.append(register_optimizer_step_pre_hook(lambda *_: ran.append(2)))
     model(zeroed(positive())).sum().backward()
@@ -625,7 +625,7 @@ def test_it_waits_for_the_folder(log: Told, tmp_path: Path) -> None:
     """The recording begins with the end of the first step; what is found before is written then, or told at the end."""
     (log.folder / "manifest.json").unlink()
     model = net(Log())
-    dump = Dump(log.folder, log, lambda: 0)
+    dump = FirstBadCall(log.folder, log, lambda: 0)
     dump.watch(model, lambda path: path)
     model(zeroed(positive())).sum().backward()
     dump.step_ended(suspicious=True)
@@ -688,7 +688,7 @@ def test_watching_changes_no_bit(log: Told) -> None:
             nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(inplace=True), nn.Linear(8, 2)
         )
         optimizer = torch.optim.Adam(model.parameters())
-        dump = Dump(log.folder, log, lambda: 0) if watched else None
+        dump = FirstBadCall(log.folder, log, lambda: 0) if watched else None
         if dump:
             dump.watch(model, lambda path: path)
         for _ in range(3):
@@ -718,7 +718,7 @@ def test_watching_changes_no_bit(log: Told) -> None:
 def test_what_is_kept_goes_with_the_graph_and_the_backward(log: Told) -> None:
     """Neither a forward without a backward nor a loss that lives on keeps a step's inputs."""
     model = net(nn.Tanh())
-    dump = Dump(log.folder, log, lambda: 0)
+    dump = FirstBadCall(log.folder, log, lambda: 0)
     dump.watch(model, lambda path: path)
 
     inputs: list[weakref.ref[Any]] = []

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from kedge.verify.digests import LENGTH, Witness, digest
+from kedge.verify.digests import LENGTH, DigestLog, digest
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def witnessed(tmp_path):
     """Run a program with a witness; return the lines that it wrote."""
 
     def run(program) -> list[dict[str, Any]]:
-        witness = Witness(tmp_path / "witness")
+        witness = DigestLog(tmp_path / "witness")
         witness.begin()
         try:
             program()

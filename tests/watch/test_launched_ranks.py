@@ -10,7 +10,7 @@ import pytest
 
 from kedge.errors import RecordingExists
 from kedge.store.writing.folder import create
-from kedge.watch.run.ranks import Launch
+from kedge.watch.run.ranks import LaunchedRank
 
 TORCHRUN = {
     "RANK": "1",
@@ -22,14 +22,14 @@ TORCHRUN = {
 }
 
 
-def launch(**variables: str) -> Launch:
+def launch(**variables: str) -> LaunchedRank:
     """Read an environment like torchrun's."""
-    return Launch.here({**TORCHRUN, "RANK": "0", **variables})
+    return LaunchedRank.here({**TORCHRUN, "RANK": "0", **variables})
 
 
 def test_torchrun_tells_all() -> None:
     """Rank, world, the run's id, and an attempt that all ranks share."""
-    found = Launch.here(TORCHRUN)
+    found = LaunchedRank.here(TORCHRUN)
 
     assert (found.rank, found.world, found.leads) == (1, 4, False)
     assert found.label == "9940a918"
@@ -50,9 +50,9 @@ def test_torchrun_tells_all() -> None:
 )
 def test_a_process_by_itself_is_named_by_its_number(environment: dict[str, str]) -> None:
     """Half an environment, or a world of one, is no distributed run."""
-    found = Launch.here(environment)
+    found = LaunchedRank.here(environment)
 
-    assert found == Launch()
+    assert found == LaunchedRank()
     assert found.label == str(os.getpid())
 
 
@@ -62,7 +62,7 @@ def test_runs_without_an_id_are_named_by_their_port() -> None:
     assert launch(TORCHELASTIC_RUN_ID="exp-7/a b").label == "exp-7_a_b"
 
 
-def recorded(path: Path, found: Launch) -> None:
+def recorded(path: Path, found: LaunchedRank) -> None:
     """Leave a recording of a run."""
     create(path, found.describe(), force=False).close()
 
@@ -108,7 +108,7 @@ def test_only_rank_0_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     recorded(Path("it.kedge"), launch(TORCHELASTIC_RUN_ID="old"))
 
-    assert Launch.here(TORCHRUN).settle("it.kedge", force=False) == "it.kedge"
+    assert LaunchedRank.here(TORCHRUN).settle("it.kedge", force=False) == "it.kedge"
 
 
 def test_a_damaged_manifest_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,4 +127,4 @@ def test_the_first_rank_waits_for_the_others_but_not_for_long(tmp_path: Path) ->
     with create(path, launch().describe(), force=False):
         launch().await_others(path, 0.1)
     launch().await_others(path, 60)
-    Launch().await_others(path, 60)
+    LaunchedRank().await_others(path, 60)

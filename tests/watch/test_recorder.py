@@ -10,7 +10,7 @@ from kedge.store.recording import Recording
 from kedge.store.writing.folder import create
 from kedge.watch.run import recorder as recorder_module
 from kedge.watch.run.begin import begin_recording
-from kedge.watch.run.recorder import Recorder
+from kedge.watch.run.recorder import RecordingSink
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def told() -> list[str]:
     return []
 
 
-def recorder_at(place: Path, told: list[str]) -> Recorder:
+def recorder_at(place: Path, told: list[str]) -> RecordingSink:
     """Make a recorder that would write there."""
-    return Recorder(place, lambda: begin_recording(place, {}, force=False), told.append)
+    return RecordingSink(place, lambda: begin_recording(place, {}, force=False), told.append)
 
 
 def test_a_write_that_fails_is_told_once(told: list[str], tmp_path: Path) -> None:
@@ -49,10 +49,10 @@ def test_a_note_alone_makes_no_recording(told: list[str], tmp_path: Path) -> Non
     assert told == []
 
 
-def rank_at(place: Path, told: list[str], *, strict: bool = False) -> Recorder:
+def rank_at(place: Path, told: list[str], *, strict: bool = False) -> RecordingSink:
     """Make the recorder of a rank that is not the first."""
     manifest = {"rank": 1, "world": 2, "run": "a", "attempt": "here:1/0"}
-    return Recorder(place, lambda: begin_recording(place, manifest, force=False), told.append, strict=strict)
+    return RecordingSink(place, lambda: begin_recording(place, manifest, force=False), told.append, strict=strict)
 
 
 def test_a_rank_keeps_what_it_sees_until_there_is_a_recording(told: list[str], tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_rank_does_not_keep_without_end(
 ) -> None:
     """After some time, and never more than so many writes, it gives up."""
     monkeypatch.setattr(recorder_module, "PATIENCE", patience)
-    recorder = Recorder(tmp_path / "it.kedge", lambda: None, told.append)
+    recorder = RecordingSink(tmp_path / "it.kedge", lambda: None, told.append)
     for step in range(least):
         recorder.stats(step, {})
     assert told == []
@@ -105,7 +105,7 @@ def test_a_rank_does_not_keep_without_end(
 def test_strictly_a_failure_ends_the_program(told: list[str], tmp_path: Path) -> None:
     """It is told, and leaves by `sys.exit`, which passes by `except Exception`."""
     place = tmp_path / "no" / "it.kedge"
-    recorder = Recorder(place, lambda: begin_recording(place, {}, force=False), told.append, strict=True)
+    recorder = RecordingSink(place, lambda: begin_recording(place, {}, force=False), told.append, strict=True)
     with pytest.raises(SystemExit) as left:
         recorder.sites([], [])
 

@@ -8,15 +8,15 @@ import pytest
 
 from kedge import native
 from kedge.store.writing.folder import create, join
-from kedge.watch.models.roots import Summary
-from kedge.watch.run.recorder import Recorder
+from kedge.watch.models.roots import WatchSummary
+from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.run.summary import last_words
 
 
 def words(place: Path, world: int, ranks: int) -> list[str]:
     """Record on some ranks, and end."""
     shared = {"world": world, "run": "r", "attempt": "a:1/0"}
-    recorder = Recorder(place, lambda: create(place, {**shared, "rank": 0}, force=False), print)
+    recorder = RecordingSink(place, lambda: create(place, {**shared, "rank": 0}, force=False), print)
     recorder.sites([{"id": 0, "site": "fc:out", "path": "fc", "kind": "out"}], [{"name": "Net"}])
     recorder.stats(0, {"site": [0], "count": [1], "sum": [1.0]})
     for rank in range(1, ranks):
@@ -24,7 +24,7 @@ def words(place: Path, world: int, ranks: int) -> list[str]:
         assert writer is not None
         writer.close()
     recorder.close()
-    return list(last_words("run.kedge", recorder, Summary(1, 5, 2, 2.0, 0.1, {})))
+    return list(last_words("run.kedge", recorder, WatchSummary(1, 5, 2, 2.0, 0.1, {})))
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_the_last_words_say_once_that_the_compiled_part_is_missing(tmp_path: Pat
 
 def test_a_failure_of_kedge_is_not_taken_for_a_program_without_models(tmp_path: Path) -> None:
     """What failed was said when it did; that no module was called would be false."""
-    recorder = Recorder(tmp_path / "none.kedge", lambda: None, print)
+    recorder = RecordingSink(tmp_path / "none.kedge", lambda: None, print)
 
-    assert list(last_words("run.kedge", recorder, Summary(0, 3, 0, 2.0, 0.1, {}, failed=True))) == [
+    assert list(last_words("run.kedge", recorder, WatchSummary(0, 3, 0, 2.0, 0.1, {}, failed=True))) == [
         "nothing was recorded"
     ]

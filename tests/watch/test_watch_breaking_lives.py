@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from kedge.actions.measure import Meter
-from kedge.hooks.placing.concealed import Own
+from kedge.hooks.placing.concealed import KedgeHook
 from kedge.watch.models.models import models as watched_models
 from kedge.watch.models.models import optimizers
-from kedge.watch.models.roots import Root
+from kedge.watch.models.roots import RootModule
 from kedge.watch.steps.budget import Budget, StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import Memory, descend, net, watch, watched
@@ -79,7 +79,7 @@ def test_models_that_come_and_go_leave_nothing_in_memory(
             if number % (models // 5) == models // 5 - 1:
                 gc.collect()
                 counts.append(kept(watch))
-                sizes.append(sum(issubclass(type(o), (Own, Root)) for o in gc.get_objects()))
+                sizes.append(sum(issubclass(type(o), (KedgeHook, RootModule)) for o in gc.get_objects()))
 
     log = watched(program)
     assert log.watch is not None

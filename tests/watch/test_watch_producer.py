@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kedge.watch.models.backwards import Began
-from kedge.watch.records.producer import Lines, find_producer
+from kedge.watch.models.backwards import BackwardStart
+from kedge.watch.records.producer import ProducerLines, find_producer
 from tests.watch.watched import watch
 
 BAD = 5
@@ -131,7 +131,7 @@ def test_memory_that_was_freed_is_not_read() -> None:
     loss = (x.log() * weight).sum()
     weight.untyped_storage().resize_(0)
 
-    found = find_producer(Began((loss,), None, None), Lines())
+    found = find_producer(BackwardStart((loss,), None, None), ProducerLines())
 
     assert found is not None
     assert (found["operation"], found["certain"]) == ("log", True)

@@ -14,7 +14,7 @@ from kedge.actions.measure import Meter
 from kedge.watch.hush import hush, unhush
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.shield import WatchShield
-from kedge.watch.steps.steps import Source
+from kedge.watch.steps.steps import StepSource
 from tests.watch.watched import descend, net, watch
 
 
@@ -68,14 +68,14 @@ def evaluated_then_trained() -> None:
 @pytest.mark.parametrize(
     ("program", "source"),
     [
-        (transformed, Source.NOTHING),
-        (lambda: evaluated(net()), Source.FORWARD),
-        (evaluated_with_an_optimizer, Source.EXPECTED),
-        (trained_by_hand, Source.BACKWARD),
-        (evaluated_then_trained, Source.OPTIMIZER),
+        (transformed, StepSource.NOTHING),
+        (lambda: evaluated(net()), StepSource.FORWARD),
+        (evaluated_with_an_optimizer, StepSource.EXPECTED),
+        (trained_by_hand, StepSource.BACKWARD),
+        (evaluated_then_trained, StepSource.OPTIMIZER),
     ],
 )
-def test_each_source_of_steps_is_reached(program: Callable[[], None], source: Source) -> None:
+def test_each_source_of_steps_is_reached(program: Callable[[], None], source: StepSource) -> None:
     """One program for each."""
     assert watch(program).watch.steps.by is source
 

@@ -21,7 +21,7 @@ _BLOCK, _PLACES = 256, 2
 _WHOLE = [STATISTICS.index("nonzero"), STATISTICS.index("nonfinite")]
 
 
-class Part(NamedTuple):
+class DevicePart(NamedTuple):
     """What was measured on one device in one step.
 
     Attributes:
@@ -64,15 +64,15 @@ class HostTable:
 
     Attributes:
         rows: A row a value, as `kedge.native.measure_into` writes it.
-        sampled: See `Part`.
+        sampled: See `DevicePart`.
         buckets: The counts of each value's histogram.
-        sites: See `Part`.
-        at: See `Part`.
-        saturated: See `Part`.
+        sites: See `DevicePart`.
+        at: See `DevicePart`.
+        saturated: See `DevicePart`.
         counts: How many rows and places of sites are in use.
         measurer: Measures values into all of these; None without the compiled part.
         saturating: How the activations at some sites saturate, by the number of the site.
-        active: See `Part`.
+        active: See `DevicePart`.
     """
 
     def __init__(self) -> None:
@@ -174,10 +174,10 @@ class HostTable:
         """Whether a sum or a sum of squares is not finite; what was not measured is NaN in both."""
         return not np.isfinite(self.rows[: self.used, :2]).any(axis=1).all()
 
-    def end(self) -> Part:
+    def end(self) -> DevicePart:
         """Hand over what was measured, and begin anew."""
         used, places = self.counts.tolist()
-        part = Part(
+        part = DevicePart(
             self.rows[:used].copy(),
             self.sampled[:used].copy(),
             _encoded(self.buckets, used),

@@ -19,8 +19,8 @@ from kedge.actions.host import HostTable
 from kedge.actions.naming import each_operation, kind_meant
 from kedge.actions.reduce import STATISTICS
 from kedge.actions.saturation import Saturation, saturation
-from kedge.actions.statistics import Seat, Seen, Statistics, course, table_of
-from kedge.actions.table import DeviceTable, Measured, Step, bits
+from kedge.actions.statistics import MeasuredSite, Seen, Statistics, course, table_of
+from kedge.actions.table import DeviceTable, FinishedStep, Measured, bits
 from kedge.errors import NotRecorded, SeveralRecorded
 from kedge.flow import Act, Sink
 from kedge.native import What, reductions
@@ -52,7 +52,7 @@ class Meter:
         self.level, self.muted, self.keep, self.draws = FULL, False, keep, False
         self.channel_dims: dict[str, int | None] = {}
         self.saturations: dict[str, Saturation] = {}
-        self.seats: dict[Site, Seat] = {}
+        self.seats: dict[Site, MeasuredSite] = {}
         self.series: dict[int, list[Mapping[str, Any]]] = {}
         self.step, self._step_level = -1, FULL
         self._what: What = what
@@ -66,7 +66,7 @@ class Meter:
         self.events = self.wires = 0
         self.seconds = self.device_seconds = 0.0
         self._seen: dict[int, Seen] = {}
-        self._pending: deque[Step] = deque()
+        self._pending: deque[FinishedStep] = deque()
         self.lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class Meter:
         return self._measure_at(site) if site.op is None else None
 
     def _measure_at(self, site: Site) -> Measure:
-        seat: Seat | None = None
+        seat: MeasuredSite | None = None
         forward, role, host = not site.is_gradient, _ROLES.get(site.kind, native.AS_VALUE), self._host
 
         def measure(value: Tensor, step: int) -> None:
@@ -114,7 +114,7 @@ class Meter:
 
         return measure
 
-    def _observe_first(self, site: Site, value: Tensor) -> Seat:
+    def _observe_first(self, site: Site, value: Tensor) -> MeasuredSite:
         """Measure the first value of a site, wherever it is."""
         if not reduce.transforms(value):
             seat = self.seat(site, value)
@@ -133,7 +133,7 @@ class Meter:
             if seat.site.path == path:
                 self._learn_specials(seat)
 
-    def _learn_specials(self, seat: Seat) -> None:
+    def _learn_specials(self, seat: MeasuredSite) -> None:
         """Find out what is taken of a site's values besides their statistics."""
         known = self.saturations.get(seat.site.path) if seat.site.kind == "out" else None
         if known is not None:
@@ -141,7 +141,7 @@ class Meter:
             self._host.saturates(seat.id, known)
         seat.is_special = seat.channels is not None or (known is not None and known.dim is not None)
 
-    def _observe(self, seat: Seat, value: Tensor, *, inner: bool = False) -> None:
+    def _observe(self, seat: MeasuredSite, value: Tensor, *, inner: bool = False) -> None:
         """Measure a value, and along with it what its site asks for.
 
         Args:
@@ -162,17 +162,17 @@ class Meter:
         if dim is not None:
             self._host.activate(_active(value, dim))
 
-    def _read(self, seat: Seat, value: Tensor, *, draws: bool) -> int:
+    def _read(self, seat: MeasuredSite, value: Tensor, *, draws: bool) -> int:
         """Measure a value by one native call; returns what was done, as flags of `kedge.native`."""
         role = _ROLES.get(seat.site.kind, native.AS_VALUE)
         return self._host.observe(value, seat.id, role, self._code, draws)
 
-    def _observe_inner(self, seat: Seat, inner: Tensor) -> None:
+    def _observe_inner(self, seat: MeasuredSite, inner: Tensor) -> None:
         """Measure what a transform has wrapped; under `vmap` the samples' dimension may be anywhere, and so the channels'."""
         seat.channels = None
         self._observe(seat, inner, inner=True)
 
-    def _settle(self, seat: Seat, value: Tensor, done: int, *, draws: bool, inner: bool = False) -> int:
+    def _settle(self, seat: MeasuredSite, value: Tensor, done: int, *, draws: bool, inner: bool = False) -> int:
         """Do what one native call could not; returns what was done, as flags of `kedge.native`."""
         host = self._host
         while done == native.NO_ROOM:
@@ -188,7 +188,7 @@ class Meter:
                 self._observe_inner(seat, untransformed(value))
         return done
 
-    def _observe_slowly(self, seat: Seat, value: Tensor) -> None:
+    def _observe_slowly(self, seat: MeasuredSite, value: Tensor) -> None:
         """Measure a value with PyTorch's reductions, unless this very tensor was measured in this step already."""
         version = version_of(value)
         seen = self._seen.get(id(value))
@@ -207,7 +207,7 @@ class Meter:
         self._seen[id(value)] = weakref.ref(value), version, place, seat.id if seat.site.kind == "out" else None
         self._came(seat, None)
 
-    def _measure_here(self, seat: Seat, value: Tensor) -> int:
+    def _measure_here(self, seat: MeasuredSite, value: Tensor) -> int:
         """Measure a value in this process's memory that no single native call could; returns its row."""
         host, found = self._host, native.row(value, self._what)
         deciding = self._saturation(seat, value)[1] if self._drawing else None
@@ -219,7 +219,7 @@ class Meter:
             host.activate(_active(value, dim))
         return row
 
-    def observe_all(self, seats: Sequence[Seat], values: Sequence[Tensor], step: int) -> None:
+    def observe_all(self, seats: Sequence[MeasuredSite], values: Sequence[Tensor], step: int) -> None:
         """Measure one value of each of many sites, which are no module's: those that can be are read by one native call."""
         with self.lock:
             if step != self.step:
@@ -227,7 +227,7 @@ class Meter:
             for i in self._host.observe_all([seat.id for seat in seats], values, self._code, draws=self._drawing):
                 self._observe(seats[i], values[i].detach())
 
-    def _again(self, seat: Seat, seen: Seen) -> None:
+    def _again(self, seat: MeasuredSite, seen: Seen) -> None:
         """Note that a value which was measured in this step stands at a site too."""
         _, _, place, source = seen
         if isinstance(place, int):
@@ -237,7 +237,7 @@ class Meter:
             self._measured.append(place._replace(site=seat.id, channels=(0, 0), saturation=None))
         self._came(seat, source)
 
-    def _came(self, seat: Seat, source: int | None) -> None:
+    def _came(self, seat: MeasuredSite, source: int | None) -> None:
         """Note which site's output an input is, None for no site's."""
         if source not in seat.sources and seat.site.kind == "in":
             seat.sources = (*seat.sources, source)
@@ -251,7 +251,7 @@ class Meter:
         self._code = native.CODES[self._what]
         self._drawing = self.draws and not self._code
 
-    def seat(self, site: Site, value: Tensor) -> Seat:
+    def seat(self, site: Site, value: Tensor) -> MeasuredSite:
         """Return what is known of a site; with its first value it becomes known."""
         known = self.seats.get(site)
         if known is not None:
@@ -260,7 +260,7 @@ class Meter:
         node = value.grad_fn.name() if value.grad_fn is not None else None
         dtype = str(value.dtype).removeprefix("torch.")
         shape, channels = () if value.is_nested else tuple(value.shape), None if dim is None else value.shape[dim]
-        seat = Seat(site, len(self.seats), shape, dtype, channels, (), node)
+        seat = MeasuredSite(site, len(self.seats), shape, dtype, channels, (), node)
         self.seats[site] = seat
         self._learn_specials(seat)
         return seat
@@ -270,7 +270,7 @@ class Meter:
             return None
         return 1 if value.dim() != 3 else self.channel_dims[site.path]
 
-    def _measure_there(self, seat: Seat, value: Tensor, what: What) -> Measured:
+    def _measure_there(self, seat: MeasuredSite, value: Tensor, what: What) -> Measured:
         """Measure a value on its device, without waiting for it."""
         elements, table = reductions.flat(value), self._table_on(value.device)
         measured = Measured(seat.id, elements.numel(), value.device, table.used)
@@ -289,22 +289,22 @@ class Meter:
         self._measured.append(measured)
         return measured
 
-    def _tracked_dim(self, seat: Seat, value: Tensor) -> int | None:
+    def _tracked_dim(self, seat: MeasuredSite, value: Tensor) -> int | None:
         """The dimension of the channels of a value, where their activity is tracked."""
         dim = self._channel_dim(seat.site, value)
         return dim if dim is not None and seat.channels == value.shape[dim] else None
 
-    def _competing(self, seat: Seat) -> Saturation | None:
+    def _competing(self, seat: MeasuredSite) -> Saturation | None:
         """How an activation saturates of whose outputs the largest decide; None where all do."""
         known = self._host.saturating.get(seat.id) if seat.is_special else None
         return None if known is None or known.dim is None else known
 
-    def _saturation(self, seat: Seat, value: Tensor) -> tuple[Saturation | None, Tensor]:
+    def _saturation(self, seat: MeasuredSite, value: Tensor) -> tuple[Saturation | None, Tensor]:
         """How the activation of a site saturates, and the outputs that decide; without one the value itself."""
         known = self._host.saturating.get(seat.id)
         return known, value if known is None else known.deciding(value)
 
-    def _pass_over(self, seat: Seat, value: Tensor) -> int:
+    def _pass_over(self, seat: MeasuredSite, value: Tensor) -> int:
         """Note that a value was there; of whole numbers also how many, and that all are finite."""
         whole = not (value.is_floating_point() or value.is_complex() or value.is_nested)
         host = self._host
@@ -319,14 +319,16 @@ class Meter:
             table = self._tables[device] = DeviceTable(device)
         return table
 
-    def total_seat(self, site: Site, size: int) -> Seat:
+    def total_seat(self, site: Site, size: int) -> MeasuredSite:
         """Return what is known of a site that stands for many tensors with `size` elements."""
         seat = self.seats.get(site)
         if seat is None:
-            seat = self.seats[site] = Seat(site, len(self.seats), (size,), "float32", None, (), None)
+            seat = self.seats[site] = MeasuredSite(site, len(self.seats), (size,), "float32", None, (), None)
         return seat
 
-    def add_squares(self, seats: Sequence[Seat], step: int, counts: Sequence[int], squares: Sequence[float]) -> None:
+    def add_squares(
+        self, seats: Sequence[MeasuredSite], step: int, counts: Sequence[int], squares: Sequence[float]
+    ) -> None:
         """Take in sums of squares that are known already, one a site, each of so many numbers."""
         with self.lock:
             if step != self.step:
@@ -341,7 +343,7 @@ class Meter:
             return True
         return self._host.spoiled()
 
-    def drop(self, seats: Sequence[Seat] | None = None) -> None:
+    def drop(self, seats: Sequence[MeasuredSite] | None = None) -> None:
         """Forget what was measured in this step, at some sites or at all."""
         with self.lock:
             if seats is None:
@@ -365,7 +367,7 @@ class Meter:
             self._seen.clear()
             if self._host.used or self._measured:
                 there = {d: t.take() for d, t in self._tables.items() if t.used}
-                self._pending.append(Step(self.step, self._step_level, self._measured, there, self._host.end()))
+                self._pending.append(FinishedStep(self.step, self._step_level, self._measured, there, self._host.end()))
                 self._measured = []
             elif finite and not self._pending:
                 self._spoiled = frozenset()
@@ -380,7 +382,7 @@ class Meter:
             while self._pending:
                 self._emit(self._pending.popleft())
 
-    def _emit(self, step: Step) -> None:
+    def _emit(self, step: FinishedStep) -> None:
         self.device_seconds += sum(snapshot.seconds() for snapshot in step.snapshots.values())
         if step.level == FULL or self._is_news(step):
             self._pass_on(step.number, step.columns())
@@ -395,7 +397,7 @@ class Meter:
             while self.keep is not None and len(self.series) > self.keep:
                 del self.series[next(iter(self.series))]
 
-    def _is_news(self, step: Step) -> bool:
+    def _is_news(self, step: FinishedStep) -> bool:
         """Whether something is not finite in a step in between that was finite in the one before.
 
         A module whose output is infinite in every step must not hide what goes wrong later.
@@ -422,7 +424,7 @@ class Meter:
             raise SeveralRecorded(f'"{name}" stands for {len(found)} measured sites; read one of {names}')
         return course(found[0].site, self._rows(found[0].id)) if found else []
 
-    def _named(self, name: str) -> list[Seat]:
+    def _named(self, name: str) -> list[MeasuredSite]:
         term = single(name)
         seats = [s for s in self.seats.values() if term.names(s.site)]
         kind = kind_meant(term, {s.site.kind for s in seats})

@@ -23,7 +23,7 @@ _ADOPTED = frozenset({"param.grad", "param.acc", "grad", "acc"})
 """Gradients whose memory autograd takes for ``.grad``, which the next backward, clipping and zeroing overwrite."""
 
 
-class Kept(KeptTensor):
+class RecordedTensor(KeptTensor):
     """One recorded tensor, and the event that it came with."""
 
     __slots__ = ("event",)
@@ -46,24 +46,24 @@ class Kept(KeptTensor):
         return self.value
 
 
-class Batch(NamedTuple):
+class RecordedPass(NamedTuple):
     """Which forward (for a gradient: which backward) a value is from, in which thread."""
 
     number: int
     replica: str
 
 
-class Shelf:
+class SiteRecords:
     """The kept values of one site: those of its last passes."""
 
     def __init__(self, site: Site, keep: int | None) -> None:
         self.site, self.keep = site, keep
-        self.batches: OrderedDict[Batch, list[Kept]] = OrderedDict()
+        self.batches: OrderedDict[RecordedPass, list[RecordedTensor]] = OrderedDict()
 
-    def put(self, kept: Kept) -> None:
+    def put(self, kept: RecordedTensor) -> None:
         """Add a value; with the first of a new pass the oldest pass goes."""
         event = kept.event
-        batch = Batch(event.backward if self.site.is_gradient else event.pass_, event.replica)
+        batch = RecordedPass(event.backward if self.site.is_gradient else event.pass_, event.replica)
         values = self.batches.get(batch)
         if values is not None:
             values.append(kept)
@@ -74,12 +74,12 @@ class Shelf:
             for old in same[: -self.keep]:
                 del self.batches[old]
 
-    def latest(self) -> list[Kept]:
+    def latest(self) -> list[RecordedTensor]:
         """The values of the newest pass of each thread."""
         newest = {batch.replica: values for batch, values in list(self.batches.items())}
         return [kept for values in newest.values() for kept in values]
 
-    def all(self) -> list[Kept]:
+    def all(self) -> list[RecordedTensor]:
         """Every value, in order of arrival."""
         return [kept for values in list(self.batches.values()) for kept in values]
 
@@ -92,8 +92,8 @@ class Recorder:
 
     def __init__(self, *, copy: bool, keep: int | None, recomputes: bool) -> None:
         self.copy, self.keep, self.recomputes = copy, keep, recomputes
-        self.shelves: dict[Site, Shelf] = {}
-        self._by_storage: dict[int, list[weakref.ref[Kept]]] = {}
+        self.shelves: dict[Site, SiteRecords] = {}
+        self._by_storage: dict[int, list[weakref.ref[RecordedTensor]]] = {}
         self._remembered, self._prune_at = 0, _PRUNE
         self._overwrites = False
 
@@ -104,19 +104,19 @@ class Recorder:
 
     def bind(self, site: Site) -> Act:
         """Return what keeps the values of one site."""
-        shelf = self.shelves.setdefault(site, Shelf(site, self.keep))
+        shelf = self.shelves.setdefault(site, SiteRecords(site, self.keep))
         copied = self.copy or site.kind in _ADOPTED
 
         def keep(value: Tensor, event: Event) -> None:
             alias = untransformed(value.detach())  # a transform's wrapper is dead when the transform is over
-            kept = Kept(event, alias, copied=copied)
+            kept = RecordedTensor(event, alias, copied=copied)
             shelf.put(kept)
             if self._overwrites:
                 self._remember(kept)
 
         return keep
 
-    def _remember(self, kept: Kept) -> None:
+    def _remember(self, kept: RecordedTensor) -> None:
         """Note whose memory this is, weakly: a value that is kept no longer must not live on."""
         self._by_storage.setdefault(storage_of(kept.value), []).append(weakref.ref(kept))
         self._remembered += 1
@@ -140,11 +140,11 @@ class Recorder:
 
     def read(self, name: str, why: Callable[[str], str]) -> Tensor:
         """Return the one tensor of a name; see `kedge.hooks.handle.Hooked.__getitem__`."""
-        found = self._find(name, Shelf.latest)
+        found = self._find(name, SiteRecords.latest)
         if not found:
             there = [
                 f'"{name_of(k.event)}"'
-                for k in self._find(str(replace(single(name), leaf=None, call=None)), Shelf.latest)
+                for k in self._find(str(replace(single(name), leaf=None, call=None)), SiteRecords.latest)
             ]
             cause = f"what was recorded there is {', '.join(there[:8])}" if there else why(name)
             raise NotRecorded(f'nothing was recorded under "{name}": {cause}')
@@ -154,9 +154,9 @@ class Recorder:
 
     def records(self, name: str) -> list[Record]:
         """Return every kept record of a name, in order of arrival."""
-        return [Record(kept.event, kept.read()) for kept in self._find(name, Shelf.all)]
+        return [Record(kept.event, kept.read()) for kept in self._find(name, SiteRecords.all)]
 
-    def _find(self, name: str, of: Callable[[Shelf], list[Kept]]) -> list[Kept]:
+    def _find(self, name: str, of: Callable[[SiteRecords], list[RecordedTensor]]) -> list[RecordedTensor]:
         term = single(name)
         shelves = [s for s in self.shelves.values() if meant(term, s.site)]
         kind = kind_meant(term, {s.site.kind for s in shelves})
@@ -170,7 +170,7 @@ def name_of(event: Event) -> str:
     return str(event.site.at(call=None if event.site.op and not event.call else event.call))
 
 
-def _several(name: str, found: list[Kept]) -> str:
+def _several(name: str, found: list[RecordedTensor]) -> str:
     names = list(dict.fromkeys(f'"{name_of(k.event)}"' for k in found))
     if len(names) == len(found):
         return f'"{name}" stands for {len(found)} recorded values; read one of {", ".join(names[:8])}'

@@ -23,7 +23,7 @@ _COUNTED = _HALF | {torch.float32, torch.float64}
 _NARROW = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
 
 
-class Slot:
+class StatisticsRow:
     """One row of a table on a device: a scalar tensor a statistic, to write to."""
 
     __slots__ = STATISTICS
@@ -56,7 +56,7 @@ def plainly() -> Iterator[None]:
         yield
 
 
-def norm(x: Tensor, slot: Slot) -> None:
+def norm(x: Tensor, slot: StatisticsRow) -> None:
     """Write the sum of squares, and the sum, which is finite if every element is: squares can be too large where none is."""
     if x.dtype is torch.float32:
         torch.dot(x, x, out=slot.sumsq)
@@ -65,7 +65,7 @@ def norm(x: Tensor, slot: Slot) -> None:
     finite(x, slot)
 
 
-def finite(x: Tensor, slot: Slot) -> None:
+def finite(x: Tensor, slot: StatisticsRow) -> None:
     """Write the sum: it is finite if every element is."""
     if x.dtype is torch.float32:
         torch.sum(x, 0, out=slot.sum)
@@ -73,7 +73,7 @@ def finite(x: Tensor, slot: Slot) -> None:
         slot.sum.copy_(x.sum(dtype=torch.float32) if x.dtype in _HALF else x.sum())
 
 
-def full(x: Tensor, slot: Slot) -> None:
+def full(x: Tensor, slot: StatisticsRow) -> None:
     """Write every statistic."""
     norm(x, slot)
     if x.dtype is torch.float32:

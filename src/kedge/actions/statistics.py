@@ -21,7 +21,7 @@ numbers are (on the host a row), and the number of the site whose output it is."
 
 
 @dataclass
-class Seat:
+class MeasuredSite:
     """What is known of one measured site.
 
     Attributes:

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.actions.host import Part
-from kedge.actions.reduce import STATISTICS, Slot
+from kedge.actions.host import DevicePart
+from kedge.actions.reduce import STATISTICS, StatisticsRow
 from kedge.actions.saturation import Saturation
 from kedge.store import exponents
 from kedge.store.columns import joined
@@ -55,7 +55,7 @@ class DeviceTable:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.blocks: list[Tensor] = []
-        self.slots: list[Slot] = []
+        self.slots: list[StatisticsRow] = []
         self.used = 0
         self.wide = torch.empty(0, dtype=torch.float32, device=device)
         self.wide_used = 0
@@ -69,7 +69,7 @@ class DeviceTable:
         mark.record(torch.cuda.current_stream(self.device))
         return mark
 
-    def slot(self) -> Slot:
+    def slot(self) -> StatisticsRow:
         """Hand out the next row, filled with NaN: nothing measured."""
         if self.used == len(self.slots):
             self._grow()
@@ -81,7 +81,7 @@ class DeviceTable:
         # What is made in inference mode could not be written to outside of it.
         with torch.inference_mode(mode=False):
             block = torch.full((_BLOCK, len(STATISTICS)), float("nan"), dtype=torch.float32, device=self.device)
-            self.slots.extend(map(Slot, block))
+            self.slots.extend(map(StatisticsRow, block))
         self.blocks.append(block)
 
     def room(self, count: int) -> Tensor:
@@ -154,7 +154,7 @@ class Measured(NamedTuple):
 
 
 @dataclass
-class Step:
+class FinishedStep:
     """A finished step whose tables may still be on their way.
 
     Attributes:
@@ -166,7 +166,7 @@ class Step:
     level: int
     measured: list[Measured]
     snapshots: dict[torch.device, Snapshot]
-    host: Part
+    host: DevicePart
 
     def spoiled(self) -> frozenset[int]:
         """The sites that are known not to be finite."""
@@ -186,7 +186,7 @@ class Step:
         columns["level"] = np.full(len(columns["site"]), self.level, dtype=np.int8)
         return columns
 
-    def _there(self) -> list[Part]:
+    def _there(self) -> list[DevicePart]:
         """What was measured on devices, each measurement in a row of its own."""
         return [
             _part([m for m in self.measured if m.device == device], *snapshot.numpy())
@@ -194,13 +194,13 @@ class Step:
         ]
 
 
-def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32]) -> Part:
+def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32]) -> DevicePart:
     with np.errstate(invalid="ignore"):  # a NaN of a device's making may be one that signals
         table = rows[[m.row for m in measured]].astype(np.float64)
     runs = np.array([m.drawn for m in measured], dtype=np.intp).reshape(-1, 2)
     lengths = runs[:, 1] - runs[:, 0]
     known = ((m.saturation, wide[slice(*m.drawn)]) for m in measured)
-    return Part(
+    return DevicePart(
         np.column_stack([table, [m.size for m in measured]]),
         np.where(lengths > 0, lengths, -1).astype(np.int32),
         exponents.encode_all(exponents.count_runs(wide, runs)),

@@ -15,8 +15,8 @@ from kedge.errors import ScriptError
 
 if TYPE_CHECKING:
     from kedge.features.dataset.folder.reading import FeatureSet
-    from kedge.features.dataset.options import Options
-    from kedge.features.dataset.ranks import Rank
+    from kedge.features.dataset.options import DatasetOptions
+    from kedge.features.dataset.ranks import SharingRank
 
 #: The samples of a batch.
 BATCH_SIZE = 64
@@ -73,7 +73,7 @@ class ExtractCommand:
             nargs="+",
             default=[],
             help="keep a statistic instead: mean, covariance, histogram, quantiles, topk, or MODULE:NAME of a reducer; "
-            "arguments in parentheses, such as 'conv1=covariance(positions=mean)'; several for one name are allowed"
+            "arguments in parentheses, such as 'conv1=covariance(positions=mean)'; several for one name are allowed",
         )
         parser.add_argument(
             "--keep", metavar="NAME", nargs="+", default=[], help="values to keep although --reduce names them"
@@ -120,7 +120,7 @@ class ExtractCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Write the folder, and print a summary."""
         from kedge.features.dataset import extract_dataset
-        from kedge.features.dataset.ranks import Rank
+        from kedge.features.dataset.ranks import SharingRank
         from kedge.features.extract import extract
 
         _must_be_at_least(args, {"batch_size": 1, "workers": 0, "shard_bytes": 1, "shard_seconds": 0})
@@ -129,7 +129,7 @@ class ExtractCommand:
         sites = _transforms(args.sites, args.transform)
         rename = dict(pair(text, "--rename", "NEW") for text in args.rename)
         features = extract(model, sites, rename=rename, dtype=_dtype(args.dtype))
-        _print(extract_dataset(features, _loader(args), args.out, options), Rank.here())
+        _print(extract_dataset(features, _loader(args), args.out, options), SharingRank.here())
         return 0
 
 
@@ -140,15 +140,15 @@ def _must_be_at_least(args: argparse.Namespace, least: dict[str, int]) -> None:
             raise ScriptError(f"--{name.replace('_', '-')} {given}: it must be at least {number}")
 
 
-def _options(args: argparse.Namespace) -> Options:
-    from kedge.features.dataset.options import Options
+def _options(args: argparse.Namespace) -> DatasetOptions:
+    from kedge.features.dataset.options import DatasetOptions
 
     reduce = reducers(args.reduce)
     strange = [name for name in args.keep if name not in reduce]
     if strange:
         raise ScriptError(f"--keep {' '.join(strange)}: that is kept anyway; name what --reduce sums up")
     shards = {name: getattr(args, name) for name in ("shard_bytes", "shard_seconds") if getattr(args, name) is not None}
-    return Options(
+    return DatasetOptions(
         batch=None if args.batch is None else _function(args.batch, "--batch"),
         keys=None if args.keys is None else _keys(args.keys),
         reduce=reduce,
@@ -270,7 +270,7 @@ def _dtype(name: str | None) -> Any:
     return found
 
 
-def _print(found: FeatureSet, rank: Rank) -> None:
+def _print(found: FeatureSet, rank: SharingRank) -> None:
     """Print a summary of the folder; if other processes may still be writing, of this one's part."""
     from kedge.features.dataset import open_features
     from kedge.features.dataset.ranks import wait_for_others

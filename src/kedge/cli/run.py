@@ -14,13 +14,13 @@ from kedge.cli.watching import Watching
 from kedge.program.ending import Ending
 from kedge.program.program import Program
 from kedge.stderr import STATUS, messenger
-from kedge.watch.run.options import Order, manifest_of
-from kedge.watch.run.ranks import Launch
-from kedge.watch.run.recorder import Recorder
+from kedge.watch.run.options import WatchOptions, manifest_of
+from kedge.watch.run.ranks import LaunchedRank
+from kedge.watch.run.recorder import RecordingSink
 
 if TYPE_CHECKING:
     from kedge.store.writing.folder import RecordingWriter
-    from kedge.watch.models.roots import Summary
+    from kedge.watch.models.roots import WatchSummary
 
 NO_TORCH = "nothing was recorded: the program did not import torch"
 
@@ -73,7 +73,7 @@ class RunCommand:
         """Run the program, finish the recording, print the last lines."""
         program = program_of(args)
         program.check()
-        launch = Launch.here()
+        launch = LaunchedRank.here()
         name = launch.settle(args.output or f"{program.name}.{launch.label}.kedge", args.force)
         if args.sites is not None:
             _check_selector(args.sites)
@@ -81,7 +81,7 @@ class RunCommand:
             from kedge.verify.compare import verify
 
             return verify(program, args)
-        order = Order(args.sites or "**", args.every, args.budget, args.dump, _bill if args.saved else None)
+        order = WatchOptions(args.sites or "**", args.every, args.budget, args.dump, _bill if args.saved else None)
         return _run(program, order, Output(name, args.force, args.quiet, args.strict))
 
 
@@ -149,8 +149,8 @@ def _check_selector(text: str) -> None:
     parse(text)
 
 
-def _run(program: Program, order: Order, output: Output) -> Ending:
-    pid, launch, tell = os.getpid(), Launch.here(), messenger()
+def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
+    pid, launch, tell = os.getpid(), LaunchedRank.here(), messenger()
     if not launch.leads:
         tell = _signed(tell, launch.rank)
     recorder = _recorder(program, order, output, tell)
@@ -173,7 +173,7 @@ def _run(program: Program, order: Order, output: Output) -> Ending:
     return Ending(ending.error, STATUS) if output.strict and failed and not ending.status else ending
 
 
-def _finish(watching: Watching, recorder: Recorder, ending: Ending) -> Summary | None:
+def _finish(watching: Watching, recorder: RecordingSink, ending: Ending) -> WatchSummary | None:
     summary = watching.finish()
     if summary is not None:
         from kedge.watch.run.summary import end_of
@@ -187,7 +187,7 @@ def _signed(tell: Callable[[str], None], rank: int) -> Callable[[str], None]:
     return lambda text: tell(f"rank {rank}: {text}")
 
 
-def _recorder(program: Program, order: Order, output: Output, tell: Callable[[str], None]) -> Recorder:
+def _recorder(program: Program, order: WatchOptions, output: Output, tell: Callable[[str], None]) -> RecordingSink:
     place, manifest = Path(output.name).absolute(), manifest_of(program.command, program.target, order)
 
     def begin() -> RecordingWriter | None:  # with the first step: numpy and torch are the program's to import first
@@ -195,10 +195,10 @@ def _recorder(program: Program, order: Order, output: Output, tell: Callable[[st
 
         return begin_recording(place, manifest, output.force)
 
-    return Recorder(place, begin, tell, strict=output.strict)
+    return RecordingSink(place, begin, tell, strict=output.strict)
 
 
-def _last_words(output: str, recorder: Recorder, summary: Summary | None) -> Iterable[str]:
+def _last_words(output: str, recorder: RecordingSink, summary: WatchSummary | None) -> Iterable[str]:
     from kedge.watch.run.summary import last_words
 
     return last_words(output, recorder, summary) if summary is not None else [NO_TORCH]

@@ -12,7 +12,7 @@ from kedge.cli.run import add_program, program_of
 from kedge.cli.watching import Watching
 from kedge.program.ending import Ending
 from kedge.stderr import messenger
-from kedge.watch.run.options import Order
+from kedge.watch.run.options import WatchOptions
 
 if TYPE_CHECKING:
     from kedge.inspect.operations import Listing
@@ -37,7 +37,7 @@ class SitesCommand:
         program = program_of(args)
         program.check()
         held: list[Any] = ModelListings() if args.ops else []
-        watching = Watching(FirstStepSink(), Order(every=1), messenger(), holding=held)
+        watching = Watching(FirstStepSink(), WatchOptions(every=1), messenger(), holding=held)
         watching.begin()
         with redirect_stdout(sys.stderr):
             ending = program.run()

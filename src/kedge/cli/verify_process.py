@@ -18,7 +18,7 @@ from kedge.torch_internals.corners import COMPILER
 from kedge.watch.hush import hush
 
 if TYPE_CHECKING:
-    from kedge.verify.digests import Witness
+    from kedge.verify.digests import DigestLog
 
 
 def main() -> int:
@@ -42,12 +42,12 @@ def _plain(words: list[str]) -> int:
 def _begin(place: Path) -> Callable[[], None]:
     """Start writing digests when the program has imported torch; return a function that ends it."""
     waiting: list[AfterImport] = []
-    begun: list[Witness] = []
+    begun: list[DigestLog] = []
 
     def begin() -> None:
-        from kedge.verify.digests import Witness
+        from kedge.verify.digests import DigestLog
 
-        begun.append(Witness(place))
+        begun.append(DigestLog(place))
         begun[0].begin()
 
     def end() -> None:

@@ -10,10 +10,10 @@ from kedge.program.after_import import AfterImport
 from kedge.stderr import Shield
 from kedge.torch_internals.corners import COMPILER
 from kedge.watch.hush import hush
-from kedge.watch.run.options import BEGINNING, ENDING, Order
+from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions
 
 if TYPE_CHECKING:
-    from kedge.watch.models.roots import RunSink, Summary
+    from kedge.watch.models.roots import StepSink, WatchSummary
     from kedge.watch.watcher import Watcher
 
 
@@ -33,8 +33,8 @@ class Watching:
 
     def __init__(
         self,
-        log: RunSink,
-        order: Order,
+        log: StepSink,
+        order: WatchOptions,
         complain: Callable[[str], None],
         *,
         holding: list[Any] | None = None,
@@ -54,7 +54,7 @@ class Watching:
         self._import.install()
         self._dynamo.install()
 
-    def finish(self) -> Summary | None:
+    def finish(self) -> WatchSummary | None:
         """Remove every hook.
 
         Returns:

@@ -31,7 +31,7 @@ Transform: TypeAlias = Callable[[Tensor], Any]
 KINDS = ("out", "in", "param")
 
 
-class Key:
+class ValueKey:
     """Which value: under which selector, at which site, in which call of the module. There is one object of each."""
 
     __slots__ = ("call", "number", "site")
@@ -40,12 +40,12 @@ class Key:
         self.number, self.site, self.call = number, site, call
 
 
-class Keys(dict[tuple[int, Site, int], Key]):
+class ValueKeys(dict[tuple[int, Site, int], ValueKey]):
     """The keys of all values that there have been."""
 
-    def __missing__(self, which: tuple[int, Site, int]) -> Key:
+    def __missing__(self, which: tuple[int, Site, int]) -> ValueKey:
         """Make one."""
-        return self.setdefault(which, Key(*which))
+        return self.setdefault(which, ValueKey(*which))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Wanted:
         return value.to(self.device or value.device, self.dtype if wanted and self.dtype else value.dtype)
 
 
-class Took(KeptTensor):
+class CapturedValue(KeptTensor):
     """A tensor that was taken.
 
     Attributes:
@@ -132,7 +132,7 @@ class Took(KeptTensor):
 class TransformedValue:
     """The result of a transform: a tensor in memory of its own, or a structure of such tensors.
 
-    It has the interface of `Took`; the program does not know its memory, so it is never overwritten.
+    It has the interface of `CapturedValue`; the program does not know its memory, so it is never overwritten.
     """
 
     __slots__ = ("as_taken",)
@@ -149,11 +149,11 @@ class TransformedValue:
         """Do nothing."""
 
 
-Taken: TypeAlias = Took | TransformedValue
+Taken: TypeAlias = CapturedValue | TransformedValue
 
 
 @dataclass(frozen=True)
-class Plan:
+class CapturePlan:
     """What is known of forwards of one signature since the first.
 
     Attributes:
@@ -162,12 +162,12 @@ class Plan:
         stops: Whether the forward may end when all of them are there.
     """
 
-    names: Mapping[Key, str]
-    copied: frozenset[Key]
+    names: Mapping[ValueKey, str]
+    copied: frozenset[ValueKey]
     stops: bool
 
 
-class Call:
+class ForwardCapture:
     """One active forward, and the values taken from it.
 
     Attributes:
@@ -175,14 +175,14 @@ class Call:
         others: The threads that were there before: what runs in them is not of this forward.
     """
 
-    def __init__(self, wanted: Wanted, plan: Plan | None) -> None:
+    def __init__(self, wanted: Wanted, plan: CapturePlan | None) -> None:
         self.wanted, self.plan, self.over = wanted, plan, False
         self.plain, self.count = wanted.plain, len(plan.names) if plan is not None and plan.stops else -1
-        self.values: dict[Key, Taken] = {}
-        self.replicas: dict[threading.Thread, dict[Key, Taken]] = {}
+        self.values: dict[ValueKey, Taken] = {}
+        self.replicas: dict[threading.Thread, dict[ValueKey, Taken]] = {}
         self.others = frozenset(threading.enumerate())
 
-    def take(self, key: Key, value: Tensor, event: Event) -> None:
+    def take(self, key: ValueKey, value: Tensor, event: Event) -> None:
         """Take a value.
 
         Raises:
@@ -193,11 +193,11 @@ class Call:
             self.over = True
             raise StopForward("every value that was asked for is there")
 
-    def copies(self, key: Key) -> bool:
+    def copies(self, key: ValueKey) -> bool:
         """Whether a value is copied at once."""
         return self.plan is not None and key in self.plan.copied
 
-    def keep(self, key: Key, value: Tensor) -> Taken:
+    def keep(self, key: ValueKey, value: Tensor) -> Taken:
         """Keep a value as the plan says; see Note [Values that are overwritten]."""
         made = value if self.plain else self.wanted.make(key.number, value)
         if not isinstance(made, Tensor):
@@ -206,7 +206,7 @@ class Call:
             made = made.detach()
         if made is not value and not _shares(made, value):
             return TransformedValue(made)
-        return Took(made, copied=self.copies(key), unknown=self.plan is None)
+        return CapturedValue(made, copied=self.copies(key), unknown=self.plan is None)
 
     def replica(self, thread: threading.Thread) -> Replica:
         """Return what takes the values of a thread that this forward has started."""
@@ -215,9 +215,9 @@ class Call:
                 self.replicas.setdefault(known, {})
         return Replica(self, self.replicas[thread])
 
-    def joined(self) -> dict[Key, Taken]:
+    def joined(self) -> dict[ValueKey, Taken]:
         """The values of all threads, those of replicas along their first dimension."""
-        parts: dict[Key, list[Taken]] = {key: [took] for key, took in self.values.items()}
+        parts: dict[ValueKey, list[Taken]] = {key: [took] for key, took in self.values.items()}
         for values in self.replicas.values():
             for key, took in values.items():
                 parts.setdefault(key, []).append(took)
@@ -227,7 +227,7 @@ class Call:
 class Replica:
     """Takes the values of one thread for a forward of another."""
 
-    def __init__(self, call: Call, values: dict[Key, Taken]) -> None:
+    def __init__(self, call: ForwardCapture, values: dict[ValueKey, Taken]) -> None:
         self.call, self.values = call, values
 
     @property
@@ -235,7 +235,7 @@ class Replica:
         """Whether nothing more is taken."""
         return self.call.over
 
-    def take(self, key: Key, value: Tensor, event: Event) -> None:
+    def take(self, key: ValueKey, value: Tensor, event: Event) -> None:
         """Take a value."""
         self.values[key] = self.call.keep(key, value)
 
@@ -274,19 +274,19 @@ def _join(tooks: list[Taken]) -> TransformedValue:
     return TransformedValue(torch.cat(moved) if moved[0].dim() else torch.stack(moved))
 
 
-class Here(threading.local):
+class CaptureOnThread(threading.local):
     """The forward that the running thread takes values of."""
 
     call: Any = None
 
 
-class Taker:
+class CaptureAction:
     """The action that hands the values of one selector to the active forward."""
 
     observes = True
     keeps = True
 
-    def __init__(self, number: int, keys: Keys, here: Here, adopt: Callable[[], Any]) -> None:
+    def __init__(self, number: int, keys: ValueKeys, here: CaptureOnThread, adopt: Callable[[], Any]) -> None:
         self.number, self.keys, self.here, self.adopt = number, keys, here, adopt
 
     def __repr__(self) -> str:
@@ -305,7 +305,7 @@ class Taker:
                 f'kedge.hook(model, "{site}", kedge.record()) keeps what comes later'
             )
         number, keys, here, adopt = self.number, self.keys, self.here, self.adopt
-        last: list[Key] = [Key(number, site, -1)]
+        last: list[ValueKey] = [ValueKey(number, site, -1)]
 
         def take(value: Tensor, event: Event) -> None:
             call = here.call
@@ -328,7 +328,7 @@ class Taker:
 NOWHERE = Nowhere()
 
 
-def settled(call: Call, values: Mapping[Key, Taken], names: Mapping[Key, str]) -> dict[str, Any]:
+def settled(call: ForwardCapture, values: Mapping[ValueKey, Taken], names: Mapping[ValueKey, str]) -> dict[str, Any]:
     """Return the values by name, copies in place of those that the program has overwritten.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from kedge.errors import ExtractError, NotRecorded
-from kedge.features.capture import Call, Key, Plan, Wanted
+from kedge.features.capture import CapturePlan, ForwardCapture, ValueKey, Wanted
 from kedge.features.value_names import named_apart
 from kedge.flow import Event
 
@@ -18,9 +18,9 @@ class Collected(Mapping[str, list[Any]]):
 
     def __init__(self, wanted: Wanted, why: Callable[[int], str]) -> None:
         self._wanted, self._why = wanted, why
-        self._passes: dict[int, dict[Key, Any]] = {}
+        self._passes: dict[int, dict[ValueKey, Any]] = {}
 
-    def add(self, pass_: int, key: Key, value: Any) -> None:
+    def add(self, pass_: int, key: ValueKey, value: Any) -> None:
         """Add a value of a pass."""
         self._passes.setdefault(pass_, {})[key] = value
 
@@ -52,11 +52,11 @@ class Collected(Mapping[str, list[Any]]):
         """The names with how many values each has."""
         return f"Collected({', '.join(f'{name}: {len(self[name])}' for name in self)})"
 
-    def _each(self) -> Iterator[tuple[Key, dict[Key, Any]]]:
+    def _each(self) -> Iterator[tuple[ValueKey, dict[ValueKey, Any]]]:
         return ((key, values) for values in list(self._passes.values()) for key in list(values))
 
-    def _names(self) -> dict[Key, str]:
-        names: dict[Key, str] = {}
+    def _names(self) -> dict[ValueKey, str]:
+        names: dict[ValueKey, str] = {}
         for number, text in enumerate(self._wanted.texts):
             keys = list(dict.fromkeys(key for key, _ in self._each() if key.number == number))
             names |= {keys[0]: text} if len(keys) == 1 else named_apart(keys)
@@ -64,18 +64,18 @@ class Collected(Mapping[str, list[Any]]):
         return {key: rename.get(name, name) for key, name in names.items()}
 
 
-class Collector(Call):
+class Collector(ForwardCapture):
     """Takes the values of every pass, each as a copy: the next pass may work on the same memory."""
 
     def __init__(self, wanted: Wanted, collected: Collected) -> None:
-        super().__init__(wanted, Plan({}, frozenset(), stops=False))
+        super().__init__(wanted, CapturePlan({}, frozenset(), stops=False))
         self.collected = collected
 
-    def copies(self, key: Key) -> bool:
+    def copies(self, key: ValueKey) -> bool:
         """Every value."""
         return True
 
-    def take(self, key: Key, value: Tensor, event: Event) -> None:
+    def take(self, key: ValueKey, value: Tensor, event: Event) -> None:
         """Take a value of the current pass."""
         self.collected.add(event.pass_, key, self.keep(key, value).as_taken)
 

@@ -14,7 +14,7 @@ from torch import nn
 from kedge.errors import ExtractError
 from kedge.features.capture import Transform, Wanted
 from kedge.features.collect import Collected
-from kedge.features.forward import Work
+from kedge.features.forward import FeatureForward
 from kedge.torch_internals.module_tables import is_replica
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Features(nn.Module):
     def __init__(self, model: nn.Module, wanted: Wanted) -> None:
         super().__init__()
         self.model, self.wanted = model, wanted
-        self._work: Work | None = Work(model, wanted)
+        self._work: FeatureForward | None = FeatureForward(model, wanted)
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Call the model and return the values by name.
@@ -76,10 +76,10 @@ class Features(nn.Module):
         return self.work.held()
 
     @property
-    def work(self) -> Work:
+    def work(self) -> FeatureForward:
         """What takes the values; a copy of these features makes its own."""
         if self._work is None or not (self._work.root is self.model or is_replica(self)):
-            self._work = Work(self.model, self.wanted)
+            self._work = FeatureForward(self.model, self.wanted)
         return self._work
 
     @property

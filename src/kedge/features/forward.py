@@ -12,7 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import ActionError, ExtractError, NeverFiredWarning, SelectorError, warn
-from kedge.features.capture import NOWHERE, Call, Here, Key, Keys, Plan, Taker, Wanted, memory_of, settled
+from kedge.features.capture import (
+    NOWHERE,
+    CaptureAction,
+    CaptureOnThread,
+    CapturePlan,
+    ForwardCapture,
+    ValueKey,
+    ValueKeys,
+    Wanted,
+    memory_of,
+    settled,
+)
 from kedge.features.collect import Collected, Collector
 from kedge.features.value_names import check, name_all, renamed
 from kedge.hooks.session import session
@@ -24,14 +35,14 @@ _PLANS = 256
 _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 
 
-class Work:
+class FeatureForward:
     """Takes values out of the forwards of one model.
 
     Its hooks are in PyTorch's tables during a forward, and at no other time.
     """
 
     def __init__(self, model: nn.Module, wanted: Wanted) -> None:
-        self.root, self.wanted, self.here = model, wanted, Here()
+        self.root, self.wanted, self.here = model, wanted, CaptureOnThread()
         self.modules = list(model.modules())
         self.compiled = any(map(compiles, self.modules))
         if self.compiled and not wanted.no_grad:
@@ -39,15 +50,15 @@ class Work:
                 "the model is compiled, and compiled code hands values out without their graph; "
                 "extract from the uncompiled model, or with no_grad=True"
             )
-        self.plans: OrderedDict[Hashable, Plan] = OrderedDict()
-        self.under_way: list[Call] = []
+        self.plans: OrderedDict[Hashable, CapturePlan] = OrderedDict()
+        self.under_way: list[ForwardCapture] = []
         self._lock = threading.RLock()
         self._told = False
         self._holders = 0
         self.session = session()
         try:
-            keys = Keys()
-            takers = (Taker(number, keys, self.here, self._adopt) for number in range(len(wanted.texts)))
+            keys = ValueKeys()
+            takers = (CaptureAction(number, keys, self.here, self._adopt) for number in range(len(wanted.texts)))
             self.hooks = [self.session.hook(model, text, take) for text, take in zip(wanted.texts, takers, strict=True)]
             check(wanted.texts, wanted.rename, [[tap.site for tap in hooked.taps] for hooked in self.hooks])
         except BaseException:
@@ -59,7 +70,7 @@ class Work:
         """Call the model; see Note [The end of a forward]."""
         __tracebackhide__ = True
         kind = self._kind(args, kwargs)
-        call = Call(self.wanted, self.plans.get(kind))
+        call = ForwardCapture(self.wanted, self.plans.get(kind))
         with self._standing(call), torch.no_grad() if self.wanted.no_grad else nullcontext():
             try:
                 model(*args, **kwargs)
@@ -108,7 +119,7 @@ class Work:
         )
 
     @contextmanager
-    def _standing(self, call: Call) -> Iterator[None]:
+    def _standing(self, call: ForwardCapture) -> Iterator[None]:
         """Keep the hooks in their tables until the last active forward ends."""
         outer = self.here.call
         try:
@@ -153,7 +164,7 @@ class Work:
                 if silent := hooked.ledger().silent():
                     warn(NeverFiredWarning(silent))
 
-    def _learn(self, kind: Hashable, call: Call, names: Mapping[Key, str], given: Any) -> None:
+    def _learn(self, kind: Hashable, call: ForwardCapture, names: Mapping[ValueKey, str], given: Any) -> None:
         """Store the plan for forwards of this kind."""
         owned = {memory_of(tensor) for module in self.modules for tensor in _own(module)}
         owned = (owned | {memory_of(tensor) for _, tensor in leaves.find(given)}) - {None}
@@ -163,11 +174,11 @@ class Work:
             call.values[key].settle()
         stops = self.wanted.early_stop and not (self.compiled or late or call.replicas or self._unending(names))
         known = call.plan.copied if call.plan is not None else frozenset()
-        self.plans[kind] = Plan(names, known | copied, stops)
+        self.plans[kind] = CapturePlan(names, known | copied, stops)
         while len(self.plans) > _PLANS:
             self.plans.popitem(last=False)
 
-    def _unending(self, names: Mapping[Key, str]) -> bool:
+    def _unending(self, names: Mapping[ValueKey, str]) -> bool:
         """Whether a module might run once more, or gathers its parameters until its end."""
         numbered = {number for number, text in enumerate(self.wanted.texts) if _has_call(text)}
         again = any(key.call and key.number not in numbered for key in names)
@@ -201,4 +212,4 @@ def _shape(value: Any) -> Hashable:
     return value if isinstance(value, (bool, int, str)) or value is None else type(value).__qualname__
 
 
-untraced(Work.run, Work.collecting)
+untraced(FeatureForward.run, FeatureForward.collecting)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.errors import TableError
-from kedge.features.dataset.compute import TakesFeatures, Work, bad_sample
-from kedge.features.dataset.folder.column import Column
+from kedge.features.dataset.compute import BatchComputer, TakesFeatures, bad_sample
+from kedge.features.dataset.folder.column import FeatureColumn
 from kedge.features.dataset.folder.reading import FeatureSet, open_features
-from kedge.features.dataset.samples.batch import Batch
-from kedge.features.dataset.samples.loading import Source
-from kedge.features.reduce.layout import Layout, Positions, numbers
+from kedge.features.dataset.samples.batch import SampleBatch
+from kedge.features.dataset.samples.loading import BatchSource
+from kedge.features.reduce.layout import ChannelLayout, Positions, numbers
 
 Array = NDArray[Any]
 
@@ -74,9 +74,9 @@ def feature_table(
     columns = _Columns(_layout(positions, channel), dtype)
     marks: list[Array] = []
     keys: list[str] = []
-    work = Work(features, batch=batch)
-    for loaded in Source(loader):
-        found = work(Batch(loaded.places, loaded.places, loaded.data, loaded.bad))
+    work = BatchComputer(features, batch=batch)
+    for loaded in BatchSource(loader):
+        found = work(SampleBatch(loaded.places, loaded.places, loaded.data, loaded.bad))
         if found.bad:
             raise bad_sample(found.bad)
         found.wait()
@@ -116,7 +116,7 @@ def stored_table(
     return columns.table(None if labels is None else _labels(labels, keys), keys)
 
 
-def _parts(column: Column) -> Iterator[Tensor]:
+def _parts(column: FeatureColumn) -> Iterator[Tensor]:
     """Read a column some rows at a time; one by one where their shapes differ."""
     if len(column.shapes) > 1:
         yield from (value[None] for value in column)
@@ -138,7 +138,7 @@ def _labels(labels: Mapping[str, Any] | Callable[[str], Any], keys: Sequence[str
 class _Columns:
     """Gathers features site by site, as rows of a table."""
 
-    def __init__(self, layout: Layout, dtype: torch.dtype) -> None:
+    def __init__(self, layout: ChannelLayout, dtype: torch.dtype) -> None:
         self.layout, self.dtype = layout, dtype
         self.blocks: dict[str, list[Array]] = {}
         self.names: dict[str, list[str]] = {}
@@ -172,10 +172,10 @@ class _Columns:
         return FeatureTable(x, y, keys, [name for names in self.names.values() for name in names])
 
 
-def _layout(positions: Positions | None, channel: int) -> Layout:
+def _layout(positions: Positions | None, channel: int) -> ChannelLayout:
     if positions == "samples":
         raise TableError("positions='samples': a table has one row for each sample; take 'mean', 'max' or 'elements'")
-    return Layout(positions, channel)
+    return ChannelLayout(positions, channel)
 
 
 def _names(site: str, shape: Sequence[int], width: int) -> Iterator[str]:

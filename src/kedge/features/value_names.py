@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kedge.errors import ExtractError, NotRecorded, SelectorError
-from kedge.features.capture import Key
+from kedge.features.capture import ValueKey
 from kedge.sites.language import single
 from kedge.sites.site import Site
 
@@ -18,7 +18,7 @@ def short(site: Site) -> str:
     return str(site).removesuffix(":out") or str(site)
 
 
-def name_all(texts: tuple[str, ...], keys: Iterable[Key], why: Callable[[int], str]) -> dict[Key, str]:
+def name_all(texts: tuple[str, ...], keys: Iterable[ValueKey], why: Callable[[int], str]) -> dict[ValueKey, str]:
     """Name values: by the selector where it stands for one, else by site and call.
 
     Args:
@@ -29,10 +29,10 @@ def name_all(texts: tuple[str, ...], keys: Iterable[Key], why: Callable[[int], s
     Raises:
         NotRecorded: If there is nothing under one of the selectors.
     """
-    by_text: dict[int, list[Key]] = {number: [] for number in range(len(texts))}
+    by_text: dict[int, list[ValueKey]] = {number: [] for number in range(len(texts))}
     for key in keys:
         by_text[key.number].append(key)
-    named: dict[Key, str] = {}
+    named: dict[ValueKey, str] = {}
     for number, found in by_text.items():
         if not found:
             raise NotRecorded(f'nothing was taken at "{texts[number]}": {why(number)}')
@@ -40,13 +40,13 @@ def name_all(texts: tuple[str, ...], keys: Iterable[Key], why: Callable[[int], s
     return named
 
 
-def named_apart(keys: list[Key]) -> dict[Key, str]:
+def named_apart(keys: list[ValueKey]) -> dict[ValueKey, str]:
     """Name several values of one selector, each call by its number where a module ran several times."""
     calls = Counter(key.site for key in keys)
     return {key: short(key.site.at(call=key.call) if calls[key.site] > 1 else key.site) for key in keys}
 
 
-def renamed(named: Mapping[Key, str], rename: Mapping[str, str]) -> dict[Key, str]:
+def renamed(named: Mapping[ValueKey, str], rename: Mapping[str, str]) -> dict[ValueKey, str]:
     """Return the new names.
 
     Raises:

@@ -27,7 +27,7 @@ _WARM = "#d55e00"
 
 
 @dataclass(frozen=True)
-class Spread:
+class SiteSpread:
     """What is drawn of one site.
 
     Attributes:
@@ -82,7 +82,7 @@ def distributions(
     return figure
 
 
-def _spread(site: str, value: Any) -> Spread:
+def _spread(site: str, value: Any) -> SiteSpread:
     elements = host(value).flatten()
     if not elements.numel():
         raise CannotDraw(f'distributions(...) was given nothing for "{site}": {describe(value)}')
@@ -90,10 +90,10 @@ def _spread(site: str, value: Any) -> Spread:
     finite = elements[elements.isfinite()]
     there = finite[finite > 0].sort().values
     zero = 1 - there.numel() / finite.numel() if finite.numel() else 0.0
-    return Spread(site, there, zero, elements.numel() - finite.numel())
+    return SiteSpread(site, there, zero, elements.numel() - finite.numel())
 
 
-def _bands(panels: Sequence[tuple[str, list[Spread]]]) -> Drawing:
+def _bands(panels: Sequence[tuple[str, list[SiteSpread]]]) -> Drawing:
     longest = max(len(spread.site) for _, found in panels for spread in found)
     figure = Drawing(2.6 * len(panels) + 0.8 + min(longest, 40) * 0.06 * len(panels))
     heights = [part for _ in panels for part in (4, 1)]
@@ -108,7 +108,7 @@ def _bands(panels: Sequence[tuple[str, list[Spread]]]) -> Drawing:
     return figure
 
 
-def _band(axes: Axes, unit: str, found: Sequence[Spread]) -> None:
+def _band(axes: Axes, unit: str, found: Sequence[SiteSpread]) -> None:
     places = list(range(len(found)))
     quantiles = torch.tensor([[_quantile(spread, q) for q in _QUANTILES] for spread in found], dtype=torch.float64)
     ends = [-0.25, 0.25] if len(found) == 1 else places  # the bands of one site alone would have no width
@@ -134,7 +134,7 @@ def _legend(axes: Axes) -> None:
     axes.legend(fontsize=TEXT - 1, frameon=False, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
 
 
-def _bad(axes: Axes, found: Sequence[Spread]) -> None:
+def _bad(axes: Axes, found: Sequence[SiteSpread]) -> None:
     """Mark sites with elements that are not finite, at the upper edge."""
     bad = [place for place, spread in enumerate(found) if spread.nonfinite]
     if bad:
@@ -142,7 +142,7 @@ def _bad(axes: Axes, found: Sequence[Spread]) -> None:
         axes.scatter(bad, [0.97] * len(bad), marker="x", color=_WARM, transform=above, label="has NaN or Inf", zorder=3)
 
 
-def _zeros(axes: Axes, found: Sequence[Spread]) -> None:
+def _zeros(axes: Axes, found: Sequence[SiteSpread]) -> None:
     axes.bar(range(len(found)), [100 * spread.zero for spread in found], color=QUIET, width=0.6)
     axes.set_ylim(0, 100)
     axes.set_yticks([0, 100])
@@ -155,7 +155,7 @@ def _zeros(axes: Axes, found: Sequence[Spread]) -> None:
     axes.set_xlim(-0.5, len(found) - 0.5)
 
 
-def _ridges(panels: Sequence[tuple[str, list[Spread]]]) -> Drawing:
+def _ridges(panels: Sequence[tuple[str, list[SiteSpread]]]) -> Drawing:
     most = max(len(found) for _, found in panels)
     figure = Drawing(min(0.34 * most + 1.2, 24))
     for axes, (unit, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -163,7 +163,7 @@ def _ridges(panels: Sequence[tuple[str, list[Spread]]]) -> Drawing:
     return figure
 
 
-def _ridge(axes: Axes, unit: str, found: Sequence[Spread]) -> None:
+def _ridge(axes: Axes, unit: str, found: Sequence[SiteSpread]) -> None:
     there = [spread.magnitudes.log10() for spread in found if spread.magnitudes.numel()]
     low, high = _ends(there)
     for place, spread in enumerate(found):
@@ -192,13 +192,13 @@ def _ends(there: Sequence[Tensor]) -> tuple[float, float]:
     return low - 0.1, high + 0.1
 
 
-def _besides(spread: Spread) -> str:
+def _besides(spread: SiteSpread) -> str:
     parts = [f"{spread.zero:.0%} zero"] if spread.zero else []
     parts += [f"{spread.nonfinite:,} not finite"] if spread.nonfinite else []
     return f"  ({', '.join(parts)})" if parts else ""
 
 
-def _quantile(spread: Spread, share: float) -> float:
+def _quantile(spread: SiteSpread, share: float) -> float:
     some = spread.magnitudes
     return float(some[round(share * (len(some) - 1))]) if len(some) else float("nan")
 

@@ -15,7 +15,7 @@ _SCALES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 @runtime_checkable
-class HeldBytes(Protocol):
+class HeldOverTime(Protocol):
     """The bytes held over a step, as a bill and an account of a recording know them."""
 
     @property
@@ -57,7 +57,7 @@ def memory(held: Any, *, title: str = "") -> Drawing:
         CannotDraw: If nothing was saved.
     """
     course = getattr(held, "timeline", held)
-    if not isinstance(course, HeldBytes) or not course.bytes or not course.peak:
+    if not isinstance(course, HeldOverTime) or not course.bytes or not course.peak:
         raise CannotDraw(
             f"memory(...) was given {type(held).__name__} in which nothing is held; it takes the bill "
             "kedge.saved(model, backward=True)(x) of a model that saves something"
@@ -73,7 +73,7 @@ def memory(held: Any, *, title: str = "") -> Drawing:
     return figure
 
 
-def _over_time(axes: Axes, course: HeldBytes, divisor: float, unit: str) -> None:
+def _over_time(axes: Axes, course: HeldOverTime, divisor: float, unit: str) -> None:
     at, heights = [0, *course.at], [0.0, *(size / divisor for size in course.bytes)]
     axes.fill_between(at, heights, step="post", color=ACCENT, alpha=0.25, lw=0)
     axes.step(at, heights, where="post", color=ACCENT, lw=1.3)
@@ -92,7 +92,7 @@ def _over_time(axes: Axes, course: HeldBytes, divisor: float, unit: str) -> None
     dress(axes, "over the step", x="saves and releases", y=f"held for backward, {unit}")
 
 
-def _at_peak(axes: Axes, course: HeldBytes, divisor: float, unit: str) -> None:
+def _at_peak(axes: Axes, course: HeldOverTime, divisor: float, unit: str) -> None:
     holders = course.holders[:_HOLDERS]
     places = range(len(holders))
     axes.barh(places, [size / divisor for _, size in holders], color=ACCENT, alpha=0.75, height=0.65)

@@ -13,11 +13,11 @@ from torch.autograd.graph import GradientEdge, Node
 from kedge.errors import ActionDisabled, NoSiteMatched, NoSuchKind, Recompiled, SelectorError, warn
 from kedge.flow import Action, Event, Schedule
 from kedge.hooks.firing.owner import ShownTap
-from kedge.hooks.firing.schedule import Clock, rank
+from kedge.hooks.firing.schedule import StepClock, rank
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates.tensors import means, place_node, place_tensor
-from kedge.hooks.placing.installed import Mounts
-from kedge.hooks.target import Target
+from kedge.hooks.placing.installed import InstalledHooks
+from kedge.hooks.target import HookedModel
 from kedge.sites.select import Selector, SitePlace
 from kedge.torch_internals import dynamo
 
@@ -37,10 +37,10 @@ class Attachments:
 
     def __init__(self, on_error: str) -> None:
         self.on_error = on_error
-        self.clock = Clock(rank())
+        self.clock = StepClock(rank())
         self.taps: list[Tap] = []
-        self.targets: dict[int, Target] = {}
-        self.mounts = Mounts()
+        self.targets: dict[int, HookedModel] = {}
+        self.mounts = InstalledHooks()
         self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=2_000)
         self.ended = False
         self.clock.on_step.append(self._retime)
@@ -99,12 +99,12 @@ class Attachments:
         target.compiled = target.compiled or dynamo.compiles(whole)
         target.attach(places, spec, model)
 
-    def _target(self, model: nn.Module, places: tuple[SitePlace, ...]) -> Target:
+    def _target(self, model: nn.Module, places: tuple[SitePlace, ...]) -> HookedModel:
         """Return what is known of a model; code that was compiled without these places compiles again."""
         known = self.targets.get(id(model))
         if known is None:
             self.refresh()
-            known = self.targets[id(model)] = Target(self, model)
+            known = self.targets[id(model)] = HookedModel(self, model)
         elif not all(map(known.knows, places)):
             self.refresh()
         return known

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kedge import notebook
 from kedge.flow import Event
 from kedge.hooks.attach import Attachments
-from kedge.hooks.firing.cause import Cause, Natural
+from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.unfired import explain
 from kedge.sites.language import parse
@@ -22,7 +22,7 @@ _SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One line of the ledger.
 
     Attributes:
@@ -45,7 +45,7 @@ class Entry:
 class Ledger:
     """Of each site of a session: how often it fired, or why not."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[LedgerEntry]) -> None:
         self.entries = tuple(entries)
 
     @classmethod
@@ -57,10 +57,10 @@ class Ledger:
         entries = []
         for (_, site), group in by_site.items():
             fired = max(t.fired for t in group)
-            entries.append(Entry(site, fired, None if fired else explain(group[0], session)))
+            entries.append(LedgerEntry(site, fired, None if fired else explain(group[0], session)))
         return cls(entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[LedgerEntry]:
         """The entries, in the order in which the sites were hooked."""
         return iter(self.entries)
 
@@ -68,7 +68,7 @@ class Ledger:
         """How many sites."""
         return len(self.entries)
 
-    def __getitem__(self, site: str) -> Entry:
+    def __getitem__(self, site: str) -> LedgerEntry:
         """The entry of a site, by its text; ``:out`` may be left out."""
         for entry in self.entries:
             if str(entry.site) in (site, f"{site}:out"):
@@ -102,7 +102,7 @@ class Ledger:
         groups: dict[Cause, list[str]] = {}
         fired = {(e.site.kind, e.site.op) for e in self.entries if e.fired}
         for e in self.entries:
-            if e.cause is not None and not (isinstance(e.cause, Natural) and (e.site.kind, e.site.op) in fired):
+            if e.cause is not None and not (isinstance(e.cause, ExpectedSilence) and (e.site.kind, e.site.op) in fired):
                 groups.setdefault(e.cause, []).append(str(e.site))
         if not groups:
             return ""

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from kedge.hooks.firing.owner import Owner
-from kedge.hooks.placing.installed import Mount
+from kedge.hooks.placing.installed import InstalledHook
 
 
 def has_optimizer(model: nn.Module | None) -> bool:
@@ -33,4 +33,4 @@ def count_steps(owner: Owner, model: nn.Module) -> None:
         if clock.optimizer == (id(optimizer), whose):
             clock.optimized()
 
-    owner.mounts.mount(Mount(register_optimizer_step_post_hook(stepped)))
+    owner.mounts.mount(InstalledHook(register_optimizer_step_post_hook(stepped)))

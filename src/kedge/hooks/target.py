@@ -13,15 +13,15 @@ from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.tap import Spec
 from kedge.hooks.gates.modules import ModuleGates
 from kedge.hooks.gates.passes import follow
-from kedge.hooks.gates.saved import Saves
+from kedge.hooks.gates.saved import SavedSites
 from kedge.hooks.gates.tensors import ParameterGates
-from kedge.hooks.operations.switch import Doors
+from kedge.hooks.operations.switch import ModeSwitches
 from kedge.hooks.optimizer_steps import count_steps, has_optimizer
 from kedge.sites.select import ModelLayout, SitePlace
 from kedge.torch_internals import dynamo
 
 
-class Target:
+class HookedModel:
     """A model that a session hooks.
 
     Attributes:
@@ -42,8 +42,8 @@ class Target:
         self.passes = owner.clock.follow(lambda: has_optimizer(self.model()))
         self.modules = ModuleGates(owner, self.passes)
         self.parameters = ParameterGates(owner)
-        self.saves: Saves | None = None
-        self.ops: Doors | None = None
+        self.saves: SavedSites | None = None
+        self.ops: ModeSwitches | None = None
         self.kinds: dict[str, weakref.ref[type[nn.Module]]] = {}
         self.compiled = False
         self.begin = follow(owner, model, self.passes)
@@ -66,10 +66,10 @@ class Target:
         elif place.param is not None:
             self.modules.place_value(place, spec, model)
         elif site.kind == "saved":
-            self.saves = self.saves or Saves(self.owner, self.passes, model, compiled=self.compiled)
+            self.saves = self.saves or SavedSites(self.owner, self.passes, model, compiled=self.compiled)
             self.saves.place(place, spec)
         elif site.op is not None:
-            self.ops = self.ops or Doors(self.owner, self.passes, model)
+            self.ops = self.ops or ModeSwitches(self.owner, self.passes, model)
             self.ops.place(place, spec)
         else:
             self.modules.place(place, spec)

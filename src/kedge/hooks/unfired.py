@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from kedge.hooks.attach import Attachments
-from kedge.hooks.firing.cause import Cause, Natural
+from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.operations.unfired import explain_op
-from kedge.hooks.target import Target
+from kedge.hooks.target import HookedModel
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site, escape
 
@@ -69,7 +69,7 @@ def _explain_gate(tap: Tap, session: Attachments) -> Cause:
         return cause
     if not tap.gate.called:
         cause = _explain_uncalled(tap, session)
-        return Natural(*cause) if getattr(tap.gate, "many", False) else cause
+        return ExpectedSilence(*cause) if getattr(tap.gate, "many", False) else cause
     return _explain_value(tap) or (_explain_gradient(tap, session) if tap.site.is_gradient else _explain_skipped(tap))
 
 
@@ -82,7 +82,7 @@ def _explain_operation(tap: Tap, session: Attachments) -> Cause | None:
     )
 
 
-def _target_of(tap: Tap, session: Attachments) -> Target | None:
+def _target_of(tap: Tap, session: Attachments) -> HookedModel | None:
     return next((target for target in session.targets.values() if target.passes is tap.gate.passes), None)
 
 
@@ -115,7 +115,7 @@ def _explain_unsaved(tap: Tap) -> Cause:
     gate, site = tap.gate, tap.site
     if not gate.seen.leaves:
         inside = f"{escape(site.path)}.**:saved" if site.path else "**:saved"
-        return Natural(
+        return ExpectedSilence(
             "nothing was saved while it was the innermost module", f'what the modules inside it save is at "{inside}"'
         )
     if site.leaf is not None and site.leaf not in gate.seen.leaves:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from kedge.hooks.placing.module_calls import OpenCalls, Span, Spans
+from kedge.hooks.placing.module_calls import ModuleCalls, OpenCalls, Span
 from kedge.inspect.effects import function_in
 from kedge.inspect.owners import library_of, name_of, source_of, taps_behind
 from kedge.sites import leaves
@@ -116,7 +116,7 @@ class GraphNode:
         return sum(field.bytes for field in self.saved)
 
 
-class CallFollower(Spans):
+class CallFollower(ModuleCalls):
     """Follows the calls of a model's modules, to know which of them made a node.
 
     Nodes are identified by their numbers, see Note [Whose node], and only for one thread.

@@ -12,10 +12,10 @@ from torch import nn
 
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.tap import Tap
-from kedge.hooks.gates.gradients import Listener, Share
-from kedge.hooks.gates.modules import Before
-from kedge.hooks.gates.passes import Begin, End
-from kedge.hooks.gates.tensors import Station
+from kedge.hooks.gates.gradients import GradientListener, InputShare
+from kedge.hooks.gates.modules import InputGate
+from kedge.hooks.gates.passes import PassBegins, PassEnds
+from kedge.hooks.gates.tensors import TensorGate
 from kedge.inspect.effects import function_in
 from kedge.torch_internals.hook_tables import computed_by
 
@@ -66,14 +66,14 @@ def library_of(function: Any) -> str:
 
 def serves(hook: Any) -> tuple[str, ...]:
     """The sites and actions that a Kedge hook on a module or a tensor serves."""
-    if isinstance(hook, (Begin, End)):
+    if isinstance(hook, (PassBegins, PassEnds)):
         return ("counts forward passes",)
     cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     holders = [hook, getattr(hook, "__self__", None), *cells]
     gates = [taps for h in holders if isinstance(h, Gate) for taps in h.taps.values()]
-    stations = [h.taps for h in holders if isinstance(h, Station)]
+    stations = [h.taps for h in holders if isinstance(h, TensorGate)]
     taps = [f"{replace(tap.site, path='')} {tap.label}" for tap in itertools.chain(*gates, *stations)]
-    if isinstance(hook, Before) and hook.preserving:
+    if isinstance(hook, InputGate) and hook.preserving:
         taps.append("copies records before they are overwritten")
     return tuple(taps)
 
@@ -82,6 +82,6 @@ def taps_behind(hook: Any) -> tuple[Tap, ...]:
     """The actions with their sites that a Kedge hook on a tensor or a node runs."""
     cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     holders = [hook, getattr(hook, "__self__", None), *cells]
-    taps = [h.taps for h in holders if isinstance(h, Station)]
-    taps += [h.gate.taps.get(h.origin.site.kind, ()) for h in holders if isinstance(h, (Listener, Share))]
+    taps = [h.taps for h in holders if isinstance(h, TensorGate)]
+    taps += [h.gate.taps.get(h.origin.site.kind, ()) for h in holders if isinstance(h, (GradientListener, InputShare))]
     return tuple(itertools.chain(*taps))

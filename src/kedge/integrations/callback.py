@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from kedge.watch.run.block import Watched, default_name, watch
+from kedge.watch.run.block import WatchBlock, default_name, watch
 
 
 class WatchCallback:
@@ -18,8 +18,8 @@ class WatchCallback:
             training's own results.
     """
 
-    def __init__(self, what: Watched | str | os.PathLike[str] | None) -> None:
-        self.watched = what if what is None or isinstance(what, Watched) else watch(what)
+    def __init__(self, what: WatchBlock | str | os.PathLike[str] | None) -> None:
+        self.watched = what if what is None or isinstance(what, WatchBlock) else watch(what)
 
     def begin(self, results: str | os.PathLike[str], model: nn.Module) -> None:
         """Begin to watch; without a path, the recording goes to the folder of the training's results.

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from kedge.integrations.callback import WatchCallback
-from kedge.watch.run.block import Watched
+from kedge.watch.run.block import WatchBlock
 
 
 class HuggingFaceCallback(TrainerCallback):
@@ -22,11 +22,11 @@ class HuggingFaceCallback(TrainerCallback):
             ``HuggingFaceCallback(kedge.watch("run.kedge", every=50))``. None for the trainer's `output_dir`.
     """
 
-    def __init__(self, what: Watched | str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, what: WatchBlock | str | os.PathLike[str] | None = None) -> None:
         self.watching = WatchCallback(what)
 
     @property
-    def watched(self) -> Watched | None:
+    def watched(self) -> WatchBlock | None:
         """The result of `kedge.watch`: the place of the recording, and its findings."""
         return self.watching.watched
 

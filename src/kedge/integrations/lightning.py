@@ -7,7 +7,7 @@ import os
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from kedge.integrations.callback import WatchCallback
-from kedge.watch.run.block import Watched
+from kedge.watch.run.block import WatchBlock
 
 
 class LightningCallback(Callback):
@@ -19,12 +19,12 @@ class LightningCallback(Callback):
             or the trainer's `default_root_dir` if there is no logger.
     """
 
-    def __init__(self, what: Watched | str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, what: WatchBlock | str | os.PathLike[str] | None = None) -> None:
         super().__init__()
         self.watching = WatchCallback(what)
 
     @property
-    def watched(self) -> Watched | None:
+    def watched(self) -> WatchBlock | None:
         """The result of `kedge.watch`: the place of the recording, and its findings."""
         return self.watching.watched
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from kedge.watch.run.block import Watched
+    from kedge.watch.run.block import WatchBlock
 
 _MARK = "finite: fail if an output or a gradient of a module holds a NaN or an infinity, and say where it was made"
 
@@ -26,14 +26,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def kedge_watch(tmp_path: Path) -> Callable[..., Watched]:
+def kedge_watch(tmp_path: Path) -> Callable[..., WatchBlock]:
     """A function that watches a block of a test, every step in full; the recording is in the test's `tmp_path`.
 
     ``with kedge_watch() as run: train()``, and then ``assert run.findings() == ()``. Arguments are those of `kedge.watch`.
     """
     from kedge.watch.run.block import watch
 
-    def begin(path: str = "run.kedge", **options: Any) -> Watched:
+    def begin(path: str = "run.kedge", **options: Any) -> WatchBlock:
         return watch(tmp_path / path, **{"every": 1, "budget": None, "strict": True, **options})
 
     return begin
@@ -61,7 +61,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     return outcome
 
 
-def _watched(folder: Path) -> Watched:
+def _watched(folder: Path) -> WatchBlock:
     from kedge.watch.run.block import watch
 
     watched = watch(folder / "test.kedge", every=1, budget=None, strict=True)
@@ -69,7 +69,7 @@ def _watched(folder: Path) -> Watched:
     return watched.begin()
 
 
-def _verdict(watched: Watched) -> str:
+def _verdict(watched: WatchBlock) -> str:
     """Return the findings on non-finite values, as text."""
     from kedge.rules.nonfinite.nan_born import NanBorn
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import NoSuchKind
-from kedge.hooks.placing.module_calls import Spans
+from kedge.hooks.placing.module_calls import ModuleCalls
 from kedge.hooks.saved.keeper import keep
 from kedge.offload.bill.bill import Bill, bill_of
 from kedge.offload.bill.bill_keeper import LEAST, BillKeeper, Origins
@@ -65,7 +65,7 @@ class _Look:
 
     def __init__(self, model: nn.Module, least: int) -> None:
         self.model, self.storages = model, StorageNumbers()
-        self.spans = Spans(self.storages.of)
+        self.spans = ModuleCalls(self.storages.of)
         self.keeper = BillKeeper(lambda: self.spans.innermost, self.storages, find, least, lambda: self.spans.around)
 
     def bill(self, call: Callable[[], Any], loss: Callable[[Any], Any] | None, *, backward: bool) -> Bill:

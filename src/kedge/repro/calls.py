@@ -29,7 +29,7 @@ from kedge.torch_internals.tensors import version_of
 CHEAP = 1 << 20
 
 
-class Held(NamedTuple):
+class HeldTensor(NamedTuple):
     """A tensor as it was; see Note [Kept without a copy]."""
 
     tensor: Tensor
@@ -42,14 +42,14 @@ class Held(NamedTuple):
         return version_of(self.tensor) == self.version
 
 
-def held(tensor: Tensor, *, copy: bool = False) -> Held:
+def held(tensor: Tensor, *, copy: bool = False) -> HeldTensor:
     """Keep a tensor as it is now."""
     kept = tensor.detach()
     kept = kept.clone() if copy else kept
-    return Held(kept, version_of(kept), tensor.requires_grad)
+    return HeldTensor(kept, version_of(kept), tensor.requires_grad)
 
 
-class Call:
+class RecordedCall:
     """One call of one module.
 
     Attributes:
@@ -72,16 +72,16 @@ class Call:
         awaited: Gradients of inputs and parameters that have not come yet.
     """
 
-    def __init__(self, module: nn.Module, label: str, number: int, outer: Call | None) -> None:
+    def __init__(self, module: nn.Module, label: str, number: int, outer: RecordedCall | None) -> None:
         self.module, self.label, self.number, self.outer = module, label, number, outer
         self.training, self.began, self.split = module.training, False, False
         self.args: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
-        self.inputs: dict[str, Held] = {}
+        self.inputs: dict[str, HeldTensor] = {}
         self.buffers: dict[tuple[int, str], Tensor] = {}
         self.versions = {name: version_of(p) for name, p in own_parameters(module).items() if p is not None}
         self.random: dict[str, Tensor] = {}
         self.surroundings = Surroundings.now()
-        self.grads: dict[str, Held] = {}
+        self.grads: dict[str, HeldTensor] = {}
         self.entered_finite = True
         self.awaited: set[str] = set()
         self._copy_buffers()
@@ -95,7 +95,7 @@ class Call:
         self.random = self.random or random_state(aliases.values())
         return found
 
-    def outside(self) -> Iterator[Call]:
+    def outside(self) -> Iterator[RecordedCall]:
         """Give the calls around this one, the nearest first."""
         call = self.outer
         while call is not None:
@@ -156,14 +156,14 @@ class WatchedModule:
 
     def __init__(self, label: str) -> None:
         self.label, self.overwrites = label, False
-        self._calls: list[weakref.ref[Call]] = []
+        self._calls: list[weakref.ref[RecordedCall]] = []
 
-    def add(self, call: Call) -> None:
+    def add(self, call: RecordedCall) -> None:
         """Add one, and forget those that are gone."""
         self._calls = [ref for ref in self._calls if ref() is not None]
         self._calls.append(weakref.ref(call))
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[RecordedCall]:
         """Give those that are there, the newest first."""
         for ref in reversed(self._calls):
             call = ref()

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kedge.repro.calls import Call
+from kedge.repro.calls import RecordedCall
 from kedge.torch_internals.graph_task import graph_task
 from kedge.torch_internals.tensors import version_of
 
@@ -21,7 +21,7 @@ AT_ONCE = frozenset({"cpu"})
 _TOGETHER = 64
 
 
-class Look(NamedTuple):
+class FinitenessCheck(NamedTuple):
     """A value that was summed up, perhaps on a device that has not done it yet.
 
     Attributes:
@@ -33,13 +33,13 @@ class Look(NamedTuple):
     """
 
     where: Where
-    calls: tuple[Call, ...]
+    calls: tuple[RecordedCall, ...]
     value: Tensor
     total: Tensor
     task: int
 
 
-class Looks:
+class PendingChecks:
     """Values that were summed up and are yet to be read, in the order of the program.
 
     Args:
@@ -52,16 +52,16 @@ class Looks:
 
     together = _TOGETHER
 
-    def __init__(self, report: Callable[[Look, Bad], None], read_up: Callable[[], None]) -> None:
+    def __init__(self, report: Callable[[FinitenessCheck, Bad], None], read_up: Callable[[], None]) -> None:
         self._report, self._read_up = report, read_up
-        self._waiting: list[Look] = []
+        self._waiting: list[FinitenessCheck] = []
         self._returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def __len__(self) -> int:
         """How many are yet to be read."""
         return len(self._waiting)
 
-    def look(self, where: Where, calls: tuple[Call, ...], value: Tensor) -> None:
+    def look(self, where: Where, calls: tuple[RecordedCall, ...], value: Tensor) -> None:
         """Sum a value up, unless that was done when the module before returned it."""
         if not _measurable(value) or (where == "in" and self._is_known(value)):
             return
@@ -70,7 +70,7 @@ class Looks:
         value = value.detach() if value.requires_grad else value  # a gradient is told from others by its identity
         total = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
         total = (total.float() if total.itemsize == 1 else total).sum(dtype=torch.float32)
-        self._waiting.append(Look(where, calls, value, total, graph_task()))
+        self._waiting.append(FinitenessCheck(where, calls, value, total, graph_task()))
         if value.device.type in AT_ONCE or len(self._waiting) >= self.together:
             self.read()
 

@@ -34,12 +34,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from kedge.hooks.firing.schedule import rank
 from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, given_to, is_repeated
-from kedge.repro.calls import Call, WatchedModule, held, random_state
-from kedge.repro.finiteness import Bad, Look, Looks, bad
-from kedge.repro.input_edges import Way
-from kedge.repro.listeners import Listen, Share
-from kedge.repro.package import Parcel, TooLarge
-from kedge.repro.suspects import Search, Suspect
+from kedge.repro.calls import RecordedCall, WatchedModule, held, random_state
+from kedge.repro.finiteness import Bad, FinitenessCheck, PendingChecks, bad
+from kedge.repro.input_edges import CallEdges
+from kedge.repro.listeners import GradientCheck, InputEdgeListener
+from kedge.repro.package import CallPackage, TooLarge
+from kedge.repro.suspects import FirstBadSearch, SuspectCall
 from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals import modes
@@ -51,7 +51,7 @@ LIMIT = 1 << 30
 _PRUNE = 4096
 
 
-class Notes(Protocol):
+class EventLog(Protocol):
     """Where a dump is told of."""
 
     def event(self, event: Mapping[str, Any]) -> None:
@@ -62,11 +62,11 @@ class UnderWay(NamedTuple):
     """A call that is under way; its place in autograd's graph is not known if it had begun before it could be seen."""
 
     watched: WatchedModule
-    call: Call
-    way: Way | None
+    call: RecordedCall
+    way: CallEdges | None
 
 
-class Dump:
+class FirstBadCall:
     """Keeps the first call of a run that made something that is not finite; see Note [What a dump costs].
 
     Args:
@@ -85,7 +85,7 @@ class Dump:
     def __init__(
         self,
         folder: Path,
-        log: Notes,
+        log: EventLog,
         step: Callable[[], int],
         *,
         rerun: Callable[[Path], list[dict[str, Any]]] | None = None,
@@ -97,15 +97,15 @@ class Dump:
         self._numbers = itertools.count()
         self._known: weakref.WeakKeyDictionary[nn.Module, WatchedModule] = weakref.WeakKeyDictionary()
         self._calls = self._tracker()
-        self._alive: weakref.WeakSet[Call] = weakref.WeakSet()
-        self.looks = Looks(self._report, self._let_go)
-        self._passed: list[Call] = []
+        self._alive: weakref.WeakSet[RecordedCall] = weakref.WeakSet()
+        self.looks = PendingChecks(self._report, self._let_go)
+        self._passed: list[RecordedCall] = []
         self._handles: list[Any] = []
-        self._parcels: dict[int, Parcel] = {}
-        self._ready: Parcel | None = None
+        self._parcels: dict[int, CallPackage] = {}
+        self._ready: CallPackage | None = None
         self._reached = False
         self._why: tuple[int, str] | None = None
-        self._search = Search(self._keep, self.step)
+        self._search = FirstBadSearch(self._keep, self.step)
         self._undo = ExitStack()
         self._ahead = register_optimizer_step_pre_hook(self._before_update)
 
@@ -127,7 +127,7 @@ class Dump:
             watched = self._known[inner] = WatchedModule(label(path))
             self._attach(inner, watched, is_root=inner is module)
         if begun:
-            call = Call(module, label(""), next(self._numbers), None)
+            call = RecordedCall(module, label(""), next(self._numbers), None)
             call.began, call.random = True, random_state(())
             self._calls.open.add(module, UnderWay(self._known[module], call, None))
 
@@ -169,15 +169,15 @@ class Dump:
         self._calls.follow(module, watched, outermost=is_root)
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
             if param.requires_grad and not is_lazy(param):
-                hook = Listen(self.shield, partial(self._gradient_of_parameter, watched, name))
+                hook = GradientCheck(self.shield, partial(self._gradient_of_parameter, watched, name))
                 self._undo.callback(param.register_hook(hook).remove)
 
     def _entered(self, calls: OpenCalls[UnderWay], watched: WatchedModule, module: nn.Module, given: Any) -> UnderWay:
         """Take in a call that begins."""
         outer = calls.notes[-1].call if calls.notes else None
-        call = Call(module, watched.label, next(self._numbers), outer)
+        call = RecordedCall(module, watched.label, next(self._numbers), outer)
         found = call.take(*given, copy=watched.overwrites or getattr(module, "inplace", False) is True)
-        way = Way(tensor for _, tensor in found)
+        way = CallEdges(tensor for _, tensor in found)
         self._begin(watched, call, found)
         return UnderWay(watched, call, way)
 
@@ -206,9 +206,11 @@ class Dump:
             outer.step_over(way, returned)
         call.split = numbers_operations()
         takers = way.takers(returned) if call.split else ()
-        self._handles += [n.register_hook(Share(self.shield, self.looks, call, place)) for n, place in takers]
+        self._handles += [
+            n.register_hook(InputEdgeListener(self.shield, self.looks, call, place)) for n, place in takers
+        ]
 
-    def _begin(self, watched: WatchedModule, call: Call, found: Iterable[tuple[str, Tensor]]) -> None:
+    def _begin(self, watched: WatchedModule, call: RecordedCall, found: Iterable[tuple[str, Tensor]]) -> None:
         self._alive.add(call)
         watched.add(call)
         call.awaited = {n for n, p in own_parameters(call.module).items() if p is not None and p.requires_grad}
@@ -223,16 +225,16 @@ class Dump:
     def _listen(self, tensor: Tensor, work: Callable[[Tensor], None]) -> bool:
         if not (tensor.requires_grad and torch.is_grad_enabled()):
             return False
-        self._handles.append(tensor.register_hook(Listen(self.shield, work)))
+        self._handles.append(tensor.register_hook(GradientCheck(self.shield, work)))
         if len(self._handles) > _PRUNE:
             self._handles = [h for h in self._handles if h.hooks_dict_ref() is not None]
         return True
 
-    def _gradient_of_output(self, call: Call, name: str, gradient: Tensor) -> None:
+    def _gradient_of_output(self, call: RecordedCall, name: str, gradient: Tensor) -> None:
         call.grads[name] = held(gradient)
         self.looks.look("out.grad", (call,), gradient)
 
-    def _gradient_of_input(self, ref: weakref.ref[Call], name: str, gradient: Tensor) -> None:
+    def _gradient_of_input(self, ref: weakref.ref[RecordedCall], name: str, gradient: Tensor) -> None:
         call = ref()
         if call is not None:
             if not call.split:
@@ -245,7 +247,7 @@ class Dump:
         for call in calls:
             self._arrived(call, name)
 
-    def _arrived(self, call: Call, name: str) -> None:
+    def _arrived(self, call: RecordedCall, name: str) -> None:
         """Let go of a call through which the backward has passed, once all sums are read."""
         call.awaited.discard(name)
         if not call.awaited and call.grads:
@@ -260,7 +262,7 @@ class Dump:
             call.release()
         self._passed.clear()
 
-    def _report(self, look: Look, kind: Bad) -> None:
+    def _report(self, look: FinitenessCheck, kind: Bad) -> None:
         if look.where in ("in", "out"):
             self._search.saw_value(look.where, look.calls[0], kind, look.value)
             return
@@ -268,12 +270,12 @@ class Dump:
             look.calls[0].entered_finite = False
         self._search.saw_gradient(look.where, look.calls, kind, look.value, look.task)
 
-    def _keep(self, suspect: Suspect) -> None:
+    def _keep(self, suspect: SuspectCall) -> None:
         """Copy a suspect while everything is as it was; see Note [When it is decided]."""
         call = suspect.call
         if call is None or call.args is None:
             return
-        parcel = Parcel(suspect, suspect.step, self.limit)
+        parcel = CallPackage(suspect, suspect.step, self.limit)
         try:
             parcel.pack(call)
         except TooLarge:
@@ -285,10 +287,10 @@ class Dump:
         self._parcels = {k: p for k, p in self._parcels.items() if self._current(p.suspect)}
         self._parcels[id(suspect)] = parcel
 
-    def _current(self, suspect: Suspect) -> bool:
+    def _current(self, suspect: SuspectCall) -> bool:
         return suspect is self._search.backward or suspect in self._search.forward.values()
 
-    def _pack_late(self, call: Call) -> None:
+    def _pack_late(self, call: RecordedCall) -> None:
         for suspect in self._search.forward.values():
             if suspect.call is call and id(suspect) not in self._parcels and not suspect.why:
                 self._keep(suspect)
@@ -330,7 +332,7 @@ class Dump:
             call.release()
         self._handles, self._passed, self._parcels = [], [], {}
         self.looks.forget()
-        self._search = Search(self._keep, self.step)
+        self._search = FirstBadSearch(self._keep, self.step)
         self._calls = self._tracker()  # what is under way here and in other threads is forgotten
 
     # -- writing -----------------------------------------------------------------------------------
@@ -346,7 +348,7 @@ class Dump:
             self._ready = None
             Shield("writing the dump", "there is none")(self._write_to_disk, parcel)
 
-    def _write_to_disk(self, parcel: Parcel) -> None:
+    def _write_to_disk(self, parcel: CallPackage) -> None:
         name = f"dump-{parcel.step}" + (f"-{rank()}" if rank() else "")
         parcel.write(self.folder / name)
         self.written, suspect = self.folder / name, parcel.suspect

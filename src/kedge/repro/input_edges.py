@@ -21,7 +21,7 @@ from kedge.torch_internals.autograd_nodes import operation_number, sequence_numb
 Edge = tuple[Node | None, int]
 
 
-class Way:
+class CallEdges:
     """Where a call under way lies in autograd's graph.
 
     Attributes:
@@ -54,7 +54,7 @@ class Way:
                     known.add(before)
                     waiting.append(before)
 
-    def step_over(self, call: Way, returned: Iterable[Tensor]) -> None:
+    def step_over(self, call: CallEdges, returned: Iterable[Tensor]) -> None:
         """Take note of a call inside that has ended."""
         for tensor in returned:
             if tensor.grad_fn is not None and _edge(tensor) not in call.entries:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from kedge.repro.calls import Call
-from kedge.repro.finiteness import Looks
+from kedge.repro.calls import RecordedCall
+from kedge.repro.finiteness import PendingChecks
 from kedge.stderr import Shield
 from kedge.torch_internals.dynamo import untraced
 
 
-class Listen:
+class GradientCheck:
     """A hook for the gradient of a tensor."""
 
     __torch_unserializable__ = True  # a tensor is sent or saved without it, and without a warning
@@ -25,10 +25,10 @@ class Listen:
         self.shield(self.work, gradient)
 
 
-class Share:
+class InputEdgeListener:
     """A hook for what one operation of a call adds to the gradient of an input; see Note [Shares of a gradient]."""
 
-    def __init__(self, shield: Shield, looks: Looks, call: Call, place: int) -> None:
+    def __init__(self, shield: Shield, looks: PendingChecks, call: RecordedCall, place: int) -> None:
         self.shield, self.looks, self.call, self.place = shield, looks, call, place
 
     def __call__(self, shares: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]) -> None:
@@ -38,4 +38,4 @@ class Share:
             self.shield(self.looks.look, "in.grad", (self.call,), share)
 
 
-untraced(Listen.__call__)
+untraced(GradientCheck.__call__)

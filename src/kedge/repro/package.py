@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kedge.atomic_write import told
-from kedge.repro.calls import Call
+from kedge.repro.calls import RecordedCall
 from kedge.repro.finiteness import counts
-from kedge.repro.python_source import Writer, attributes
-from kedge.repro.suspects import Suspect
+from kedge.repro.python_source import SourceWriter, attributes
+from kedge.repro.suspects import SuspectCall
 from kedge.torch_internals.module_tables import empty_entries, own_buffers, own_parameters
 from kedge.torch_internals.tensors import version_of
 
@@ -31,7 +31,7 @@ class TooLarge(Exception):
 
 
 @dataclass
-class Parcel:
+class CallPackage:
     """A call, packed.
 
     Attributes:
@@ -44,7 +44,7 @@ class Parcel:
         seen: How many elements were not finite where that was seen first.
     """
 
-    suspect: Suspect
+    suspect: SuspectCall
     step: int
     limit: int
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Parcel:
     _names: dict[int, str] = field(default_factory=dict)
     _kept: list[Tensor] = field(default_factory=list)
 
-    def pack(self, call: Call) -> None:
+    def pack(self, call: RecordedCall) -> None:
         """Copy the tensors of a call, and write its script.
 
         Raises:
@@ -91,11 +91,11 @@ class Parcel:
         self._kept.append(value)
         self._add(name, value)
 
-    def writer(self) -> Writer:
+    def writer(self) -> SourceWriter:
         """Give what writes values whose tensors are in here."""
-        return Writer(self._names, self.attribute)
+        return SourceWriter(self._names, self.attribute)
 
-    def _state(self, call: Call) -> dict[str, str]:
+    def _state(self, call: RecordedCall) -> dict[str, str]:
         """Copy parameters and buffers; returns the other names of those that have several."""
         tied: dict[str, str] = {}
         first: dict[int, str] = {}
@@ -113,7 +113,7 @@ class Parcel:
                     self._add(f"{kind}.{full}", call.buffers.get((id(module), name), value))
         return tied
 
-    def _inputs(self, call: Call) -> None:
+    def _inputs(self, call: RecordedCall) -> None:
         for name, kept in call.inputs.items():
             if not kept.intact:
                 self.notes.append(f"{name} was changed in place after it was handed over: what it held is lost")
@@ -127,7 +127,7 @@ class Parcel:
                     f"PyTorch does not count the changes of {name}: whether it was changed in place cannot be told"
                 )
 
-    def _note(self, call: Call) -> None:
+    def _note(self, call: RecordedCall) -> None:
         inner = [m for m in call.module.modules() if m is not call.module]
         for name, version in call.versions.items():
             param = own_parameters(call.module).get(name)
@@ -151,7 +151,7 @@ class Parcel:
         self.tensors[name] = copy.copy_(value)
 
 
-def _copied(call: Call, module: nn.Module) -> bool:
+def _copied(call: RecordedCall, module: nn.Module) -> bool:
     return all((id(module), n) in call.buffers for n, b in own_buffers(module).items() if b is not None)
 
 
@@ -159,7 +159,7 @@ def _layout(value: Tensor) -> str:
     return "" if value.is_contiguous() else f", {tuple(value.stride())}"
 
 
-def _script(parcel: Parcel, call: Call, tied: Mapping[str, str]) -> str:
+def _script(parcel: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:
     """Write the script: its head, what was called, and the text of `replay`."""
     text = Path(__file__).with_name("script.py").read_text(encoding="utf-8")
     head, rest = text.split(_MARK)[0], text[text.index(_NEXT) :]
@@ -167,7 +167,7 @@ def _script(parcel: Parcel, call: Call, tied: Mapping[str, str]) -> str:
     return f"{_docstring(parcel, call)}\n\n{imports}{_MARK}{'-' * 71}\n\n{_called(parcel, call, tied)}\n\n{rest}"
 
 
-def _docstring(parcel: Parcel, call: Call) -> str:
+def _docstring(parcel: CallPackage, call: RecordedCall) -> str:
     suspect = parcel.suspect
     what = f"{call.label or 'the model'} ({type(call.module).__name__})"
     return (
@@ -179,7 +179,7 @@ def _docstring(parcel: Parcel, call: Call) -> str:
     )
 
 
-def _called(parcel: Parcel, call: Call, tied: Mapping[str, str]) -> str:
+def _called(parcel: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:
     """Write the part of the script that belongs to this call alone."""
     writer = parcel.writer()
     rows, shared = _modules(call.module, writer)
@@ -203,7 +203,7 @@ def _called(parcel: Parcel, call: Call, tied: Mapping[str, str]) -> str:
     )
 
 
-def _modules(root: nn.Module, writer: Writer) -> tuple[str, dict[str, str]]:
+def _modules(root: nn.Module, writer: SourceWriter) -> tuple[str, dict[str, str]]:
     """Write a row for each module, and name those that have several names."""
     rows, shared, first = "", {}, dict[int, str]()
     for name, module in root.named_modules(remove_duplicate=False):

@@ -35,7 +35,7 @@ _OURS = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
 
 
 @dataclass
-class Writer:
+class SourceWriter:
     """Writes values; tensors become names.
 
     Attributes:

@@ -88,7 +88,7 @@ def rerun(folder: Path) -> Found:
         return []
     sys.path += [each for each in script.FOLDERS if each not in sys.path]
     script.TENSORS.update(load_file(folder / "tensors.safetensors", device=script.DEVICE))
-    module, births = script.build(), Births()
+    module, births = script.build(), BirthListing()
     args, kwargs = script.arguments()
     if script.LACKING:
         return []
@@ -106,7 +106,7 @@ def rerun(folder: Path) -> Found:
     return births.told(births.made, script.SITE, "out") if seen in (*births.counted, *own) else []
 
 
-class Births(Listing):
+class BirthListing(Listing):
     """Lists operations, and which of them made what is not finite out of what is.
 
     Attributes:
@@ -186,7 +186,7 @@ def _between(node: Any, before: set[Any]) -> Iterator[Any]:
             waiting += [earlier for earlier, _ in each.next_functions]
 
 
-def _spoiled(script: Any, births: Births, output: Any) -> list[tuple[str, Key]]:
+def _spoiled(script: Any, births: BirthListing, output: Any) -> list[tuple[str, Key]]:
     """Run the backward, and give the operations in whose nodes something went wrong; none if one is not known."""
     outputs, gradients = script.paired(output)
     if any(map(_bad, gradients)):

@@ -155,7 +155,7 @@ _UNSET = ("empty", "empty_strided", "new_empty", "empty_like", "new_empty_stride
 _INFINITIES = 3
 
 
-class Operations(TorchDispatchMode):
+class FirstBadOperations(TorchDispatchMode):
     """Looks at what every operation makes: the first few infinities out of none, and the first NaN."""
 
     def __init__(self) -> None:
@@ -241,10 +241,10 @@ def forward_line(node: Any) -> str:
 # -- the replay -----------------------------------------------------------------------------------
 
 
-def run(module: nn.Module, device: str) -> Operations:
+def run(module: nn.Module, device: str) -> FirstBadOperations:
     """Run the forward, and the backward if that is where it went wrong."""
     args, kwargs = arguments()
-    seen = Operations()
+    seen = FirstBadOperations()
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.autograd.set_grad_enabled(GRAD))
         for kind, dtype in AUTOCAST.items():
@@ -257,7 +257,7 @@ def run(module: nn.Module, device: str) -> Operations:
         for kind, told in seen.found:
             print(f"{kind} in the forward already: {told}")
         outputs, gradients = paired(output)
-        with Operations() as seen:
+        with FirstBadOperations() as seen:
             torch.autograd.backward(outputs, gradients)
     return seen
 

@@ -22,12 +22,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kedge.repro.calls import Call
+from kedge.repro.calls import RecordedCall
 from kedge.repro.finiteness import Bad, Where
 
 
 @dataclass
-class Suspect:
+class SuspectCall:
     """A call that may have made the first bad value.
 
     Attributes:
@@ -40,7 +40,7 @@ class Suspect:
         seen: The value or gradient in which it was seen.
     """
 
-    call: Call | None
+    call: RecordedCall | None
     direction: Literal["forward", "backward"]
     value: Bad
     site: str
@@ -50,18 +50,18 @@ class Suspect:
 
 
 @dataclass
-class Search:
+class FirstBadSearch:
     """The suspects of one step; see Note [The first one in time]."""
 
-    keep: Callable[[Suspect], None]
+    keep: Callable[[SuspectCall], None]
     step: Callable[[], int]
-    forward: dict[str, Suspect] = field(default_factory=dict)
-    backward: Suspect | None = None
+    forward: dict[str, SuspectCall] = field(default_factory=dict)
+    backward: SuspectCall | None = None
     infinite: set[str] = field(default_factory=set)
     habitual: set[str] = field(default_factory=set)
     task: int = -1
 
-    def saw_value(self, where: Where, call: Call, value: Bad, seen: Tensor) -> None:
+    def saw_value(self, where: Where, call: RecordedCall, value: Bad, seen: Tensor) -> None:
         """Take note of an input or output that is not finite."""
         site = f"{call.label}:{where}"
         if value == "inf":
@@ -70,9 +70,11 @@ class Search:
             return
         blamed = call if where == "out" else call.outer
         why = _spoiled(blamed) if blamed is not None else f"{site} came in from outside of the model"
-        self._take(Suspect(blamed, "forward", value, site, self.step(), why, seen))
+        self._take(SuspectCall(blamed, "forward", value, site, self.step(), why, seen))
 
-    def saw_gradient(self, where: Where, calls: Iterable[Call], value: Bad, gradient: Tensor, task: int) -> None:
+    def saw_gradient(
+        self, where: Where, calls: Iterable[RecordedCall], value: Bad, gradient: Tensor, task: int
+    ) -> None:
         """Take note of a gradient that is not finite.
 
         Args:
@@ -92,9 +94,9 @@ class Search:
         blamed = self._maker(where, calls)
         site = f"{(blamed if blamed in calls else calls[0]).label}:{where}"
         why = "" if blamed is not None else f"the gradient that entered {calls[0].label or 'the model'} held it already"
-        self._take(Suspect(blamed, "backward", value, site, self.step(), why, gradient))
+        self._take(SuspectCall(blamed, "backward", value, site, self.step(), why, gradient))
 
-    def choose(self, *, reached: bool) -> Suspect | None:
+    def choose(self, *, reached: bool) -> SuspectCall | None:
         """Give the one to be kept, if it matters; see Note [What is normal].
 
         Args:
@@ -116,7 +118,7 @@ class Search:
         """Whether anything was seen."""
         return bool(self.forward or self.backward or self.infinite)
 
-    def _take(self, suspect: Suspect) -> None:
+    def _take(self, suspect: SuspectCall) -> None:
         if suspect.direction == "forward":
             self.forward[suspect.value] = suspect
         else:
@@ -124,24 +126,24 @@ class Search:
         if not suspect.why:
             self.keep(suspect)
 
-    def _nearer(self, known: Suspect, where: Where, call: Call, gradient: Tensor) -> bool:
+    def _nearer(self, known: SuspectCall, where: Where, call: RecordedCall, gradient: Tensor) -> bool:
         """Whether another sight of the same gradient names a call inside of the known one."""
         around = known.call is None or known.call in call.outside()
         return known.seen is gradient and where == "in.grad" and around and _passed(call)
 
-    def _maker(self, where: Where, calls: list[Call]) -> Call | None:
+    def _maker(self, where: Where, calls: list[RecordedCall]) -> RecordedCall | None:
         """Find the innermost call that made a gradient out of finite ones."""
         first = calls[0]
         inside = [] if where == "out.grad" else [call for call in calls if _passed(call)]
         return next((call for call in (*inside, *first.outside()) if _passed(call)), None)
 
 
-def _passed(call: Call) -> bool:
+def _passed(call: RecordedCall) -> bool:
     """Whether gradients have entered a call's backward, all finite."""
     return bool(call.grads) and call.entered_finite
 
 
-def _spoiled(call: Call) -> str:
+def _spoiled(call: RecordedCall) -> str:
     """Name a parameter or buffer that was not finite before the call."""
     for name, value in (*call.module.named_parameters(), *call.module.named_buffers()):
         if value.is_floating_point() and not usable(value, masks=not isinstance(value, nn.Parameter)):

@@ -25,7 +25,7 @@ _OF_OUTPUTS = "output of "
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialRun:
     """One run of the program: what it ended with, what it printed, and what the witness wrote."""
 
     status: int
@@ -40,7 +40,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DigestLine:
     """A line of the witness: in which step, what it is about, and the digests by the names of tensors."""
 
     step: int
@@ -108,7 +108,7 @@ class _Trials:
         self.environment = {"PYTHONHASHSEED": "0", **os.environ}
         self.number = 0
 
-    def run(self, how: str, words: Sequence[str]) -> Trial:
+    def run(self, how: str, words: Sequence[str]) -> TrialRun:
         """Run it once."""
         self.number += 1
         self.tell(f"running {self.program.name} {how}")
@@ -125,7 +125,7 @@ class _Trials:
                 env=self.environment,
                 check=False,
             )
-        trial = Trial(ended.returncode, printed, complained, witness)
+        trial = TrialRun(ended.returncode, printed, complained, witness)
         self.tell(f"it took {seconds(time.perf_counter() - began)}: {trial.ending()}")
         return trial
 
@@ -133,13 +133,13 @@ class _Trials:
 # -- telling -----------------------------------------------------------------------------------------
 
 
-def _tell_equal(program: Program, plain: Trial) -> int:
+def _tell_equal(program: Program, plain: TrialRun) -> int:
     print(f"{program.name}: {_tally(plain)}: bit-equal with and without watching")
     print(f"standard output ({counted(_lines(plain), 'line')}) and {plain.ending()}: equal")
     return EQUAL
 
 
-def _tell_different(program: Program, plain: Trial, watched: Trial, again: Trial) -> int:
+def _tell_different(program: Program, plain: TrialRun, watched: TrialRun, again: TrialRun) -> int:
     own = first_difference(plain.witness, again.witness)
     if own is not None or plain.status != again.status:
         at = (
@@ -165,7 +165,7 @@ def _tell_different(program: Program, plain: Trial, watched: Trial, again: Trial
     return DIFFERS
 
 
-def _tally(trial: Trial) -> str:
+def _tally(trial: TrialRun) -> str:
     steps = parameters = outputs = 0
     for entry in entries(trial.witness):
         steps += entry.what == _OF_PARAMETERS
@@ -177,7 +177,7 @@ def _tally(trial: Trial) -> str:
     return ", ".join(found)
 
 
-def _lines(trial: Trial) -> int:
+def _lines(trial: TrialRun) -> int:
     return len(trial.printed.read_bytes().splitlines())
 
 
@@ -194,12 +194,12 @@ def _text(place: Path) -> str:
 # -- comparing ---------------------------------------------------------------------------------------
 
 
-def _same(one: Trial, other: Trial) -> bool:
+def _same(one: TrialRun, other: TrialRun) -> bool:
     printed = one.printed.read_bytes() == other.printed.read_bytes()
     return printed and one.status == other.status and first_difference(one.witness, other.witness) is None
 
 
-def entries(place: Path) -> Iterator[Entry]:
+def entries(place: Path) -> Iterator[DigestLine]:
     """Read what a witness wrote, up to the last whole line; nothing if the program never imported torch.
 
     Raises:
@@ -221,11 +221,11 @@ def entries(place: Path) -> Iterator[Entry]:
                 yield _entry(content, names[content["table"]])
 
 
-def _entry(content: dict[str, object], names: Sequence[str]) -> Entry:
+def _entry(content: dict[str, object], names: Sequence[str]) -> DigestLine:
     digests = str(content["digests"])
     length = len(digests) // max(1, len(names))
     each = (digests[i * length : (i + 1) * length] for i in range(len(names)))
-    return Entry(int(str(content["step"])), str(content["what"]), dict(zip(names, each, strict=True)))
+    return DigestLine(int(str(content["step"])), str(content["what"]), dict(zip(names, each, strict=True)))
 
 
 def first_difference(one: Path, other: Path) -> Difference | None:
@@ -236,7 +236,7 @@ def first_difference(one: Path, other: Path) -> Difference | None:
     return None
 
 
-def _difference(mine: Entry | None, theirs: Entry | None) -> Difference:
+def _difference(mine: DigestLine | None, theirs: DigestLine | None) -> Difference:
     if mine is None or theirs is None:
         alone = mine or theirs
         assert alone is not None  # noqa: S101 - two that are missing are equal

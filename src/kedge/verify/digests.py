@@ -37,7 +37,7 @@ LENGTH = 16
 """How many hexadecimal digits of a tensor's SHA-256 are kept."""
 
 
-class Witness:
+class DigestLog:
     """Writes a line of digests for each output of a root module, and three for each step of an optimizer.
 
     A root is a module called while no other one runs. A line says in which step, what it is about, and

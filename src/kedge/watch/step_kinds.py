@@ -8,12 +8,12 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.store.rows import FULL, LIGHT
 from kedge.watch.models.parked_hooks import StepHooks
-from kedge.watch.records.record import Record
+from kedge.watch.records.record import TrainingRecord
 from kedge.watch.steps.budget import StepKind
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.evaluation import Evaluation
 from kedge.watch.steps.shield import OFF
-from kedge.watch.steps.steps import Source, Steps
+from kedge.watch.steps.steps import Steps, StepSource
 from kedge.watch.training import Training
 
 _LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: OFF}
@@ -28,7 +28,7 @@ class StepKinds:
         evaluation: Decides which forward passes of a step are measured.
     """
 
-    def __init__(self, steps: Steps, record: Record, training: Training, costs: Costs) -> None:
+    def __init__(self, steps: Steps, record: TrainingRecord, training: Training, costs: Costs) -> None:
         self.budget, self.steps, self.record, self.training = steps.budget, steps, record, training
         self.hooks, self.costs = StepHooks(record.models.session), costs
         self.evaluation = Evaluation(record.meter, record.models.roots)
@@ -68,4 +68,4 @@ class StepKinds:
         self.record.meter.level = _LEVELS[kind]
         self.record.models.passes.quick = kind is StepKind.SKIPPED
         finding = self.budget.share is None or bool(self.training.unmet) or not entries
-        self.hooks.prepare(measured=measured, finding=finding, by_passes=self.steps.by is not Source.OPTIMIZER)
+        self.hooks.prepare(measured=measured, finding=finding, by_passes=self.steps.by is not StepSource.OPTIMIZER)

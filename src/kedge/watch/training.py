@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from kedge.sites.leaves import own_part
 from kedge.watch.models.models import Models
-from kedge.watch.models.optimizers import Entry, params_of
-from kedge.watch.models.roots import Root
+from kedge.watch.models.optimizers import KnownOptimizer, params_of
+from kedge.watch.models.roots import RootModule
 from kedge.watch.models.unmet import holders_of
 from kedge.watch.records.optimizer_updates import Updates
 from kedge.watch.steps.steps import Steps
@@ -37,7 +37,7 @@ class Training:
         self.models, self.updates, self.steps, self.optimizers = models, updates, steps, steps.optimizers
         self.unmet: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
-    def watch(self, module: nn.Module) -> Root:
+    def watch(self, module: nn.Module) -> RootModule:
         """Watch a new root; optimizers may have stepped, or begun to, before it was met."""
         root = self.models.watch(module)
         self.steps.add(root, self.models.roots)
@@ -47,7 +47,7 @@ class Training:
                 self._adopt(optimizer, self.optimizers.entry(optimizer))
         return root
 
-    def before_update(self, optimizer: Optimizer) -> Entry:
+    def before_update(self, optimizer: Optimizer) -> KnownOptimizer:
         """Find out what an optimizer trains, if that is not known or may have changed; returns what is known of it."""
         entry = self.optimizers.entry(optimizer)
         if entry.grew(optimizer):
@@ -63,7 +63,7 @@ class Training:
             self._listen_again(optimizer, entry)
         return entry
 
-    def _adopt(self, optimizer: Optimizer, entry: Entry) -> None:
+    def _adopt(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
         self.models.release_gone()
         self.models.find_parameters()
         self.updates.learn(optimizer)
@@ -81,13 +81,13 @@ class Training:
         """List the parameters of an optimizer that belong to no root."""
         return [p for p in params_of(optimizer) if self.models.places.of(p) is None]
 
-    def _listen_again(self, optimizer: Optimizer, entry: Entry) -> None:
+    def _listen_again(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
         """Hook all that an optimizer holds: when it is new, or steps though no backward pass was seen to reach it."""
         if entry.searches < _SEARCHES:
             entry.searches += 1
             self.models.passes.listen((p for p in params_of(optimizer) if own_part(p) is p), again=True)
 
-    def _meet_holders(self, optimizer: Optimizer, entry: Entry) -> None:
+    def _meet_holders(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
         """Watch what an optimizer holds that belongs to no root: modules that are not called, or tensors alone."""
         for module in holders_of(p for p in self._strangers(optimizer) if p.grad is not None):
             if module not in self.models.known and not isinstance(module, torch.jit.ScriptModule):

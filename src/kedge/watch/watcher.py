@@ -19,16 +19,16 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.sites.select import Selector
 from kedge.torch_internals import dynamo
-from kedge.watch.models.backwards import Began
+from kedge.watch.models.backwards import BackwardStart
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import Optimizers
-from kedge.watch.models.parameters import Places
+from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
-from kedge.watch.models.roots import Meter, RunSink, Summary
-from kedge.watch.records.record import Record
+from kedge.watch.models.roots import StepSink, WatchMeter, WatchSummary
+from kedge.watch.records.record import TrainingRecord
 from kedge.watch.step_kinds import StepKinds
 from kedge.watch.steps.budget import Budget, StepKind
 from kedge.watch.steps.costs import Costs
@@ -49,17 +49,17 @@ class Watcher:
     """
 
     def __init__(
-        self, meter: Meter, log: RunSink, *, sites: str = "**", n: int = 10, budget: float | None = None
+        self, meter: WatchMeter, log: StepSink, *, sites: str = "**", n: int = 10, budget: float | None = None
     ) -> None:
         meter.draws = True
         self.budget, self.costs = Budget(n, budget), Costs(meter)
         self.shield = WatchShield(meter, self.costs)
-        places = Places()
+        places = WatchedParameters()
         optimizers = Optimizers(places, self.step)
         self.steps = Steps(optimizers, self.budget)
         self.session = WatchSession(self.steps)
         self.models = Models(self.session, meter, Selector(sites), places)
-        self.record = Record(log, meter, self.models, optimizers, self.step)
+        self.record = TrainingRecord(log, meter, self.models, optimizers, self.step)
         self.costs.others = lambda: self.record.first_step.seconds
         self.training = Training(self.models, self.record.updates, self.steps)
         self.kinds = StepKinds(self.steps, self.record, self.training, self.costs)
@@ -113,7 +113,7 @@ class Watcher:
         return self.steps.step
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> WatchSummary:
         """What came out so far."""
         budget, steps = self.budget, self.steps.begun
         under_way = steps > self.step()  # it counts from its beginning, where forward passes are the steps
@@ -122,7 +122,7 @@ class Watcher:
         sampled = budget.counts[StepKind.MEASURED] + (under_way and budget.kind is StepKind.MEASURED)
         passed = self.costs.passed
         took = min(budget.seconds + budget.counting + self.costs.uncharged, passed)  # part of it is estimated
-        return Summary(len(self.record.meter.seats), steps, sampled, passed, took, levels, self.failed)
+        return WatchSummary(len(self.record.meter.seats), steps, sampled, passed, took, levels, self.failed)
 
     # -- forward -----------------------------------------------------------------------------------
 
@@ -149,13 +149,13 @@ class Watcher:
                 record.first_step.add(module, root)
             self.session.begin_call(module, args)
 
-    def _pass_began(self, passes: Passes, graded: bool) -> None:
+    def _pass_began(self, passes: PassCounter, graded: bool) -> None:
         self.steps.count_pass(passes, graded)
         self.kinds.evaluation.began(passes, self.steps.by, graded=graded)
 
     # -- backward ----------------------------------------------------------------------------------
 
-    def _backward_began(self, at: Began) -> None:
+    def _backward_began(self, at: BackwardStart) -> None:
         if self.record.backward_began(at):
             self.kinds.interrupt()
 

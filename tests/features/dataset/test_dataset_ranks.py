@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from kedge.features.dataset import Options, extract_dataset, open_features
-from kedge.features.dataset.ranks import Rank
+from kedge.features.dataset import DatasetOptions, extract_dataset, open_features
+from kedge.features.dataset.ranks import SharingRank
 from kedge.features.reduce import Mean
 from tests.features.dataset.imagesets import Images, Stream, assert_equal, batches_of, features, in_memory, written
 
@@ -76,7 +76,7 @@ def test_two_ranks_under_torchrun_read_as_one(tmp_path, order):
 
 def at(rank, world, **options):
     """The options of a rank."""
-    return Options(rank=Rank(rank, world), shard_seconds=0, **options)
+    return DatasetOptions(rank=SharingRank(rank, world), shard_seconds=0, **options)
 
 
 def test_another_number_of_ranks_goes_on(tmp_path):
@@ -118,6 +118,6 @@ def test_a_rank_is_what_its_launcher_says(monkeypatch):
     """The launcher's environment tells rank and world; without it, or with nonsense in it, a process is alone."""
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert Rank.here() == Rank(2, 4)
+    assert SharingRank.here() == SharingRank(2, 4)
     monkeypatch.setenv("RANK", "4")
-    assert Rank.here() == Rank(0, 1)
+    assert SharingRank.here() == SharingRank(0, 1)

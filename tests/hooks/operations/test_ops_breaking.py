@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import kedge
-from kedge.hooks.placing.installed import Mount
+from kedge.hooks.placing.installed import InstalledHook
 from kedge.testing import assert_same_bits, hook_tables
 
 
@@ -172,7 +172,7 @@ def test_handles_of_graphs_that_are_gone_do_not_wait_for_one_that_stays() -> Non
         first = model(x)
         for _ in range(300):
             model(x).sum().backward()
-        kept = [what for what in s.mounts._passing if isinstance(what, Mount)]
+        kept = [what for what in s.mounts._passing if isinstance(what, InstalledHook)]
         assert len(kept) < 10
         first.sum().backward()
         assert s.ledger()[":out.grad"].fired == 301

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kedge.hooks.placing.model_inputs import hear
-from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, Spans, given_to, is_repeated
+from kedge.hooks.placing.module_calls import CallTracker, ModuleCalls, OpenCalls, given_to, is_repeated
 from kedge.stderr import Shield
 from tests.hook_tables import hook_tables
 
@@ -398,7 +398,7 @@ def test_spans_know_the_innermost_call_and_the_one_around_it() -> None:
     """Also after an interrupt, and outside of all there is none."""
     raising = Raises(KeyboardInterrupt)
     model, seen = Calls(raising), []
-    spans = Spans(lambda tensor: (id(tensor),))
+    spans = ModuleCalls(lambda tensor: (id(tensor),))
     spans.add(model, ["", "parts.0"], str)
     with pytest.raises(KeyboardInterrupt):
         model(graded())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
-from kedge.hooks.saved.keeper import Keep, Place, keep
+from kedge.hooks.saved.keeper import KeeperInForce, SavingPlace, keep
 from kedge.hooks.saved.pairs import lane
 
 top = torch._C._autograd._top_saved_tensors_default_hooks
@@ -30,7 +30,7 @@ class Hoard:
         self.places: list[tuple[str | None, int, bool]] = []
         self.asked = 0
 
-    def pack(self, value: Tensor, place: Place) -> Any:
+    def pack(self, value: Tensor, place: SavingPlace) -> Any:
         self.places.append((place.path, place.call, place.recompute))
         return {"mine": value.detach().clone()} if self.takes else None
 
@@ -57,7 +57,7 @@ class Net(nn.Module):
 
 
 @contextmanager
-def keeping(model: nn.Module, keeper: Any, **options: Any) -> Iterator[Keep]:
+def keeping(model: nn.Module, keeper: Any, **options: Any) -> Iterator[KeeperInForce]:
     """Have a keeper in force in a block."""
     with ExitStack() as stack:
         yield keep(stack, model, keeper, **{"ambient": True, **options})
@@ -105,7 +105,7 @@ def test_a_place_says_whether_it_was_selected() -> None:
     selected: dict[str | None, bool] = {}
 
     class Asked(Hoard):
-        def pack(self, value: Tensor, place: Place) -> None:
+        def pack(self, value: Tensor, place: SavingPlace) -> None:
             selected[place.path] = place.selected
 
     with keeping(model := Net(), Asked(), places=lambda path: path.startswith("a"), outside=False):
@@ -293,7 +293,7 @@ def test_an_error_of_the_keeper_comes_out_as_it_is() -> None:
     """An OSError in pack or in unpack reaches the program, and nothing stays in force."""
 
     class Full(Hoard):
-        def pack(self, value: Tensor, place: Place) -> Any:
+        def pack(self, value: Tensor, place: SavingPlace) -> Any:
             raise OSError("no room")
 
     class Gone(Hoard):

@@ -16,7 +16,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.func import functional_call, grad, hessian, jacrev, vjp, vmap
 
 from kedge.errors import SavedAside
-from kedge.hooks.saved.keeper import Place, keep
+from kedge.hooks.saved.keeper import SavingPlace, keep
 from kedge.hooks.saved.pairs import lane
 
 top = torch._C._autograd._top_saved_tensors_default_hooks
@@ -29,7 +29,7 @@ class Hoard:
     def __init__(self) -> None:
         self.paths: list[str | None] = []
 
-    def pack(self, value: Tensor, place: Place) -> Any:
+    def pack(self, value: Tensor, place: SavingPlace) -> Any:
         self.paths.append(place.path)
         return [value.detach()]
 

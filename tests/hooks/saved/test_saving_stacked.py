@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from kedge.hooks.saved.keeper import Place, keep
+from kedge.hooks.saved.keeper import SavingPlace, keep
 from kedge.hooks.saved.pairs import packed_of
-from kedge.hooks.saved.reference import Kept
+from kedge.hooks.saved.reference import KeptByReference
 
 top = torch._C._autograd._top_saved_tensors_default_hooks
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -27,7 +27,7 @@ class Named:
     def __init__(self, name: str, log: list[str], takes: Callable[[Tensor], bool] = lambda value: True) -> None:
         self.name, self.log, self.takes = name, log, takes
 
-    def pack(self, value: Tensor, place: Place) -> Any:
+    def pack(self, value: Tensor, place: SavingPlace) -> Any:
         if not self.takes(value):
             self.log.append(f"{self.name} leaves {place.path}")
             return None
@@ -46,7 +46,7 @@ class Watching(Named):
 
     watches = True
 
-    def pack(self, value: Tensor, place: Place) -> Any:
+    def pack(self, value: Tensor, place: SavingPlace) -> Any:
         self.log.append(f"{self.name} sees {place.path}")
 
     see = pack
@@ -226,7 +226,7 @@ def test_what_all_leave_is_kept_by_reference() -> None:
         for name in ("one", "two"):
             keep(stack, nn.Identity(), Named(name, log, lambda value: False), ambient=True)
         y = torch.ones(3, requires_grad=True).exp()
-        assert isinstance(packed_of(y.grad_fn._raw_saved_result.data), Kept)
+        assert isinstance(packed_of(y.grad_fn._raw_saved_result.data), KeptByReference)
         y.add_(1)
         with pytest.raises(RuntimeError, match=r"output 0 of Exp\w*, is at version 1; expected version 0"):
             y.sum().backward()
@@ -257,7 +257,7 @@ def test_a_reentrant_checkpoint_saves_in_its_recompute() -> None:
     recomputes: list[tuple[str | None, bool]] = []
 
     class Noting(Named):
-        def pack(self, value: Tensor, place: Place) -> Any:
+        def pack(self, value: Tensor, place: SavingPlace) -> Any:
             recomputes.append((place.path, place.recompute))
             return super().pack(value, place)
 

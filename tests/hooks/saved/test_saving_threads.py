@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
-from kedge.hooks.saved.keeper import Place, keep
+from kedge.hooks.saved.keeper import SavingPlace, keep
 from kedge.hooks.saved.pairs import lane
 
 top = torch._C._autograd._top_saved_tensors_default_hooks
@@ -26,7 +26,7 @@ class ByThread:
     def __init__(self) -> None:
         self.seen: list[tuple[str, str | None, int]] = []
 
-    def pack(self, value: Tensor, place: Place) -> Any:
+    def pack(self, value: Tensor, place: SavingPlace) -> Any:
         self.seen.append((threading.current_thread().name, place.path, place.call))
         return [value.detach().clone()]
 

@@ -12,7 +12,7 @@ from torch import nn
 import kedge
 from kedge.errors import LimitOutOfReach, OffloadError
 from kedge.hooks.saved.pairs import packed_of
-from kedge.hooks.saved.reference import Kept
+from kedge.hooks.saved.reference import KeptByReference
 from kedge.offload.account import OffloadAccount, Outcome
 from kedge.offload.engine.policy import Choice, Policy
 from kedge.offload.plan import Candidate, Learner, Limit, Link, StepTable, TensorKey, planner_for, solve
@@ -429,7 +429,7 @@ def stays(loss, model, x, least):
         for name in dir(node):
             if name.startswith("_raw_saved_") and (saved := getattr(node, name)) is not None:
                 packed = packed_of(saved.data)
-                if type(packed) is Kept:
+                if type(packed) is KeptByReference:
                     kept.add(packed.tensor.untyped_storage())
     return sum(storage.nbytes() for storage in kept - known if storage.nbytes() >= least)
 

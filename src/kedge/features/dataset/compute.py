@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kedge.errors import BadSample, ExtractionFailed, KedgeError
 from kedge.features.dataset.devices import usable
-from kedge.features.dataset.samples.batch import Bad, Batch, Columns
+from kedge.features.dataset.samples.batch import Columns, FailedSample, SampleBatch
 from kedge.features.dataset.samples.inputs import called_with, given, moved, narrowed
 from kedge.features.dataset.samples.names import name_of
 from kedge.features.dataset.samples.placed import bad
@@ -32,7 +32,7 @@ class TakesFeatures(Protocol):
         """Compute the features of a batch."""
 
 
-class Work:
+class BatchComputer:
     """Computes the features of batches; it can be pickled and sent to where the model is to run.
 
     Args:
@@ -59,7 +59,7 @@ class Work:
         self._taken: tuple[Any, int] | None = None  # a batch that the model took
         self._preparing = False  # batch= was called, and has not returned
 
-    def __call__(self, batch: Batch) -> Columns:
+    def __call__(self, batch: SampleBatch) -> Columns:
         """Compute the features of a batch.
 
         Raises:
@@ -90,7 +90,7 @@ class Work:
             found = self.features(*args, **kwargs)
             return {name: _own(name, value, size) for name, value in found.items()}, _copied(found.values())
 
-    def _without_bad(self, batch: Batch, error: Exception) -> Columns:
+    def _without_bad(self, batch: SampleBatch, error: Exception) -> Columns:
         """Find the samples that the model cannot take; see Note [Which sample it was]."""
         size = len(batch.places)
         taker = f"batch= ({name_of(self.batch)})" if self._preparing else "the model"
@@ -119,7 +119,7 @@ class Work:
             return False
         return True
 
-    def _alone(self, batch: Batch, row: int) -> Bad | None:
+    def _alone(self, batch: SampleBatch, row: int) -> FailedSample | None:
         try:
             self._features(narrowed(batch.data, [row], len(batch.places)), 1)
         except _NOT_A_SAMPLES_FAULT:
@@ -129,7 +129,7 @@ class Work:
         return None
 
 
-def bad_sample(found: Sequence[Bad]) -> BadSample:
+def bad_sample(found: Sequence[FailedSample]) -> BadSample:
     """Make the error about samples that have no features, of which the first is named."""
     first, more = found[0], f" (and {len(found) - 1} more of its batch)" if len(found) > 1 else ""
     way = "a stream cannot go on after that" if first.ends else "mend it, or leave such samples out with on_bad='skip'"

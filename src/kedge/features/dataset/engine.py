@@ -17,7 +17,7 @@ from rich.text import Text
 from kedge.atomic_write import told
 from kedge.errors import ExtractionFailed, KedgeError, OtherRun
 from kedge.features.dataset.cluster import is_of_ray
-from kedge.features.dataset.compute import TakesFeatures, Work, bad_sample
+from kedge.features.dataset.compute import BatchComputer, TakesFeatures, bad_sample
 from kedge.features.dataset.folder.files import only_writer
 from kedge.features.dataset.folder.fingerprint import identity
 from kedge.features.dataset.folder.manifest import (
@@ -33,17 +33,17 @@ from kedge.features.dataset.folder.manifest import (
 )
 from kedge.features.dataset.folder.reading import FeatureSet, open_features, places_of
 from kedge.features.dataset.folder.shards import Shards
-from kedge.features.dataset.folder.writer import Writer
-from kedge.features.dataset.options import OnBad, Options
-from kedge.features.dataset.ranks import Rank
-from kedge.features.dataset.samples.batch import Columns, Places
-from kedge.features.dataset.samples.loading import Source, is_loader, is_stream
-from kedge.features.dataset.samples.names import Keys, must_be_names, must_be_possible
-from kedge.features.dataset.samples.placed import Loaded, why
+from kedge.features.dataset.folder.writer import ShardWriter
+from kedge.features.dataset.options import DatasetOptions, OnBad
+from kedge.features.dataset.ranks import SharingRank
+from kedge.features.dataset.samples.batch import Columns, VisitedPlaces
+from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_stream
+from kedge.features.dataset.samples.names import SampleKeys, must_be_names, must_be_possible
+from kedge.features.dataset.samples.placed import LoadedBatch, why
 
 
 def extract_dataset(
-    features: TakesFeatures, loader: Any, out: str | os.PathLike[str], options: Options | None = None
+    features: TakesFeatures, loader: Any, out: str | os.PathLike[str], options: DatasetOptions | None = None
 ) -> FeatureSet:
     """Write the features of every sample that a loader gives; go on where an earlier run of the same stopped.
 
@@ -64,36 +64,36 @@ def extract_dataset(
         BeingWritten: Another process writes there.
         RecordingError: The folder cannot be written to; the disk is full, say.
     """
-    options = options or Options()
+    options = options or DatasetOptions()
     must_be_possible(features, options.reduce)
     if is_of_ray(loader):
         found: FeatureSet = import_module("kedge.features.dataset.on_ray").extract_on_ray(
             features, loader, out, options
         )
         return found
-    rank, folder = options.rank or Rank.here(), Path(out)
+    rank, folder = options.rank or SharingRank.here(), Path(out)
     with told(f"make the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     wanted = about_run(features, loader, options)
     check_folder(folder, wanted)
     with only_writer(folder, rank.rank):
-        done = Places(Source(loader).length)
-        keys = Keys(options.keys, Source(loader).length, _meet(done, folder))
-        source = Source(loader, rank, options.split, done)
-        work = Work(features, batch=options.batch, device=options.device, proven=len(done) > 0)
+        done = VisitedPlaces(BatchSource(loader).length)
+        keys = SampleKeys(options.keys, BatchSource(loader).length, _meet(done, folder))
+        source = BatchSource(loader, rank, options.split, done)
+        work = BatchComputer(features, batch=options.batch, device=options.device, proven=len(done) > 0)
         # An error that somebody keeps would keep the loader's workers alive, so it is closed here.
         with (
             work.held(),
             closing(_loaded(source)) as loads,
             closing(compute(loads, keys, work, options.on_bad)) as computed,
         ):
-            _write(computed, Shelf(folder, rank, options, wanted), source.left if rank.rank == 0 else None)
+            _write(computed, FeatureDestination(folder, rank, options, wanted), source.left if rank.rank == 0 else None)
     return open_features(folder)
 
 
-def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
+def about_run(features: Any, loader: Any, options: DatasetOptions) -> dict[str, Any]:
     """Describe a run as far as it is known before it begins; one that goes on has to be described the same."""
-    length = Source(loader).length
+    length = BatchSource(loader).length
     data: dict[str, Any] = {"type": "stream"} if length is None else {"samples": length}
     if is_loader(loader) and is_stream(loader):
         data["workers"] = max(1, loader.num_workers)
@@ -112,7 +112,7 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
     }
 
 
-class Shelf(NamedTuple):
+class FeatureDestination(NamedTuple):
     """Where features go.
 
     Attributes:
@@ -123,8 +123,8 @@ class Shelf(NamedTuple):
     """
 
     folder: Path
-    rank: Rank
-    options: Options
+    rank: SharingRank
+    options: DatasetOptions
     wanted: Mapping[str, Any]
 
 
@@ -145,7 +145,7 @@ def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
         raise OtherRun(f"cannot write to {folder}, which holds something else ({others[0]}); name a new folder")
 
 
-def _meet(done: Places, folder: Path) -> Iterator[tuple[str, str]]:
+def _meet(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
     """Note which samples are done."""
     known = list(places_of(folder)) if read_manifest(folder) is not None else []
     for place, _ in known:
@@ -153,7 +153,7 @@ def _meet(done: Places, folder: Path) -> Iterator[tuple[str, str]]:
     return iter(known)
 
 
-def _write(computed: Iterator[Columns], shelf: Shelf, total: int | None) -> None:
+def _write(computed: Iterator[Columns], shelf: FeatureDestination, total: int | None) -> None:
     """Write what is computed, in a thread; the folder says what run it is of as soon as the first batch is there."""
     # Loaders start their workers with the first batch; to fork is safer before there is a thread.
     first: list[Columns] = []
@@ -169,14 +169,14 @@ def _write(computed: Iterator[Columns], shelf: Shelf, total: int | None) -> None
     options = shelf.options
     shards = Shards(shelf.folder, shelf.rank.rank, options)
     shown = options.progress if shelf.rank.rank == 0 else False
-    with Writer(shards, options.shard_bytes) as writer, progress_bar(shown, Console(stderr=True)) as bar:
+    with ShardWriter(shards, options.shard_bytes) as writer, progress_bar(shown, Console(stderr=True)) as bar:
         task = bar.add_task("features", total=total)
         for columns in chain(first, computed):
             writer.put(columns)
             bar.advance(task, len(columns.places) + len(columns.bad))
 
 
-class Rate(ProgressColumn):
+class SampleRate(ProgressColumn):
     """Samples a second."""
 
     def render(self, task: Task) -> Text:
@@ -187,12 +187,12 @@ class Rate(ProgressColumn):
 
 def progress_bar(shown: bool | None, console: Console) -> Progress:
     """Make the bar that shows how far an extraction is; None: if the console is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), SampleRate(), TimeRemainingColumn())
     hidden = not (console.is_terminal if shown is None else shown)
     return Progress(*columns, console=console, disable=hidden, refresh_per_second=5)
 
 
-def compute(loads: Iterable[Loaded], keys: Keys, work: Work, on_bad: OnBad) -> Generator[Columns]:
+def compute(loads: Iterable[LoadedBatch], keys: SampleKeys, work: BatchComputer, on_bad: OnBad) -> Generator[Columns]:
     """Compute batch by batch; a bad sample's good neighbours are handed out before it is raised."""
     for loaded in loads:
         columns = work(keys(loaded))
@@ -203,7 +203,7 @@ def compute(loads: Iterable[Loaded], keys: Keys, work: Work, on_bad: OnBad) -> G
             raise bad_sample(raised)
 
 
-def _loaded(source: Source) -> Generator[Loaded]:
+def _loaded(source: BatchSource) -> Generator[LoadedBatch]:
     """Load batch by batch."""
     batches, count = iter(source), 0
     while True:

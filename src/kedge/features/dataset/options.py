@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset.cluster import Cluster
-from kedge.features.dataset.ranks import Rank
+from kedge.features.dataset.ranks import SharingRank
 from kedge.features.reduce.reducer import Reducer
 
 OnBad = Literal["raise", "skip"]
@@ -16,7 +16,7 @@ FormatName = Literal["safetensors", "zarr", "parquet"]
 
 
 @dataclass(frozen=True)
-class Options:
+class DatasetOptions:
     """How the features of a data set are taken, and how they are written.
 
     Attributes:
@@ -56,7 +56,7 @@ class Options:
     shard_seconds: float = 60.0
     progress: bool | None = None
     split: bool = True
-    rank: Rank | None = None
+    rank: SharingRank | None = None
     cluster: Cluster = field(default_factory=Cluster)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ _PACE = 0.1
 
 
 @dataclass(frozen=True)
-class Rank:
+class SharingRank:
     """One of several processes that share the work.
 
     Attributes:
@@ -41,7 +41,7 @@ class Rank:
         return number % self.world == self.rank
 
 
-def wait_for_others(rank: Rank) -> bool:
+def wait_for_others(rank: SharingRank) -> bool:
     """Wait at the first rank until all have come here, once in a process; the others note that they have, and go on.
 
     Under torchrun the ranks share a store that its agent keeps, and where one fails all are ended, so that nobody waits

@@ -29,17 +29,17 @@ from ray.data.block import BlockAccessor
 from torch import nn
 
 from kedge.errors import BeingWritten, ExtractionFailed, KedgeError
-from kedge.features.dataset.compute import TakesFeatures, Work
+from kedge.features.dataset.compute import BatchComputer, TakesFeatures
 from kedge.features.dataset.devices import usable
 from kedge.features.dataset.engine import compute
 from kedge.features.dataset.folder.files import only_writer
 from kedge.features.dataset.folder.manifest import about_columns, settle
 from kedge.features.dataset.folder.reading import places_of
 from kedge.features.dataset.folder.shards import Shards
-from kedge.features.dataset.options import Options
+from kedge.features.dataset.options import DatasetOptions
 from kedge.features.dataset.samples.batch import Columns
-from kedge.features.dataset.samples.names import Keys, must_be_names, texts
-from kedge.features.dataset.samples.placed import Loaded, why
+from kedge.features.dataset.samples.names import SampleKeys, must_be_names, texts
+from kedge.features.dataset.samples.placed import LoadedBatch, why
 
 Rows = Mapping[str, Any]
 
@@ -56,7 +56,7 @@ class Run:
     """
 
     folder: Path
-    options: Options
+    options: DatasetOptions
     wanted: Mapping[str, Any]
     marks: Path
 
@@ -89,7 +89,10 @@ class Worker:
         if rest:
             self._mark.write_text(f"{places[rest[0]]!r} to {places[rest[-1]]!r}", encoding="utf-8")
             loads = _batches(_inputs(rows, self._options), places, rest, self._options)
-            with self._work.held(), closing(compute(loads, Keys(None), self._work, self._options.on_bad)) as computed:
+            with (
+                self._work.held(),
+                closing(compute(loads, SampleKeys(None), self._work, self._options.on_bad)) as computed,
+            ):
                 for columns in computed:
                     columns.wait()
                     yield _sent(len(columns.places) + len(columns.bad), columns._replace(copied=None))
@@ -241,29 +244,29 @@ def _places(rows: Rows, keys: Any) -> list[str]:
     return found
 
 
-def _inputs(rows: Rows, options: Options) -> Rows:
+def _inputs(rows: Rows, options: DatasetOptions) -> Rows:
     """Return the columns that the model, or the user's function, is to see."""
     left_out = options.keys if isinstance(options.keys, str) and options.batch is None else None
     return {name: column for name, column in rows.items() if name != left_out}
 
 
-def _work(features: TakesFeatures, options: Options, proven: bool) -> Work:
+def _work(features: TakesFeatures, options: DatasetOptions, proven: bool) -> BatchComputer:
     device = None if options.device is None else usable(options.device)
     if device is None and ray.get_runtime_context().get_accelerator_ids().get("GPU"):
         device = torch.device("cuda")
     if device is not None and isinstance(features, nn.Module):
         features.to(device)
-    return Work(features, batch=options.batch, device=device, proven=proven)
+    return BatchComputer(features, batch=options.batch, device=device, proven=proven)
 
 
-def _batches(rows: Rows, places: list[str], rest: list[int], options: Options) -> Iterator[Loaded]:
+def _batches(rows: Rows, places: list[str], rest: list[int], options: DatasetOptions) -> Iterator[LoadedBatch]:
     """Cut rows into batches for the model."""
     size = options.cluster.batch_size
     alone = next(iter(rows)) if len(rows) == 1 and options.batch is None else None
     for start in range(0, len(rest), size):
         part = rest[start : start + size]
         data = _data({name: column[part] for name, column in rows.items()})
-        yield Loaded([places[row] for row in part], data if alone is None else data[alone], [])
+        yield LoadedBatch([places[row] for row in part], data if alone is None else data[alone], [])
 
 
 def _data(rows: Rows) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _PLAIN = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16,
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChannelLayout:
     """Which dimension holds the channels, and what becomes of the positions; see Note [Positions].
 
     Attributes:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ReducerError, SettingsDiffer
-from kedge.features.reduce.layout import Layout, Positions
+from kedge.features.reduce.layout import ChannelLayout, Positions
 
 State = dict[str, Tensor]
 
@@ -38,7 +38,7 @@ class Reducer(ABC):
 
     def __init__(self, *, positions: Positions | None, channel: int, **settings: Any) -> None:
         self.settings = {"reducer": type(self).__name__, **settings, "positions": positions, "channel": channel}
-        self.layout = Layout(positions, channel)
+        self.layout = ChannelLayout(positions, channel)
         self.channels: int | None = None
 
     def update(self, values: Tensor, keys: Sequence[str] | None = None) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kedge.figures.graph.folding import Box, Call, Calls, Folded
+from kedge.figures.graph.folding import Box, Call, Calls, FoldedGraph
 from kedge.inspect.autograd_graph import GraphHook, GraphNode
 from kedge.numbers import sized
 
@@ -26,7 +26,7 @@ _HEAD = """digraph {
 
 
 @dataclass(frozen=True)
-class Words:
+class GraphLabels:
     """What a drawing says of a model.
 
     Attributes:
@@ -38,7 +38,7 @@ class Words:
     head: str
 
 
-def written(folded: Folded, words: Words) -> str:
+def written(folded: FoldedGraph, words: GraphLabels) -> str:
     """Write a folded graph."""
     most = max((box.bytes for box in folded.boxes), default=0)
     numbers = {id(box): number for number, box in enumerate(folded.boxes)}
@@ -71,7 +71,7 @@ def _called_again(boxes: Sequence[Box]) -> set[str | None]:
     return {path for path, times in Counter(path for path, _ in calls).items() if times > 1}
 
 
-def _named(call: Call, around: Calls, words: Words, again: set[str | None]) -> str:
+def _named(call: Call, around: Calls, words: GraphLabels, again: set[str | None]) -> str:
     """Name a call: its path without that of the module around it, and its type."""
     path, number = call
     outer = around[-1][0] if around else None
@@ -80,7 +80,7 @@ def _named(call: Call, around: Calls, words: Words, again: set[str | None]) -> s
     return f"{short}{times}  {words.types.get(path or '', '')}".strip()
 
 
-def _attributes(box: Box, words: Words, again: set[str | None], most: int) -> str:
+def _attributes(box: Box, words: GraphLabels, again: set[str | None], most: int) -> str:
     node = box.nodes[0]
     alone = box.of is None and len(box.nodes) == 1
     lines = list(_of_node(node, box.calls) if alone else _of_several(box, words, again))
@@ -111,7 +111,7 @@ def _of_node(node: GraphNode, around: Calls) -> Iterator[str]:
         yield shape
 
 
-def _of_several(box: Box, words: Words, again: set[str | None]) -> Iterator[str]:
+def _of_several(box: Box, words: GraphLabels, again: set[str | None]) -> Iterator[str]:
     names = list(dict.fromkeys(map(_operation, box.operations)))
     yield _short(", ".join(names)) if box.of is None else _named(box.of, box.calls, words, again)
     few = box.of is not None and len(box.operations) <= _NAMED

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kedge import notebook
 from kedge.errors import CannotDraw, NoSiteMatched
-from kedge.figures.graph.dot import Words, written
+from kedge.figures.graph.dot import GraphLabels, written
 from kedge.figures.graph.folding import fold
 from kedge.figures.graph.placing import by_parameters, by_use
 from kedge.inspect.autograd_graph import GraphNode, following, read_graph
@@ -63,7 +63,7 @@ class Graph:
             )
         folded = fold(self.nodes, depth, most, self._paths(expand) if expand is not None else ())
         return written(
-            folded, Words({path: names[0] for path, names in self._types.items() if names}, str(self._head()))
+            folded, GraphLabels({path: names[0] for path, names in self._types.items() if names}, str(self._head()))
         )
 
     def svg(self, *, depth: int | None = None, expand: str | None = None, most: int = MOST) -> str:

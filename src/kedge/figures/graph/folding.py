@@ -51,7 +51,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedGraph:
     """A graph as it is drawn.
 
     Attributes:
@@ -63,7 +63,7 @@ class Folded:
     edges: tuple[tuple[int, int], ...]
 
 
-def fold(nodes: Sequence[GraphNode], depth: int | None, most: int, opened: Collection[str] = ()) -> Folded:
+def fold(nodes: Sequence[GraphNode], depth: int | None, most: int, opened: Collection[str] = ()) -> FoldedGraph:
     """Choose what is drawn; see Note [What is opened].
 
     Args:
@@ -75,7 +75,7 @@ def fold(nodes: Sequence[GraphNode], depth: int | None, most: int, opened: Colle
     boxes = _boxes(nodes, _opened(nodes, _deepest(nodes, most) if depth is None else depth, opened))
     if depth is None and not opened and len(boxes) > most:
         boxes = _together(boxes, most)
-    return Folded(tuple(boxes), tuple(_edges(boxes)))
+    return FoldedGraph(tuple(boxes), tuple(_edges(boxes)))
 
 
 def _deepest(nodes: Sequence[GraphNode], most: int) -> int:

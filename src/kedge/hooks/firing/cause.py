@@ -12,5 +12,5 @@ class Cause(NamedTuple):
     remedy: str
 
 
-class Natural(Cause):
+class ExpectedSilence(Cause):
     """A cause with which nothing is wrong where many sites were hooked at once."""

@@ -13,9 +13,9 @@ from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.owner import Owner
-from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Tap
-from kedge.hooks.placing.concealed import Own
+from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import MemoryVersion
 
@@ -43,14 +43,14 @@ class PassedValues:
     no_share: str | None = None
 
 
-class Gate(Own):
+class Gate(KedgeHook):
     """The taps of one session on one side of one module."""
 
     kinds: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
     """The kinds of which a value alone may be enough; see Note [Values alone]."""
 
-    def __init__(self, owner: Owner, passes: Passes, path: str) -> None:
+    def __init__(self, owner: Owner, passes: PassCounter, path: str) -> None:
         self.owner, self.passes, self.path = owner, passes, path
         self.taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(self.kinds, ())
         self.sites: dict[tuple[str, str], Site] = {}

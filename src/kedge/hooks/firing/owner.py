@@ -7,8 +7,8 @@ from typing import Protocol
 
 from kedge.errors import ActionDisabled
 from kedge.flow import Event
-from kedge.hooks.firing.schedule import Clock
-from kedge.hooks.placing.installed import Mounts
+from kedge.hooks.firing.schedule import StepClock
+from kedge.hooks.placing.installed import InstalledHooks
 
 
 class ShownTap(Protocol):
@@ -31,8 +31,8 @@ class Owner(Protocol):
     """
 
     on_error: str
-    clock: Clock
-    mounts: Mounts
+    clock: StepClock
+    mounts: InstalledHooks
     fired: deque[tuple[ShownTap, Event]] | None
     ended: bool
 

@@ -87,7 +87,7 @@ class BackwardNumbers:
         return self._known[task]
 
 
-class Clock:
+class StepClock:
     """The steps and backward passes of one session.
 
     A step ends when an optimizer that holds one of the session's parameters has stepped; with
@@ -115,7 +115,7 @@ class Clock:
         self.optimizer: tuple[int, int] | None = None
         self.expects_optimizer: Callable[[], bool] = lambda: False
         self.on_step: list[Callable[[int], None]] = []
-        self.leader: Passes | None = None
+        self.leader: PassCounter | None = None
         self.awaited = 0
         self.looked = False
 
@@ -135,14 +135,14 @@ class Clock:
         for listener in list(self.on_step):
             listener(ended)
 
-    def follow(self, expects_optimizer: Callable[[], bool]) -> Passes:
+    def follow(self, expects_optimizer: Callable[[], bool]) -> PassCounter:
         """Return what counts the passes of one more model; those of the first are the steps where nothing optimizes."""
-        passes = Passes(self, Segments())
+        passes = PassCounter(self, Segments())
         if self.leader is None:
             self.lead(passes, expects_optimizer)
         return passes
 
-    def lead(self, passes: Passes, expects_optimizer: Callable[[], bool]) -> None:
+    def lead(self, passes: PassCounter, expects_optimizer: Callable[[], bool]) -> None:
         """Let a model set the pace: by its optimizer's steps if there is one, else by its forward passes."""
         self.leader, self.expects_optimizer, self.led = passes, expects_optimizer, 0
 
@@ -151,7 +151,7 @@ class Clock:
         self.looked = True
         self.awaited = AWAITED if self.expects_optimizer() else 0
 
-    def began(self, passes: Passes, *, graded: bool) -> None:
+    def began(self, passes: PassCounter, *, graded: bool) -> None:
         """Count a forward pass; where nothing optimizes, those of the first hooked model are the steps."""
         self.passes += 1
         if self.leader is not passes:
@@ -164,7 +164,7 @@ class Clock:
         self.awaited -= 1
 
 
-class Here:
+class ThreadPosition:
     """Where one thread is in one model: which forward pass, and which call of what."""
 
     __slots__ = (
@@ -198,12 +198,12 @@ class Here:
         self.shares: dict[Any, Any] = {}
 
 
-class Passes(threading.local):
+class PassCounter(threading.local):
     """Counts the forward passes of one hooked model, each thread for itself."""
 
-    def __init__(self, clock: Clock, segments: Segments) -> None:
+    def __init__(self, clock: StepClock, segments: Segments) -> None:
         self.clock, self.segments = clock, segments
-        self.here = Here()
+        self.here = ThreadPosition()
 
     def begin(self, *, inside: bool = True, graded: bool | None = None) -> None:
         """Start a forward pass.

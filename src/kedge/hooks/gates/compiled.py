@@ -22,7 +22,7 @@ from kedge.flow import Event
 from kedge.hooks.firing.contract import check_edit
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
-from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Tap, numbered
 from kedge.torch_internals import operators
 from kedge.torch_internals.graph_task import in_backward
@@ -38,7 +38,7 @@ _SCHEMAS = (
 )
 _ANY = torch.zeros(())
 numbers = itertools.count(1)
-followed: weakref.WeakValueDictionary[int, Passes] = weakref.WeakValueDictionary()
+followed: weakref.WeakValueDictionary[int, PassCounter] = weakref.WeakValueDictionary()
 """What counts the passes of each hooked model, by the number that a graph holds in its place."""
 
 
@@ -135,7 +135,7 @@ class _Listen(torch.autograd.Function):
 def identity(act: Any, key: int) -> Any:
     """Make the identity whose backward is an edit; Dynamo reads the edit into the graph."""
 
-    class Edit(torch.autograd.Function):
+    class GraphEdit(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
             return x.clone()
@@ -146,7 +146,7 @@ def identity(act: Any, key: int) -> Any:
             new = act(grad, None)
             return grad if new is None else new
 
-    return Edit
+    return GraphEdit
 
 
 def is_exported() -> bool:

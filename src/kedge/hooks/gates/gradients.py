@@ -24,7 +24,7 @@ from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Found, Gate
 from kedge.hooks.firing.measuring import measure_value
-from kedge.hooks.firing.schedule import Clock, Here
+from kedge.hooks.firing.schedule import StepClock, ThreadPosition
 from kedge.hooks.firing.tap import Tap
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import MemoryVersion, whole
@@ -38,7 +38,7 @@ def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool)
     passes, seen = gate.passes, gate.seen
     if recompute and not passes.differentiates_again(seen.listened):
         return
-    heard: dict[int, Listener] = {}
+    heard: dict[int, GradientListener] = {}
     for leaf, tensor in found:
         site = gate.site(kind, leaf)
         if not tensor.requires_grad or passes.is_heard((gate, site, call), recompute=recompute):
@@ -48,7 +48,7 @@ def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool)
         if known is not None:
             known.also = {**known.also, site: event}
             continue
-        listener = heard[id(tensor)] = listen(tensor, Listener(gate, event), recompute=recompute)
+        listener = heard[id(tensor)] = listen(tensor, GradientListener(gate, event), recompute=recompute)
         if listener.pulse is not None:
             seen.pulses[kind] = listener.pulse
 
@@ -63,12 +63,12 @@ def measure_each(gate: Gate, kind: str, found: Found, call: int) -> None:
     for leaf, tensor in found:
         if tensor.requires_grad:
             seen.listened += 1
-            listener = listen(tensor, ValueListener(gate, gate.site(kind, leaf), call, here))
+            listener = listen(tensor, GradientMeasurer(gate, gate.site(kind, leaf), call, here))
             if listener.pulse is not None:
                 seen.pulses[kind] = listener.pulse
 
 
-class Listener:
+class GradientListener:
     """Fires the taps of one gate with the gradient of one tensor."""
 
     __torch_unserializable__ = True  # a tensor is sent or saved without it, and without a warning
@@ -107,14 +107,14 @@ class Listener:
         return self.origin.site, self.origin.call
 
 
-class ValueListener(Listener):
+class GradientMeasurer(GradientListener):
     """Hands the gradient of one tensor to what measures it; see Note [Values alone]."""
 
     also: Mapping[Site, Event] = MappingProxyType({})
     shape: torch.Size | None = None
     pulse: MemoryVersion | None = None
 
-    def __init__(self, gate: Gate, site: Site, call: int, here: Here) -> None:
+    def __init__(self, gate: Gate, site: Site, call: int, here: ThreadPosition) -> None:
         self.gate, self.site, self.call = gate, site, call
         self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
 
@@ -158,7 +158,7 @@ class ValueListener(Listener):
         return self.site, self.call
 
 
-def gradient_event(origin: Event, clock: Clock) -> Event:
+def gradient_event(origin: Event, clock: StepClock) -> Event:
     """Make the event of a gradient: the call and pass of its forward, the step and backward of now."""
     o = origin
     return Event(
@@ -174,7 +174,7 @@ def gradient_event(origin: Event, clock: Clock) -> Event:
     )
 
 
-def listen(tensor: Tensor, listener: Listener, *, recompute: bool = False) -> Listener:
+def listen(tensor: Tensor, listener: GradientListener, *, recompute: bool = False) -> GradientListener:
     """Fire a gate's taps with the gradient of a tensor that a forward has made or was given.
 
     A tensor may live for several passes (an input that is used again, a parameter that a module
@@ -204,10 +204,10 @@ def listen(tensor: Tensor, listener: Listener, *, recompute: bool = False) -> Li
     return listener
 
 
-def _heard(tensor: Tensor, like: Listener) -> Listener | None:
+def _heard(tensor: Tensor, like: GradientListener) -> GradientListener | None:
     tables = (on_tensor(each) for each in (tensor, base_of(tensor)) if each is not None)
     hooks = (hook for table in tables if table for hook in table.values())
-    listeners = (hook for hook in hooks if isinstance(hook, Listener) and hook.gate is like.gate)
+    listeners = (hook for hook in hooks if isinstance(hook, GradientListener) and hook.gate is like.gate)
     return next((each for each in listeners if each.place == like.place), None)
 
 
@@ -249,7 +249,7 @@ def edges_into(roots: Sequence[Tensor], inputs: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-class Share:
+class InputShare:
     """Sums up what one call of a module adds to the gradient of one of its inputs."""
 
     def __init__(self, gate: Gate, origin: Event, nodes: int) -> None:
@@ -290,7 +290,7 @@ class Share:
         )
 
 
-def listen_share(share: Share, found: list[tuple[Node, list[int]]]) -> None:
+def listen_share(share: InputShare, found: list[tuple[Node, list[int]]]) -> None:
     """Put the node hooks of a share in place; they go with the session or with the graph."""
     for node, positions in found:
         share.gate.owner.mounts.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
@@ -301,4 +301,4 @@ def edge_of(tensor: Tensor) -> Any:
     return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
-untraced(Listener.__call__, ValueListener.__call__, Share.passed, listen_share)
+untraced(GradientListener.__call__, GradientMeasurer.__call__, InputShare.passed, listen_share)

@@ -1,7 +1,7 @@
 """Modules: one forward-pre and one forward hook for each hooked module of a session.
 
 # Note [Two gates]
-All taps of a session on one module stand at two gates: `Before` sees the inputs, `After` the
+All taps of a session on one module stand at two gates: `InputGate` sees the inputs, `OutputGate` the
 outputs. Gradients are listened to from there, on the tensors that pass, because a module's own
 backward hooks change bits (Note [No full backward hooks]).
 """
@@ -21,10 +21,10 @@ from kedge.flow import Preserving
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.owner import Owner
-from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec
 from kedge.hooks.gates import compiled
-from kedge.hooks.gates.gradients import Share, edge_of, edges_into, listen_each, listen_share, measure_each
+from kedge.hooks.gates.gradients import InputShare, edge_of, edges_into, listen_each, listen_share, measure_each
 from kedge.sites import leaves
 from kedge.sites.select import SitePlace
 from kedge.sites.site import Site
@@ -33,7 +33,7 @@ from kedge.torch_internals.hook_tables import after_forward, before_forward
 from kedge.torch_internals.module_tables import own_parameters
 
 
-class After(Gate):
+class OutputGate(Gate):
     """Sees what a module returns: ``out``, ``out.grad`` and ``in.share``."""
 
     kinds = ("out", "out.grad", "in.share")
@@ -107,20 +107,20 @@ class After(Gate):
                 )
                 continue
             origin = self.passes.event(self.site("in.share", leaf), call, recompute)
-            listen_share(Share(self, origin, len(found)), found)
+            listen_share(InputShare(self, origin, len(found)), found)
 
 
-class Before(Gate):
+class InputGate(Gate):
     """Sees what a module is given: ``in``, ``in.grad`` and its parameters; prepares ``in.share``."""
 
     kinds = ("in", "in.grad", "param")
     measured = ("in", "in.grad")
 
-    def __init__(self, owner: Owner, passes: Passes, path: str, module: nn.Module) -> None:
+    def __init__(self, owner: Owner, passes: PassCounter, path: str, module: nn.Module) -> None:
         super().__init__(owner, passes, path)
         self.names = _positional_names(module)
         self.params: dict[str, tuple[str, nn.Parameter]] = {}
-        self.sharing: list[After] = []
+        self.sharing: list[OutputGate] = []
         self.preserving: list[Preserving] = []
 
     def retime(self) -> None:
@@ -129,7 +129,7 @@ class Before(Gate):
         self.live = self.live or bool(self.sharing or self.preserving)
         self.measures = self.measures and not (self.sharing or self.preserving)
 
-    def share_with(self, gate: After) -> None:
+    def share_with(self, gate: OutputGate) -> None:
         """Note the inputs' edges of each call for a gate behind the module, which needs them for shares."""
         if gate not in self.sharing:
             self.sharing.append(gate)
@@ -274,18 +274,18 @@ class ModuleGates:
     """
 
     owner: Owner
-    passes: Passes
-    before: dict[int, Before] = field(default_factory=dict)
-    after: dict[int, After] = field(default_factory=dict)
+    passes: PassCounter
+    before: dict[int, InputGate] = field(default_factory=dict)
+    after: dict[int, OutputGate] = field(default_factory=dict)
 
     def place(self, place: SitePlace, spec: Spec) -> None:
         """Attach to the inputs or outputs of a module, or to their gradients."""
         site, module = place.site, place.module
-        gate: Before | After
-        if site.kind in Before.kinds or site.kind == "in.share":
+        gate: InputGate | OutputGate
+        if site.kind in InputGate.kinds or site.kind == "in.share":
             gate = before = self._before(module, site.path)
             site = replace(site, leaf=before.canonical(site.leaf))
-        if site.kind in After.kinds:
+        if site.kind in OutputGate.kinds:
             gate = after = self._after(module, site.path)
             if site.kind == "in.share":
                 before.share_with(after)
@@ -321,19 +321,19 @@ class ModuleGates:
         for gate in self.before.values():
             gate.params.clear()
 
-    def _before(self, module: nn.Module, path: str) -> Before:
+    def _before(self, module: nn.Module, path: str) -> InputGate:
         gate = self.before.get(id(module))
         if gate is None or not gate.is_last(before_forward(module)):
-            gate = self.before[id(module)] = Before(self.owner, self.passes, path, module)
+            gate = self.before[id(module)] = InputGate(self.owner, self.passes, path, module)
             self.owner.mounts.put_before(module, gate, with_kwargs=True)
         return gate
 
-    def _after(self, module: nn.Module, path: str) -> After:
+    def _after(self, module: nn.Module, path: str) -> OutputGate:
         gate = self.after.get(id(module))
         if gate is None or not gate.is_last(after_forward(module)):
-            gate = self.after[id(module)] = After(self.owner, self.passes, path)
+            gate = self.after[id(module)] = OutputGate(self.owner, self.passes, path)
             self.owner.mounts.put_behind(module, gate)
         return gate
 
 
-untraced(Before.__call__, After.__call__)
+untraced(InputGate.__call__, OutputGate.__call__)

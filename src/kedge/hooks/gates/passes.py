@@ -9,18 +9,18 @@ import torch
 from torch import nn
 
 from kedge.hooks.firing.owner import Owner
-from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.gates import compiled
-from kedge.hooks.placing.concealed import Own
+from kedge.hooks.placing.concealed import KedgeHook
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.source_lines import is_running
 
 
-class Begin(Own):
+class PassBegins(KedgeHook):
     """The hook by which a model's forward pass is seen to begin; a model that calls itself is still in the same."""
 
-    def __init__(self, passes: Passes) -> None:
+    def __init__(self, passes: PassCounter) -> None:
         self.passes = passes
         self.key = next(compiled.numbers)
         compiled.followed[self.key] = passes
@@ -38,10 +38,10 @@ class Begin(Own):
                 self.passes.begin()
 
 
-class End(Own):
+class PassEnds(KedgeHook):
     """The hook by which a model's forward pass is seen to end."""
 
-    def __init__(self, begin: Begin) -> None:
+    def __init__(self, begin: PassBegins) -> None:
         self.begin = begin
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -55,11 +55,11 @@ class End(Own):
                 self.begin.passes.end()
 
 
-def follow(owner: Owner, model: nn.Module, passes: Passes) -> Begin:
+def follow(owner: Owner, model: nn.Module, passes: PassCounter) -> PassBegins:
     """Count the forward passes of a model; returns the hook that begins one."""
-    begin = Begin(passes)
-    owner.mounts.put_around(model, begin, End(begin))
+    begin = PassBegins(passes)
+    owner.mounts.put_around(model, begin, PassEnds(begin))
     return begin
 
 
-untraced(Begin.__call__, End.__call__)
+untraced(PassBegins.__call__, PassEnds.__call__)

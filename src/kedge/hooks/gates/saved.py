@@ -23,11 +23,11 @@ from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.owner import Owner
-from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec
-from kedge.hooks.saved.keeper import OnThread, Place, Spot, keep
-from kedge.hooks.saved.pairs import Decided, is_checkpoint
-from kedge.hooks.saved.reference import Kept
+from kedge.hooks.saved.keeper import KeeperCalls, ModuleUnderKeeper, SavingPlace, keep
+from kedge.hooks.saved.pairs import JointPacked, is_checkpoint
+from kedge.hooks.saved.reference import KeptByReference
 from kedge.sites.leaves import describe
 from kedge.sites.select import SitePlace as Placed
 from kedge.torch_internals.saved_hooks import disabled, top_hooks
@@ -56,7 +56,7 @@ class SavedGate(Gate):
 
     kinds = ("saved",)
 
-    def __init__(self, owner: Owner, passes: Passes, path: str, changed: Callable[[], None]) -> None:
+    def __init__(self, owner: Owner, passes: PassCounter, path: str, changed: Callable[[], None]) -> None:
         super().__init__(owner, passes, path)
         self.changed = changed
         self.ungraded = self.checkpointed = self.forbidden = 0
@@ -80,19 +80,19 @@ class SavedGate(Gate):
             self.checkpointed += top is not None and is_checkpoint(top)
         return call, recompute
 
-    def event(self, place: Place) -> Event:
+    def event(self, place: SavingPlace) -> Event:
         """Make the event of the next save of a call."""
         leaf = str(place.saves)
         place.saves += 1
         return self.passes.event(self.site("saved", leaf), place.call, place.recompute)
 
-    def take(self, value: Tensor, place: Place) -> Any:
+    def take(self, value: Tensor, place: SavingPlace) -> Any:
         """Run the taps; returns what takes the tensor's place, None for nothing."""
         event, shown = self.event(place), value.detach()
         if self.packing:
             return self._pack(shown, event)
         new = fire(self.taps["saved"], shown, event)
-        return None if new is shown else Decided(Kept(new), (Kept.read,))
+        return None if new is shown else JointPacked(KeptByReference(new), (KeptByReference.read,))
 
     def _pack(self, first: Tensor, event: Event) -> Any:
         """Run taps of which some pack; each gets what the one before left, as long as that is a tensor."""
@@ -114,9 +114,13 @@ class SavedGate(Gate):
                     shown = packed.detach() if isinstance(packed, Tensor) else shown
         if packed is first and not back:
             return None
-        return Decided(Kept(packed), (Kept.read, *back)) if isinstance(packed, Tensor) else Decided(packed, tuple(back))
+        return (
+            JointPacked(KeptByReference(packed), (KeptByReference.read, *back))
+            if isinstance(packed, Tensor)
+            else JointPacked(packed, tuple(back))
+        )
 
-    def see(self, value: Tensor, place: Place) -> None:
+    def see(self, value: Tensor, place: SavingPlace) -> None:
         """Show a tensor that another has taken; see Note [Taken away]."""
         event, shown = self.event(place), value.detach()
         looking = tuple(tap for tap in self.taps["saved"] if not isinstance(tap.action, Packing))
@@ -146,12 +150,12 @@ def _checked(action: Packing, like: Tensor, event: Event) -> Callable[[Any], Ten
     return unpack
 
 
-class Saves:
+class SavedSites:
     """The keeper of a session on one model: it shows what is saved to the gates of the modules."""
 
     watches = True
 
-    def __init__(self, owner: Owner, passes: Passes, model: nn.Module, *, compiled: bool) -> None:
+    def __init__(self, owner: Owner, passes: PassCounter, model: nn.Module, *, compiled: bool) -> None:
         self.owner, self.passes = owner, passes
         self.gates: dict[str, SavedGate] = {}
         self.kept = keep(owner.mounts.cleanup, model, self, outside=False, ambient=False, compiled=compiled)
@@ -174,23 +178,23 @@ class Saves:
             self.kept.spot(path, module).gate = gate
         return gate
 
-    def pack(self, value: Tensor, place: Place) -> Any:
+    def pack(self, value: Tensor, place: SavingPlace) -> Any:
         """Run the taps of the innermost module, if it has any."""
         gate = place.spot.gate
         return gate.take(value, place) if gate is not None and gate.live else None
 
-    def see(self, value: Tensor, place: Place) -> None:
+    def see(self, value: Tensor, place: SavingPlace) -> None:
         """Show it what another has taken."""
         gate = place.spot.gate
         if gate is not None and gate.live:
             gate.see(value, place)
 
-    def unpack(self, packed: Decided) -> Tensor:
+    def unpack(self, packed: JointPacked) -> Tensor:
         """Return a saved tensor."""
         return packed.read()
 
     def _retime(self) -> None:
         self.kept.asleep = not any(gate.live for gate in self.gates.values())
 
-    def _count(self, live: OnThread, spot: Spot, task: int) -> tuple[int, bool]:
+    def _count(self, live: KeeperCalls, spot: ModuleUnderKeeper, task: int) -> tuple[int, bool]:
         return (0, task != -1) if spot.gate is None else spot.gate.count()

@@ -18,7 +18,7 @@ from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.tap import Spec, Tap
-from kedge.hooks.placing.installed import Mount
+from kedge.hooks.placing.installed import InstalledHook
 from kedge.sites.language import Term
 from kedge.sites.select import Selector, SitePlace
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
@@ -26,7 +26,7 @@ from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import after_accumulation, on_tensor
 
 
-class Station:
+class TensorGate:
     """The taps of one session on one tensor, parameter or node that exists before the program runs."""
 
     def __init__(self, owner: Owner, name: str, kind: str) -> None:
@@ -88,13 +88,13 @@ class Station:
         return None if new is value else new
 
 
-def _hook_tensor(station: Station, tensor: Tensor) -> RemovableHandle:
+def _hook_tensor(station: TensorGate, tensor: Tensor) -> RemovableHandle:
     """Fire with the gradient of a tensor, before it is accumulated."""
     handle: RemovableHandle = tensor.register_hook(station.fire)
     return handle
 
 
-def _hook_accumulated(station: Station, tensor: Tensor) -> RemovableHandle:
+def _hook_accumulated(station: TensorGate, tensor: Tensor) -> RemovableHandle:
     """Fire with ``.grad`` of a leaf tensor once a backward pass has accumulated into it."""
 
     def accumulated(leaf: Tensor) -> None:
@@ -106,7 +106,7 @@ def _hook_accumulated(station: Station, tensor: Tensor) -> RemovableHandle:
     return handle
 
 
-def _hook_node(station: Station, node: Node) -> RemovableHandle:
+def _hook_node(station: TensorGate, node: Node) -> RemovableHandle:
     """Fire with each gradient that arrives at a node (``pre``) or leaves it (``post``)."""
 
     def each(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
@@ -127,7 +127,7 @@ def _hook_node(station: Station, node: Node) -> RemovableHandle:
     return node.register_prehook(each) if station.site.kind == "pre" else node.register_hook(after)
 
 
-def _hook(station: Station, tensor: Tensor) -> RemovableHandle:
+def _hook(station: TensorGate, tensor: Tensor) -> RemovableHandle:
     """Fire with a tensor's gradient, or with ``.grad`` of a leaf, as the station's kind says."""
     return (_hook_accumulated if station.site.kind in ACCUMULATED else _hook_tensor)(station, tensor)
 
@@ -140,7 +140,7 @@ class ParameterGates:
     """The stations of one session on the parameters of one model, by the parameter's id and the kind."""
 
     owner: Owner
-    stations: dict[tuple[int, str], Station] = field(default_factory=dict)
+    stations: dict[tuple[int, str], TensorGate] = field(default_factory=dict)
 
     def place(self, place: SitePlace, spec: Spec) -> None:
         """Attach to the gradient of a parameter.
@@ -159,11 +159,11 @@ class ParameterGates:
         station = self.stations.get((id(param), kind))
         table = (after_accumulation if kind in ACCUMULATED else on_tensor)(param)
         if station is None or not station.is_last(table):
-            station = self.stations[id(param), kind] = Station(self.owner, place.site.path, kind)
+            station = self.stations[id(param), kind] = TensorGate(self.owner, place.site.path, kind)
             station.param = param
             if param.requires_grad:
                 station.handle = _hook(station, param)
-                self.owner.mounts.mount(Mount(station.handle))
+                self.owner.mounts.mount(InstalledHook(station.handle))
         station.take(spec.make(place.site))
 
 
@@ -186,8 +186,8 @@ def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None
                 f'"{name}:acc" asks for .grad after accumulation, but {name} is not a leaf: it was made by '
                 f'{tensor.grad_fn.name() if tensor.grad_fn else "an operation"} and accumulates nothing; use "{name}:grad"'
             )
-        station = Station(owner, name, kind)
-        owner.mounts.mount(Mount(_hook(station, tensor)))
+        station = TensorGate(owner, name, kind)
+        owner.mounts.mount(InstalledHook(_hook(station, tensor)))
         station.take(spec.make(Site(name, kind)))
 
 
@@ -196,8 +196,8 @@ def place_node(owner: Owner, target: Node | GradientEdge, selector: Selector | N
     node, number = (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
     name = re.sub(r"^torch::autograd::", "", node.name())
     for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
-        station = Station(owner, name, kind)
-        owner.mounts.mount(Mount(_hook_node(station, node)))
+        station = TensorGate(owner, name, kind)
+        owner.mounts.mount(InstalledHook(_hook_node(station, node)))
         station.take(spec.make(Site(name, kind, leaf or (number if kind == "pre" else None))))
 
 
@@ -219,5 +219,5 @@ def _kinds(
     return [(t.kind or default, t.leaf) for t in wanted]
 
 
-unserializable_hook(Station.fire)
-untraced(Station.fire, _hook_accumulated, _hook_node)
+unserializable_hook(TensorGate.fire)
+untraced(TensorGate.fire, _hook_accumulated, _hook_node)

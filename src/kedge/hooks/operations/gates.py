@@ -14,7 +14,7 @@ from kedge.flow import Preserving
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.owner import Owner
-from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.gates.gradients import listen_each
 from kedge.sites import leaves
 from kedge.sites.language import means_op, op_pattern
@@ -67,12 +67,12 @@ class ModuleOperations:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.gates: tuple[OpGate, ...] = ()
+        self.gates: tuple[OperationGate, ...] = ()
         self.preserving: tuple[Preserving, ...] = ()
         self.live = self.away = self.captured = False
         self.called = self.fused = 0
         self.made: dict[str, int] = {}
-        self.matched: dict[str, tuple[OpGate, ...]] = {}
+        self.matched: dict[str, tuple[OperationGate, ...]] = {}
 
     def retime(self) -> None:
         """Find out whether anything here is on schedule."""
@@ -82,12 +82,12 @@ class ModuleOperations:
         """Remove every gate."""
         self.gates, self.live, self.matched = (), False, {}
 
-    def match(self, name: str) -> tuple[OpGate, ...]:
+    def match(self, name: str) -> tuple[OperationGate, ...]:
         """Find the gates that may stand for an operation of this name."""
         found = self.matched[name] = tuple(gate for gate in self.gates if name and gate.pattern.may_mean(name))
         return found
 
-    def add(self, gate: OpGate) -> None:
+    def add(self, gate: OperationGate) -> None:
         """Add a gate behind the others."""
         self.gates += (gate,)
         self.matched = {}
@@ -98,7 +98,7 @@ class ModuleOperations:
         self.preserving += tuple(action for action in actions if action not in self.preserving)
 
 
-class Entry:
+class ForwardUnderWay:
     """One call of a module that is under way: its frame, and what it has called so far.
 
     Attributes:
@@ -128,7 +128,7 @@ class Entry:
         self.counts: dict[str, int] = {}
 
 
-class OpGate(Gate):
+class OperationGate(Gate):
     """The taps of one session on the operations that one pattern stands for, in one module.
 
     Attributes:
@@ -141,13 +141,13 @@ class OpGate(Gate):
 
     kinds = OP_KINDS
 
-    def __init__(self, owner: Owner, passes: Passes, operations: ModuleOperations, place: SitePlace) -> None:
+    def __init__(self, owner: Owner, passes: PassCounter, operations: ModuleOperations, place: SitePlace) -> None:
         super().__init__(owner, passes, operations.path)
         self.operations, self.many = operations, place.many
         self.pattern = OpPattern(place.site.op or ("*", None), place.without)
         self.early = self.late = False
         self.ungraded = 0
-        self._each: dict[tuple[str, int], OneOp] = {}
+        self._each: dict[tuple[str, int], OperationEvents] = {}
 
     def retime(self) -> None:
         """Find out whether anything here is on schedule, and on which side of an operation."""
@@ -157,14 +157,14 @@ class OpGate(Gate):
         self.late = self.backward or any(self.wakes(tap) for tap in self.taps["out"])
         self.operations.retime()
 
-    def _one(self, op: tuple[str, int]) -> OneOp:
+    def _one(self, op: tuple[str, int]) -> OperationEvents:
         found = self._each.get(op)
         if found is None:
-            found = self._each[op] = OneOp(self, op)
+            found = self._each[op] = OperationEvents(self, op)
         return found
 
     def before(
-        self, entry: Entry, op: tuple[str, int], args: Any, kwargs: Any, fixed: tuple[str, ...] = ()
+        self, entry: ForwardUnderWay, op: tuple[str, int], args: Any, kwargs: Any, fixed: tuple[str, ...] = ()
     ) -> tuple[Any, Any]:
         """Take what an operation is given through the taps; returns what it is to be given.
 
@@ -196,7 +196,7 @@ class OpGate(Gate):
         changed = tuple(leaves.put(value, new, str(i)) for i, value in enumerate(args))
         return changed, {name: leaves.put(value, new, name) for name, value in kwargs.items()}
 
-    def after(self, entry: Entry, op: tuple[str, int], value: Any) -> Any:
+    def after(self, entry: ForwardUnderWay, op: tuple[str, int], value: Any) -> Any:
         """Take what an operation has made through the taps; returns what the program is to get."""
         __tracebackhide__ = True
         self.called += 1
@@ -223,17 +223,17 @@ class OpGate(Gate):
             self._listen(one, "out.grad", found, entry)
         return leaves.put(value, new) if new else value
 
-    def _listen(self, one: OneOp, kind: str, found: list[tuple[str, Tensor]], entry: Entry) -> None:
+    def _listen(self, one: OperationEvents, kind: str, found: list[tuple[str, Tensor]], entry: ForwardUnderWay) -> None:
         listen_each(one, kind, found, entry.call, entry.recompute)
         self.seen.listened = max(self.seen.listened, one.seen.listened)
 
 
-class OneOp(Gate):
+class OperationEvents(Gate):
     """One operation at a gate: its sites. The taps, and what was seen, are those of the gate."""
 
     kinds = OP_KINDS
 
-    def __init__(self, gate: OpGate, op: tuple[str, int]) -> None:
+    def __init__(self, gate: OperationGate, op: tuple[str, int]) -> None:
         super().__init__(gate.owner, gate.passes, gate.path)
         self.taps, self.op = gate.taps, op
         self.seen.leaves, self.seen.pulses = gate.seen.leaves, gate.seen.pulses
@@ -247,7 +247,7 @@ class OneOp(Gate):
         return site
 
 
-def refuse_inside(entry: Entry, site: str) -> None:
+def refuse_inside(entry: ForwardUnderWay, site: str) -> None:
     """Refuse an edit where no gradient would know of it; see Note [Inside a function of one's own].
 
     Raises:

@@ -34,9 +34,9 @@ from torch.overrides import TorchFunctionMode
 
 from kedge.errors import EditError
 from kedge.hooks.firing.fire import fire
-from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.operations.attention import ATTENTION, INSIDE
-from kedge.hooks.operations.gates import Entry, ModuleOperations, OpGate, refuse_inside
+from kedge.hooks.operations.gates import ForwardUnderWay, ModuleOperations, OperationGate, refuse_inside
 from kedge.hooks.operations.names import name_of, overwrites
 from kedge.sites import leaves
 from kedge.torch_internals import modes
@@ -47,7 +47,7 @@ from kedge.torch_internals.own_functions import own_function
 from kedge.torch_internals.source_lines import is_dropped, is_running
 
 
-class OpMode(TorchFunctionMode):
+class OperationMode(TorchFunctionMode):
     """Sees the operations of one thread, as long as a module that was asked for is the innermost.
 
     Attributes:
@@ -57,11 +57,11 @@ class OpMode(TorchFunctionMode):
         up: Whether this is on PyTorch's stack.
     """
 
-    def __init__(self, here: Here) -> None:
+    def __init__(self, here: ThreadMode) -> None:
         super().__init__()
         self.here = here
-        self.entries: list[Entry | ModuleOperations] = []
-        self.now: Entry | None = None
+        self.entries: list[ForwardUnderWay | ModuleOperations] = []
+        self.now: ForwardUnderWay | None = None
         self.up = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,11 +79,11 @@ class OpMode(TorchFunctionMode):
             return _operate(self, entry, name, gates, func, args, kwargs)
         return func(*args, **kwargs)
 
-    def enter(self, entry: Entry) -> None:
+    def enter(self, entry: ForwardUnderWay) -> None:
         """Note that a module's forward begins; forget those that were left without a word, as at an interrupt."""
         for i in range(len(self.entries) - 1, -1, -1):
             around = self.entries[i]
-            if isinstance(around, Entry):
+            if isinstance(around, ForwardUnderWay):
                 if is_running(around.frame, entry.frame):
                     break
                 del self.entries[i:]
@@ -99,7 +99,7 @@ class OpMode(TorchFunctionMode):
         """Note that a module's forward has ended."""
         for i in range(len(self.entries) - 1, -1, -1):
             entry = self.entries[i]
-            if entry is operations or (isinstance(entry, Entry) and entry.operations is operations):
+            if entry is operations or (isinstance(entry, ForwardUnderWay) and entry.operations is operations):
                 del self.entries[i:]
                 self._settle()
                 return
@@ -112,7 +112,7 @@ class OpMode(TorchFunctionMode):
     def _settle(self) -> None:
         """Push or pop the mode so that it is active exactly while the innermost module is hooked."""
         top = self.entries[-1] if self.entries else None
-        self.now = top if isinstance(top, Entry) and top.seen else None
+        self.now = top if isinstance(top, ForwardUnderWay) and top.seen else None
         if self.now is not None:
             if not self.up:
                 modes.push_function_mode(self)
@@ -121,7 +121,7 @@ class OpMode(TorchFunctionMode):
             self.up = not _take_off(self, anywhere=top is None)
 
 
-def _take_off(mode: OpMode, *, anywhere: bool) -> bool:
+def _take_off(mode: OperationMode, *, anywhere: bool) -> bool:
     """Take a mode off PyTorch's stack; those that stand above it are put back as they were.
 
     Args:
@@ -135,18 +135,18 @@ def _take_off(mode: OpMode, *, anywhere: bool) -> bool:
         found = top is mode
         if not found:
             above.append(top)
-            if not (anywhere or isinstance(top, OpMode)):
+            if not (anywhere or isinstance(top, OperationMode)):
                 break
     for other in reversed(above):
         modes.push_function_mode(other)
     return found
 
 
-class Here(threading.local):
+class ThreadMode(threading.local):
     """The mode of each thread, for one hooked model."""
 
-    def __init__(self, passes: Passes) -> None:
-        self.passes, self.mode = passes, OpMode(self)
+    def __init__(self, passes: PassCounter) -> None:
+        self.passes, self.mode = passes, OperationMode(self)
 
 
 def _onward(func: Any, args: Any, kwargs: Any) -> Any:
@@ -155,7 +155,15 @@ def _onward(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _operate(mode: OpMode, entry: Entry, name: str, gates: Sequence[OpGate], func: Any, args: Any, kwargs: Any) -> Any:
+def _operate(
+    mode: OperationMode,
+    entry: ForwardUnderWay,
+    name: str,
+    gates: Sequence[OperationGate],
+    func: Any,
+    args: Any,
+    kwargs: Any,
+) -> Any:
     """Take an operation through the gates that stand for it: its inputs, itself, its outputs."""
     __tracebackhide__ = True
     operations, op = entry.operations, (name, entry.counts.get(name, 0))
@@ -189,7 +197,7 @@ def _operate(mode: OpMode, entry: Entry, name: str, gates: Sequence[OpGate], fun
     return result if name == "setitem" else value
 
 
-def _run(mode: OpMode, func: Any, args: Any, kwargs: Any) -> Any:
+def _run(mode: OperationMode, func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operation, and attention so that what is inside comes by here too."""
     __tracebackhide__ = True
     if func is not ATTENTION:
@@ -198,7 +206,9 @@ def _run(mode: OpMode, func: Any, args: Any, kwargs: Any) -> Any:
         return _onward(INSIDE, args, kwargs)
 
 
-def _overwriting(entry: Entry, op: tuple[str, int], gates: Sequence[OpGate], args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _overwriting(
+    entry: ForwardUnderWay, op: tuple[str, int], gates: Sequence[OperationGate], args: Any, kwargs: Any
+) -> tuple[Any, Any]:
     """Take what an operation is given through the gates, and have copied what is kept of what it may change in place."""
     __tracebackhide__ = True
     fixed = overwrites(op[0], args, kwargs)
@@ -212,7 +222,7 @@ def _overwriting(entry: Entry, op: tuple[str, int], gates: Sequence[OpGate], arg
     return args, kwargs
 
 
-def _run_again(here: Here, entry: Entry) -> None:
+def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
     """Have a checkpoint that the forward has begun see its operations again when it recomputes them.
 
     # Note [Checkpoints inside a forward]
@@ -232,7 +242,7 @@ def _run_again(here: Here, entry: Entry) -> None:
         mode = here.mode
         if not operations.live or operations.away:
             return run(*args)
-        repeated = Entry(operations, sys._getframe(), seen=True)
+        repeated = ForwardUnderWay(operations, sys._getframe(), seen=True)
         repeated.call, repeated.recompute, repeated.counts = call, True, dict(counts)
         passes.here.segment = passes.segments.recompute()
         mode.enter(repeated)
@@ -250,7 +260,7 @@ def _past_operate(frame: FrameType | None) -> FrameType | None:
     return None if frame is None else frame.f_back
 
 
-def _owns(entry: Entry, frame: FrameType | None) -> bool:
+def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
     """Whether what a frame calls is called by a module's own forward; see Note [Whose operation]."""
     below, function, graded = frame, "", torch.is_grad_enabled()
     while frame is not None:
@@ -283,4 +293,4 @@ OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)
 _AGAIN = next(inside(_run_again.__code__, "again"))
 _ENDS = CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
 
-untraced(_run_again, OpMode.__torch_function__, OpMode.enter, OpMode.leave)
+untraced(_run_again, OperationMode.__torch_function__, OperationMode.enter, OperationMode.leave)

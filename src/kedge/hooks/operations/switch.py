@@ -13,21 +13,21 @@ from torch import nn
 
 from kedge.flow import Preserving
 from kedge.hooks.firing.owner import Owner
-from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec
 from kedge.hooks.operations.attention import is_fused
-from kedge.hooks.operations.gates import Entry, ModuleOperations, OpGate, OpPattern
-from kedge.hooks.operations.mode import Here, module_frame
-from kedge.hooks.placing.concealed import Own
+from kedge.hooks.operations.gates import ForwardUnderWay, ModuleOperations, OperationGate, OpPattern
+from kedge.hooks.operations.mode import ThreadMode, module_frame
+from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites.select import SitePlace, runs
 from kedge.torch_internals.checkpoint import owner_around
 from kedge.torch_internals.dynamo import untraced
 
 
-class Door(Own):
+class ModeOn(KedgeHook):
     """Forward-pre hook that turns the mode on for a hooked module and off for its other children."""
 
-    def __init__(self, here: Here, operations: ModuleOperations) -> None:
+    def __init__(self, here: ThreadMode, operations: ModuleOperations) -> None:
         self.here, self.operations = here, operations
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
@@ -43,7 +43,7 @@ class Door(Own):
             return
         operations.called += 1
         frame = module_frame(sys._getframe(1))
-        entry = Entry(operations, frame, seen=not is_fused(module, args, kwargs or {}))
+        entry = ForwardUnderWay(operations, frame, seen=not is_fused(module, args, kwargs or {}))
         operations.fused += not entry.seen
         entry.code = _code_of(module.forward)
         entry.call, entry.recompute = passes.count(operations)
@@ -51,10 +51,10 @@ class Door(Own):
         mode.enter(entry)
 
 
-class Shut(Own):
-    """The forward hook behind a `Door`."""
+class ModeOff(KedgeHook):
+    """The forward hook behind a `ModeOn`."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: ModeOn) -> None:
         self.door = door
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -63,13 +63,13 @@ class Shut(Own):
             self.door.here.mode.leave(self.door.operations)
 
 
-class Doors:
+class ModeSwitches:
     """The doors of one hooked model."""
 
-    def __init__(self, owner: Owner, passes: Passes, model: nn.Module) -> None:
+    def __init__(self, owner: Owner, passes: PassCounter, model: nn.Module) -> None:
         self.owner, self.passes = owner, passes
-        self.here = Here(passes)
-        self.doors: dict[int, Door] = {}
+        self.here = ThreadMode(passes)
+        self.doors: dict[int, ModeOn] = {}
         self.names = {id(m): name for name, m in model.named_modules()}
         owner.mounts.mount(self)
 
@@ -83,7 +83,7 @@ class Doors:
         if gate is not None and gate.pattern == OpPattern(place.site.op or ("*", None), place.without):
             gate.many = gate.many and place.many
         else:
-            gate = OpGate(self.owner, self.passes, operations, place)
+            gate = OperationGate(self.owner, self.passes, operations, place)
             operations.add(gate)
         for tap in spec.make(place.site):
             gate.add(tap)
@@ -91,9 +91,9 @@ class Doors:
     def _operations(self, module: nn.Module, path: str) -> ModuleOperations:
         door = self.doors.get(id(module))
         if door is None:
-            door = self.doors[id(module)] = Door(self.here, ModuleOperations(path))
+            door = self.doors[id(module)] = ModeOn(self.here, ModuleOperations(path))
             if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks, and shows no operations
-                self.owner.mounts.put_around(module, door, Shut(door), with_kwargs=True)
+                self.owner.mounts.put_around(module, door, ModeOff(door), with_kwargs=True)
         return door.operations
 
     def knows(self, module: nn.Module) -> bool:
@@ -141,4 +141,4 @@ def _code_of(forward: Any) -> CodeType | None:
     return getattr(getattr(forward, "__func__", forward), "__code__", None)
 
 
-untraced(Door.__call__, Shut.__call__)
+untraced(ModeOn.__call__, ModeOff.__call__)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kedge.hooks.firing.cause import Cause, Natural
+from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.sites.language import op_pattern
 from kedge.torch_internals import dynamo
@@ -78,7 +78,7 @@ def _explain_made(tap: Tap) -> Cause:
     gate: Any = tap.gate
     name, nth = gate.pattern.op
     made = {other: count for other, count in gate.operations.made.items() if count}
-    kind = Natural if gate.many else Cause
+    kind = ExpectedSilence if gate.many else Cause
     same = {other: made[other] for other in made if op_pattern(name).fullmatch(other)}
     if same and nth is not None:
         most = ", ".join(f"{count} {other}" for other, count in same.items())

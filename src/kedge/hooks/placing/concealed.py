@@ -15,7 +15,7 @@ from kedge.torch_internals.torchscript import twin_of
 _CONCEALING = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
 
 
-class Own:
+class KedgeHook:
     """A hook of Kedge's on a module, which copies and pickles of the module do not have."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
@@ -30,7 +30,7 @@ class Own:
 _nothing = contextlib.nullcontext().__exit__
 
 
-class Concealed:
+class PickleWithoutHooks:
     """Pickles, copies and scripts a hooked module as if it were not hooked.
 
     The first two protocols ask the instance for ``__reduce_ex__``; this stands there while hooks do.
@@ -73,7 +73,7 @@ def unhooked(state: Mapping[str, Any]) -> dict[str, Any]:
     ours = set()
     for table in FORWARD:
         if table in clean:
-            ours |= {i for i, hook in clean[table].items() if hook is _nothing or isinstance(hook, Own)}
+            ours |= {i for i, hook in clean[table].items() if hook is _nothing or isinstance(hook, KedgeHook)}
             clean[table] = type(clean[table])((i, h) for i, h in clean[table].items() if i not in ours)
     for table in FLAGS:
         if table in clean:
@@ -82,18 +82,18 @@ def unhooked(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def conceal(module: nn.Module) -> Callable[[], None]:
-    """Have a module copied and pickled without what is `Own`; returns the undo."""
-    return Veil(module).remove
+    """Have a module copied and pickled without what is `KedgeHook`; returns the undo."""
+    return ConcealedHooks(module).remove
 
 
-class Veil:
+class ConcealedHooks:
     """Conceals a module as long as there is one."""
 
     __slots__ = ("_concealed", "_copies", "_lies", "_module")
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._lies = weakref.ref(module), False
-        self._concealed = Concealed(module)
+        self._concealed = PickleWithoutHooks(module)
         self._copies = hasattr(type(module), "__deepcopy__")
         self.back()
 

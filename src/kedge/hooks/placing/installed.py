@@ -17,14 +17,14 @@ from typing import Any, Protocol
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from kedge.hooks.placing.concealed import Veil
+from kedge.hooks.placing.concealed import ConcealedHooks
 from kedge.torch_internals.dynamo import frames
 
 _LEAST = 8
 """Up to how many hooks of graphs are kept without a look at whether they are gone."""
 
 
-class Standing(Protocol):
+class Installed(Protocol):
     """Something that stands somewhere while a session lasts."""
 
     def out(self) -> None:
@@ -37,7 +37,7 @@ class Standing(Protocol):
         """Take it away for good."""
 
 
-class Mount:
+class InstalledHook:
     """One hook in its table."""
 
     __slots__ = ("_ahead", "_beyond", "_flags", "_hook", "_removed", "handle")
@@ -111,17 +111,17 @@ def _around(table: MutableMapping[int, Any], key: int) -> tuple[tuple[int, ...],
 
 
 class HooksTogether:
-    """Some hooks that are taken out of PyTorch's tables and put back together, as `Mounts` does with all.
+    """Some hooks that are taken out of PyTorch's tables and put back together, as `InstalledHooks` does with all.
 
     Attributes:
         are_out: Whether they are out.
     """
 
-    def __init__(self, hooks: Iterable[tuple[Mount, Any]] = ()) -> None:
+    def __init__(self, hooks: Iterable[tuple[InstalledHook, Any]] = ()) -> None:
         self.are_out = False
         self._hooks = list(hooks)
 
-    def take_over(self, hooks: Iterable[tuple[Mount, Any]]) -> None:
+    def take_over(self, hooks: Iterable[tuple[InstalledHook, Any]]) -> None:
         """Take these in place of those before."""
         self._hooks = list(hooks)
 
@@ -140,7 +140,7 @@ class HooksTogether:
                 mount.back(hook)
 
 
-class Mounts:
+class InstalledHooks:
     """Everything that one session has put somewhere, in the order in which it did.
 
     Attributes:
@@ -151,13 +151,13 @@ class Mounts:
     def __init__(self) -> None:
         self.paused = False
         self.cleanup = ExitStack()
-        self._standing: dict[int, Standing] = {}
-        self._passing: deque[Mount] = deque()
+        self._standing: dict[int, Installed] = {}
+        self._passing: deque[InstalledHook] = deque()
         self._room = _LEAST
         self._compiled = -1
         self._lock = threading.Lock()
 
-    def add(self, what: Standing) -> Callable[[], None]:
+    def add(self, what: Installed) -> Callable[[], None]:
         """Take something over; returns the undo."""
         self._standing[id(what)] = what
 
@@ -167,19 +167,19 @@ class Mounts:
 
         return undo
 
-    def mount(self, what: Standing) -> None:
+    def mount(self, what: Installed) -> None:
         """Take something over until the session ends."""
         self.cleanup.callback(self.add(what))
 
     def put_before(self, module: nn.Module, hook: Callable[..., Any], *, with_kwargs: bool = False) -> None:
         """Register a forward-pre hook until the session ends, and conceal it."""
-        self.mount(Mount(module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)))
-        self.mount(Veil(module))
+        self.mount(InstalledHook(module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)))
+        self.mount(ConcealedHooks(module))
 
     def put_behind(self, module: nn.Module, hook: Callable[..., Any]) -> None:
         """Register a forward hook until the session ends, and conceal it; it is called when a call raises, too."""
-        self.mount(Mount(module.register_forward_hook(hook, always_call=True)))
-        self.mount(Veil(module))
+        self.mount(InstalledHook(module.register_forward_hook(hook, always_call=True)))
+        self.mount(ConcealedHooks(module))
 
     def put_around(
         self, module: nn.Module, before: Callable[..., Any], behind: Callable[..., Any], *, with_kwargs: bool = False
@@ -188,14 +188,14 @@ class Mounts:
         self.put_before(module, before, with_kwargs=with_kwargs)
         self.put_behind(module, behind)
 
-    def hooks(self) -> list[tuple[Mount, Any]]:
+    def hooks(self) -> list[tuple[InstalledHook, Any]]:
         """List the hooks of modules and optimizers, each with what is called."""
-        mounts = (standing for standing in list(self._standing.values()) if isinstance(standing, Mount))
+        mounts = (standing for standing in list(self._standing.values()) if isinstance(standing, InstalledHook))
         return [(mount, hook) for mount in mounts if (hook := mount.hook) is not None]
 
     def keep(self, handle: RemovableHandle) -> None:
         """Take over the hook of a tensor or node that lives as long as a graph."""
-        mount = Mount(handle)
+        mount = InstalledHook(handle)
         self._passing.append(mount)
         if len(self._passing) > self._room:
             self._forget_gone()
@@ -232,7 +232,7 @@ class Mounts:
         self.paused = False
         return self._compiled not in (now := frames(), -1) and now > 0
 
-    def _kept(self) -> list[Mount]:
+    def _kept(self) -> list[InstalledHook]:
         with self._lock:
             return list(self._passing)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from kedge.hooks.placing.concealed import Own, conceal
+from kedge.hooks.placing.concealed import KedgeHook, conceal
 from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals.dynamo import untraced
@@ -205,7 +205,7 @@ class CallTracker(Generic[S, T]):
             self._on_end(calls, note, output)
 
 
-class CallBegins(Own):
+class CallBegins(KedgeHook):
     """The hook before a module."""
 
     def __init__(self, begin: Callable[..., Any], subject: Any, *, outermost: bool) -> None:
@@ -217,7 +217,7 @@ class CallBegins(Own):
             self.begin(self.subject, self.outermost, module, (args, kwargs))
 
 
-class CallEnds(Own):
+class CallEnds(KedgeHook):
     """The hook behind a module."""
 
     def __init__(self, end: Callable[..., Any]) -> None:
@@ -229,7 +229,7 @@ class CallEnds(Own):
             self.end(module, output)
 
 
-class Spans:
+class ModuleCalls:
     """Follows the calls of models' modules by their paths, and what they were given.
 
     Args:

@@ -34,8 +34,8 @@ from torch.utils import checkpoint
 from torch.utils.weak import TensorWeakRef
 
 from kedge.hooks.saved.pairs import packed_of
-from kedge.hooks.saved.reference import Kept
-from kedge.hooks.saved.shared_inputs import Origin, arguments_of, give_one
+from kedge.hooks.saved.reference import KeptByReference
+from kedge.hooks.saved.shared_inputs import SharedInput, arguments_of, give_one
 from kedge.sites import leaves
 from kedge.torch_internals import modes
 from kedge.torch_internals.autograd_nodes import SavedTensor, function_of, saved_by
@@ -43,7 +43,7 @@ from kedge.torch_internals.checkpoint import content, frame_of
 from kedge.torch_internals.corners import find
 
 
-class Slot(NamedTuple):
+class HeldArgument(NamedTuple):
     """Where a checkpoint holds an argument that it has not saved.
 
     Attributes:
@@ -57,12 +57,14 @@ class Slot(NamedTuple):
     key: Any
 
 
-def slots(owner: Any) -> list[Slot]:
+def slots(owner: Any) -> list[HeldArgument]:
     """Return the places of all arguments that a checkpoint holds as they are, given its frame or context."""
     held = getattr(owner, "inputs" if is_reentrant(owner) else "saved_args", None) or ()
     keywords = {} if is_reentrant(owner) else _closed_over(owner.recompute_fn).get("kwargs", {})
-    given = [Slot(str(place), held, place) for place in range(len(held)) if not isinstance(held[place], SavedTensor)]
-    return [*given, *(Slot(name, keywords, name) for name in keywords)]
+    given = [
+        HeldArgument(str(place), held, place) for place in range(len(held)) if not isinstance(held[place], SavedTensor)
+    ]
+    return [*given, *(HeldArgument(name, keywords, name) for name in keywords)]
 
 
 def withheld(owner: Any) -> Iterator[tuple[str, Tensor]]:
@@ -119,7 +121,7 @@ class _Given:
     """Stands in a container for a tensor that the checkpoint was given as an argument, too."""
 
     def __init__(self, place: int, value: Tensor) -> None:
-        self.place, self.origin = place, Origin(value)
+        self.place, self.origin = place, SharedInput(value)
         self.value: Tensor | None = None
 
     def read(self, args: Sequence[Any]) -> Any:
@@ -167,14 +169,14 @@ class _Tuple:
 _Instead = _Given | _Taken | _Tuple
 
 
-class Asker(Protocol):
+class KeeperOnThread(Protocol):
     """A keeper on one thread."""
 
     pack: Callable[[Tensor, Any], Any]
     unpack: Callable[[Any], Tensor]
 
 
-class Withheld:
+class CheckpointInputs:
     """What one checkpoint holds and has not saved, until a keeper has been asked for all of it.
 
     Args:
@@ -199,7 +201,7 @@ class Withheld:
         """Whether the checkpoint's forward has come to its end; the context of a reentrant one does not tell."""
         return bool(getattr(self._owner(), "forward_completed", True))
 
-    def take(self, asker: Asker) -> None:
+    def take(self, asker: KeeperOnThread) -> None:
         """Ask a keeper for all that nobody else holds."""
         owner = self._owner()
         if owner is None or not self.over:
@@ -276,7 +278,7 @@ class _Taking:
         with modes.without_modes(), modes.without_function_modes(), saved_tensors_hooks(pack, self.unpack):
             saved = make_saved(value, is_output=False)
         packed = decided.pop()
-        if packed is None or type(packed) is Kept:
+        if packed is None or type(packed) is KeptByReference:
             self.asked.add(id(value))  # which lives as long as its place is asked for
             return None
         return _Taken(saved, value)
@@ -325,7 +327,7 @@ _ALONE = _count([object()], 0)
 """How many there are if it is nowhere else; an interpreter may count what it does itself or not."""
 
 
-class Waiting:
+class PendingCheckpoints:
     """The checkpoints for whose arguments one keeper is still to be asked, on one thread; see Note [Withheld].
 
     A keeper with a method ``beside(owner, place)`` is told of each checkpoint instead, and takes nothing out of it. One with
@@ -337,13 +339,13 @@ class Waiting:
         keeper: The keeper itself.
     """
 
-    def __init__(self, asker: Asker, keeper: Any) -> None:
+    def __init__(self, asker: KeeperOnThread, keeper: Any) -> None:
         self._asker = asker
         self._beside: Callable[[Any, Any], None] | None = getattr(keeper, "beside", None)
         self._stays: Callable[[Tensor, Any], None] | None = getattr(keeper, "stays", None)
         self._passed: Callable[[Any], None] | None = getattr(keeper, "passed", None)
         self._watches: bool = getattr(keeper, "watches", False)
-        self.known: list[Withheld] = []
+        self.known: list[CheckpointInputs] = []
 
     def meet(self, owner: Any, place: Any) -> None:
         """Hear that a module is called in a checkpoint's forward, and where that checkpoint was called."""
@@ -356,7 +358,7 @@ class Waiting:
         for each in self.known:
             if not each.tried:
                 each.take(self._asker)
-        self.known.append(Withheld(owner, place))
+        self.known.append(CheckpointInputs(owner, place))
 
     def left(self, running: Sequence[Any]) -> None:
         """Hear that a module was left, and which calls are under way still; asks for what was held in the others."""

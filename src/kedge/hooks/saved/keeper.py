@@ -31,11 +31,11 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import SavedAside, warn
-from kedge.hooks.placing.concealed import Own, Veil
-from kedge.hooks.placing.installed import Mount, Mounts
+from kedge.hooks.placing.concealed import ConcealedHooks, KedgeHook
+from kedge.hooks.placing.installed import InstalledHook, InstalledHooks
 from kedge.hooks.placing.module_calls import running
 from kedge.hooks.saved import torch_func
-from kedge.hooks.saved.checkpoint_inputs import Waiting
+from kedge.hooks.saved.checkpoint_inputs import PendingCheckpoints
 from kedge.hooks.saved.pairs import is_checkpoint, lane
 from kedge.sites.select import ModelLayout, runs
 from kedge.torch_internals import dynamo
@@ -59,10 +59,10 @@ class Keeper(Protocol):
 
     Some are optional: ``watches = True`` with a method ``see(value, place)`` makes it be shown, too,
     what another keeper or a foreign pair has taken, and what a checkpoint makes again. Two more methods are: ``beside`` and
-    ``stays``, see `kedge.hooks.saved.checkpoint_inputs.Waiting`.
+    ``stays``, see `kedge.hooks.saved.checkpoint_inputs.PendingCheckpoints`.
     """
 
-    def pack(self, value: Tensor, place: Place) -> Any:
+    def pack(self, value: Tensor, place: SavingPlace) -> Any:
         """Take a tensor that autograd saves, or leave it.
 
         Args:
@@ -70,16 +70,16 @@ class Keeper(Protocol):
             place: Where it is saved; a new object for each call of a module, which may be held.
 
         Returns:
-            What is to stand in its place; None (or a `kedge.hooks.saved.reference.Kept`) to leave it where it is: then it is
-            offered to the keeper around this one, and in the end kept by reference with its version checked. The `Kept`'s
-            reader hears when autograd asks for it, whoever has it then.
+            What takes its place; None, or a `kedge.hooks.saved.reference.KeptByReference`, to leave it where it is. It is then
+            offered to the keeper around this one, and in the end kept by reference with its version checked. The reader of
+            the `KeptByReference` is notified when autograd asks for the tensor, whichever keeper holds it then.
         """
 
     def unpack(self, packed: Any) -> Tensor:
         """Give back the tensor that `pack` took; called as often as backward asks, and in any thread."""
 
 
-class Place:
+class SavingPlace:
     """Where a tensor is saved: in which call of which module.
 
     Attributes:
@@ -93,21 +93,21 @@ class Place:
 
     __slots__ = ("__weakref__", "call", "path", "placed", "recompute", "saves", "selected", "spot")
 
-    def __init__(self, spot: Spot, call: int, *, recompute: bool) -> None:
+    def __init__(self, spot: ModuleUnderKeeper, call: int, *, recompute: bool) -> None:
         self.spot, self.path, self.selected = spot, spot.path, spot.selected
         self.call, self.recompute = call, recompute
         self.saves = 0
         self.placed = False
 
 
-class Spot:
+class ModuleUnderKeeper:
     """One module of a model under one keeper."""
 
     __slots__ = ("enter", "gate", "path", "root", "selected")
 
     def __init__(self, path: str | None, *, selected: bool, root: bool = False) -> None:
         self.path, self.selected, self.root = path, selected, root
-        self.enter: Enter | None = None
+        self.enter: SavingBegins | None = None
         self.gate: Any = None
 
     def is_before(self, module: nn.Module) -> bool:
@@ -115,29 +115,29 @@ class Spot:
         return any(hook is self.enter for hook in before_forward(module).values())
 
 
-class OnThread:
+class KeeperCalls:
     """One keeper on one thread: the calls under way there, the innermost last."""
 
-    def __init__(self, kept: Keep) -> None:
+    def __init__(self, kept: KeeperInForce) -> None:
         self.kept = kept
         keeper = kept.keeper
-        self.outside = self.place = Place(kept.outside, 0, recompute=False)
-        self.stack: list[Place] = []
-        self.calls: dict[Spot, int] = {}
+        self.outside = self.place = SavingPlace(kept.outside, 0, recompute=False)
+        self.stack: list[SavingPlace] = []
+        self.calls: dict[ModuleUnderKeeper, int] = {}
         self.watches: bool = getattr(keeper, "watches", False)
-        self.pack: Callable[[Tensor, Place], Any] = keeper.pack
+        self.pack: Callable[[Tensor, SavingPlace], Any] = keeper.pack
         self.unpack: Callable[[Any], Tensor] = keeper.unpack
-        self.see: Callable[[Tensor, Place], None] = getattr(keeper, "see", _nothing) if self.watches else _nothing
-        self.waiting = Waiting(self, keeper)
+        self.see: Callable[[Tensor, SavingPlace], None] = getattr(keeper, "see", _nothing) if self.watches else _nothing
+        self.waiting = PendingCheckpoints(self, keeper)
         self.ended = self.graded = False
 
-    def enter(self, spot: Spot) -> None:
+    def enter(self, spot: ModuleUnderKeeper) -> None:
         """A module's call begins."""
         task = graph_task()
         if spot.root and task == -1:
             self._begin()
         call, recompute = self.kept.count(self, spot, task)
-        place = Place(spot, call, recompute=recompute)
+        place = SavingPlace(spot, call, recompute=recompute)
         top = top_hooks(True)
         if not lane.covers(self, top):
             place.placed = self._put(place, top)
@@ -146,7 +146,7 @@ class OnThread:
         self.stack.append(place)
         self.place = place
 
-    def _put(self, place: Place, top: Any) -> bool:
+    def _put(self, place: SavingPlace, top: Any) -> bool:
         """Have the keeper asked for the length of a call."""
         if disabled() is not None:
             self.step_aside("torch.func")
@@ -158,13 +158,13 @@ class OnThread:
         lane.put(self, place, top)
         return True
 
-    def _pass(self, owner: Any, place: Place) -> None:
+    def _pass(self, owner: Any, place: SavingPlace) -> None:
         """A module's call begins in a checkpoint's forward."""
         if owner is not None:
             self.waiting.meet(owner, self.place)
             self.waiting.passed(place)
 
-    def leave(self, spot: Spot) -> None:
+    def leave(self, spot: ModuleUnderKeeper) -> None:
         """A module's call is over, and with it those inside that never ended."""
         stack = self.stack
         if stack and stack[-1].spot is spot and not stack[-1].placed:  # nearly always
@@ -212,7 +212,7 @@ class OnThread:
         lane.take(self.kept)
         lane.leave(self)
 
-    def _expired(self, value: Tensor, place: Place) -> None:
+    def _expired(self, value: Tensor, place: SavingPlace) -> None:
         self.clear()
 
 
@@ -221,13 +221,13 @@ def _nothing(*args: Any) -> None:
 
 
 class _Threads(threading.local):
-    live: OnThread | None = None
+    live: KeeperCalls | None = None
 
 
-class Enter(Own):
+class SavingBegins(KedgeHook):
     """The hook by which a module's call is seen to begin."""
 
-    def __init__(self, kept: Keep, spot: Spot) -> None:
+    def __init__(self, kept: KeeperInForce, spot: ModuleUnderKeeper) -> None:
         self.kept, self.spot = kept, spot
 
     def __call__(self, module: nn.Module, args: Any) -> None:
@@ -236,10 +236,10 @@ class Enter(Own):
             (self.kept.threads.live or self.kept.here()).enter(self.spot)
 
 
-class Leave(Own):
+class SavingEnds(KedgeHook):
     """The hook by which it is seen to end."""
 
-    def __init__(self, kept: Keep, spot: Spot) -> None:
+    def __init__(self, kept: KeeperInForce, spot: ModuleUnderKeeper) -> None:
         self.kept, self.spot = kept, spot
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -248,14 +248,14 @@ class Leave(Own):
             live.leave(self.spot)
 
 
-def number(live: OnThread, spot: Spot, task: int) -> tuple[int, bool]:
+def number(live: KeeperCalls, spot: ModuleUnderKeeper, task: int) -> tuple[int, bool]:
     """Count calls of a module within the model's forward pass; those of a recompute go on counting."""
     call = live.calls.get(spot, 0)
     live.calls[spot] = call + 1
     return call, task != -1
 
 
-class Keep:
+class KeeperInForce:
     """One keeper in force over one model, until `end`.
 
     Attributes:
@@ -269,13 +269,13 @@ class Keep:
         self, model: nn.Module, keeper: Keeper, places: Callable[[str], bool], *, outside: bool, compiled: bool
     ) -> None:
         self.keeper = keeper
-        self.outside = Spot(None, selected=outside)
-        self.count: Callable[[OnThread, Spot, int], tuple[int, bool]] = number
+        self.outside = ModuleUnderKeeper(None, selected=outside)
+        self.count: Callable[[KeeperCalls, ModuleUnderKeeper, int], tuple[int, bool]] = number
         self.threads = _Threads()
         self.ended = self.asleep = False
-        self.spots: dict[str, Spot] = {}
-        self.mounts = Mounts()
-        self._lives: weakref.WeakSet[OnThread] = weakref.WeakSet()
+        self.spots: dict[str, ModuleUnderKeeper] = {}
+        self.mounts = InstalledHooks()
+        self._lives: weakref.WeakSet[KeeperCalls] = weakref.WeakSet()
         self._said: set[str] = set()
         root = dynamo.unwrap(model)
         layout = ModelLayout(root)
@@ -286,16 +286,16 @@ class Keep:
             self._undo.callback(torch_func.end)
             for path, module in layout.modules.items():
                 if layout.first[id(module)] == path and runs(module) and not isinstance(module, torch.jit.ScriptModule):
-                    self._attach(module, Spot(path, selected=places(path), root=module is root))
+                    self._attach(module, ModuleUnderKeeper(path, selected=places(path), root=module is root))
             if self.compiled:
                 self.step_aside("torch.compile")
             self._undo = attached.pop_all()
 
-    def here(self) -> OnThread:
+    def here(self) -> KeeperCalls:
         """This keeper on the calling thread."""
         live = self.threads.live
         if live is None:
-            live = self.threads.live = OnThread(self)
+            live = self.threads.live = KeeperCalls(self)
             self._lives.add(live)
         return live
 
@@ -332,10 +332,10 @@ class Keep:
         """Take the keeper off."""
         self.end()
 
-    def spot(self, path: str, module: nn.Module) -> Spot:
+    def spot(self, path: str, module: nn.Module) -> ModuleUnderKeeper:
         """Return where a module stands under this keeper; one that came to the model since is taken in."""
         if path not in self.spots:
-            self._attach(module, Spot(path, selected=True))
+            self._attach(module, ModuleUnderKeeper(path, selected=True))
         return self.spots[path]
 
     def step_aside(self, what: str) -> None:
@@ -345,12 +345,12 @@ class Keep:
             self._said.add(what)
             warn(SavedAside(_ASIDE[what]))
 
-    def _attach(self, module: nn.Module, spot: Spot) -> None:
+    def _attach(self, module: nn.Module, spot: ModuleUnderKeeper) -> None:
         self.spots[spot.path or ""] = spot
-        spot.enter = Enter(self, spot)
-        enter = Mount(module.register_forward_pre_hook(spot.enter))
-        leave = Mount(module.register_forward_hook(Leave(self, spot), always_call=True))
-        for standing in (enter, leave, Veil(module)):
+        spot.enter = SavingBegins(self, spot)
+        enter = InstalledHook(module.register_forward_pre_hook(spot.enter))
+        leave = InstalledHook(module.register_forward_hook(SavingEnds(self, spot), always_call=True))
+        for standing in (enter, leave, ConcealedHooks(module)):
             self._undo.callback(self.mounts.add(standing))
 
 
@@ -363,7 +363,7 @@ def keep(
     outside: bool = True,
     ambient: bool,
     compiled: bool = False,
-) -> Keep:
+) -> KeeperInForce:
     """Put a keeper in force over what autograd saves.
 
     The keeper is asked on every thread that calls a module of the model, for the length of that call; with
@@ -385,13 +385,13 @@ def keep(
         compiled: Whether it is known that the model is compiled, where that cannot be seen on `model`.
 
     Returns:
-        The `Keep`: ``kept.end()`` ends it early.
+        The `KeeperInForce`: ``kept.end()`` ends it early.
     """
-    kept = Keep(model, keeper, places, outside=outside, compiled=compiled)
+    kept = KeeperInForce(model, keeper, places, outside=outside, compiled=compiled)
     stack.callback(kept.end)
     if ambient:
         kept.begin()
     return kept
 
 
-untraced(Enter.__call__, Leave.__call__)
+untraced(SavingBegins.__call__, SavingEnds.__call__)

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 from torch.utils import checkpoint
 
-from kedge.hooks.saved.reference import Kept, Reader
+from kedge.hooks.saved.reference import KeptByReference, UnpackListener
 from kedge.torch_internals.checkpoint import make_skippable
 from kedge.torch_internals.modes import is_fake
 from kedge.torch_internals.saved_hooks import disable, disabled, enable, pop, push, top_hooks
@@ -38,7 +38,7 @@ from kedge.torch_internals.saved_hooks import disable, disabled, enable, pop, pu
 Hooks = tuple[Any, Any]
 
 
-class Live(Protocol):
+class ActiveKeeper(Protocol):
     """One keeper on one thread."""
 
     place: Any
@@ -56,12 +56,12 @@ class Live(Protocol):
         """Say once that nothing is seen here."""
 
 
-class Decided(NamedTuple):
+class JointPacked(NamedTuple):
     """What stands in a saved tensor's place where several had a say: what one packed, the ways back, who is told."""
 
     packed: Any
     back: tuple[Callable[[Any], Tensor], ...]
-    readers: tuple[Reader, ...] = ()
+    readers: tuple[UnpackListener, ...] = ()
 
     def read(self) -> Tensor:
         """Give the tensor back, through each in turn."""
@@ -84,7 +84,7 @@ class Pair:
         hooks: The two functions, as PyTorch has them.
     """
 
-    def __init__(self, lives: tuple[Live, ...], owner: Any, below: Hooks | None, on: Hooks | None) -> None:
+    def __init__(self, lives: tuple[ActiveKeeper, ...], owner: Any, below: Hooks | None, on: Hooks | None) -> None:
         self.lives, self.owner, self.below, self.on = lives, owner, below, on
         self.hooks: Hooks
         if below is None and len(lives) == 1:
@@ -96,23 +96,23 @@ class Pair:
         make_skippable(self.hooks[0], below)
 
 
-def _alone(live: Live) -> Hooks:
+def _alone(live: ActiveKeeper) -> Hooks:
     """The common case, and the one that has to be fast."""
 
     def pack(value: Tensor) -> Any:
         if is_fake(value):
             live.step_aside("fake")
-            return Kept(value)
+            return KeptByReference(value)
         packed = live.pack(value, live.place)
-        return Kept(value) if packed is None else packed
+        return KeptByReference(value) if packed is None else packed
 
     def unpack(packed: Any) -> Tensor:
-        return packed.unpack() if type(packed) is Kept else live.unpack(packed)
+        return packed.unpack() if type(packed) is KeptByReference else live.unpack(packed)
 
     return pack, unpack
 
 
-def _joint(lives: tuple[Live, ...], below: Hooks | None) -> Hooks:
+def _joint(lives: tuple[ActiveKeeper, ...], below: Hooks | None) -> Hooks:
     """Ask several; see Note [One pair that asks all]."""
 
     def pack(value: Tensor) -> Any:
@@ -121,10 +121,10 @@ def _joint(lives: tuple[Live, ...], below: Hooks | None) -> Hooks:
         if not isinstance(theirs, Tensor):
             for live in lives if not is_fake(value) else ():
                 live.see(value, live.place)
-            return Decided(theirs, back)
+            return JointPacked(theirs, back)
         packed: Any = None
-        decider: Live | None = None
-        readers: tuple[Reader, ...] = ()
+        decider: ActiveKeeper | None = None
+        readers: tuple[UnpackListener, ...] = ()
         for live in lives:
             if is_fake(theirs):
                 live.step_aside("fake")
@@ -132,21 +132,21 @@ def _joint(lives: tuple[Live, ...], below: Hooks | None) -> Hooks:
                 live.see(value, live.place)
             else:
                 packed = live.pack(theirs, live.place)
-                decider = None if packed is None or type(packed) is Kept else live
-                if type(packed) is Kept and packed.reader is not None:
+                decider = None if packed is None or type(packed) is KeptByReference else live
+                if type(packed) is KeptByReference and packed.reader is not None:
                     readers = (*readers, packed.reader)
         if decider is None:
-            packed = packed if type(packed) is Kept else Kept(theirs)
-        return Decided(packed, (_way_back(decider), *back), readers)
+            packed = packed if type(packed) is KeptByReference else KeptByReference(theirs)
+        return JointPacked(packed, (_way_back(decider), *back), readers)
 
-    return pack, Decided.read
-
-
-def _way_back(decider: Live | None) -> Callable[[Any], Tensor]:
-    return Kept.read if decider is None else decider.unpack
+    return pack, JointPacked.read
 
 
-def _watching(lives: tuple[Live, ...], below: Hooks) -> Hooks:
+def _way_back(decider: ActiveKeeper | None) -> Callable[[Any], Tensor]:
+    return KeptByReference.read if decider is None else decider.unpack
+
+
+def _watching(lives: tuple[ActiveKeeper, ...], below: Hooks) -> Hooks:
     """Show what a checkpoint makes again; see Note [Checkpoints keep nothing]."""
 
     def pack(value: Tensor) -> Any:
@@ -165,23 +165,23 @@ def is_checkpoint(hooks: Hooks) -> bool:
 
 def packed_of(data: Any) -> Any:
     """Return what a keeper or a foreign pair made of a saved tensor, given the ``data`` of a raw `SavedTensor`."""
-    return data.packed if type(data) is Decided else data
+    return data.packed if type(data) is JointPacked else data
 
 
-class Lane(threading.local):
+class HookPairStack(threading.local):
     """The pairs of ours on this thread; there is one object, which each thread sees its own state of."""
 
     def __init__(self) -> None:
         self.pairs: list[Pair] = []
-        self.lives: list[Live] = []
+        self.lives: list[ActiveKeeper] = []
         self.lifted = False
 
-    def covers(self, live: Live, top: Hooks | None) -> bool:
+    def covers(self, live: ActiveKeeper, top: Hooks | None) -> bool:
         """Whether the innermost pair is ours and asks this keeper."""
         pairs = self.pairs
         return bool(pairs) and top is not None and top[0] is pairs[-1].hooks[0] and live in pairs[-1].lives
 
-    def put(self, live: Live, owner: Any, top: Hooks | None) -> None:
+    def put(self, live: ActiveKeeper, owner: Any, top: Hooks | None) -> None:
         """Put a pair on the stack that asks this keeper and all others in force here."""
         if self.pairs:
             self.mend()
@@ -208,7 +208,7 @@ class Lane(threading.local):
                 return
         self._rebuild(lambda pair: None if pair.owner is owner else pair)
 
-    def leave(self, live: Live) -> None:
+    def leave(self, live: ActiveKeeper) -> None:
         """Ask a keeper no longer, in whichever pair."""
         if live in self.lives:
             self.lives.remove(live)
@@ -288,4 +288,4 @@ def drain() -> list[Hooks]:
     return stack[::-1]
 
 
-lane = Lane()
+lane = HookPairStack()

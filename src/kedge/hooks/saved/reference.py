@@ -30,14 +30,14 @@ _FURTHER = (
 )
 
 
-class Reader(Protocol):
+class UnpackListener(Protocol):
     """Who wants to know of a tensor that it left where it is; it lives as long as that is held."""
 
     def unpacked(self) -> None:
         """Hear that autograd asks for it."""
 
 
-class Kept:
+class KeptByReference:
     """One saved tensor that is kept by reference; see Note [By reference].
 
     Attributes:
@@ -49,7 +49,7 @@ class Kept:
 
     __slots__ = ("__weakref__", "origin", "reader", "tensor", "version")
 
-    def __init__(self, value: Tensor, reader: Reader | None = None) -> None:
+    def __init__(self, value: Tensor, reader: UnpackListener | None = None) -> None:
         self.tensor, self.origin, self.reader = value.detach(), _weak(value), reader
         try:
             self.version: int | None = changes(value)
@@ -87,7 +87,7 @@ class Kept:
         )
 
 
-def _behind(kept: Kept) -> tuple[str, int] | None:
+def _behind(kept: KeptByReference) -> tuple[str, int] | None:
     """Name the operation that a tensor comes from, and which of its outputs it is."""
     tensor, now = _saved(kept), kept.origin()
     if now is not None and (tensor is None or tensor.grad_fn is not current_node()):
@@ -97,7 +97,7 @@ def _behind(kept: Kept) -> tuple[str, int] | None:
     return name_in_messages(tensor.grad_fn), tensor.output_nr
 
 
-def _saved(kept: Kept) -> Tensor | None:
+def _saved(kept: KeptByReference) -> Tensor | None:
     """Find it, with its graph, in the node that is being run."""
     node = current_node()
     for name in fields(type(node)) if isinstance(node, Node) else ():
@@ -119,6 +119,6 @@ def _unpacked(saved: Any) -> Tensor | None:
     return found
 
 
-def holds(packed: Any, kept: Kept) -> bool:
+def holds(packed: Any, kept: KeptByReference) -> bool:
     """Whether what stands in a saved tensor's place is this, or holds this."""
     return packed is kept or getattr(packed, "packed", None) is kept

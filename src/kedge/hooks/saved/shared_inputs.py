@@ -29,7 +29,7 @@ _CALLS = ("checkpoint", "_checkpoint_impl")
 _met: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Origin:
+class SharedInput:
     """A tensor that may be there later on."""
 
     __slots__ = ("_there", "_version")
@@ -70,7 +70,7 @@ def give_one(owner: Any) -> None:
         return
     source = [first.setdefault(id(arg), i) if isinstance(arg, Tensor) else i for i, arg in enumerate(args)]
     notes = {i: dict(vars(arg)) for i, arg in enumerate(args) if type(arg) in (Tensor, Parameter) and vars(arg)}
-    run, own = owner.recompute_fn, [(i, Origin(arg)) for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    run, own = owner.recompute_fn, [(i, SharedInput(arg)) for i, arg in enumerate(args) if isinstance(arg, Tensor)]
 
     def same(*args: Any) -> Any:
         for i, noted in notes.items():

@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 from kedge.hooks.placing.module_calls import Span
 from kedge.hooks.saved.checkpoint_inputs import owner_behind, saved_arguments, withheld
 from kedge.hooks.saved.pairs import packed_of
-from kedge.hooks.saved.reference import Kept
+from kedge.hooks.saved.reference import KeptByReference
 from kedge.offload.bill.program_lines import ProgramLines
 from kedge.offload.bill.saved_tensor import Origin, SavedTensor
 from kedge.offload.bill.storage_numbers import StorageNumbers, is_plain
@@ -45,7 +45,7 @@ class BilledReference(HandleByReference):
     __slots__ = ("keeper", "maker", "number", "packed")
 
     def __init__(self, value: Tensor, number: int, keeper: BillKeeper) -> None:
-        self.packed, self.number, self.keeper = Kept(value), number, keeper
+        self.packed, self.number, self.keeper = KeptByReference(value), number, keeper
         super().__init__(self.packed)
         made_by = value.grad_fn
         self.maker = None if made_by is None else (made_by.name(), sequence_number(made_by))

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import OffloadFailed, warn
-from kedge.hooks.saved.keeper import Place
-from kedge.hooks.saved.reference import Kept
+from kedge.hooks.saved.keeper import SavingPlace
+from kedge.hooks.saved.reference import KeptByReference
 from kedge.offload.account import ModuleAccount, OffloadAccount, Outcome
 from kedge.offload.engine.known_storages import KeptReader, KeptStorage, KnownStorages
 from kedge.offload.engine.policy import Choice, Policy
@@ -75,8 +75,8 @@ class Engine:
         self._known.of_model.look(inputs)
         self._steps.begin()
 
-    def pack(self, value: Tensor, place: Place) -> PartOfEntry | Kept:
-        """Return what stands for a tensor; a `Kept` leaves it where it is."""
+    def pack(self, value: Tensor, place: SavingPlace) -> PartOfEntry | KeptByReference:
+        """Return what stands for a tensor; a `KeptByReference` leaves it where it is."""
         steps = self._steps
         if steps.called or steps.step.read:  # rarely
             self._advance(place)
@@ -86,12 +86,12 @@ class Engine:
             nbytes = value.nbytes
         except RuntimeError:  # of a sparse tensor
             row.book(Outcome("kept", "unknown", 0))
-            return Kept(value, call)
+            return KeptByReference(value, call)
         if nbytes < self._least:
             small = row.small
             small.number += 1
             small.bytes += nbytes
-            return Kept(value, call)
+            return KeptByReference(value, call)
         outcome = self._decide(value, place, row)
         held, packed = outcome.held, None
         if isinstance(held, StorageEntry):
@@ -100,7 +100,7 @@ class Engine:
         if outcome.chosen and self.policy.planner is not None:
             self.policy.planner.took(outcome)
         if packed is None:
-            return Kept(value, KeptReader(call, held) if isinstance(held, KeptStorage) else call)
+            return KeptByReference(value, KeptReader(call, held) if isinstance(held, KeptStorage) else call)
         return packed
 
     def unpack(self, packed: PartOfEntry) -> Tensor:
@@ -108,7 +108,7 @@ class Engine:
         packed.call.unpacked()
         return packed.read()
 
-    def stays(self, value: Tensor, place: Place) -> None:
+    def stays(self, value: Tensor, place: SavingPlace) -> None:
         """Count a tensor that a checkpoint holds in a way that leaves it where it is."""
         if place.selected and not _is_unknown(value) and value.nbytes >= self._least:
             storage = value.untyped_storage()
@@ -117,11 +117,11 @@ class Engine:
             row: ModuleAccount = place.spot.gate or self._row(place)
             row.book(Outcome("kept", why, value.nbytes, storage, number))
 
-    def passed(self, place: Place) -> None:
+    def passed(self, place: SavingPlace) -> None:
         """Count a call of a module in a checkpoint's forward, of which nothing is saved."""
         self.account.checkpointed += place.selected
 
-    def _decide(self, value: Tensor, place: Place, row: ModuleAccount) -> Outcome:
+    def _decide(self, value: Tensor, place: SavingPlace, row: ModuleAccount) -> Outcome:
         """Return what becomes of a tensor; if nothing is known of its storage, choose and do it."""
         if not place.selected:
             return Outcome("kept", "excluded", value.nbytes)
@@ -195,11 +195,11 @@ class Engine:
         self._known.kept.forget()
         self.account.seen = {}
 
-    def _row(self, place: Place) -> ModuleAccount:
+    def _row(self, place: SavingPlace) -> ModuleAccount:
         row = place.spot.gate = self.account.row(place.path)
         return row
 
-    def _advance(self, place: Place) -> None:
+    def _advance(self, place: SavingPlace) -> None:
         """Go on to another step if the tensor that is about to be saved begins one."""
         if self._steps.advance(place.path, recompute=place.recompute):
             self._known.kept.forget()

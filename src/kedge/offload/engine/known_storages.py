@@ -109,7 +109,7 @@ class KeptStorage:
 
 @dataclass(slots=True, eq=False)
 class KeptReader:
-    """The reader of one tensor on such a storage; see `kedge.hooks.saved.reference.Reader`.
+    """The reader of one tensor on such a storage; see `kedge.hooks.saved.reference.UnpackListener`.
 
     Attributes:
         call: The call that saved it.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kedge.hooks.saved.pairs import packed_of
-from kedge.hooks.saved.reference import Kept
+from kedge.hooks.saved.reference import KeptByReference
 from kedge.offload.held.handle import Handle, HandleByReference
 from kedge.offload.held.raw_bytes import KNOWN, words
 from kedge.offload.rebuild.failure import RuleFailed
@@ -95,7 +95,7 @@ class ProvenRecipes:
 def handle_of(saved: Any) -> Handle | None:
     """Return the handle that stands for what a node saved, if its bytes are still those that were saved."""
     data = packed_of(saved.data)
-    handle = HandleByReference(data) if type(data) is Kept else data
+    handle = HandleByReference(data) if type(data) is KeptByReference else data
     return handle if isinstance(handle, Handle) and handle.intact() else None
 
 

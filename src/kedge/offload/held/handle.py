@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from kedge.hooks.saved.reference import Kept
+from kedge.hooks.saved.reference import KeptByReference
 from kedge.torch_internals.tensors import changes
 
 
@@ -66,7 +66,7 @@ class HandleByReference(Handle):
 
     __slots__ = ("_kept",)
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: KeptByReference) -> None:
         self._kept = kept
 
     @property

@@ -28,15 +28,15 @@ from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.source_lines import is_between
-from kedge.watch.models.parameters import Place, Places
-from kedge.watch.models.roots import Root
+from kedge.watch.models.parameters import ParameterSites, WatchedParameters
+from kedge.watch.models.roots import RootModule
 
 _REMEMBERED = 16
 _INSTALLED = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True)
-class Began:
+class BackwardStart:
     """What a backward pass began at.
 
     Attributes:
@@ -64,15 +64,15 @@ class BackwardPasses:
         on_quick_end: Set to what is called at the end of such a pass; None where nobody counts them.
     """
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: WatchedParameters) -> None:
         self.places = places
-        self.on_begin: Callable[[Began], None] = lambda began: None
+        self.on_begin: Callable[[BackwardStart], None] = lambda began: None
         self.on_end: Callable[[int], None] = lambda task: None
         self.on_bad_loss: Callable[[], None] = lambda: None
         self.on_quick_end: Callable[[], None] | None = None
         self.quick = False
         self._arrived, self._settled = 0, False
-        self._kept: dict[int, Place] = {}
+        self._kept: dict[int, ParameterSites] = {}
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
         self._depth, self._code = 0, _backward_code()
@@ -88,7 +88,7 @@ class BackwardPasses:
                 self._settled = False
                 self._kept.pop(id(param), None)
 
-    def keep_first(self, groups: Callable[[], Iterable[Iterable[Place]]]) -> None:
+    def keep_first(self, groups: Callable[[], Iterable[Iterable[ParameterSites]]]) -> None:
         """Keep the hooks of the parameters whose gradients arrive first: in a pass, and of each group.
 
         Those that had no gradient yet keep theirs too.
@@ -139,7 +139,7 @@ class BackwardPasses:
         if self.reached(task):
             place.first = True
 
-    def _note(self, place: Place) -> None:
+    def _note(self, place: ParameterSites) -> None:
         """Note in which order gradients arrive, and where; in passes that are only asked for their loss it is known."""
         if place.order is None:
             place.order, self._arrived, self._settled = self._arrived, self._arrived + 1, False
@@ -189,7 +189,7 @@ class BackwardPasses:
         return frame
 
 
-def began() -> Began:
+def began() -> BackwardStart:
     """Return what the backward pass under way in this thread began at: the outermost, which others may run in."""
     codes = _codes()
     for frame in _threads():
@@ -202,8 +202,8 @@ def began() -> Began:
             tensors = found.f_locals.get(codes[found.f_code], ())
             line = _programs_line(found)
             where = None if line is None else (line.f_code, line.f_lineno)
-            return Began(tuple(t for t in _each(tensors) if isinstance(t, Tensor)), where, line)
-    return Began((), None, None)
+            return BackwardStart(tuple(t for t in _each(tensors) if isinstance(t, Tensor)), where, line)
+    return BackwardStart((), None, None)
 
 
 def _backward_code() -> CodeType | None:
@@ -272,7 +272,7 @@ class Reached:
     observes = True
     recomputes = False
 
-    def __init__(self, passes: BackwardPasses, root: Root) -> None:
+    def __init__(self, passes: BackwardPasses, root: RootModule) -> None:
         self.passes, self.root = passes, root
 
     def bind(self, site: Site) -> Act:

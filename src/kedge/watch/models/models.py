@@ -26,12 +26,12 @@ from kedge.torch_internals.module_tables import is_replica
 from kedge.torch_internals.source_lines import module_tree
 from kedge.watch.models.backwards import BackwardPasses, Reached
 from kedge.watch.models.naming import names_in_frames, prefix_of
-from kedge.watch.models.parameters import Places
+from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
 from kedge.watch.models.roots import (
-    Meter,
-    Prefixed,
-    Root,
+    PrefixedMeter,
+    RootModule,
+    WatchMeter,
     channel_dims,
     free_prefix,
     next_of,
@@ -41,7 +41,7 @@ from kedge.watch.models.roots import (
 )
 
 
-class Known:
+class SeenModules:
     """Modules that have been called, or are part of a root; held weakly."""
 
     def __init__(self) -> None:
@@ -85,13 +85,13 @@ class Models:
         names: Names of modules that may turn out to be roots, given by the model that holds them and is not called itself.
     """
 
-    def __init__(self, session: WatchSession, meter: Meter, selector: Selector, places: Places) -> None:
+    def __init__(self, session: WatchSession, meter: WatchMeter, selector: Selector, places: WatchedParameters) -> None:
         self.session, self.meter, self.selector, self.places = session, meter, selector, places
-        self.roots: list[Root] = []
-        self.known, self.passes = Known(), BackwardPasses(places)
+        self.roots: list[RootModule] = []
+        self.known, self.passes = SeenModules(), BackwardPasses(places)
         self.holding: list[nn.Module] | None = None
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._lazy: list[Root] = []
+        self._lazy: list[RootModule] = []
 
     def meet(self, module: nn.Module) -> nn.Module | None:
         """Take in a module that is called first; returns what may be a root: itself, the model inside of it, or None."""
@@ -104,11 +104,11 @@ class Models:
         unhookable = isinstance(module, torch.jit.ScriptModule)
         return None if wrapped_late or captured or unhookable else inner
 
-    def running(self) -> Root | None:
+    def running(self) -> RootModule | None:
         """Return the root whose forward is under way in this thread."""
         return next((root for root in self.roots if root.is_running), None)
 
-    def watch(self, module: nn.Module) -> Root:
+    def watch(self, module: nn.Module) -> RootModule:
         """Make a module a root, and hook it."""
         named = dict(module.named_modules())
         fresh = {
@@ -119,7 +119,9 @@ class Models:
         self.known.meet(named.values())
         types = {n: type(m).__name__ for n, m in fresh.items()}
         self.release_gone()
-        root = next_of(self.roots, types) or Root(len(self.roots), prefix_of(module, self.roots, self.names), types)
+        root = next_of(self.roots, types) or RootModule(
+            len(self.roots), prefix_of(module, self.roots, self.names), types
+        )
         with root.attaching(self.session, module) as target:
             root.parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
             root.modules = module_tree(module, root.label)
@@ -133,8 +135,8 @@ class Models:
             self.holding.append(module)
         return root
 
-    def _hook(self, module: nn.Module, root: Root, fresh: Mapping[str, nn.Module]) -> None:
-        action = Prefixed(self.meter, root)
+    def _hook(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
+        action = PrefixedMeter(self.meter, root)
         paths = [n for n, m in fresh.items() if runs(m) and selected(self.selector, root.label(n), m)]
         self.meter.channel_dims.update(channel_dims(module, fresh, root))
         for path, (how, numbers) in saturations(fresh, root).items():
@@ -145,7 +147,7 @@ class Models:
             self.session.hook_each(module, [""], "out.grad", Reached(self.passes, root))
         self._place_parameters(module, root)
 
-    def _place_parameters(self, module: nn.Module, root: Root) -> None:
+    def _place_parameters(self, module: nn.Module, root: RootModule) -> None:
         fresh = self.places.unplaced(module)
         self.places.put(fresh, root, lambda path: selected(self.selector, path, module))
         # Hooks on a parameter that is spread over several processes do not fire: its gradient is seen at the optimizer.
@@ -154,7 +156,7 @@ class Models:
     def watch_tensors(self, tensors: Sequence[nn.Parameter]) -> None:
         """Make a root of tensors that belong to no module."""
         prefix = "" if all(root.prefix for root in self.roots) else free_prefix("tensors", self.roots)
-        root = Root(len(self.roots), prefix, {"": "tensors"}, sum(p.numel() for p in tensors))
+        root = RootModule(len(self.roots), prefix, {"": "tensors"}, sum(p.numel() for p in tensors))
         self.roots.append(root)
         named = zip(names_in_frames(tensors), tensors, strict=True)
         self.places.put(named, root, lambda path: selected(self.selector, path, nn.Module()))

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from kedge.torch_internals.source_lines import is_between
 from kedge.watch.models.optimizers import any_optimizer, living, params_of
-from kedge.watch.models.roots import Root, free_prefix
+from kedge.watch.models.roots import RootModule, free_prefix
 
 
-def prefix_of(module: nn.Module, roots: Sequence[Root], names: Mapping[nn.Module, str]) -> str:
+def prefix_of(module: nn.Module, roots: Sequence[RootModule], names: Mapping[nn.Module, str]) -> str:
     """Choose the prefix of a new root.
 
     Args:

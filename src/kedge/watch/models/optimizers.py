@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from kedge.watch.models.parameters import Places
+from kedge.watch.models.parameters import WatchedParameters
 
 _PATIENCE = 30
 """How often another optimizer may step before it is taken to be in charge; critics step some 5 times a generator's."""
@@ -53,7 +53,7 @@ def _is_held(module: nn.Module | None) -> bool:
     return bool(held) and any(id(p) in held for o in living() for p in params_of(o))
 
 
-class Entry:
+class KnownOptimizer:
     """One optimizer that has stepped.
 
     Attributes:
@@ -101,11 +101,11 @@ class Optimizers:
         entries: Every optimizer that has stepped.
     """
 
-    def __init__(self, places: Places, step: Callable[[], int]) -> None:
+    def __init__(self, places: WatchedParameters, step: Callable[[], int]) -> None:
         self.places, self.step = places, step
         self.leading: weakref.ref[Optimizer] | None = None
-        self.entries: list[Entry] = []
-        self._by_id: dict[int, Entry] = {}
+        self.entries: list[KnownOptimizer] = []
+        self._by_id: dict[int, KnownOptimizer] = {}
         self._round: list[weakref.ref[Optimizer]] = []
         self._idle = self._known = 0
         self._displaced: weakref.ref[Optimizer] | None = None
@@ -127,11 +127,11 @@ class Optimizers:
         """List the optimizers that train something watched, those that have not stepped yet too."""
         return [optimizer for optimizer in living() if self.trains(optimizer)]
 
-    def entry(self, optimizer: Optimizer) -> Entry:
+    def entry(self, optimizer: Optimizer) -> KnownOptimizer:
         """Return what is known of an optimizer that steps; with its first step it becomes known."""
         entry = self._by_id.get(id(optimizer))
         if entry is None or entry.optimizer() is not optimizer:
-            entry = self._by_id[id(optimizer)] = Entry(len(self.entries), optimizer, self.step())
+            entry = self._by_id[id(optimizer)] = KnownOptimizer(len(self.entries), optimizer, self.step())
             self.entries.append(entry)
         return entry
 

@@ -12,11 +12,11 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
-from kedge.watch.models.roots import Root
+from kedge.watch.models.roots import RootModule
 
 
 @dataclass
-class Place:
+class ParameterSites:
     """What is known of one parameter, which is held weakly.
 
     Attributes:
@@ -34,7 +34,7 @@ class Place:
 
     param: weakref.ref[nn.Parameter]
     site: Site
-    root: Root
+    root: RootModule
     wanted: bool
     trainable: bool
     hook: RemovableHandle | None = None
@@ -50,17 +50,17 @@ class Place:
         return self.hook is not None and self.hook.id in (self.hook.hooks_dict_ref() or {})
 
 
-class Places:
-    """Knows all watched parameters; the attributes of `Place` say what of each."""
+class WatchedParameters:
+    """Knows all watched parameters; the attributes of `ParameterSites` say what of each."""
 
     def __init__(self) -> None:
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ParameterSites] = {}
 
     def unplaced(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         """List a module's parameters that are not watched yet, and have a shape by now."""
         return [(n, p) for n, p in module.named_parameters() if not is_lazy(p) and self.of(p) is None]
 
-    def put(self, named: Iterable[tuple[str, nn.Parameter]], root: Root, wanted: Callable[[str], bool]) -> None:
+    def put(self, named: Iterable[tuple[str, nn.Parameter]], root: RootModule, wanted: Callable[[str], bool]) -> None:
         """Take in parameters of a root.
 
         Args:
@@ -71,34 +71,36 @@ class Places:
         for name, param in named:
             path = root.label(name)
             trainable = param.requires_grad and own_part(param) is param
-            self._places[id(param)] = Place(weakref.ref(param), Site(path, "param"), root, wanted(path), trainable)
+            self._places[id(param)] = ParameterSites(
+                weakref.ref(param), Site(path, "param"), root, wanted(path), trainable
+            )
 
-    def of(self, param: Tensor) -> Place | None:
+    def of(self, param: Tensor) -> ParameterSites | None:
         """Return the place of a parameter; None where it belongs to no root."""
         place = self._places.get(id(param))
         return place if place is not None and place.param() is param else None
 
-    def measured(self, param: nn.Parameter) -> Place | None:
+    def measured(self, param: nn.Parameter) -> ParameterSites | None:
         """Return the place of a parameter; None where it is not measured."""
         place = self.of(param)
         return place if place is not None and place.wanted else None
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[ParameterSites]:
         """Every place, those of parameters that are gone too, as long as their root was not seen to be."""
         return iter(list(self._places.values()))
 
-    def among(self, params: Iterable[Tensor]) -> list[Place]:
+    def among(self, params: Iterable[Tensor]) -> list[ParameterSites]:
         """List the places that some parameters have."""
         return [place for param in params if (place := self.of(param)) is not None]
 
-    def by_root(self) -> list[list[Place]]:
+    def by_root(self) -> list[list[ParameterSites]]:
         """The places of each root's parameters."""
-        found: dict[int, list[Place]] = {}
+        found: dict[int, list[ParameterSites]] = {}
         for place in self:
             found.setdefault(place.root.index, []).append(place)
         return list(found.values())
 
-    def without_gradient(self) -> Iterator[Place]:
+    def without_gradient(self) -> Iterator[ParameterSites]:
         """Yield the measured parameters without a gradient, those that went with a function that has returned too."""
         for place in self:
             param = place.param()

@@ -20,9 +20,9 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.errors import ActionDisabled
 from kedge.hooks.firing.gate import Gate
-from kedge.hooks.firing.schedule import Clock
-from kedge.hooks.gates.passes import Begin, End
-from kedge.hooks.placing.installed import HooksTogether, Mount
+from kedge.hooks.firing.schedule import StepClock
+from kedge.hooks.gates.passes import PassBegins, PassEnds
+from kedge.hooks.placing.installed import HooksTogether, InstalledHook
 from kedge.hooks.session import Session
 from kedge.sites.site import escape
 from kedge.stderr import say
@@ -36,7 +36,7 @@ class WatchSession(Session):
         clock: Counts the steps; when a site fires is decided by the kind of step, not by a schedule.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: StepClock) -> None:
         super().__init__(on_error="warn")
         self.clock = clock
         self.fired = None  # nobody reads the timeline, and the values in it would be kept
@@ -79,7 +79,7 @@ class StepHooks:
 
     def take_finder(self, handle: RemovableHandle) -> None:
         """Take over the hook that finds roots."""
-        mount = Mount(handle)
+        mount = InstalledHook(handle)
         self._finder.take_over([(mount, mount.hook)])
 
     def gather(self) -> None:
@@ -96,7 +96,7 @@ class StepHooks:
             self._seen = size
             self._inner.take_over((mount, gate) for mount, gate in called if gate.path)
             self._heads.take_over((mount, gate) for mount, gate in called if not gate.path)
-            self._calls.take_over((mount, hook) for mount, hook in hooks if isinstance(hook, (Begin, End)))
+            self._calls.take_over((mount, hook) for mount, hook in hooks if isinstance(hook, (PassBegins, PassEnds)))
             self._waiting = [tap for tap in session.taps if not tap.fired and tap.site.kind == "out"]
 
     def prepare(self, *, measured: bool, finding: bool, by_passes: bool) -> None:

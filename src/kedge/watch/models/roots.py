@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from kedge.flow import Act, Sink
 from kedge.hooks.firing.contract import Measure
-from kedge.hooks.firing.schedule import Passes
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.session import Session
-from kedge.hooks.target import Target
+from kedge.hooks.target import HookedModel
 from kedge.hooks.unfired import explain
 from kedge.sites.select import Selector
 from kedge.sites.site import Site
@@ -31,7 +31,7 @@ _ALIKE = 8
 """How many roots of one structure with parameters are told apart; a program may make one for each step."""
 
 
-class Meter(Protocol):
+class WatchMeter(Protocol):
     """What measures: the action that `kedge.measure` makes."""
 
     sink: Any
@@ -80,7 +80,7 @@ class Meter(Protocol):
         """Pass on everything."""
 
 
-class RunSink(Sink, Protocol):
+class StepSink(Sink, Protocol):
     """Where a watched run is written."""
 
     def sites(self, sites: list[dict[str, Any]], roots: list[dict[str, Any]]) -> None:
@@ -91,7 +91,7 @@ class RunSink(Sink, Protocol):
 
 
 @dataclass
-class Root:
+class RootModule:
     """A root module: what its sites' paths begin with, and what is where in it.
 
     A program may make a loss anew for every call. Such a root without parameters follows the one before it, and so does
@@ -110,8 +110,8 @@ class Root:
     parameters: int = 0
     modules: list[dict[str, Any]] = field(default_factory=list)
     follows: bool = False
-    target: Target | None = None
-    past: Passes | None = None
+    target: HookedModel | None = None
+    past: PassCounter | None = None
     heard: set[str] = field(default_factory=set)
     silent: list[dict[str, Any]] = field(default_factory=list)
     undo: ExitStack = field(default_factory=ExitStack)
@@ -119,7 +119,7 @@ class Root:
     steps: int = 0
 
     @property
-    def passes(self) -> Passes | None:
+    def passes(self) -> PassCounter | None:
         """Counts its forward passes."""
         return None if self.target is None else self.target.passes
 
@@ -148,7 +148,7 @@ class Root:
         return True
 
     @contextmanager
-    def attaching(self, session: Session, module: nn.Module) -> Iterator[Target]:
+    def attaching(self, session: Session, module: nn.Module) -> Iterator[HookedModel]:
         """Hook a module in a block, in place of the one before it."""
         outer, self.follows = session.mounts.cleanup, self.past is not None
         if not self.follows:
@@ -156,7 +156,7 @@ class Root:
         self.silent = []
         session.mounts.cleanup = self.undo
         try:
-            self.target = session.targets[id(module)] = Target(session, module)
+            self.target = session.targets[id(module)] = HookedModel(session, module)
             self.target.kinds = {name: weakref.ref(type(m)) for name, m in module.named_modules(remove_duplicate=False)}
             if self.follows and session.clock.leader is self.past:
                 session.clock.leader = self.target.passes
@@ -175,13 +175,13 @@ class Root:
         return {**named, **trained, "parameters": self.parameters, "modules": self.modules}
 
 
-class Prefixed:
+class PrefixedMeter:
     """The meter, as one root's sites see it: their recorded paths begin with the root's prefix."""
 
     observes = True
     recomputes = False
 
-    def __init__(self, meter: Meter, root: Root) -> None:
+    def __init__(self, meter: WatchMeter, root: RootModule) -> None:
         self.meter, self.root = meter, root
 
     def __repr__(self) -> str:
@@ -198,7 +198,7 @@ class Prefixed:
 
 
 @dataclass(frozen=True)
-class Summary:
+class WatchSummary:
     """What came out of watching.
 
     Attributes:
@@ -234,13 +234,13 @@ def selected(selector: Selector, path: str, module: nn.Module) -> bool:
     return wanted and not any(t.matches(path, types) for t in selector.terms if t.excluded)
 
 
-def channel_dims(model: nn.Module, modules: Mapping[str, nn.Module], root: Root) -> dict[str, int | None]:
+def channel_dims(model: nn.Module, modules: Mapping[str, nn.Module], root: RootModule) -> dict[str, int | None]:
     """Where the channels of a three-dimensional value are: second in convolutional models, else last."""
     first = any(isinstance(m, _CHANNELS_FIRST) for m in model.modules())
     return {root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)}
 
 
-def saturations(modules: Mapping[str, nn.Module], root: Root) -> dict[str, tuple[str, tuple[float, ...]]]:
+def saturations(modules: Mapping[str, nn.Module], root: RootModule) -> dict[str, tuple[str, tuple[float, ...]]]:
     """How the activations among some modules saturate, by the path that they are recorded under."""
     return {root.label(n): _SATURATING[type(m)](m) for n, m in modules.items() if type(m) in _SATURATING}
 
@@ -256,7 +256,7 @@ _SATURATING: dict[type[nn.Module], Callable[[Any], tuple[str, tuple[float, ...]]
 }
 
 
-def entry_of(seat: Any, roots: Sequence[Root], sources: Mapping[str, Any]) -> dict[str, Any]:
+def entry_of(seat: Any, roots: Sequence[RootModule], sources: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the recording says of a site; see docs/recording.md."""
     path, kind = seat.site.path, seat.site.kind
     entry = {
@@ -274,28 +274,28 @@ def entry_of(seat: Any, roots: Sequence[Root], sources: Mapping[str, Any]) -> di
     return {**entry, "type": root.types.get(inner, ""), "root": root.index, "owner": owner, "source": source}
 
 
-def silences(roots: Iterable[Root], taps: Iterable[Tap], session: Session) -> list[dict[str, Any]]:
+def silences(roots: Iterable[RootModule], taps: Iterable[Tap], session: Session) -> list[dict[str, Any]]:
     """Say of each site that never fired why not, of those of modules that are gone too."""
     silent = [t for t in taps if t.site.kind == "out" and not t.fired]
-    here = [t for t in silent if str(t.site) not in cast("Prefixed", t.action).root.heard]
+    here = [t for t in silent if str(t.site) not in cast("PrefixedMeter", t.action).root.heard]
     return [*(silence for root in roots for silence in root.silent), *(silence_of(tap, session) for tap in here)]
 
 
 def silence_of(tap: Tap, session: Session) -> dict[str, Any]:
     """Say why a site never fired, under the path it is recorded with."""
-    action, cause = cast("Prefixed", tap.action), explain(tap, session)
+    action, cause = cast("PrefixedMeter", tap.action), explain(tap, session)
     site = replace(tap.site, path=action.root.label(tap.site.path))
     return {"site": str(site), "fired": 0, "cause": cause.why, "remedy": cause.remedy}
 
 
-def next_of(roots: Sequence[Root], types: Mapping[str, str]) -> Root | None:
+def next_of(roots: Sequence[RootModule], types: Mapping[str, str]) -> RootModule | None:
     """Find the root that a module of these types follows, if it does; those that are gone have been released."""
     alike = [root for root in roots if root.types == types]
     gone = [root for root in alike if root.target is None]
     return next((root for root in gone if not root.parameters or len(alike) >= _ALIKE), None)
 
 
-def free_prefix(name: str, roots: Sequence[Root]) -> str:
+def free_prefix(name: str, roots: Sequence[RootModule]) -> str:
     """Make a prefix of a class's name that no root has."""
     taken = {root.prefix for root in roots}
     numbered = (f"{name}_{i}" for i in itertools.count(2))

@@ -21,8 +21,8 @@ from kedge.torch_internals.module_tables import own_children
 from kedge.torch_internals.tensors import may_alias, version_of
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.optimizers import Optimizers, params_of
-from kedge.watch.models.parameters import Places
-from kedge.watch.models.roots import Root
+from kedge.watch.models.parameters import WatchedParameters
+from kedge.watch.models.roots import RootModule
 
 Note = Mapping[str, Any]
 Kept = tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]
@@ -58,7 +58,7 @@ class Facts:
         self._inside: dict[int, int] = {}
         self._passed = False
         self._unheld: dict[int, Note] = {}
-        self._strays: list[tuple[weakref.ref[nn.Module], Root]] = []
+        self._strays: list[tuple[weakref.ref[nn.Module], RootModule]] = []
         self._looks = self._optimizers = 0
         self._tables: list[Any] = []
         self._handles: list[RemovableHandle] = []
@@ -81,14 +81,14 @@ class Facts:
         self._unstepped.add(unstepped)
         self._unstepped.compare(passes)
 
-    def called_inside(self, module: nn.Module, root: Root) -> None:
+    def called_inside(self, module: nn.Module, root: RootModule) -> None:
         """Remember a module that is called while a root runs, and is no part of it."""
         if len(self._strays) < _NAMED and any(p.requires_grad for p in module.parameters()):
             self._strays.append((weakref.ref(module), root))
 
     # -- in a measured step ------------------------------------------------------------------------
 
-    def backward_began(self, step: int, roots: Iterable[Root], passes: BackwardPasses) -> list[Note]:
+    def backward_began(self, step: int, roots: Iterable[RootModule], passes: BackwardPasses) -> list[Note]:
         """Look at the modes of trained models, and whether the gradients of the last step are still there."""
         notes = self._mode_notes(step, roots)
         for key, left in list(self._left.items()):
@@ -134,7 +134,7 @@ class Facts:
         self._zeroed.clear()
         self._inside.clear()
 
-    def _mode_notes(self, step: int, roots: Iterable[Root]) -> list[Note]:
+    def _mode_notes(self, step: int, roots: Iterable[RootModule]) -> list[Note]:
         notes: list[Note] = []
         for root in roots:
             module = root.module()
@@ -151,7 +151,7 @@ class Facts:
                 })  # fmt: skip
         return notes
 
-    def _modal(self, root: Root, module: nn.Module) -> list[tuple[str, nn.Module]]:
+    def _modal(self, root: RootModule, module: nn.Module) -> list[tuple[str, nn.Module]]:
         """List the modules of a root that compute otherwise in training; looked for when modules have come or gone."""
         there, (before, known) = _ids_in(module), self._modals.get(module, ((), []))
         if there != before or any(ref() is None for _, ref in known):
@@ -160,7 +160,7 @@ class Facts:
             self._modals[module] = there, known
         return [(name, m) for name, ref in known if (m := ref()) is not None]
 
-    def step_ended(self, optimizers: Optimizers, roots: Iterable[Root], places: Places) -> None:
+    def step_ended(self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters) -> None:
         """Look, after ever more steps and when an optimizer is new, at which parameters no optimizer holds."""
         if len(optimizers.entries) != self._optimizers:
             self._looks, self._optimizers = 0, len(optimizers.entries)
@@ -168,7 +168,9 @@ class Facts:
         if self._looks < 4 or self._looks & (self._looks - 1) == 0:
             self._look_at_optimizers(optimizers, roots, places)
 
-    def _look_at_optimizers(self, optimizers: Optimizers, roots: Iterable[Root], places: Places) -> None:
+    def _look_at_optimizers(
+        self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
+    ) -> None:
         living = optimizers.known()
         if not living:
             return
@@ -180,7 +182,9 @@ class Facts:
         foreign = sum(places.of(p) is None and p.grad is None for p in held.values())
         self._unheld[-1] = {"kind": "not-optimized", "root": None, "foreign": foreign}
 
-    def _not_held(self, root: Root, module: nn.Module, held: Mapping[int, Tensor], places: Places) -> Note:
+    def _not_held(
+        self, root: RootModule, module: nn.Module, held: Mapping[int, Tensor], places: WatchedParameters
+    ) -> Note:
         """Return what of a model no optimizer holds; of a model that none trains, what got gradients."""
         own = dict(module.named_parameters())
         here = {id(p) for p in own.values()}
@@ -203,14 +207,14 @@ class Facts:
             "passes": max((at.times for at in places.among(unheld.values())), default=0),
         }  # fmt: skip
 
-    def _outside(self, root: Root, known: Container[int]) -> list[nn.Module]:
+    def _outside(self, root: RootModule, known: Container[int]) -> list[nn.Module]:
         """The modules that a root calls, does not hold, and that got gradients in vain."""
         modules = [m for ref, of in self._strays if of is root and (m := ref()) is not None]
         return [m for m in modules if any(id(p) not in known and p.grad is not None for p in m.parameters())]
 
     # -- at the end --------------------------------------------------------------------------------
 
-    def at_end(self, optimizers: Optimizers, roots: Iterable[Root], places: Places) -> list[Note]:
+    def at_end(self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters) -> list[Note]:
         """Return what is known in the end."""
         notes: list[Note] = []
         self._look_at_optimizers(optimizers, roots, places)
@@ -232,7 +236,7 @@ class Facts:
         gone = any(handle.id not in (handle.hooks_dict_ref() or {}) for handle in self._handles)
         return gone or any(id(table) not in now for table in self._tables)
 
-    def unused(self, places: Places) -> list[dict[str, Any]]:
+    def unused(self, places: WatchedParameters) -> list[dict[str, Any]]:
         """Return the parameters of trained models that never had a gradient, as the ledger has them."""
         cause = "no backward pass that was seen has reached it"
         remedy = "use it in the forward, or set requires_grad_(False)"

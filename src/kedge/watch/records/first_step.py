@@ -12,7 +12,7 @@ from kedge.hooks.placing.module_calls import CallTracker, OpenCalls
 from kedge.stderr import Shield
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.source_lines import call_site
-from kedge.watch.models.roots import Root
+from kedge.watch.models.roots import RootModule
 from kedge.watch.records.saved_by_module import SavedBill
 
 
@@ -25,7 +25,7 @@ class SavedTensorBill(Protocol):
 
     seconds: float
 
-    def add(self, module: nn.Module, root: Root) -> None:
+    def add(self, module: nn.Module, root: RootModule) -> None:
         """Follow a root whose call is under way."""
 
     def close(self, step: int) -> Mapping[str, Any] | None:
@@ -70,7 +70,7 @@ class FirstStep:
         """What taking a bill has taken of the program's time."""
         return self._took + (self.taker.seconds if self.taker is not None else 0.0)
 
-    def add(self, module: nn.Module, root: Root) -> None:
+    def add(self, module: nn.Module, root: RootModule) -> None:
         """Survey a root whose call is under way, too late for a hook of its own before it.
 
         What is compiled is left out: it would compile again when the hooks come down.

@@ -11,10 +11,10 @@ from torch.autograd.graph import Node
 from kedge.sites.site import Site
 from kedge.torch_internals import modes
 from kedge.torch_internals.source_lines import source_of
-from kedge.watch.models.backwards import Began, operation_of
-from kedge.watch.models.roots import Meter
+from kedge.watch.models.backwards import BackwardStart, operation_of
+from kedge.watch.models.roots import WatchMeter
 from kedge.watch.records.curves import Curves, number_of
-from kedge.watch.records.producer import Lines, find_behind_gradients, find_producer
+from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
 
 _MOST_LINES = 16
 """How many lines that call backward are told apart."""
@@ -37,16 +37,16 @@ class Losses:
         lines: Knows the program's line of each operation.
     """
 
-    def __init__(self, meter: Meter, curves: Curves) -> None:
+    def __init__(self, meter: WatchMeter, curves: Curves) -> None:
         self.meter, self.curves = meter, curves
         self.bad = False
         self.described: dict[str, Mapping[str, Any]] = {}
-        self.lines = Lines()
+        self.lines = ProducerLines()
         self._paths: dict[Any, str] = {}
         self._searches = _SEARCHES
         self._found: list[Mapping[str, Any]] = []
 
-    def began(self, began: Began, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
+    def began(self, began: BackwardStart, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
         """Take what a backward pass began at; returns what the recording is to note of it."""
         notes: list[Mapping[str, Any]] = []
         if not began.tensors or any(map(modes.is_fake, began.tensors)):
@@ -73,7 +73,7 @@ class Losses:
         self.bad |= bad
         return notes
 
-    def gradients_are_bad(self, began: Began, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
+    def gradients_are_bad(self, began: BackwardStart, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
         """Look for what made gradients that are not finite of a loss that is; returns what the recording is to note.
 
         In a measured step the gradients of all modules are known, which tells more than a mere suspicion.
@@ -87,7 +87,7 @@ class Losses:
         self._found.append(found)
         return [{"kind": "producer", "step": step, "loss": self._path(began)[0], **found}]
 
-    def _path(self, began: Began) -> tuple[str, bool]:
+    def _path(self, began: BackwardStart) -> tuple[str, bool]:
         known = self._paths.get(began.where)
         if known is not None:
             return known, False

@@ -27,18 +27,18 @@ from kedge.store.exponents import spacing
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import kernels, modes
 from kedge.watch.models.optimizers import params_of
-from kedge.watch.models.parameters import Place
-from kedge.watch.models.roots import Meter, Root
+from kedge.watch.models.parameters import ParameterSites
+from kedge.watch.models.roots import RootModule, WatchMeter
 from kedge.watch.records.curves import Curves
 
 _SAMPLE = 1024
 
 
 @dataclass
-class Held:
+class HeldParameters:
     """The watched parameters of one root that an optimizer holds, each with the sites that it is recorded under."""
 
-    root: Root
+    root: RootModule
     total: Site
     params: list[nn.Parameter] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Held:
         found = ((i, p.grad) for i, p in enumerate(self.params))
         return {i: grad for i, grad in found if grad is not None and not grad.is_sparse}
 
-    def seats(self, meter: Meter, kind: str, values: Mapping[int, Tensor]) -> list[Any]:
+    def seats(self, meter: WatchMeter, kind: str, values: Mapping[int, Tensor]) -> list[Any]:
         """Return what a meter knows of the sites of values, by the number of their parameter; it is asked for each once."""
         known = self._seats.setdefault(kind, {})
         for i, value in values.items() if len(known) < len(self.params) else ():
@@ -81,14 +81,14 @@ class Updates:
 
     def __init__(
         self,
-        meter: Meter,
+        meter: WatchMeter,
         curves: Curves,
         step: Callable[[], int],
-        place: Callable[[nn.Parameter], Place | None],
+        place: Callable[[nn.Parameter], ParameterSites | None],
     ) -> None:
         self.meter, self.curves, self.step, self.place = meter, curves, step, place
         self.bad = False
-        self._held: weakref.WeakKeyDictionary[Optimizer, list[Held]] = weakref.WeakKeyDictionary()
+        self._held: weakref.WeakKeyDictionary[Optimizer, list[HeldParameters]] = weakref.WeakKeyDictionary()
         self._passed: set[int] = set()
         self._stepped: set[int] = set()
         self._inside: set[int] = set()
@@ -96,9 +96,9 @@ class Updates:
         self._before: weakref.WeakKeyDictionary[Optimizer, list[Samples]] = weakref.WeakKeyDictionary()
         self._measured = True
 
-    def learn(self, optimizer: Optimizer) -> list[Held]:
+    def learn(self, optimizer: Optimizer) -> list[HeldParameters]:
         """Find out which watched parameters an optimizer holds; what was seen of its gradients in this step stays known."""
-        by_root: dict[int, Held] = {}
+        by_root: dict[int, HeldParameters] = {}
         before = {each.root.index: each for each in self._held.get(optimizer, ())}
         for param in params_of(optimizer):
             placed = self.place(param)
@@ -106,7 +106,7 @@ class Updates:
             if placed is not None and numbers and not modes.is_fake(param):
                 root = placed.root
                 if root.index not in by_root:
-                    held = by_root[root.index] = Held(root, Site(root.label(""), "grad.norm"))
+                    held = by_root[root.index] = HeldParameters(root, Site(root.label(""), "grad.norm"))
                     if root.index in before:
                         held.squares, held.elements = before[root.index].squares, before[root.index].elements
                 by_root[root.index].add(param, placed.site)
@@ -170,14 +170,14 @@ class Updates:
             seats = each.seats(self.meter, "update", dict(enumerate(each.params)))
             self.meter.add_squares(seats, self.step(), counts, squares)
 
-    def _look_again(self, held: Iterable[Held]) -> None:
+    def _look_again(self, held: Iterable[HeldParameters]) -> None:
         """Have the norm tell if the program wrote something that is not finite after the backward pass."""
         for each in held:
             squares, bad = squares_of(list(map(own_part, each.graded().values()))) if each.elements else (0.0, False)
             if bad:
                 each.squares, self.bad = squares, True
 
-    def _add_norms(self, held: Iterable[Held]) -> None:
+    def _add_norms(self, held: Iterable[HeldParameters]) -> None:
         for each in held:
             if each.elements:
                 seat = self.meter.total_seat(each.total, each.elements)
@@ -201,7 +201,7 @@ class Updates:
                     self.meter.drop(each.seats(self.meter, "param.grad", graded))
                 self._observe(each, "param.grad", graded)
 
-    def _observe(self, held: Held, kind: str, values: Mapping[int, Tensor]) -> None:
+    def _observe(self, held: HeldParameters, kind: str, values: Mapping[int, Tensor]) -> None:
         meter = self.meter
         level, meter.level = meter.level, FULL if self._measured else LIGHT
         try:

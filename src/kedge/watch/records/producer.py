@@ -27,7 +27,7 @@ from kedge.sites.leaves import has_memory, own_part
 from kedge.torch_internals.autograd_nodes import behind, in_order, number_in, saved_by
 from kedge.torch_internals.source_lines import is_between, place_of
 from kedge.watch.hush import NOTED, hush, unhush
-from kedge.watch.models.backwards import Began, is_installed, plain_name
+from kedge.watch.models.backwards import BackwardStart, is_installed, plain_name
 
 _MOST_NODES = 20_000
 _TRIES = 3
@@ -79,7 +79,7 @@ _MOVES = (
 _LEAF = "torch::autograd::AccumulateGrad"
 
 
-class Lines:
+class ProducerLines:
     """The program's line of each operation behind a loss; see Note [The line of an operation]."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ def line_in(stack: Sequence[str] | None) -> dict[str, Any] | None:
     return None
 
 
-def find_producer(began: Began, lines: Lines) -> dict[str, Any] | None:
+def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] | None:
     """Find the operation that made the first value that is not finite; see Note [Reading the graph].
 
     Returns:
@@ -189,7 +189,7 @@ def find_producer(began: Began, lines: Lines) -> dict[str, Any] | None:
     return _found(suspects[0], where[suspects[0]], detail, certain=False)
 
 
-def find_behind_gradients(began: Began, lines: Lines) -> dict[str, Any] | None:
+def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] | None:
     """Find the operation behind gradients that are not finite though the loss is: by then every node has run.
 
     A variable of the program that holds an infinity which the loss does not show - as a logarithm of zero of a class that is
@@ -237,7 +237,7 @@ def _found(node: Node, line: Mapping[str, Any] | None, detail: str, *, certain: 
     }  # fmt: skip
 
 
-def _values_in(began: Began) -> dict[Node, Tensor]:
+def _values_in(began: BackwardStart) -> dict[Node, Tensor]:
     """The program's variables where backward was called, by the nodes that made them."""
     found: dict[Node, Tensor] = {}
     frame = began.frame

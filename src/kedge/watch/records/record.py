@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from kedge.torch_internals import dynamo
-from kedge.watch.models.backwards import Began, began
+from kedge.watch.models.backwards import BackwardStart, began
 from kedge.watch.models.models import Models
-from kedge.watch.models.optimizers import Entry, Optimizers, params_of
-from kedge.watch.models.parameters import Place
-from kedge.watch.models.roots import Meter, RunSink, silences
+from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
+from kedge.watch.models.parameters import ParameterSites
+from kedge.watch.models.roots import StepSink, WatchMeter, silences
 from kedge.watch.records.curves import Curves
 from kedge.watch.records.facts import Facts
 from kedge.watch.records.first_step import FirstStep
 from kedge.watch.records.losses import Losses
 from kedge.watch.records.optimizer_updates import Updates
-from kedge.watch.records.writer import Writer
+from kedge.watch.records.writer import MeterSink
 
 if TYPE_CHECKING:
-    from kedge.repro.first_bad_call import Dump
+    from kedge.repro.first_bad_call import FirstBadCall
 
 
-class Record:
+class TrainingRecord:
     """Takes what a program's backward passes and optimizers do.
 
     Attributes:
@@ -33,16 +33,16 @@ class Record:
     """
 
     def __init__(
-        self, log: RunSink, meter: Meter, models: Models, optimizers: Optimizers, step: Callable[[], int]
+        self, log: StepSink, meter: WatchMeter, models: Models, optimizers: Optimizers, step: Callable[[], int]
     ) -> None:
         self.models, self.optimizers, self.step = models, optimizers, step
         self.curves = Curves()
         self.updates = Updates(meter, self.curves, step, models.places.measured)
         self.losses, self.facts, self.first_step = Losses(meter, self.curves), Facts(), FirstStep()
-        self.writer = Writer(log, meter, self.curves, models.roots, optimizers, self._sources)
+        self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
         self.meter, meter.sink = meter, self.writer
         self.measured = True
-        self.dump: Dump | None = None
+        self.dump: FirstBadCall | None = None
 
     def _sources(self) -> dict[str, Any]:
         return {**self.first_step.sources, **self.losses.described}
@@ -62,7 +62,7 @@ class Record:
         if not measured:
             self.facts.forget_gradients()
 
-    def backward_began(self, at: Began) -> bool:
+    def backward_began(self, at: BackwardStart) -> bool:
         """Record a loss; returns whether it is the first of a guarded step that is not finite."""
         if not self.meter.seats and not any(place.wanted for place in self.models.places):
             return False  # none of the sites to be watched is here
@@ -86,7 +86,7 @@ class Record:
         if self.measured:
             self.facts.backward_ended(self.models.passes)
 
-    def before_update(self, optimizer: Optimizer, entry: Entry, *, closure: bool) -> bool:
+    def before_update(self, optimizer: Optimizer, entry: KnownOptimizer, *, closure: bool) -> bool:
         """Measure what an optimizer is about to use; returns whether a guarded step is newly not finite."""
         if self.measured:
             self.writer.notes += self.facts.before_step(self.step(), optimizer, entry.index)
@@ -115,7 +115,7 @@ class Record:
             self.writer.write_curves(step)
         return bad
 
-    def _groups(self) -> list[list[Place]]:
+    def _groups(self) -> list[list[ParameterSites]]:
         """The parameters of each root, and of each optimizer."""
         places = self.models.places
         return [*places.by_root(), *(places.among(params_of(o)) for o in self.optimizers.known().values())]

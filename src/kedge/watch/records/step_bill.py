@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from kedge.hooks.placing.module_calls import Spans
-from kedge.hooks.saved.keeper import Keep, Place
+from kedge.hooks.placing.module_calls import ModuleCalls
+from kedge.hooks.saved.keeper import KeeperInForce, SavingPlace
 from kedge.offload.bill.bill import bill_of
 from kedge.offload.bill.bill_keeper import BilledReference, BillKeeper, Origins
 from kedge.offload.bill.storage_numbers import StorageNumbers
@@ -30,7 +30,7 @@ class Labelled(Protocol):
         """Return the path under which a module is recorded."""
 
 
-class QuietKeep(Keep):
+class QuietKeep(KeeperInForce):
     """A keeper inside somebody's program: what it says goes to stderr, where ``-W error`` does not reach."""
 
     def step_aside(self, what: str) -> None:
@@ -53,7 +53,7 @@ class StepBill:
 
     def __init__(self, shield: Shield) -> None:
         self.storages = StorageNumbers()
-        self.spans = Spans(self.storages.of, shield=shield)
+        self.spans = ModuleCalls(self.storages.of, shield=shield)
         self.keeper = BillKeeper(lambda: self.spans.innermost, self.storages, find, around=lambda: self.spans.around)
         self.seconds = 0.0
         self._over = False
@@ -87,7 +87,7 @@ class StepBill:
         else:  # a block of the program is open, which takes off the top when it ends, whatever that is
             kept.here().enter(kept.spots[""])
 
-    def pack(self, value: Tensor, place: Place) -> BilledReference | None:
+    def pack(self, value: Tensor, place: SavingPlace) -> BilledReference | None:
         """Take a saved tensor down; it stays where it is."""
         if self._over:
             return None
@@ -99,7 +99,7 @@ class StepBill:
     def _give_up(self) -> None:
         self._over = True
 
-    def beside(self, owner: Any, place: Place) -> None:
+    def beside(self, owner: Any, place: SavingPlace) -> None:
         """Take down what a checkpoint holds without saving it."""
         if not self._over:
             self.keeper.beside(owner, place)

@@ -9,11 +9,11 @@ import numpy as np
 
 from kedge.store.columns import joined
 from kedge.watch.models.optimizers import Optimizers
-from kedge.watch.models.roots import Meter, Root, RunSink, entry_of
+from kedge.watch.models.roots import RootModule, StepSink, WatchMeter, entry_of
 from kedge.watch.records.curves import Curves
 
 
-class Writer:
+class MeterSink:
     """The meter's sink, which writes to the log; see `kedge.flow.Sink`.
 
     Args:
@@ -30,10 +30,10 @@ class Writer:
 
     def __init__(
         self,
-        log: RunSink,
-        meter: Meter,
+        log: StepSink,
+        meter: WatchMeter,
         curves: Curves,
-        roots: Sequence[Root],
+        roots: Sequence[RootModule],
         optimizers: Optimizers,
         sources: Callable[[], Mapping[str, Any]],
     ) -> None:

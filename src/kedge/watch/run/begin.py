@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from kedge.actions.measure import Meter
-from kedge.repro.first_bad_call import Dump
+from kedge.repro.first_bad_call import FirstBadCall
 from kedge.repro.rerun import operations_of
 from kedge.store.writing.folder import RecordingWriter, create, join
-from kedge.watch.models.roots import RunSink
-from kedge.watch.run.options import Order
+from kedge.watch.models.roots import StepSink
+from kedge.watch.run.options import WatchOptions
 from kedge.watch.run.ranks import places
 from kedge.watch.watcher import Watcher
 
 
-def make_watch(log: RunSink, order: Order, place: Path | None = None) -> Watcher:
+def make_watch(log: StepSink, order: WatchOptions, place: Path | None = None) -> Watcher:
     """Make what watches all models of this process; nothing is watched yet.
 
     Args:
@@ -29,7 +29,7 @@ def make_watch(log: RunSink, order: Order, place: Path | None = None) -> Watcher
     """
     watch = Watcher(Meter(), log, sites=order.sites, n=order.every, budget=order.budget)
     if order.dump and place is not None:
-        watch.record.dump = Dump(place, log, watch.step, rerun=operations_of)
+        watch.record.dump = FirstBadCall(place, log, watch.step, rerun=operations_of)
     if order.saved is not None:
         watch.record.first_step.taker = order.saved(watch.record.first_step.shield)
     return watch

@@ -24,17 +24,17 @@ from kedge.sites.select import Selector
 from kedge.stderr import Shield, messenger
 from kedge.store.recording import Recording
 from kedge.watch.hush import hush, unhush
-from kedge.watch.models.roots import Summary
+from kedge.watch.models.roots import WatchSummary
 from kedge.watch.run.begin import begin_recording, make_watch
-from kedge.watch.run.options import BEGINNING, ENDING, Order, manifest_of
-from kedge.watch.run.ranks import Launch
-from kedge.watch.run.recorder import Recorder
+from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions, manifest_of
+from kedge.watch.run.ranks import LaunchedRank
+from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.run.sinks import RunSink, Sinks
 from kedge.watch.run.summary import CHECKING, end_of, last_words
 from kedge.watch.watcher import Watcher
 
 
-class Watched:
+class WatchBlock:
     """A part of a program that is watched, from `begin` to `end` or as a ``with`` block.
 
     What is wrong with the order itself, such as a recording that is there already, is raised by
@@ -53,7 +53,7 @@ class Watched:
             to have nothing told.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, order: Order, *, force: bool, strict: bool) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None, order: WatchOptions, *, force: bool, strict: bool) -> None:
         Selector(order.sites)
         schedule_of(order.every)
         self.order, self.force, self.strict = order, force, strict
@@ -64,7 +64,7 @@ class Watched:
         self._watch: Watcher | None = None
         self._into: Sinks | None = None
         self._failures: list[str] = []
-        self._begun, self._launch, self._pid, self._running = 0, Launch(), os.getpid(), False
+        self._begun, self._launch, self._pid, self._running = 0, LaunchedRank(), os.getpid(), False
 
     def send_to(self, *sinks: RunSink) -> Self:
         """Send what is recorded to these too, from the next `begin` on; they are closed at the end."""
@@ -90,7 +90,7 @@ class Watched:
         first, number = self._first, f"-{self._begun + 1}" if self._begun else ""
         self.recording = Path(launch.settle(str(first.with_name(f"{first.stem}{number}{first.suffix}")), self.force))
         self._begun, self._pid, place = self._begun + 1, os.getpid(), self.recording.absolute()
-        recorder = Recorder(place, lambda: begin_recording(place, manifest, self.force), self._complain)
+        recorder = RecordingSink(place, lambda: begin_recording(place, manifest, self.force), self._complain)
         self._into = Sinks(recorder, self._sinks if launch.leads else (), self._complain)
         self._into.look = self._look
         self._watch = None
@@ -158,7 +158,7 @@ class Watched:
             into.close()
         self._tell_last_words(summary, into.recorder)
 
-    def _tell_last_words(self, summary: Summary, recorder: Recorder) -> None:
+    def _tell_last_words(self, summary: WatchSummary, recorder: RecordingSink) -> None:
         if self._launch.leads and self.tell is not None:
             self._launch.await_others(recorder.place)
             for line in last_words(str(self.recording), recorder, summary):
@@ -175,7 +175,7 @@ class Watched:
         return check(Recording.open(self._into.recorder.place), configured_rules() if rules is None else rules)
 
     @property
-    def summary(self) -> Summary | None:
+    def summary(self) -> WatchSummary | None:
         """How much was seen so far and what it cost; None before the beginning."""
         return self._watch.summary if self._watch is not None else None
 
@@ -206,14 +206,14 @@ def _tell(text: str) -> None:
     messenger()(text)
 
 
-def launched() -> Launch:
+def launched() -> LaunchedRank:
     """What this process's launcher says about it, or else the process group: not all launchers tell the rank."""
-    launch = Launch.here()
+    launch = LaunchedRank.here()
     grouped = distributed.is_available() and distributed.is_initialized()
     if launch.run is not None or not grouped or distributed.get_world_size() == 1:
         return launch
     numbers = {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
-    return Launch.here({"MASTER_PORT": str(os.getppid()), **os.environ, **numbers})
+    return LaunchedRank.here({"MASTER_PORT": str(os.getppid()), **os.environ, **numbers})
 
 
 def script_name() -> str:
@@ -236,7 +236,7 @@ def watch(
     force: bool = False,
     dump: bool = False,
     strict: bool = False,
-) -> Watched:
+) -> WatchBlock:
     """Record what flows through every model that runs in this process, and be told what is wrong.
 
     ``with kedge.watch("run.kedge"): train()`` watches the block; `begin` and `end` do without one.
@@ -253,4 +253,4 @@ def watch(
     Raises:
         SelectorError: `sites` cannot be read.
     """
-    return Watched(path, Order(sites, every, budget, dump), force=force, strict=strict)
+    return WatchBlock(path, WatchOptions(sites, every, budget, dump), force=force, strict=strict)

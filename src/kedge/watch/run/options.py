@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
-from kedge.watch.run.ranks import Launch
+from kedge.watch.run.ranks import LaunchedRank
 
 BEGINNING = "beginning to watch", "the program goes on unwatched"
 ENDING = "ending the watch", "the recording may lack its end"
@@ -18,7 +18,7 @@ ENDING = "ending the watch", "the recording may lack its end"
 
 
 @dataclass(frozen=True)
-class Order:
+class WatchOptions:
     """What is to be watched, and how often.
 
     Attributes:
@@ -38,7 +38,7 @@ class Order:
     saved: Callable[[Any], Any] | None = None
 
 
-def manifest_of(command: Sequence[str], script: str, order: Order) -> dict[str, Any]:
+def manifest_of(command: Sequence[str], script: str, order: WatchOptions) -> dict[str, Any]:
     """Describe a run before it begins, in the words of ``manifest.json``.
 
     Args:
@@ -58,5 +58,5 @@ def manifest_of(command: Sequence[str], script: str, order: Order) -> dict[str, 
         "sites": order.sites,
         "dump": order.dump,
         "host": platform.node(),
-        **Launch.here().describe(),
+        **LaunchedRank.here().describe(),
     }

@@ -33,7 +33,7 @@ _UUID = re.compile(r"([0-9a-f]{8})(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchedRank:
     """What the launcher of this process says about it, in the environment variables that torchrun sets.
 
     Attributes:
@@ -51,7 +51,7 @@ class Launch:
     repeats: bool = False
 
     @classmethod
-    def here(cls, environment: Mapping[str, str] = os.environ) -> Launch:
+    def here(cls, environment: Mapping[str, str] = os.environ) -> LaunchedRank:
         """Read the environment; a rank without a world, or beyond it, counts for nothing."""
         rank, world = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
         run = environment.get("TORCHELASTIC_RUN_ID")

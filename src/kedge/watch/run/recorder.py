@@ -25,7 +25,7 @@ _FEW, _MANY = 100, 10_000
 _PAUSE = 0.05
 
 
-class Recorder:
+class RecordingSink:
     """Takes what was seen to disk.
 
     The recording begins with the first step: by then the device is known, and a program that

@@ -13,7 +13,7 @@ from kedge.rules.rule import Finding
 from kedge.stderr import Shield
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.rows import Rows
-from kedge.watch.run.recorder import Recorder
+from kedge.watch.run.recorder import RecordingSink
 
 Columns = Mapping[str, Any]
 Entries = Sequence[Mapping[str, Any]]
@@ -41,7 +41,7 @@ class Sinks:
     Findings are looked for as soon as something is not finite, and at the end.
     """
 
-    def __init__(self, recorder: Recorder, sinks: Iterable[RunSink], complain: Callable[[str], None]) -> None:
+    def __init__(self, recorder: RecordingSink, sinks: Iterable[RunSink], complain: Callable[[str], None]) -> None:
         self.recorder = recorder
         self._shields = [
             (sink, Shield(type(sink).__name__, "it gets nothing from here on", tell=complain)) for sink in sinks

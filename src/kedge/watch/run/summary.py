@@ -15,8 +15,8 @@ from kedge.rules.project_config import configured_rules
 from kedge.stderr import Shield
 from kedge.store.reading.json_files import read_manifest, read_ranks
 from kedge.store.recording import Recording
-from kedge.watch.models.roots import Summary
-from kedge.watch.run.recorder import Recorder
+from kedge.watch.models.roots import WatchSummary
+from kedge.watch.run.recorder import RecordingSink
 
 NO_MODULE = "the program called no module in this process, outside of functions that are compiled as a whole"
 NO_SITE = "modules were called, but nothing that can be measured was seen at the sites to be watched; see them with kedge sites"
@@ -25,7 +25,7 @@ CHECKING = "checking the recording", "its findings are not known"
 NAMED_RULES = 3
 
 
-def end_of(summary: Summary, status: int, error: BaseException | None) -> dict[str, Any]:
+def end_of(summary: WatchSummary, status: int, error: BaseException | None) -> dict[str, Any]:
     """Make the event that ends a recording.
 
     Args:
@@ -47,7 +47,7 @@ def end_of(summary: Summary, status: int, error: BaseException | None) -> dict[s
     }
 
 
-def last_words(name: str, recorder: Recorder, summary: Summary) -> Iterator[str]:
+def last_words(name: str, recorder: RecordingSink, summary: WatchSummary) -> Iterator[str]:
     """Tell how much was seen, what was found, and what to type next."""
     if recorder.writer is None:
         why = "" if recorder.failed or summary.failed else f": {NO_SITE if summary.steps else NO_MODULE}"

@@ -67,7 +67,7 @@ _GRANTED = 8
 
 
 @dataclass
-class Account:
+class StepKindCost:
     """What the steps of one kind cost.
 
     Attributes:
@@ -116,7 +116,7 @@ class Budget:
         self.seconds = 0.0
         self.run = self._planned = 1
         self._setup = self._per_step = self._counting = 0.0
-        self._accounts = {StepKind.MEASURED: Account(0.6), StepKind.GUARDED: Account(0.4)}
+        self._accounts = {StepKind.MEASURED: StepKindCost(0.6), StepKind.GUARDED: StepKindCost(0.4)}
         self._bare: deque[float] = deque(maxlen=_REMEMBERED)
         self._between: deque[float] = deque(maxlen=_REMEMBERED)
         self._spacing, self._asked = 1, 0

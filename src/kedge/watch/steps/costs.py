@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kedge.watch.models.roots import Meter
+from kedge.watch.models.roots import WatchMeter
 
 _PER_EVENT, _PER_STEP = 3.0, 24.0
 """What it takes to bring one event to the meter, and to count a step with cold caches, in calls of an empty module hook."""
@@ -21,7 +21,7 @@ class Costs:
         others: Set to what returns the seconds that are timed elsewhere.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: WatchMeter) -> None:
         self.meter = meter
         self.others: Callable[[], float] = lambda: 0.0
         self._began, self._unit = time.perf_counter(), 0.0

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kedge.hooks.firing.schedule import Passes
-from kedge.watch.models.roots import Meter, Root
-from kedge.watch.steps.steps import Source
+from kedge.hooks.firing.schedule import PassCounter
+from kedge.watch.models.roots import RootModule, WatchMeter
+from kedge.watch.steps.steps import StepSource
 
 _MOST = 256
 """How many passes of a step are measured at most."""
@@ -21,7 +21,7 @@ _MOST = 256
 class Evaluation:
     """Mutes the meter in passes that are not measured; see Note [Passes without gradients]."""
 
-    def __init__(self, meter: Meter, roots: Sequence[Root]) -> None:
+    def __init__(self, meter: WatchMeter, roots: Sequence[RootModule]) -> None:
         self.meter, self.roots = meter, roots
         self._measured, self._trains = 0, False
         self._ungraded: set[int] = set()
@@ -30,10 +30,10 @@ class Evaluation:
         """Begin a step."""
         self._measured = 0
 
-    def began(self, passes: Passes, steps_by: Source, *, graded: bool) -> None:
+    def began(self, passes: PassCounter, steps_by: StepSource, *, graded: bool) -> None:
         """Decide whether the pass of a root that has begun is measured, where something makes the steps."""
-        measured = graded or steps_by is Source.FORWARD
-        if steps_by not in (Source.FORWARD, Source.OPTIMIZER) and not self._trains:
+        measured = graded or steps_by is StepSource.FORWARD
+        if steps_by not in (StepSource.FORWARD, StepSource.OPTIMIZER) and not self._trains:
             if not graded:
                 measured = id(passes) not in self._ungraded
                 self._ungraded.add(id(passes))

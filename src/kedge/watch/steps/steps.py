@@ -19,13 +19,13 @@ from enum import IntEnum
 
 from torch.optim import Optimizer
 
-from kedge.hooks.firing.schedule import AWAITED, Clock, Passes, rank
+from kedge.hooks.firing.schedule import AWAITED, PassCounter, StepClock, rank
 from kedge.watch.models.optimizers import Optimizers, any_optimizer
-from kedge.watch.models.roots import Root
+from kedge.watch.models.roots import RootModule
 from kedge.watch.steps.budget import Budget
 
 
-class Source(IntEnum):
+class StepSource(IntEnum):
     """What makes the steps; see Note [What makes the steps]."""
 
     NOTHING = 0
@@ -35,7 +35,7 @@ class Source(IntEnum):
     OPTIMIZER = 4
 
 
-class Steps(Clock):
+class Steps(StepClock):
     """The clock of a watched program.
 
     Args:
@@ -54,47 +54,47 @@ class Steps(Clock):
     def __init__(self, optimizers: Optimizers, budget: Budget) -> None:
         super().__init__(rank())
         self.optimizers, self.budget = optimizers, budget
-        self.by, self.backward_passes = Source.NOTHING, 0
-        self.on_pass: Callable[[Passes, bool], None] = self.count_pass
+        self.by, self.backward_passes = StepSource.NOTHING, 0
+        self.on_pass: Callable[[PassCounter, bool], None] = self.count_pass
         self.on_step_of_run: Callable[[], None] = lambda: None
         self._any_optimizer = False
 
     @property
     def begun(self) -> int:
         """How many steps have begun; where forward passes may be the steps, every pass counts."""
-        return self.led if self.by < Source.BACKWARD else self.step
+        return self.led if self.by < StepSource.BACKWARD else self.step
 
-    def add(self, root: Root, roots: Sequence[Root]) -> None:
+    def add(self, root: RootModule, roots: Sequence[RootModule]) -> None:
         """Let the forward passes of a new root be the steps, if no other root has parameters and nothing else makes them."""
         others = any(r.parameters and r.target for r in roots if r is not root)
-        if self.by >= Source.BACKWARD or root.passes is None or not root.parameters or others:
+        if self.by >= StepSource.BACKWARD or root.passes is None or not root.parameters or others:
             return
-        goes_on = self.by is not Source.NOTHING and self.led
+        goes_on = self.by is not StepSource.NOTHING and self.led
         self.lead(root.passes, lambda: self.optimizers.expect(root.module()))
         self.led = self.step + 1 if goes_on else 0
         self._any_optimizer = any_optimizer()
-        self.by = Source.EXPECTED if self._any_optimizer else Source.FORWARD
+        self.by = StepSource.EXPECTED if self._any_optimizer else StepSource.FORWARD
         self.looked, self.awaited = not self._any_optimizer, AWAITED
 
     def look(self) -> None:
         """Look, once, whether there is an optimizer whose steps are to be waited for."""
         super().look()
-        self.by = Source.EXPECTED if self.awaited else Source.FORWARD
+        self.by = StepSource.EXPECTED if self.awaited else StepSource.FORWARD
 
-    def began(self, passes: Passes, *, graded: bool) -> None:
+    def began(self, passes: PassCounter, *, graded: bool) -> None:
         """Count a forward pass of any root."""
         self.passes += 1
         self.on_pass(passes, graded)
 
-    def count_pass(self, passes: Passes, graded: bool) -> None:
+    def count_pass(self, passes: PassCounter, graded: bool) -> None:
         """Count a forward pass of a root, which may begin a step."""
         if passes is self.leader:
-            if self.by is Source.EXPECTED:
+            if self.by is StepSource.EXPECTED:
                 self._wait(graded)
-            if self.by is Source.FORWARD and self.led:
+            if self.by is StepSource.FORWARD and self.led:
                 super().end_step()  # none is left out: its hooks are up, and what they see belongs to one step
             self.led += 1
-        if self.by is Source.FORWARD and not self._any_optimizer and any_optimizer():  # made after the first pass
+        if self.by is StepSource.FORWARD and not self._any_optimizer and any_optimizer():  # made after the first pass
             self._any_optimizer = True
             self.look()
 
@@ -102,7 +102,7 @@ class Steps(Clock):
         if self.led and not self.looked:
             self.look()
         elif self.awaited <= 0:
-            self.by = Source.FORWARD
+            self.by = StepSource.FORWARD
         self.awaited -= graded
 
     def count_backward(self) -> list[Optimizer]:
@@ -113,18 +113,18 @@ class Steps(Clock):
         """
         self.backward_passes += 1
         waiting: list[Optimizer] = []
-        early = self.by is not Source.BACKWARD and self.backward_passes <= 2
+        early = self.by is not StepSource.BACKWARD and self.backward_passes <= 2
         if early and self.backward_passes == (2 if any_optimizer() else 1):  # an optimizer may be made late
             waiting = self.optimizers.waiting()
-            self.by = self.by if waiting else Source.BACKWARD
-        if self.by is Source.BACKWARD:
+            self.by = self.by if waiting else StepSource.BACKWARD
+        if self.by is StepSource.BACKWARD:
             self.end_step()
         return waiting
 
     def count_update(self, optimizer: Optimizer) -> None:
         """Count a step of an optimizer, which may end one of the run."""
         if self.optimizers.stepped(optimizer):
-            self.by = Source.OPTIMIZER
+            self.by = StepSource.OPTIMIZER
             self.optimized()
 
     def end_step(self) -> None:

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from kedge.atomic_write import told
 from kedge.errors import NotFeatures, ReadError
-from kedge.features.dataset.folder.files import Entry
+from kedge.features.dataset.folder.files import ShardEntry
 from kedge.features.dataset.folder.formats.format import format_name, format_of
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Where:
+class RowIndex:
     """Where each sample's values are, in the order of samples.
 
     Attributes:
@@ -32,7 +32,7 @@ class Where:
     """
 
     folder: Path
-    entries: Sequence[Entry]
+    entries: Sequence[ShardEntry]
     shard: Numbers
     row: Numbers
 
@@ -66,7 +66,7 @@ def read_rows(path: Path, site: str, rows: slice) -> Tensor:
         raise NotFeatures(f"{path} is damaged ({error}); remove it and run the extraction again") from error
 
 
-class Column:
+class FeatureColumn:
     """The values of one site: a sequence of tensors, one for each sample, that is on the disk.
 
     `column[3]` is one sample's, `column[10:20]` and `column[[1, 5]]` are several's, `column.tensor()` all of them.
@@ -76,7 +76,7 @@ class Column:
         dtype: The type of the numbers.
     """
 
-    def __init__(self, name: str, dtype: torch.dtype, where: Where) -> None:
+    def __init__(self, name: str, dtype: torch.dtype, where: RowIndex) -> None:
         self.name, self.dtype, self._where = name, dtype, where
 
     def __len__(self) -> int:

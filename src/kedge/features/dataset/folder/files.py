@@ -37,7 +37,7 @@ _SHARD = re.compile(r"shard-(\d+)-(\d+)\.\w+")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ShardEntry:
     """One shard, as a line of the index has it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Entry:
         return json.dumps(vars(self)) + "\n"
 
 
-def entries(folder: Path, *, missing_ok: bool = False) -> list[Entry]:
+def entries(folder: Path, *, missing_ok: bool = False) -> list[ShardEntry]:
     """List the shards that count, rank by rank, each rank's in the order of writing; see Note [What counts].
 
     Args:
@@ -92,11 +92,11 @@ def _missing(folder: Path, missing: list[str], reduces: bool) -> str:
     return f"{folder} lacks {missing[0]}{more}; {counted if reduces else again}"
 
 
-def entry_of(path: Path) -> Entry:
+def entry_of(path: Path) -> ShardEntry:
     """Make a line of the index from the shard itself."""
     about = about_shard(path)
     rank, number = _parts(path.name)
-    return Entry(path.name, rank, number, len(about["keys"]), len(about["bad"]), about["shapes"])
+    return ShardEntry(path.name, rank, number, len(about["keys"]), len(about["bad"]), about["shapes"])
 
 
 def about_shard(path: Path) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _is_of(path: Path, rank: int, beyond: float = -1) -> bool:
     return found is not None and int(found[1]) == rank and int(found[2]) > beyond
 
 
-def _write_index(path: Path, lines: Iterable[Entry]) -> None:
+def _write_index(path: Path, lines: Iterable[ShardEntry]) -> None:
     temporary = path.with_name(f".{path.name}.part")
     with told(f"write {path}"):
         temporary.write_text("".join(entry.line() for entry in lines), encoding="utf-8")
@@ -189,7 +189,7 @@ def ranks_of(folder: Path, pattern: str) -> Iterator[int]:
         yield int(path.stem.partition("-")[2])
 
 
-def _index(folder: Path, rank: int) -> Iterator[Entry]:
+def _index(folder: Path, rank: int) -> Iterator[ShardEntry]:
     """Read the lines of a rank's index, up to the last whole one."""
     path = folder / INDEX.format(rank=rank)
     if not path.exists():
@@ -200,7 +200,7 @@ def _index(folder: Path, rank: int) -> Iterator[Entry]:
         if not line.endswith("\n"):
             return
         try:
-            yield Entry(**json.loads(line))
+            yield ShardEntry(**json.loads(line))
         except (ValueError, TypeError):
             return  # what follows is made again from the shards
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NoSuchKey, NoSuchSite, NotFeatures
-from kedge.features.dataset.folder.column import Column, Where, read_rows
+from kedge.features.dataset.folder.column import FeatureColumn, RowIndex, read_rows
 from kedge.features.dataset.folder.files import STATE, about_shard, entries, ranks_of
 from kedge.features.dataset.folder.manifest import read_manifest
 from kedge.features.dataset.folder.shards import read_state
@@ -42,7 +42,7 @@ def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
     return FeatureSet(path, manifest)
 
 
-class FeatureSet(Mapping[str, Column]):
+class FeatureSet(Mapping[str, FeatureColumn]):
     """The features of a data set: for each site a column with a row for each sample.
 
     Samples are in the data set's order, in whatever order and by however many processes they were taken.
@@ -56,11 +56,11 @@ class FeatureSet(Mapping[str, Column]):
         self.path, self.manifest = path, manifest
         self._entries = entries(path)
 
-    def __getitem__(self, site: str) -> Column:
+    def __getitem__(self, site: str) -> FeatureColumn:
         columns = self.manifest.get("columns", {})
         if site not in self._sites:
             raise NoSuchSite(f"{self.path} has no site {site!r}; it has {', '.join(map(repr, self._sites)) or 'none'}")
-        return Column(site, getattr(torch, columns[site][0]), self._where)
+        return FeatureColumn(site, getattr(torch, columns[site][0]), self._where)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sites)
@@ -78,7 +78,7 @@ class FeatureSet(Mapping[str, Column]):
         return [about_shard(self.path / entry.name) for entry in self._entries]
 
     @cached_property
-    def _found(self) -> tuple[tuple[str, ...], Where]:
+    def _found(self) -> tuple[tuple[str, ...], RowIndex]:
         """The keys in the order of samples, and where their values are."""
         places = [place for about in self._abouts for place in about.get("places", about["keys"])]
         keys = [key for about in self._abouts for key in about["keys"]]
@@ -86,10 +86,10 @@ class FeatureSet(Mapping[str, Column]):
         order = _order(places)
         shard = np.repeat(np.arange(len(counts)), counts)[order]
         row = np.concatenate([np.arange(count) for count in counts] or [np.arange(0)])[order]
-        return tuple(keys[number] for number in order), Where(self.path, self._entries, shard, row)
+        return tuple(keys[number] for number in order), RowIndex(self.path, self._entries, shard, row)
 
     @property
-    def _where(self) -> Where:
+    def _where(self) -> RowIndex:
         return self._found[1]
 
     @property

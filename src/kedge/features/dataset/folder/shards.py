@@ -16,11 +16,11 @@ from torch import Tensor
 
 from kedge.atomic_write import told, write_all
 from kedge.errors import ExtractionFailed, KedgeError
-from kedge.features.dataset.folder.files import INDEX, SHARD, STATE, Entry, remove, repair
+from kedge.features.dataset.folder.files import INDEX, SHARD, STATE, ShardEntry, remove, repair
 from kedge.features.dataset.folder.formats import safetensors
 from kedge.features.dataset.folder.formats.format import Shard, format_of
-from kedge.features.dataset.options import Options
-from kedge.features.dataset.samples.batch import Bad, Columns
+from kedge.features.dataset.options import DatasetOptions
+from kedge.features.dataset.samples.batch import Columns, FailedSample
 from kedge.features.dataset.samples.placed import why
 from kedge.features.reduce.reducer import Reducer
 
@@ -43,7 +43,7 @@ class Shards:
         NotFeatures: What is in the folder is damaged.
     """
 
-    def __init__(self, folder: Path, rank: int, options: Options) -> None:
+    def __init__(self, folder: Path, rank: int, options: DatasetOptions) -> None:
         self.folder, self.rank, self._options = folder, rank, options
         self._format = format_of(options.format)
         self._number = repair(folder, rank)
@@ -56,7 +56,7 @@ class Shards:
     def _begin(self) -> None:
         self._places: list[str] = []
         self._keys: list[str] = []
-        self._bad: list[Bad] = []
+        self._bad: list[FailedSample] = []
         self._columns: dict[str, list[Tensor]] = {}
         self._size, self._since = 0, time.monotonic()
 
@@ -112,7 +112,7 @@ class Shards:
             return
         shapes = {name: list(pieces[0].shape[1:]) for name, pieces in self._columns.items()}
         name = SHARD.format(rank=self.rank, number=self._number, suffix=self._format.suffix)
-        entry = Entry(name, self.rank, self._number, len(self._keys), len(self._bad), shapes)
+        entry = ShardEntry(name, self.rank, self._number, len(self._keys), len(self._bad), shapes)
         about: dict[str, Any] = {"keys": self._keys, "bad": [[b.place, b.key, b.why] for b in self._bad]}
         about |= {"rank": self.rank, "number": self._number, "shapes": shapes}
         if self._places != self._keys:

@@ -23,7 +23,7 @@ from kedge.features.dataset.samples.batch import Columns
 _BUNCH, _SECONDS = 1 << 20, 0.25
 
 
-class Writer:
+class ShardWriter:
     """Hands features to shards in a thread; used as a context manager.
 
     However the block ends, what was handed over is written, unless writing itself failed.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-class Bad(NamedTuple):
+class FailedSample(NamedTuple):
     """A sample without features.
 
     Attributes:
@@ -33,7 +33,7 @@ class Bad(NamedTuple):
     ends: bool = False
 
 
-class Batch(NamedTuple):
+class SampleBatch(NamedTuple):
     """Samples on their way to the model.
 
     Attributes:
@@ -46,7 +46,7 @@ class Batch(NamedTuple):
     places: list[str]
     keys: list[str]
     data: Any
-    bad: list[Bad]
+    bad: list[FailedSample]
 
 
 class Columns(NamedTuple):
@@ -63,7 +63,7 @@ class Columns(NamedTuple):
     places: list[str]
     keys: list[str]
     values: Mapping[str, Tensor]
-    bad: list[Bad]
+    bad: list[FailedSample]
     copied: torch.cuda.Event | None = None
 
     @property
@@ -87,7 +87,7 @@ class Columns(NamedTuple):
         )
 
 
-class Places:
+class VisitedPlaces:
     """Places that were noted: a bit for each index of a data set, and a set of whatever else there is.
 
     Args:

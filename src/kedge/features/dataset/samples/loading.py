@@ -20,14 +20,14 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from kedge.errors import ExtractionFailed
-from kedge.features.dataset.ranks import Rank
-from kedge.features.dataset.samples.batch import Places
+from kedge.features.dataset.ranks import SharingRank
+from kedge.features.dataset.samples.batch import VisitedPlaces
 from kedge.features.dataset.samples.inputs import narrowed, size_of
-from kedge.features.dataset.samples.placed import Loaded, Named, Numbered, Together
+from kedge.features.dataset.samples.placed import LoadedBatch, Numbered, PlacedDataset, SafeCollate
 
 
 @dataclass
-class Source:
+class BatchSource:
     """What a loader gives: batches whose samples have places.
 
     Attributes:
@@ -38,9 +38,9 @@ class Source:
     """
 
     loader: Any
-    rank: Rank = field(default_factory=Rank)
+    rank: SharingRank = field(default_factory=SharingRank)
     split: bool = True
-    done: Places = field(default_factory=Places)
+    done: VisitedPlaces = field(default_factory=VisitedPlaces)
 
     @property
     def length(self) -> int | None:
@@ -58,20 +58,20 @@ class Source:
         share = self.rank.world if self.split or _is_distributed(self.loader) else 1
         return max(0, -(-(min(length, _drawn(self.loader)) - len(self.done)) // share))
 
-    def __iter__(self) -> Iterator[Loaded]:
+    def __iter__(self) -> Iterator[LoadedBatch]:
         """Start the loader's workers, and yield what they load."""
         if not is_loader(self.loader):
             return self._plain()
         return iter(self._stream() if is_stream(self.loader) else self._indexed())
 
     def _indexed(self) -> DataLoader[Any]:
-        return _anew(self.loader, Named(self.loader.dataset), batch_sampler=Groups(self))
+        return _anew(self.loader, PlacedDataset(self.loader.dataset), batch_sampler=BatchIndices(self))
 
     def _stream(self) -> DataLoader[Any]:
         numbered = Numbered(self.loader.dataset, self.done, self.rank if self.split else None, self._prefix)
         return _anew(self.loader, numbered, batch_size=self.loader.batch_size)
 
-    def _plain(self) -> Iterator[Loaded]:
+    def _plain(self) -> Iterator[LoadedBatch]:
         """Yield the batches of any iterable; they have to be loaded before it is known whether they are done."""
         start = 0
         for number, data in enumerate(self.loader):
@@ -88,7 +88,7 @@ class Source:
             rest = [row for row, place in enumerate(places) if place not in self.done]
             if rest:
                 left = data if len(rest) == size else narrowed(data, rest, size)
-                yield Loaded([places[row] for row in rest], left, [])
+                yield LoadedBatch([places[row] for row in rest], left, [])
 
     @property
     def _prefix(self) -> str:
@@ -110,13 +110,13 @@ def is_stream(loader: Any) -> bool:
     return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
 
 
-class Groups:
+class BatchIndices:
     """The indices of the batches to load; see Note [The loader's own order]."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: BatchSource) -> None:
         self._source = source
         self._batches: Any = source.loader.batch_sampler
-        self._met = Places(source.length)
+        self._met = VisitedPlaces(source.length)
         self._divides = source.split and source.rank.world > 1 and not _is_distributed(source.loader)
         self._resumes = len(source.done) > 0
         self._whole = not self._divides and not self._resumes and _draws_once(source.loader.sampler)
@@ -193,7 +193,7 @@ def _anew(loader: Any, dataset: Any, **batching: Any) -> DataLoader[Any]:
     return DataLoader(
         dataset,
         num_workers=loader.num_workers,
-        collate_fn=Together(loader.collate_fn),
+        collate_fn=SafeCollate(loader.collate_fn),
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kedge.errors import ExtractionFailed
-from kedge.features.dataset.samples.batch import Batch
-from kedge.features.dataset.samples.placed import Loaded, why
+from kedge.features.dataset.samples.batch import SampleBatch
+from kedge.features.dataset.samples.placed import LoadedBatch, why
 from kedge.features.value_names import may_be
 
 _SHOWN = 8
 
 
-class Keys:
+class SampleKeys:
     """Adds to each sample its key; no two samples may have the same.
 
     Args:
@@ -49,10 +49,10 @@ class Keys:
         if self._of_batch is not None:
             self._met = {key: place for place, key in taken}
 
-    def __call__(self, loaded: Loaded) -> Batch:
+    def __call__(self, loaded: LoadedBatch) -> SampleBatch:
         """Return the samples of a batch with their keys."""
         if self._of_batch is None and self._all is None:
-            return Batch(loaded.places, loaded.places, loaded.data, loaded.bad)
+            return SampleBatch(loaded.places, loaded.places, loaded.data, loaded.bad)
         failed = [one._replace(key=self._of_place(one.place)) for one in loaded.bad]
         keys = [self._of_place(place) for place in loaded.places]
         if self._of_batch is not None and keys:
@@ -60,7 +60,7 @@ class Keys:
             if len(keys) != len(loaded.places):
                 raise ExtractionFailed(f"keys= gave {len(keys)} keys for a batch of {len(loaded.places)} samples")
             self._meet(loaded.places, keys)
-        return Batch(loaded.places, keys, loaded.data, failed)
+        return SampleBatch(loaded.places, keys, loaded.data, failed)
 
     def _of_place(self, place: str) -> str:
         if self._all is None:
@@ -82,7 +82,7 @@ class Keys:
                 )
 
 
-def _given(give: Callable[[Any], Any], loaded: Loaded) -> list[str]:
+def _given(give: Callable[[Any], Any], loaded: LoadedBatch) -> list[str]:
     """Call the user's own function."""
     failed = f"keys= failed for the batch from sample {loaded.places[0]} of the data set on: {name_of(give)}"
     try:

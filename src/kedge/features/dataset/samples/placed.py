@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from kedge.features.dataset.ranks import Rank
-from kedge.features.dataset.samples.batch import Bad, Places
+from kedge.features.dataset.ranks import SharingRank
+from kedge.features.dataset.samples.batch import FailedSample, VisitedPlaces
 
 
 class Sample(NamedTuple):
@@ -20,10 +20,10 @@ class Sample(NamedTuple):
 
     place: str
     content: Any
-    bad: Bad | None = None
+    bad: FailedSample | None = None
 
 
-class Fetched(NamedTuple):
+class FetchedSamples(NamedTuple):
     """The samples of a batch before they are put together.
 
     Attributes:
@@ -34,20 +34,20 @@ class Fetched(NamedTuple):
 
     places: list[str]
     contents: list[Any]
-    bad: list[Bad]
+    bad: list[FailedSample]
 
 
-class Loaded(NamedTuple):
+class LoadedBatch(NamedTuple):
     """A batch as it comes from a loader: samples put together, and what could not be."""
 
     places: list[str]
     data: Any
-    bad: list[Bad]
+    bad: list[FailedSample]
 
 
-def bad(place: str, error: Exception) -> Bad:
+def bad(place: str, error: Exception) -> FailedSample:
     """Describe a failure in text, which comes out of every worker."""
-    return Bad(place, place, why(error), "".join(traceback.format_exception(error)))
+    return FailedSample(place, place, why(error), "".join(traceback.format_exception(error)))
 
 
 def why(error: BaseException) -> str:
@@ -56,13 +56,13 @@ def why(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-class Named(Dataset[Fetched]):
+class PlacedDataset(Dataset[FetchedSamples]):
     """A map-style data set that gives the samples of a batch with their places."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __getitems__(self, indices: Sequence[Any]) -> Fetched:
+    def __getitems__(self, indices: Sequence[Any]) -> FetchedSamples:
         """Load several samples; one by one where the data set cannot do better, or fails at one of them."""
         together = getattr(self.dataset, "__getitems__", None)
         if together is not None:
@@ -71,11 +71,11 @@ class Named(Dataset[Fetched]):
             except Exception:  # noqa: BLE001 - loading one by one tells which it is
                 return self._one_by_one(indices)
             if isinstance(found, (list, tuple)) and len(found) == len(indices):
-                return Fetched(list(map(str, indices)), list(found), [])
+                return FetchedSamples(list(map(str, indices)), list(found), [])
         return self._one_by_one(indices)
 
-    def _one_by_one(self, indices: Sequence[Any]) -> Fetched:
-        dataset, failed = self.dataset, dict[int, Bad]()
+    def _one_by_one(self, indices: Sequence[Any]) -> FetchedSamples:
+        dataset, failed = self.dataset, dict[int, FailedSample]()
         contents: list[Any] = []
         for index in indices:
             try:
@@ -87,7 +87,7 @@ class Named(Dataset[Fetched]):
             if failed
             else list(map(str, indices))
         )
-        return Fetched(places, contents, list(failed.values()))
+        return FetchedSamples(places, contents, list(failed.values()))
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -105,7 +105,7 @@ class Numbered(IterableDataset[Sample]):
     Each worker of a loader has a stream of its own, so its number stands before the sample's, as in "1:17".
     """
 
-    def __init__(self, dataset: Any, done: Places, rank: Rank | None, prefix: str = "") -> None:
+    def __init__(self, dataset: Any, done: VisitedPlaces, rank: SharingRank | None, prefix: str = "") -> None:
         self.dataset, self.done, self.rank, self.prefix = dataset, done, rank, prefix
 
     def __iter__(self) -> Iterator[Sample]:
@@ -133,18 +133,18 @@ class Numbered(IterableDataset[Sample]):
         return getattr(self.dataset, name)
 
 
-class Together:
+class SafeCollate:
     """Puts samples together as the loader's own function does; a sample that does not fit in is a bad one."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
 
-    def __call__(self, samples: Fetched | Sequence[Sample]) -> Loaded:
+    def __call__(self, samples: FetchedSamples | Sequence[Sample]) -> LoadedBatch:
         """Put the samples of a batch together."""
-        places, contents, failed = samples if isinstance(samples, Fetched) else _sorted_out(samples)
+        places, contents, failed = samples if isinstance(samples, FetchedSamples) else _sorted_out(samples)
         while contents:
             try:
-                return Loaded(places, self.collate(list(contents)), failed)  # it may change its list
+                return LoadedBatch(places, self.collate(list(contents)), failed)  # it may change its list
             except Exception as error:
                 odd = unlike(contents)
                 if not odd:
@@ -152,13 +152,13 @@ class Together:
                 failed += [bad(places[row], error) for row in odd]
                 rest = [row for row in range(len(places)) if row not in odd]
                 places, contents = [places[row] for row in rest], [contents[row] for row in rest]
-        return Loaded([], None, failed)
+        return LoadedBatch([], None, failed)
 
 
-def _sorted_out(samples: Sequence[Sample]) -> Fetched:
+def _sorted_out(samples: Sequence[Sample]) -> FetchedSamples:
     good = [sample for sample in samples if sample.bad is None]
     failed = [sample.bad for sample in samples if sample.bad is not None]
-    return Fetched([sample.place for sample in good], [sample.content for sample in good], failed)
+    return FetchedSamples([sample.place for sample in good], [sample.content for sample in good], failed)
 
 
 def unlike(contents: Sequence[Any]) -> list[int]:

@@ -125,7 +125,7 @@ def test_a_batch_with_a_nan(step: int, site: str, how: str) -> None:
     finding = born(train(Net(nn.Tanh()), lambda at, x: x * math.nan if at == step else x))
 
     assert (finding.site, finding.evidence["how"], finding.step) == (site, how, step)
-    assert "it came in from outside the model" in finding.message
+    assert "it came from outside the model" in finding.message
     assert "Check the batch" in finding.remedy
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import collections
+import re
 import statistics
 
 FILE = 600
@@ -10,6 +12,8 @@ FUNCTION = 60
 MEDIAN = 8
 PARAMETERS = 7
 FIRST_READING = 350
+FILES = 12
+OF_A_KIND = re.compile(r"one \w+ a file|one file for each")
 
 
 def _length(function):
@@ -64,3 +68,16 @@ def test_what_is_read_first_is_short(sources):
 
     assert len(first) == 3
     assert sum(first.values()) <= FIRST_READING, first
+
+
+def test_no_folder_has_many_files(sources):
+    """A folder is one subject in a dozen files, or has one file for each thing of a kind, as its docstring then says."""
+    files = collections.Counter(source.name.rpartition("/")[0] for source in sources)
+    docstring = {source.name: ast.get_docstring(source.tree) or "" for source in sources}
+    many = {
+        folder: count - 1
+        for folder, count in files.items()
+        if count - 1 > FILES and not OF_A_KIND.search(docstring.get(f"{folder}/__init__.py", ""))
+    }
+
+    assert many == {}

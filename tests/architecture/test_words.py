@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import re
 
 # Each already means something else to those who use PyTorch.
@@ -65,3 +66,14 @@ def test_no_file_has_a_name_that_takes_anything(sources):
     faceless = {name for name, words in parts.items() if words & (FACELESS | set(FORMS))}
 
     assert faceless == set()
+
+
+def test_a_public_class_name_occurs_once(sources):
+    """A class can be named without its module: a search for the name finds one class."""
+    found = collections.defaultdict(list)
+    for source in sources:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(source.at(node))
+
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kedge.errors import RecordingError
-from kedge.store import parquet
+from kedge.store.export import parquet
 from kedge.store.export.parquet import write_parquet
 from kedge.store.export.wide_table import WIDE
 from kedge.store.recording import Recording

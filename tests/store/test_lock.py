@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kedge.errors import BeingWritten, RecordingError, RecordingExists
-from kedge.store import destination, lock
 from kedge.store.recording import Recording
+from kedge.store.writing import destination, lock
 from kedge.store.writing.destination import check_place
 from kedge.store.writing.folder import create, join
 

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow.ipc
 import pytest
 
-from kedge.store import arrow
 from kedge.store.recording import Recording
 from kedge.store.rows import FULL, LIGHT
+from kedge.store.writing import arrow
 from kedge.store.writing.arrow import StatsWriter, read_table
 from kedge.store.writing.folder import create
 

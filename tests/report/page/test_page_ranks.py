@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kedge.report.page import document as pages
 from kedge.report.page.document import condense
 from kedge.store.recording import Recording
 from tests.report.page.shooting import shoot
@@ -61,7 +60,7 @@ def test_the_lowest_ranks_are_taken_as_far_as_there_is_room(monkeypatch: pytest.
     """A page does not grow without end with the number of ranks: it names those that it leaves out."""
     one = condense(together(2), []).described["ranks"]["shown"][0]["sheets"]
     numbers = sum(len(sheet["rows"]) * 12 for sheet in one.values() if sheet["rows"] is not None)
-    monkeypatch.setattr(pages, "MOST_OF_RANKS", 2 * numbers)
+    monkeypatch.setattr("kedge.report.page.document.MOST_OF_RANKS", 2 * numbers)
     document = condense(together(4), [])
     assert [one["rank"] for one in document.described["ranks"]["shown"]] == [0, 1]
     assert document.described["ranks"]["left_out"] == [2, 3]
@@ -102,7 +101,7 @@ def test_a_rank_is_shown_by_itself(saved: Callable[..., str], tab: Any, shots: P
 
 def test_what_is_left_out_is_named(saved: Callable[..., str], tab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank for which there is no room cannot be chosen, and the list says so."""
-    monkeypatch.setattr(pages, "MOST_OF_RANKS", 400)
+    monkeypatch.setattr("kedge.report.page.document.MOST_OF_RANKS", 400)
     page = tab.open(saved(together(4), []))
     told = page.locator("#rank option[disabled]").inner_text()
     assert told == "left out, the page would be too large: ranks 1 to 3"

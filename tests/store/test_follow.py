@@ -22,6 +22,8 @@ from kedge.store.folder import RecordingWriter, create
 from kedge.store.follow import Follower
 from kedge.store.recording import Recording
 
+pytestmark = pytest.mark.timing
+
 Alone = Callable[..., list[str]]
 
 ROOT = {"name": "Net", "prefix": "", "parameters": 9}

@@ -18,6 +18,8 @@ from kedge.store.destination import check_place
 from kedge.store.folder import create, join
 from kedge.store.recording import Recording
 
+pytestmark = pytest.mark.timing
+
 Alone = Callable[..., list[str]]
 RUN = {"run": "a", "attempt": "here:1/0", "world": 2}
 

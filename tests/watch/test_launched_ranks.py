@@ -12,6 +12,8 @@ from kedge.errors import RecordingExists
 from kedge.store.folder import create
 from kedge.watch.ranks import Launch
 
+pytestmark = pytest.mark.timing
+
 TORCHRUN = {
     "RANK": "1",
     "WORLD_SIZE": "4",

@@ -17,6 +17,8 @@ from kedge.watch.shield import Shield
 from kedge.watch.steps import Source
 from tests.watch.watched import descend, net, watch
 
+pytestmark = pytest.mark.timing
+
 
 class Doubled(nn.Module):
     """A transform."""

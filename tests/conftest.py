@@ -78,6 +78,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let the end of the process find everything again: extension modules name what is not freed then."""
+    gc.unfreeze()
+
+
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     """Count in a worker of xdist what is left out, which it does not tell by itself."""
     told = getattr(items[0].config, "workeroutput", None)

@@ -19,13 +19,19 @@ EXTRAS ?= test,dev
 
 # Many tests start programs and wait for them, so there are more processes than cores on a small machine.
 WORKERS ?= 3
+PYTEST := $(QUIET) $(BIN)/python -m pytest
+AGAIN := --last-failed --last-failed-no-failures none
+
+# So many of the slowest tests are named at the end.
+SLOWEST ?= 10
+SPREAD := -n $(WORKERS) --dist worksteal --durations=$(SLOWEST)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test corners check lint types contract docs demo bench clean
+.PHONY: help setup test test-all corners check lint types contract docs demo bench clean
 MAKEFLAGS += --no-print-directory
 
 help:  ## list the tasks
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(SETUP)  ## make .venv with Kedge and everything its tests need
 	@echo "ready: $(BIN)/kedge"
@@ -38,11 +44,15 @@ $(SETUP): pyproject.toml constraints.txt $(wildcard src/kedge/native/c/*.[ch]) s
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
+# Of what failed, only tests that wait for a process or a thread are tried once more, alone; 5 is "no test is left".
 test: setup  ## run the tests; TORCH=2.14.1 runs them with that PyTorch, in build/torch-2.14.1
 	@echo "tests: pytest, with the examples of README.md and docs/, in $(WORKERS) processes$(if $(TORCH), on PyTorch $(TORCH))"
-	@$(QUIET) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal || { \
-		echo "what failed beside others is tried once more, alone"; \
-		$(QUIET) $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+	@$(PYTEST) $(SPREAD) $(CASES) || { \
+		$(PYTEST) $(AGAIN) -m "not timing" --collect-only -qq >/dev/null; \
+		[ $$? = 5 ] && echo "what failed beside others is tried once more, alone" && $(PYTEST) $(AGAIN) -m timing; }
+
+test-all: CASES := -m ""
+test-all: test  ## run the tests with every case: all architectures, ranks and modes
 
 # What touches every corner of PyTorch that Kedge uses and PyTorch does not promise; CONTRIBUTING.md says how it is chosen.
 CORNERS := tests/architecture/test_corners.py tests/architecture/test_privates.py tests/architecture/test_upstream.py \
@@ -53,7 +63,7 @@ CORNERS := tests/architecture/test_corners.py tests/architecture/test_privates.p
 
 corners: setup  ## run the tests of PyTorch's private corners alone; TORCH= as for test
 	@echo "tests of PyTorch's private corners$(if $(TORCH), on PyTorch $(TORCH)), in $(WORKERS) processes"
-	@$(QUIET) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(CORNERS)
+	@$(PYTEST) $(SPREAD) $(CORNERS)
 
 # The smallest environment in which those run: no integrations, no pictures, no architectures of transformers.
 .PHONY: newest-setup newest
@@ -65,7 +75,8 @@ newest-setup:
 newest:  ## the tests of private corners on the newest release of PyTorch
 	@$(MAKE) corners $(ON_NEWEST)
 
-check: lint types contract test  ## all that must pass: lint, types, import contract, tests
+check: setup  ## all that must pass: lint, types, import contract, tests
+	@$(MAKE) --jobs=4 lint types contract test
 
 lint: setup  ## check style and format
 	@echo "lint: ruff"

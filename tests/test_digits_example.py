@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+
+from tests import forked
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "digits.py"
 ENOUGH = 200
@@ -49,7 +50,7 @@ def _losses(printed):
 
 def test_the_healthy_network_learns():
     """The script as a newcomer runs it gets over 95 % of unseen images right, and says nothing besides."""
-    ended = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True)
+    ended = forked.run([sys.executable, str(SCRIPT)], check=True)
 
     assert float(ended.stdout.split()[-1].rstrip("%")) > 95
     assert ended.stderr == ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from kedge.features.dataset import open_features
+from tests import forked
 
 pytest.importorskip("matplotlib", reason="needs the extra plot")
 STORED = Path(__file__).parents[1] / "docs" / "pictures" / "features.png"
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[1] / "examples" / "features.py"
 def test_digits_become_a_map(tmp_path):
     """The classifier gets over 95 % of unseen images right, its features are in the folder, and the map is laid out as the one in the documentation."""
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "f"), "--picture", str(tmp_path / "map.png")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = forked.run(command, check=True)
     taken = open_features(tmp_path / "f")
 
     assert done.stderr == ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 pytest.importorskip("matplotlib")
 STORED = Path(__file__).parents[1] / "docs" / "pictures" / "guided.png"
@@ -19,7 +20,7 @@ def test_the_example_explains_a_network_that_has_learned(tmp_path):
     """Over 95 % of unseen images are right, what guided backpropagation shows is more on the ink than the gradient, and the picture is laid out as the one in the documentation."""
     picture = tmp_path / "digits.png"
     command = [sys.executable, str(SCRIPT), "--save", str(picture)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    ended = forked.run(command, check=True)
     shares = {
         name: int(share) for name, share in re.findall(r"^(\S+) +(\d+)% of what speaks", ended.stdout, re.MULTILINE)
     }

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timing
+
 SCRIPT = Path(__file__).parents[1] / "examples" / "bigger_than_memory.py"
 
 

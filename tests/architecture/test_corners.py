@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 
 import pytest
 
 from kedge.cli.main import main
 from kedge.torch_internals import corners
+from tests import forked
 
 ALLOWED = {
     "repro/script.py": {"TorchDispatchMode"},  # public in all but the name of its module
@@ -137,9 +137,7 @@ with kedge.watch(sys.argv[2]):
 def test_without_a_corner_everything_else_works(name, tmp_path):
     """Importing, hooking, watching and offloading go on, with the same gradients, whichever corner PyTorch lacks."""
     recording = tmp_path / "run.kedge"
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, name, str(recording)], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    ran = forked.run([sys.executable, "-c", PROGRAM, name, str(recording)], cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "failed" not in ran.stderr
     assert (recording / "manifest.json").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from kedge.torch_internals import tensors
+from tests import forked
 
 PROGRAM = """
 import json, sys
@@ -140,7 +140,7 @@ THE_SAME = ("zeros", "hook_tables", "module_tables", "module_calls")
 
 def _run(case: str, *blind: str) -> Any:
     command = [sys.executable, "-c", PROGRAM, case, *blind]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = forked.run(command)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 

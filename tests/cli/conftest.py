@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from kedge.store.writing.folder import create
+from tests import forked
 from tests.cli.serving import Server
 
 MANIFEST = {
@@ -74,12 +75,14 @@ def _columns(scales: list[float]) -> dict[str, Any]:
 
 @pytest.fixture
 def kedge(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run ``kedge`` in a process of its own, in the test's folder."""
+    """Run ``kedge`` in the test's folder, in a process of its own: a fork of one that has imported torch, or a fresh one."""
 
-    def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, fresh: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "kedge", *words]
         options = {"env": dict(os.environ, OMP_NUM_THREADS="1"), "timeout": 120, **options}
-        return subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False, **options)
+        if fresh:
+            return subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False, **options)
+        return forked.run(command, cwd=tmp_path, **options)
 
     return run
 

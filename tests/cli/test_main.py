@@ -15,6 +15,8 @@ from kedge.cli import main as cli
 from kedge.cli.main import COMMANDS, build_parser, main
 from kedge.errors import KedgeError
 
+pytestmark = pytest.mark.timing
+
 
 class Raises:
     """A command that raises."""

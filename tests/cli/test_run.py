@@ -18,6 +18,8 @@ import pytest
 from kedge.cli.main import main
 from kedge.store.recording import Recording
 
+pytestmark = pytest.mark.timing
+
 Kedge = Callable[..., subprocess.CompletedProcess[str]]
 Script = Callable[..., str]
 
@@ -199,7 +201,7 @@ def test_a_program_without_a_model_leaves_nothing(
     kedge: Kedge, script: Script, tmp_path: Path, source: str, said: str
 ) -> None:
     """Where there is nothing to record, no recording is made, and that is told."""
-    done = kedge("run", script(source))
+    done = kedge("run", script(source), fresh=True)
 
     assert (done.stdout, done.stderr, done.returncode) == ("hello\n", f"[kedge] {said}\n", 0)
     assert recordings(tmp_path) == []
@@ -218,7 +220,7 @@ def test_the_program_imports_torch_itself(kedge: Kedge, script: Script, tmp_path
     """
     name = script(source)
 
-    done = kedge("run", "-o", "it.kedge", name)
+    done = kedge("run", "-o", "it.kedge", name, fresh=True)
 
     assert (done.stdout, done.returncode) == (python(tmp_path, name).stdout, 0)
     assert "1 step, 1 sampled" in done.stderr

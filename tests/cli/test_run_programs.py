@@ -11,6 +11,8 @@ from kedge.store.recording import Recording
 from tests.cli.programs import PROGRAMS, TRAIN
 from tests.cli.serving import Server
 
+pytestmark = pytest.mark.timing
+
 ALWAYS = ["run", "-q", "--every", "1", "--budget", "none", "-o", "../it.kedge", "prog.py"]
 INSIDE_TORCH = re.compile(r'  File "[^"]*/torch/.*\n(    .*\n)+')
 

@@ -17,10 +17,15 @@ import torch.distributed
 
 from kedge.rules.registry import check
 from kedge.store.recording import Recording
+from tests.marks import full
 
-pytestmark = pytest.mark.skipif(
-    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
-)
+pytestmark = [
+    pytest.mark.timing,
+    pytest.mark.skipif(
+        not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+        reason="this torch has no gloo",
+    ),
+]
 
 ALWAYS = ("--budget", "none")
 BEGIN = """
@@ -118,7 +123,7 @@ class Ranked:
     recording: Recording
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, full(4)])
 def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranked:
     """Run the program under torchrun, each rank on its share of the batches."""
     torchrun = Launcher(tmp_path_factory.mktemp("ranked"))
@@ -238,7 +243,7 @@ def ranks(torchrun: Launcher, count: int, *words: str, port: str = "29500") -> l
     ]
 
 
-@pytest.mark.parametrize("late", ["0", "1"])
+@pytest.mark.parametrize("late", [full("0"), "1"])
 def test_a_rank_that_is_late_takes_part(torchrun: Launcher, late: str) -> None:
     """Whichever rank comes first, all have all their steps in the one recording."""
     done = ranks(torchrun, 2, torchrun.write(ALONE), "1.0", late)
@@ -346,7 +351,7 @@ def test_a_rank_that_departs_is_told(torchrun: Launcher) -> None:
     assert torchrun.python("-m", "kedge", "check", "it.kedge").returncode == 1
 
 
-@pytest.mark.parametrize("sharded", ["FSDP2", "FSDP"])
+@pytest.mark.parametrize("sharded", ["FSDP2", full("FSDP")])
 def test_sharded_models_train_as_without_kedge(torchrun: Launcher, sharded: str) -> None:
     """Parameters that are sharded over the ranks end up with the same bits, and outputs are recorded."""
     wrap = {

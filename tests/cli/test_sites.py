@@ -53,7 +53,7 @@ def test_a_program_that_fails_ends_as_it_does(kedge: Kedge, script: Script) -> N
 
 def test_a_program_without_a_model_is_told(kedge: Kedge, script: Script) -> None:
     """Where there is nothing to list, that is said, with exit status 1."""
-    done = kedge("sites", script("print('hello')"))
+    done = kedge("sites", script("print('hello')"), fresh=True)
 
     assert (done.stdout, done.returncode) == ("", 1)
     assert done.stderr == "hello\n[kedge] there is nothing to list: the program called no module\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,9 @@ import kedge
 from kedge.compare.comparison import Comparison, compare
 from kedge.compare.verdict import Verdict, judge
 from kedge.store.recording import Recording
+from tests import forked
+
+pytestmark = pytest.mark.timing
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 
@@ -84,7 +86,7 @@ def recorded(folder: Path, name: str, *words: str) -> Recording:
     place = folder / f"{name}.kedge"
     command = [sys.executable, "-m", "kedge", "run", "-q", "--every", "1", "--budget", "none", "-o", str(place), *words]
     environment = dict(os.environ, OMP_NUM_THREADS="1")
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, timeout=120)
+    forked.run(command, cwd=folder, env=environment, check=True, timeout=120)
     return Recording.open(place)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kedge.cli.main import main
 from kedge.store.exponents import BUCKETS, encode
 from kedge.store.writing.folder import create
 
@@ -67,17 +69,28 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "train.kedge"
 
 
-@pytest.fixture
-def kedge(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run ``kedge`` in a process of its own in the test's folder, where some packages may be missing."""
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
-    def run(*words: str, missing: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
-        hidden = f"sys.modules[{missing!r}] = None" if missing else ""
-        code = f"import sys\n{hidden}\nfrom kedge.cli.main import main\nsys.exit(main(sys.argv[1:]))"
-        command = [sys.executable, "-c", code, *words]
-        environment = {**os.environ, "COLUMNS": "160"}
-        return subprocess.run(
-            command, cwd=tmp_path, text=True, capture_output=True, check=False, env=environment, **options
-        )
+
+@pytest.fixture
+def kedge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run ``kedge`` in the test's folder: in this process, or in one of its own where a package is missing."""
+
+    def run(*words: str, missing: str = "", input: str = "") -> subprocess.CompletedProcess[str]:  # noqa: A002
+        if missing:
+            return _without(missing, words, tmp_path)
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            patch.setenv("COLUMNS", "160")
+            patch.setattr(sys, "stdin", io.StringIO(input))
+            status = main(list(words))
+        return subprocess.CompletedProcess(words, status, *capsys.readouterr())
 
     return run
+
+
+def _without(package: str, words: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
+    code = f"import sys\nsys.modules[{package!r}] = None\nfrom kedge.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *words]
+    environment = {**os.environ, "COLUMNS": "160"}
+    return subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False, env=environment)

@@ -16,6 +16,7 @@ from torch import nn
 import kedge
 from kedge import figures
 from kedge.errors import CannotDraw
+from tests import forked
 
 EVERY = {
     "feature_maps": lambda: figures.feature_maps(torch.randn(2, 5, 4, 4)),
@@ -104,7 +105,7 @@ def test_without_a_display_and_without_pyplot():
         "figures.scatter(torch.randn(9, 3))._repr_png_()\nassert 'matplotlib.pyplot' not in sys.modules"
     )
     environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    forked.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_a_missing_matplotlib_is_named():

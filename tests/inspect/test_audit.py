@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import importlib
 import re
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch.optim import optimizer as optimizers
 
 import kedge
 from kedge.inspect.audit import EVERY_MODULE, EVERY_OPTIMIZER, KINDS, HookEntry, audit
+from tests import forked
 
 MODULE = {
     "register_forward_pre_hook": "forward-pre",
@@ -605,6 +605,6 @@ def test_the_documentation_shows_what_is_printed(tmp_path: Path) -> None:
     example, shown = (re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)[1] for language in ("python", "text"))
     (tmp_path / "train.py").write_text(example, encoding="utf-8")
     command = [sys.executable, "train.py"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    ran = forked.run(command, cwd=tmp_path, check=True)
 
     assert ran.stdout == shown

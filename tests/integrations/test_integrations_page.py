@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from kedge.store.recording import Recording
+from tests import forked
+
+pytestmark = pytest.mark.timing
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 SECTION = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -39,9 +41,7 @@ def test_the_program_of_a_host_runs(host, tmp_path):
     quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     start = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if host == "pytest" else []
     command = [sys.executable, *start, "test_page.py"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | quiet, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = forked.run(command, cwd=tmp_path, env=os.environ | quiet, timeout=300)
 
     assert done.returncode == 0, done.stdout + done.stderr
     if place:

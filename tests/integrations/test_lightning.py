@@ -21,6 +21,8 @@ from kedge.integrations.lightning import LightningCallback
 from kedge.store.recording import Recording
 from kedge.testing import assert_unhooked
 
+pytestmark = pytest.mark.timing
+
 BATCHES = 12
 
 

@@ -7,15 +7,17 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("wandb", reason="wandb is not installed")
-
-from wandb.proto import wandb_internal_pb2
-
 from kedge.store.recording import Recording
+
+pytestmark = [
+    pytest.mark.timing,
+    pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed"),  # to import it takes seconds
+]
 
 PROGRAM = """
 import sys
@@ -61,6 +63,8 @@ def run(folder, how, spoils):
 
 def records(content):
     """Read the records of an offline run: LevelDB's log, with seven bytes before it."""
+    from wandb.proto import wandb_internal_pb2
+
     at, record = 7, b""
     while at + 7 <= len(content):
         left = 32768 - at % 32768

@@ -15,7 +15,7 @@ from torch import Tensor
 from kedge import native
 from tests.native.ways import COMPILED, compiled
 
-pytestmark = COMPILED
+pytestmark = [pytest.mark.timing, COMPILED]
 
 
 @pytest.fixture

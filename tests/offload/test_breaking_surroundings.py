@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import textwrap
 import weakref
@@ -15,6 +14,7 @@ from torch.autograd import forward_ad
 
 import kedge
 from kedge.hooks.saved.pairs import drain, lane
+from tests import forked
 
 SHARDED = """
     import sys, torch, kedge
@@ -64,7 +64,7 @@ SHARDED = """
 def test_parameters_that_fsdp_gives_back_are_not_rebuilt_from(to):
     """Under FSDP, where a parameter's memory is gone before what was made from it is wanted, gradients are equal."""
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SHARDED), to]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = forked.run(command, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

@@ -19,6 +19,8 @@ import pytest
 from kedge.errors import ScriptError
 from kedge.program.program import Program
 
+pytestmark = pytest.mark.timing
+
 DRIVER = """
 import sys
 from kedge.program.program import Program

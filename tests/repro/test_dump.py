@@ -9,7 +9,6 @@ import json
 import math
 import pickle
 import runpy
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kedge.repro.first_bad_call import FirstBadCall
 from kedge.testing import assert_same_bits, assert_unhooked
+from tests import forked
 
 NAN = math.nan
 
@@ -143,7 +143,7 @@ def begin(dump: FirstBadCall, model: nn.Module) -> None:
 
 def replay(folder: Path, code: int = 0) -> str:
     """Run a dump's script alone, in another process and folder."""
-    ended = subprocess.run([sys.executable, "replay.py"], cwd=folder, capture_output=True, text=True, check=False)
+    ended = forked.run([sys.executable, "replay.py"], cwd=folder)
     assert (ended.returncode, ended.stderr) == (code, ""), ended.stdout + ended.stderr
     return ended.stdout
 
@@ -781,7 +781,7 @@ def test_classes_of_an_unguarded_script_are_imported_without_running_it(log: Tol
     """Of the program's own script only imports, definitions and constants are run."""
     (tmp_path / "train.py").write_text(PROGRAM)
     command = [sys.executable, "train.py"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    ran = forked.run(command, cwd=tmp_path, check=True)
     assert ran.stdout == "dump\nran to the end\n"
 
     told = replay(log.dumps[0])
@@ -825,8 +825,8 @@ def test_a_watched_run_keeps_a_dump_that_the_finding_points_to(tmp_path: Path) -
     (tmp_path / "train.py").write_text(TRAIN)
     kedge = [sys.executable, "-m", "kedge"]
     run = [*kedge, "run", "-q", "--dump", "--budget", "none", "-o", "run.kedge", "train.py"]
-    subprocess.run(run, cwd=tmp_path, check=True, capture_output=True)
-    checked = subprocess.run([*kedge, "check", "--json", "run.kedge"], cwd=tmp_path, capture_output=True, check=False)
+    forked.run(run, cwd=tmp_path, check=True)
+    checked = forked.run([*kedge, "check", "--json", "run.kedge"], cwd=tmp_path)
     (birth,) = [f for f in json.loads(checked.stdout)["findings"] if f["code"] == "NAN-BORN"]
 
     assert birth["evidence"]["dump"] == {"step": 12, "site": "1:out", "folder": "dump-12"}

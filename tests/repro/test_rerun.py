@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from kedge.repro.rerun import operations_of, rerun
+from tests import forked
+
+pytestmark = pytest.mark.timing
 
 PROGRAM = """
 import torch
@@ -71,9 +74,9 @@ def run(folder: Path, middle: str, *options: str) -> tuple[list[dict[str, Any]],
     (folder / "train.py").write_text(PROGRAM.replace("MIDDLE", middle))
     kedge = [sys.executable, "-m", "kedge"]
     command = [*kedge, "run", "-q", "--dump", *options, "-o", "run.kedge", "train.py"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    forked.run(command, cwd=folder, check=True)
     events = [json.loads(line) for line in (folder / "run.kedge" / "events.jsonl").read_text().splitlines()]
-    checked = subprocess.run([*kedge, "check", "--json", "run.kedge"], cwd=folder, capture_output=True, check=False)
+    checked = forked.run([*kedge, "check", "--json", "run.kedge"], cwd=folder)
     (birth,) = [f for f in json.loads(checked.stdout)["findings"] if f["code"] == "NAN-BORN"]
     return events, birth
 

@@ -22,6 +22,8 @@ from kedge.store.follow import Follower
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import RecordingWriter, create
 
+pytestmark = pytest.mark.timing
+
 Alone = Callable[..., list[str]]
 
 ROOT = {"name": "Net", "prefix": "", "parameters": 9}

@@ -18,6 +18,8 @@ from kedge.store.writing import destination, lock
 from kedge.store.writing.destination import check_place
 from kedge.store.writing.folder import create, join
 
+pytestmark = pytest.mark.timing
+
 Alone = Callable[..., list[str]]
 RUN = {"run": "a", "attempt": "here:1/0", "world": 2}
 

@@ -12,6 +12,8 @@ from kedge.errors import RecordingExists
 from kedge.store.writing.folder import create
 from kedge.watch.run.ranks import LaunchedRank
 
+pytestmark = pytest.mark.timing
+
 TORCHRUN = {
     "RANK": "1",
     "WORLD_SIZE": "4",

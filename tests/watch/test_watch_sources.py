@@ -17,6 +17,8 @@ from kedge.watch.steps.shield import WatchShield
 from kedge.watch.steps.steps import StepSource
 from tests.watch.watched import descend, net, watch
 
+pytestmark = pytest.mark.timing
+
 
 class Doubled(nn.Module):
     """A transform."""

@@ -14,6 +14,8 @@ from kedge.cli.main import main
 from kedge.features.dataset import open_features
 from tests.features.dataset.imagesets import Images, batches_of, features, in_memory
 
+pytestmark = pytest.mark.timing
+
 PARTS = """
 import os, time
 import torch

@@ -18,6 +18,8 @@ from kedge.features.dataset.folder.shards import Shards
 from kedge.features.reduce import Mean, TopK
 from tests.features.dataset.imagesets import Images, batches_of, features, in_memory, written
 
+pytestmark = pytest.mark.timing
+
 KILLS = 12
 LENGTH = 300
 #: Forks a process for each attempt, so that torch is imported once, and kills it after a random time.

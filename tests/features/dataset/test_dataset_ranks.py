@@ -16,6 +16,8 @@ from kedge.features.dataset.ranks import SharingRank
 from kedge.features.reduce import Mean
 from tests.features.dataset.imagesets import Images, Stream, assert_equal, batches_of, features, in_memory, written
 
+pytestmark = pytest.mark.timing
+
 PROGRAM = """
 import sys, torch
 import torch.distributed as dist

@@ -34,7 +34,10 @@ from tests.features.dataset.imagesets import (
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'kedge[ray]'", exc_type=ModuleNotFoundError)
 
-pytestmark = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*", "ignore::ResourceWarning")
+pytestmark = [
+    pytest.mark.timing,
+    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*", "ignore::ResourceWarning"),
+]
 #: Nothing is told to anybody, and no token is written into the home folder.
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

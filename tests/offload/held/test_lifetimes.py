@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 import threading
 import weakref
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 import kedge
 from kedge.offload.held.entry import RecentlyRestored
 from kedge.offload.rebuild import find
+from tests import forked
 from tests.offload.engines import Save, Shelf, engaged
 
 
@@ -268,7 +268,7 @@ for to in (kedge.Disk(), kedge.Rebuild()):
     held.append((block, model(torch.ones(8, 20))))
 held.append(held)
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    done = forked.run([sys.executable, "-W", "error", "-c", code], check=True)
 
     assert (done.stdout, done.stderr) == ("", "")
 

@@ -16,6 +16,8 @@ from kedge.offload.stores.mapped import LIBC
 from kedge.offload.stores.pressure import Pressure
 from kedge.offload.stores.writer import JobThread
 
+pytestmark = pytest.mark.timing
+
 MB = 1 << 20
 WINDOWED = pytest.mark.skipif(not hasattr(LIBC, "sync_file_range"), reason="needs sync_file_range")
 

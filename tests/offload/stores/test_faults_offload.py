@@ -21,6 +21,8 @@ from kedge.errors import ChecksumMismatch, DiskFull, KedgeError, StoreError
 from kedge.offload.stores.disk import DiskStore
 from kedge.offload.stores.mapped import LIBC
 
+pytestmark = pytest.mark.timing
+
 ENDS = """
 import os, signal, sys, torch
 from kedge.offload.stores.disk import DiskStore

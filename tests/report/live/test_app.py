@@ -17,6 +17,8 @@ from kedge.report.live.board import Board
 from kedge.report.live.reading import RunState
 from tests.report.live.followed import PATHS
 
+pytestmark = pytest.mark.timing
+
 Drive = Callable[["Screen"], Awaitable[None]]
 
 

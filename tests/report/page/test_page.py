@@ -11,6 +11,8 @@ from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 from tests.report.page.runs import Run
 
+pytestmark = pytest.mark.timing
+
 NAN = float("nan")
 TIMES = "\N{MULTIPLICATION SIGN}"
 

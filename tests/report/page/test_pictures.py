@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.report.page.shooting import shoot
+
+pytestmark = pytest.mark.timing
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.py"
 # Without a budget the steps that are sampled do not depend on how fast the machine is.
@@ -36,9 +38,9 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model, folder = request.param, tmp_path_factory.mktemp("runs")
     shutil.copy(EXAMPLE, folder)
     train = [sys.executable, "-c", TRAIN, f"{model}.kedge", "digits.py", "--model", model, "--steps", "200"]
-    subprocess.run(train, cwd=folder, check=True, capture_output=True)
+    forked.run(train, cwd=folder, check=True)
     report = [sys.executable, "-m", "kedge", "report", f"{model}.kedge", "--html"]
-    subprocess.run(report, cwd=folder, check=True, capture_output=True)
+    forked.run(report, cwd=folder, check=True)
     return model, folder / f"{model}.html"
 
 
@@ -71,7 +73,7 @@ def test_the_command_says_where_the_page_is(real: tuple[str, Path]) -> None:
     """``kedge report --html`` writes beside the recording, or where -o says."""
     model, file = real
     command = [sys.executable, "-m", "kedge", "report", f"{model}.kedge/", "--html", "--no-source", "-o", "other.html"]
-    ended = subprocess.run(command, cwd=file.parent, check=True, capture_output=True, text=True)
+    ended = forked.run(command, cwd=file.parent, check=True)
 
     assert ended.stdout.startswith("other.html: 0.")
     assert "digits.py" in (file.parent / "other.html").read_text(encoding="utf-8")

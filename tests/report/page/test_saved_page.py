@@ -14,6 +14,8 @@ from kedge.store.saved_account import BytesOverStep, LineSums, SavedAccount, Sum
 from tests.report.page.runs import Run
 from tests.report.page.shooting import shoot
 
+pytestmark = pytest.mark.timing
+
 MB = 10**6
 
 

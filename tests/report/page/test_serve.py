@@ -24,6 +24,8 @@ from kedge.rules.registry import check
 from kedge.store.follow import Follower
 from tests.report.page.runs import Run
 
+pytestmark = pytest.mark.timing
+
 NAN = float("nan")
 
 

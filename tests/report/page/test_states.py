@@ -13,6 +13,8 @@ from kedge.store.recording import Recording
 from tests.report.page.runs import Run
 from tests.report.page.shooting import shoot
 
+pytestmark = pytest.mark.timing
+
 NAN = float("nan")
 FITS = "() => document.documentElement.scrollWidth <= innerWidth"
 

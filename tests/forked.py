@@ -1,0 +1,123 @@
+"""Programs run as by `subprocess.run`, in processes that need not import torch: one has, and forks for each program."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Kedge itself is imported by the program, which may hide packages from it, or change PyTorch first.
+SERVER = """
+import json, os, runpy, signal, sys, types, warnings
+import torch, torch._dynamo
+
+torch.set_num_threads(1)
+for line in sys.stdin:
+    order = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        break
+    print(os.waitpid(pid, 0)[1], flush=True)
+else:
+    sys.exit()
+os.chdir(order["folder"])
+for number in range(3):
+    file = os.open(order["files"][number], os.O_RDWR | os.O_APPEND)
+    os.dup2(file, number)
+    os.close(file)
+signal.alarm(order["timeout"])
+os.environ.clear()
+os.environ.update(order["environment"])
+words = order["words"]
+sys.orig_argv[1:] = words
+if os.environ.get("PYTHONWARNINGS"):
+    warnings.simplefilter(os.environ["PYTHONWARNINGS"])
+while words[0] == "-W":
+    warnings.simplefilter(words[1])
+    words = words[2:]
+paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+sys.path[1:1] = [path for path in paths if path and path not in sys.path]
+if words[0] == "-m":
+    sys.argv, sys.path[0] = words[1:], os.getcwd()
+    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    sys.exit()
+main = sys.modules["__main__"] = types.ModuleType("__main__")
+vars(main)["__builtins__"] = __builtins__
+if words[0] == "-c":
+    source, name, sys.argv, sys.path[0] = words[1], "<string>", ["-c", *words[2:]], ""
+else:
+    name, sys.argv = os.path.abspath(words[0]), words
+    with open(name, encoding="utf-8") as file:
+        source = file.read()
+    sys.path[0], main.__file__ = os.path.dirname(os.path.realpath(name)), name
+try:
+    exec(compile(source, name, "exec", dont_inherit=True), vars(main))
+except Exception as error:
+    sys.excepthook(type(error), error.with_traceback(error.__traceback__.tb_next), None)
+    sys.exit(1)
+"""
+
+
+class Server:
+    """A process that has imported torch and runs one program at a time, each in a fork of itself."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        atexit.register(self.process.communicate)
+
+    def run(self, **order: Any) -> int:
+        """Run a program to its end; returns its exit status, as `subprocess.run` gives it."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return os.waitstatus_to_exitcode(int(self.process.stdout.readline()))
+
+
+@functools.cache
+def server() -> Server:
+    """The server of this process."""
+    return Server()
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path | str = ".",
+    env: Mapping[str, str] | None = None,
+    input: str = "",  # noqa: A002 - as subprocess calls it
+    timeout: int = 300,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python`` with ``-c``, ``-m`` or a script, as `subprocess.run` would with text captured.
+
+    Of Python's options it knows ``-W`` with an action alone. A program that takes longer than its time is killed.
+    """
+    words = [str(word) for word in command[1:]]
+    assert command[0] == sys.executable
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
+        for file, text in zip(files, (input, "", ""), strict=True):
+            file.write_text(text, encoding="utf-8")
+        status = server().run(
+            words=words,
+            folder=str(Path(cwd).absolute()),
+            files=list(map(str, files)),
+            environment=dict(os.environ if env is None else env),
+            timeout=timeout,
+        )
+        done = subprocess.CompletedProcess(
+            words, status, *(file.read_text(encoding="utf-8", errors="replace") for file in files[1:])
+        )
+    if check:
+        done.check_returncode()
+    return done

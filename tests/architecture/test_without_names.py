@@ -116,11 +116,11 @@ def autograd_nodes():
     return [node.name for node in nodes]
 
 def saved_fields():
-    from kedge.hooks.saved.reference import Kept
+    from kedge.hooks.saved.reference import KeptByReference
     from kedge.offload.held.handle import HandleByReference
     from kedge.offload.rebuild import find
     given = x.clone().requires_grad_()
-    return find(nn.functional.gelu(given), lambda saved: HandleByReference(Kept(given))) is not None
+    return find(nn.functional.gelu(given), lambda saved: HandleByReference(KeptByReference(given))) is not None
 
 print(json.dumps(globals()[case]()))
 """

@@ -758,7 +758,7 @@ class Shift(nn.Module):
         return (x + FLOOR).log()
 
 
-from kedge.repro.first_bad_call import Dump
+from kedge.repro.first_bad_call import FirstBadCall
 from pathlib import Path
 
 model = nn.Sequential(nn.Linear(3, 3), Shift())
@@ -769,7 +769,7 @@ class Log:
         print(event["kind"])
 
 
-dump = Dump(Path("run.kedge"), Log(), lambda: 0)
+dump = FirstBadCall(Path("run.kedge"), Log(), lambda: 0)
 dump.watch(model, lambda path: path)
 model(torch.zeros(2, 3)).sum().backward()
 dump.close()

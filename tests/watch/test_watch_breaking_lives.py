@@ -19,8 +19,8 @@ from torch.nn.utils import parametrizations
 
 from kedge.actions.measure import Meter
 from kedge.hooks.placing.concealed import KedgeHook
-from kedge.watch.models.models import models as watched_models
-from kedge.watch.models.models import optimizers
+from kedge.watch.models import models as watched_models
+from kedge.watch.models import optimizers
 from kedge.watch.models.roots import RootModule
 from kedge.watch.steps.budget import Budget, StepKind
 from kedge.watch.watcher import Watcher

@@ -15,7 +15,7 @@ from kedge.errors import ScriptError
 
 if TYPE_CHECKING:
     from kedge.features.dataset.folder.reading import FeatureSet
-    from kedge.features.dataset.options import DatasetOptions
+    from kedge.features.dataset.options import Options
     from kedge.features.dataset.ranks import SharingRank
 
 #: The samples of a batch.
@@ -140,15 +140,15 @@ def _must_be_at_least(args: argparse.Namespace, least: dict[str, int]) -> None:
             raise ScriptError(f"--{name.replace('_', '-')} {given}: it must be at least {number}")
 
 
-def _options(args: argparse.Namespace) -> DatasetOptions:
-    from kedge.features.dataset.options import DatasetOptions
+def _options(args: argparse.Namespace) -> Options:
+    from kedge.features.dataset.options import Options
 
     reduce = reducers(args.reduce)
     strange = [name for name in args.keep if name not in reduce]
     if strange:
         raise ScriptError(f"--keep {' '.join(strange)}: that is kept anyway; name what --reduce sums up")
     shards = {name: getattr(args, name) for name in ("shard_bytes", "shard_seconds") if getattr(args, name) is not None}
-    return DatasetOptions(
+    return Options(
         batch=None if args.batch is None else _function(args.batch, "--batch"),
         keys=None if args.keys is None else _keys(args.keys),
         reduce=reduce,

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from kedge.errors import ExtractionFailed
-from kedge.features.dataset import DatasetOptions, compute, extract_dataset, open_features
+from kedge.features.dataset import Options, compute, extract_dataset, open_features
 from kedge.features.dataset.folder import shards
 from kedge.features.dataset.folder.files import entries
 from kedge.features.dataset.folder.formats.safetensors import Safetensors
@@ -34,7 +34,7 @@ from tests.features.dataset.imagesets import (
     written,
 )
 
-SMALL = DatasetOptions(shard_bytes=5_000)
+SMALL = Options(shard_bytes=5_000)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -134,7 +134,7 @@ def test_a_dict_holds_keyword_arguments(tmp_path):
 
 def test_a_function_makes_arguments_and_keys_of_a_batch(tmp_path):
     """With `batch=` the model gets what it returns, and with `keys=` samples are called what it says."""
-    options = DatasetOptions(
+    options = Options(
         batch=lambda b: {"x": b[0], "twice": b[1] == 1}, keys=lambda b: [f"p{x[0, 0, 1]:.6f}" for x in b[0]]
     )
     found = extract_dataset(extract(Doubling(), [":out"]), batches_of(Images(20)), tmp_path / "out", options)
@@ -146,9 +146,7 @@ def test_a_function_makes_arguments_and_keys_of_a_batch(tmp_path):
 def test_a_sequence_names_the_samples(tmp_path):
     """`keys=` with a name for each sample is looked up by the data set's index, shuffled or not."""
     names = [f"image {i}.png" for i in range(50)]
-    found = extract_dataset(
-        features(), batches_of(Images(), shuffle=True), tmp_path / "out", DatasetOptions(keys=names)
-    )
+    found = extract_dataset(features(), batches_of(Images(), shuffle=True), tmp_path / "out", Options(keys=names))
 
     assert found.samples == tuple(names)
     torch.testing.assert_close(found.sample("image 7.png")["4"], in_memory(batches_of(Images()))["4"][7])
@@ -158,13 +156,13 @@ def test_a_sequence_names_the_samples(tmp_path):
 def test_a_key_stands_for_one_sample(tmp_path, keys):
     """A key that is given twice is an error which names it and both samples."""
     with pytest.raises(ExtractionFailed, match="the key 'a' stands for two samples, at 0 and at [12]"):
-        extract_dataset(features(), batches_of(Images()), tmp_path / "out", DatasetOptions(keys=keys))
+        extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(keys=keys))
 
 
 def test_keys_must_be_as_many_as_samples(tmp_path):
     """A sequence of keys that is too short is refused before anything is computed."""
     with pytest.raises(ExtractionFailed, match="3 entries and the data set 50 samples"):
-        extract_dataset(features(), batches_of(Images()), tmp_path / "out", DatasetOptions(keys="abc"))
+        extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(keys="abc"))
 
 
 def test_a_value_without_the_samples_dimension_is_refused(tmp_path):
@@ -238,9 +236,7 @@ def test_memory_is_bounded_however_slow_the_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(compute, "_own", counted)
     monkeypatch.setattr(Safetensors, "write", lambda *args: (time.sleep(0.005), write(*args)))
-    found = extract_dataset(
-        features(["1"]), batches_of(Images(400)), tmp_path / "out", DatasetOptions(shard_bytes=8_000)
-    )
+    found = extract_dataset(features(["1"]), batches_of(Images(400)), tmp_path / "out", Options(shard_bytes=8_000))
     batch = 8 * 6 * 4 * 4 * 4
     total = 400 * 6 * 4 * 4 * 4
 
@@ -254,7 +250,7 @@ def test_the_first_shards_are_smaller(tmp_path, monkeypatch):
     """Each is as large as all before it, up to the size that was asked for, so that little is left to write at the end."""
     monkeypatch.setattr(shards, "_FIRST_BYTES", 4 * 3072)
     given = DataLoader(Images(400), batch_size=4)
-    extract_dataset(features(["1"]), given, tmp_path / "out", DatasetOptions(shard_bytes=16 * 3072))
+    extract_dataset(features(["1"]), given, tmp_path / "out", Options(shard_bytes=16 * 3072))
 
     assert [entry.samples for entry in entries(tmp_path / "out")] == [32, 32, 64, 128, 128, 16]
 
@@ -288,15 +284,15 @@ def test_an_empty_data_set_has_no_features(tmp_path):
 def test_options_say_what_there_is():
     """A word that is not known is refused with those that are."""
     with pytest.raises(ExtractionFailed, match="on_bad='ignore': take one of 'raise', 'skip'"):
-        DatasetOptions(on_bad="ignore")
+        Options(on_bad="ignore")
     with pytest.raises(ExtractionFailed, match="only sites of reduce="):
-        DatasetOptions(keep=["4"])
+        Options(keep=["4"])
 
 
 def test_the_work_on_a_batch_can_be_sent_elsewhere(tmp_path):
     """What computes a batch is a value that can be pickled, and what writes shards takes its result anywhere."""
     there = pickle.loads(pickle.dumps(compute.BatchComputer(features())))
-    options = pickle.loads(pickle.dumps(DatasetOptions(rank=SharingRank(3, 4))))
+    options = pickle.loads(pickle.dumps(Options(rank=SharingRank(3, 4))))
     x = torch.stack([image(i) for i in range(5)])
     columns = pickle.loads(pickle.dumps(there(SampleBatch(list("01234"), list("abcde"), x, []))))
     settle(tmp_path, {"columns": about_columns(columns.values)})

@@ -24,7 +24,7 @@ from kedge.errors import (
     OtherRun,
     RecordingError,
 )
-from kedge.features.dataset import DatasetOptions, extract_dataset, open_features
+from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.folder.files import only_writer
 from kedge.features.dataset.folder.formats import safetensors
 from kedge.features.extract import extract
@@ -41,8 +41,8 @@ from tests.features.dataset.imagesets import (
     written,
 )
 
-SMALL = DatasetOptions(shard_bytes=2_000)
-SKIP = DatasetOptions(on_bad="skip")
+SMALL = Options(shard_bytes=2_000)
+SKIP = Options(on_bad="skip")
 
 
 class Broken(Images):
@@ -83,7 +83,7 @@ def assert_is_a_part(folder, least=1):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_sample_is_named_by_its_key(tmp_path, workers):
     """The error names the key and the reason; its neighbours in the batch are written all the same."""
-    options = DatasetOptions(keys=[f"image {i}" for i in range(50)])
+    options = Options(keys=[f"image {i}" for i in range(50)])
     with pytest.raises(BadSample, match="no features of sample 'image 13': OSError: truncated file; mend it") as raised:
         extract_dataset(features(), batches_of(Broken(), num_workers=workers), tmp_path / "out", options)
 
@@ -128,7 +128,7 @@ def test_samples_may_be_put_together_by_a_function_that_changes_its_list(tmp_pat
 
 def test_reducers_do_not_count_what_is_left_out(tmp_path):
     """A summary is over the samples that have features."""
-    options = DatasetOptions(on_bad="skip", reduce={"4": Mean()})
+    options = Options(on_bad="skip", reduce={"4": Mean()})
     found = extract_dataset(features(["4"]), batches_of(Broken()), tmp_path / "out", options)
 
     assert found.reduced["4"][0].result()["n"] == 48
@@ -234,7 +234,7 @@ def test_an_error_of_a_reducer_is_raised_where_batches_are_computed(tmp_path):
     with pytest.raises(
         ExtractionFailed, match="the reducer Failing of '4' failed at the batch of .*ZeroDivisionError: as asked"
     ):
-        extract_dataset(features(), batches_of(Images()), tmp_path / "out", DatasetOptions(reduce={"4": Failing()}))
+        extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(reduce={"4": Failing()}))
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,8 @@ def test_an_error_of_a_reducer_is_raised_where_batches_are_computed(tmp_path):
         (lambda: (extract(net(), {"1": torch.abs, "4": None}), Images(), SMALL), "1 through abs"),
         (lambda: (features(dtype=torch.float16), Images(), SMALL), "all kept as float16"),
         (lambda: (features(rename={"4": "x"}), Images(), SMALL), "4, renamed to 'x'"),
-        (lambda: (features(), Images(), DatasetOptions(format="parquet")), "there the shards are safetensors, here parquet"),
-        (lambda: (features(), Images(), DatasetOptions(reduce={"4": Mean()})), "there the reducers are none, here 4 Mean"),
+        (lambda: (features(), Images(), Options(format="parquet")), "there the shards are safetensors, here parquet"),
+        (lambda: (features(), Images(), Options(reduce={"4": Mean()})), "there the reducers are none, here 4 Mean"),
         (lambda: (features(), Stream(50), SMALL), "there the data set is samples 50, here type stream"),
     ],
 )  # fmt: skip
@@ -280,7 +280,7 @@ def test_what_makes_the_arguments_is_named_when_it_fails(tmp_path):
         return batch["image"]
 
     with pytest.raises(ExtractionFailed, match=r"^batch= \(images_of\) cannot take a batch of 8 samples"):
-        extract_dataset(features(), batches_of(Images()), tmp_path / "out", DatasetOptions(batch=images_of))
+        extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(batch=images_of))
 
 
 def trained():
@@ -357,7 +357,7 @@ def test_a_format_without_its_package_is_told(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zarr", None)
     monkeypatch.delitem(sys.modules, "kedge.features.dataset.folder.formats.zarr", raising=False)
     with pytest.raises(MissingExtra, match=r"zarr need the package zarr.*pip install 'kedge\[zarr\]'"):
-        extract_dataset(features(), batches_of(Images()), tmp_path / "out", DatasetOptions(format="zarr"))
+        extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(format="zarr"))
 
 
 def test_what_a_model_wants_otherwise_is_not_a_samples_fault(tmp_path):

@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from kedge.errors import ExtractionFailed, NoSuchSite
-from kedge.features.dataset import DatasetOptions, extract_dataset, open_features
+from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.engine import progress_bar
 from kedge.features.dataset.folder.reading import _order
 from kedge.features.reduce import Covariance, Mean, TopK
@@ -37,7 +37,7 @@ def test_every_type_and_shape_comes_back(tmp_path, form):
         return {name: value[x[:, 0].long()] for name, value in kept.items()}
 
     batches = list(torch.arange(20.0)[:, None].split(6))
-    found = extract_dataset(rows, batches, tmp_path / "out", DatasetOptions(format=form, shard_seconds=0))
+    found = extract_dataset(rows, batches, tmp_path / "out", Options(format=form, shard_seconds=0))
 
     assert len(list((tmp_path / "out").glob(f"shard-*.{form}"))) == 4
     for name, values in kept.items():
@@ -49,7 +49,7 @@ def test_every_type_and_shape_comes_back(tmp_path, form):
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_run_goes_on_in_every_format(tmp_path, form):
     """Shards of any format are found, and only what is missing is taken."""
-    options = DatasetOptions(format=form, shard_seconds=0, reduce={"4": Mean()}, keep=["4"])
+    options = Options(format=form, shard_seconds=0, reduce={"4": Mean()}, keep=["4"])
     with pytest.raises(ExtractionFailed, match="RuntimeError: stop"):
         extract_dataset(features(), stopping(20), tmp_path / "out", options)
     found = extract_dataset(features(), stopping(99), tmp_path / "out", options)
@@ -75,7 +75,7 @@ def test_other_programs_read_the_shards(tmp_path):
     """Safetensors, zarr and DuckDB open the files without Kedge, keys included."""
     wanted = in_memory(batches_of(Images()))
     for form in FORMATS:
-        extract_dataset(features(), batches_of(Images()), tmp_path / form, DatasetOptions(format=form))
+        extract_dataset(features(), batches_of(Images()), tmp_path / form, Options(format=form))
     whole = load_file(tmp_path / "safetensors" / "shard-0-00000.safetensors")
     group = zarr.open_group(tmp_path / "zarr" / "shard-0-00000.zarr", mode="r")
     rows = duckdb.sql(f"""SELECT key, "4" FROM '{tmp_path}/parquet/*.parquet' WHERE key = '13'""").fetchall()
@@ -92,13 +92,13 @@ def test_a_type_that_a_format_cannot_hold_is_told(tmp_path, form, dtype):
     """The message names the site, and what was there before is kept."""
     taken = lambda x: {"sum": x.sum((2, 3)).to(dtype)}
     with pytest.raises(ExtractionFailed, match="sum is of torch.complex"):
-        extract_dataset(taken, batches_of(Images()), tmp_path / "out", DatasetOptions(format=form))
+        extract_dataset(taken, batches_of(Images()), tmp_path / "out", Options(format=form))
     assert open_features(tmp_path / "out").samples == ()
 
 
 def test_columns_are_read_by_number_slice_key_and_as_arrays(tmp_path):
     """A column reads what is asked for, across the borders of shards."""
-    extract_dataset(features(), batches_of(Images(), shuffle=True), tmp_path / "out", DatasetOptions(shard_seconds=0))
+    extract_dataset(features(), batches_of(Images(), shuffle=True), tmp_path / "out", Options(shard_seconds=0))
     found, wanted = open_features(tmp_path / "out"), in_memory(batches_of(Images()))["4"]
     column = found["4"]
 
@@ -137,7 +137,7 @@ def test_samples_are_in_the_order_of_the_data():
 
 def test_reducers_stand_for_tensors(tmp_path):
     """A site with reducers has no tensors on the disk, and its summaries are those of all samples."""
-    options = DatasetOptions(reduce={"4": [Covariance(), TopK(2)], "1": Mean(positions="samples")}, shard_seconds=0)
+    options = Options(reduce={"4": [Covariance(), TopK(2)], "1": Mean(positions="samples")}, shard_seconds=0)
     found = extract_dataset(features(), batches_of(Images()), tmp_path / "out", options)
     wanted = in_memory(batches_of(Images()))
     covariance, most = (reducer.result() for reducer in found.reduced["4"])
@@ -170,7 +170,7 @@ def test_progress_is_for_terminals_only(capfd):
 def test_an_extraction_says_nothing_where_nobody_looks(tmp_path, capfd):
     """Without a terminal, and with progress=False, neither stream gets a letter."""
     extract_dataset(features(), batches_of(Images()), tmp_path / "a")
-    extract_dataset(features(), batches_of(Stream(), num_workers=1), tmp_path / "b", DatasetOptions(progress=False))
+    extract_dataset(features(), batches_of(Stream(), num_workers=1), tmp_path / "b", Options(progress=False))
 
     assert capfd.readouterr() == ("", "")
 

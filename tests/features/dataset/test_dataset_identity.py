@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from kedge.errors import ExtractionFailed, OtherRun
-from kedge.features.dataset import DatasetOptions, extract_dataset, open_features
+from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.folder.fingerprint import alike, identity
 from kedge.features.dataset.pooling import mean
 from kedge.features.extract import extract
@@ -28,7 +28,7 @@ NAMES = [f"image {i}" for i in range(50)]
 
 def extracted(folder, taken=None, **options):
     """Take the features of fifty images into a folder."""
-    return extract_dataset(taken or features(), batches_of(Images()), folder, DatasetOptions(**options))
+    return extract_dataset(taken or features(), batches_of(Images()), folder, Options(**options))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kedge.errors import NotFeatures
-from kedge.features.dataset import DatasetOptions, extract_dataset, open_features
+from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.folder import shards
 from kedge.features.dataset.folder.shards import Shards
 from kedge.features.reduce import Mean, TopK
@@ -113,7 +113,7 @@ def test_kills_lose_and_double_no_sample(tmp_path, workers, reduces, form, most)
 @pytest.mark.parametrize("moment", ["before the state", "before the index"])
 def test_a_shard_that_reducers_have_not_counted_is_taken_again(tmp_path, monkeypatch, moment):
     """A kill between a shard and its reducers' state, or the index, counts each of its samples once all the same."""
-    options = DatasetOptions(shard_seconds=0, reduce={"4": [Mean(), TopK(3)]}, keep=["4"])
+    options = Options(shard_seconds=0, reduce={"4": [Mean(), TopK(3)]}, keep=["4"])
     name = "_write_state" if moment == "before the state" else "_put"
     usual = getattr(Shards, name)
 
@@ -146,7 +146,7 @@ def test_a_shard_that_reducers_have_not_counted_is_taken_again(tmp_path, monkeyp
 
 def test_the_index_is_made_again_from_the_shards(tmp_path):
     """Without an index, or with half a line of it, all shards are found; the next run writes it anew."""
-    options = DatasetOptions(shard_seconds=0)
+    options = Options(shard_seconds=0)
     first = extract_dataset(features(["4"]), batches_of(Images()), tmp_path / "out", options)
     index = tmp_path / "out" / "index-0.jsonl"
     whole = index.read_text()
@@ -185,7 +185,7 @@ def test_what_a_killed_writer_left_is_removed(tmp_path):
 
 def test_a_lost_shard_is_taken_again(tmp_path):
     """Where a shard is missing reading says so, and the next run takes its samples again."""
-    options = DatasetOptions(shard_bytes=2_000)
+    options = Options(shard_bytes=2_000)
     extract_dataset(features(["1"]), batches_of(Images()), tmp_path / "out", options)
     (tmp_path / "out" / "shard-0-00001.safetensors").unlink()
 
@@ -197,7 +197,7 @@ def test_a_lost_shard_is_taken_again(tmp_path):
 
 def test_a_lost_shard_that_was_summed_up_is_an_error(tmp_path):
     """Reducers cannot forget samples, so a run with reducers does not go on without one of its shards."""
-    options = DatasetOptions(shard_bytes=2_000, reduce={"4": Mean()}, keep=["4"], shard_seconds=0)
+    options = Options(shard_bytes=2_000, reduce={"4": Mean()}, keep=["4"], shard_seconds=0)
     extract_dataset(features(["4"]), batches_of(Images()), tmp_path / "out", options)
     (tmp_path / "out" / "shard-0-00001.safetensors").unlink()
 

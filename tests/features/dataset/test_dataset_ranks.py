@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from kedge.features.dataset import DatasetOptions, extract_dataset, open_features
+from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.ranks import SharingRank
 from kedge.features.reduce import Mean
 from tests.features.dataset.imagesets import Images, Stream, assert_equal, batches_of, features, in_memory, written
@@ -78,7 +78,7 @@ def test_two_ranks_under_torchrun_read_as_one(tmp_path, order):
 
 def at(rank, world, **options):
     """The options of a rank."""
-    return DatasetOptions(rank=SharingRank(rank, world), shard_seconds=0, **options)
+    return Options(rank=SharingRank(rank, world), shard_seconds=0, **options)
 
 
 def test_another_number_of_ranks_goes_on(tmp_path):

@@ -17,7 +17,7 @@ import torch
 
 import kedge
 from kedge.errors import BadSample, ExtractionFailed, OtherRun
-from kedge.features.dataset import Cluster, DatasetOptions, extract_dataset, open_features
+from kedge.features.dataset import Cluster, Options, extract_dataset, open_features
 from kedge.features.reduce import Histogram, Mean, TopK
 from tests.features.dataset.imagesets import (
     Dicts,
@@ -160,9 +160,7 @@ def test_a_worker_that_dies_loses_and_doubles_no_sample(tmp_path, cluster):
     options = {"keys": "id", "reduce": reduce, "keep": ["4"]}
     killing = dying(tmp_path / "deaths", 2, tmp_path / "out")
     found = features().dataset(images(), tmp_path / "out", batch=killing, cluster=ONE, shard_bytes=1, **options)
-    once = extract_dataset(
-        features(), batches_of(Images(48)), tmp_path / "once", DatasetOptions(reduce=reduce, keep=["4"])
-    )
+    once = extract_dataset(features(), batches_of(Images(48)), tmp_path / "once", Options(reduce=reduce, keep=["4"]))
 
     assert len(list((tmp_path / "deaths").iterdir())) == 2
     assert sorted(map(int, written(tmp_path / "out"))) == list(range(48))

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from kedge.errors import BadSample, TableError
-from kedge.features.dataset import DatasetOptions, extract_dataset
+from kedge.features.dataset import Options, extract_dataset
 from kedge.features.extract import extract
 from kedge.features.tables import feature_table, stored_table
 
@@ -100,7 +100,7 @@ def test_a_table_of_what_lies_in_a_folder_is_the_same(digits, trained, tmp_path)
     """What was written for a data set gives the table that computing it gives, in the data set's order."""
     features = extract(trained, ["conv", "head"])
     given = loader(digits, slice(100))
-    stored = extract_dataset(features, given, tmp_path / "out", DatasetOptions(progress=False, shard_bytes=20_000))
+    stored = extract_dataset(features, given, tmp_path / "out", Options(progress=False, shard_bytes=20_000))
     computed = feature_table(features, given, positions="mean")
     labels = {str(i): int(digits[1][i]) for i in range(100)}
     for source, known in ((stored, labels), (tmp_path / "out", labels.__getitem__)):
@@ -188,7 +188,7 @@ def test_what_makes_no_table_is_refused(make, said):
 def test_a_key_without_a_label_is_told(tmp_path):
     """A sample in the folder that the labels do not know is an error with its key."""
     out = tmp_path / "out"
-    extract_dataset(lambda x: {"f": x}, [torch.ones(3, 2)], out, DatasetOptions(progress=False))
+    extract_dataset(lambda x: {"f": x}, [torch.ones(3, 2)], out, Options(progress=False))
     with pytest.raises(TableError, match="2 of 3 samples have no label, the first is '1'"):
         stored_table(out, labels={"0": 1})
 

@@ -3,6 +3,6 @@
 from kedge.features.dataset.cluster import Cluster
 from kedge.features.dataset.engine import extract_dataset
 from kedge.features.dataset.folder.reading import FeatureSet, open_features
-from kedge.features.dataset.options import DatasetOptions
+from kedge.features.dataset.options import Options
 
-__all__ = ["Cluster", "DatasetOptions", "FeatureSet", "extract_dataset", "open_features"]
+__all__ = ["Cluster", "FeatureSet", "Options", "extract_dataset", "open_features"]

@@ -34,7 +34,7 @@ from kedge.features.dataset.folder.manifest import (
 from kedge.features.dataset.folder.reading import FeatureSet, open_features, places_of
 from kedge.features.dataset.folder.shards import Shards
 from kedge.features.dataset.folder.writer import ShardWriter
-from kedge.features.dataset.options import DatasetOptions, OnBad
+from kedge.features.dataset.options import OnBad, Options
 from kedge.features.dataset.ranks import SharingRank
 from kedge.features.dataset.samples.batch import Columns, VisitedPlaces
 from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_stream
@@ -43,7 +43,7 @@ from kedge.features.dataset.samples.placed import LoadedBatch, why
 
 
 def extract_dataset(
-    features: TakesFeatures, loader: Any, out: str | os.PathLike[str], options: DatasetOptions | None = None
+    features: TakesFeatures, loader: Any, out: str | os.PathLike[str], options: Options | None = None
 ) -> FeatureSet:
     """Write the features of every sample that a loader gives; go on where an earlier run of the same stopped.
 
@@ -64,7 +64,7 @@ def extract_dataset(
         BeingWritten: Another process writes there.
         RecordingError: The folder cannot be written to; the disk is full, say.
     """
-    options = options or DatasetOptions()
+    options = options or Options()
     must_be_possible(features, options.reduce)
     if is_of_ray(loader):
         found: FeatureSet = import_module("kedge.features.dataset.on_ray").extract_on_ray(
@@ -91,7 +91,7 @@ def extract_dataset(
     return open_features(folder)
 
 
-def about_run(features: Any, loader: Any, options: DatasetOptions) -> dict[str, Any]:
+def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
     """Describe a run as far as it is known before it begins; one that goes on has to be described the same."""
     length = BatchSource(loader).length
     data: dict[str, Any] = {"type": "stream"} if length is None else {"samples": length}
@@ -124,7 +124,7 @@ class FeatureDestination(NamedTuple):
 
     folder: Path
     rank: SharingRank
-    options: DatasetOptions
+    options: Options
     wanted: Mapping[str, Any]
 
 

@@ -28,7 +28,7 @@ from kedge.features.dataset.engine import about_run, check_folder
 from kedge.features.dataset.folder.files import LOCK, only_writer, ranks_of, repair
 from kedge.features.dataset.folder.manifest import read_manifest, settle
 from kedge.features.dataset.folder.reading import FeatureSet, open_features, places_of
-from kedge.features.dataset.options import DatasetOptions
+from kedge.features.dataset.options import Options
 from kedge.features.dataset.ray_worker import Run, ShardSink, Worker, pickled
 from kedge.features.dataset.samples.placed import why
 
@@ -44,7 +44,7 @@ _LOGGERS = {
 
 
 def extract_on_ray(
-    features: TakesFeatures, dataset: ray.data.Dataset, out: str | os.PathLike[str], options: DatasetOptions
+    features: TakesFeatures, dataset: ray.data.Dataset, out: str | os.PathLike[str], options: Options
 ) -> FeatureSet:
     """Write the features of every row into a folder that all machines share; as `extract_dataset`, which see.
 

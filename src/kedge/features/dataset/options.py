@@ -16,7 +16,7 @@ FormatName = Literal["safetensors", "zarr", "parquet"]
 
 
 @dataclass(frozen=True)
-class DatasetOptions:
+class Options:
     """How the features of a data set are taken, and how they are written.
 
     Attributes:

@@ -36,7 +36,7 @@ from kedge.features.dataset.folder.files import only_writer
 from kedge.features.dataset.folder.manifest import about_columns, settle
 from kedge.features.dataset.folder.reading import places_of
 from kedge.features.dataset.folder.shards import Shards
-from kedge.features.dataset.options import DatasetOptions
+from kedge.features.dataset.options import Options
 from kedge.features.dataset.samples.batch import Columns
 from kedge.features.dataset.samples.names import SampleKeys, must_be_names, texts
 from kedge.features.dataset.samples.placed import LoadedBatch, why
@@ -56,7 +56,7 @@ class Run:
     """
 
     folder: Path
-    options: DatasetOptions
+    options: Options
     wanted: Mapping[str, Any]
     marks: Path
 
@@ -244,13 +244,13 @@ def _places(rows: Rows, keys: Any) -> list[str]:
     return found
 
 
-def _inputs(rows: Rows, options: DatasetOptions) -> Rows:
+def _inputs(rows: Rows, options: Options) -> Rows:
     """Return the columns that the model, or the user's function, is to see."""
     left_out = options.keys if isinstance(options.keys, str) and options.batch is None else None
     return {name: column for name, column in rows.items() if name != left_out}
 
 
-def _work(features: TakesFeatures, options: DatasetOptions, proven: bool) -> BatchComputer:
+def _work(features: TakesFeatures, options: Options, proven: bool) -> BatchComputer:
     device = None if options.device is None else usable(options.device)
     if device is None and ray.get_runtime_context().get_accelerator_ids().get("GPU"):
         device = torch.device("cuda")
@@ -259,7 +259,7 @@ def _work(features: TakesFeatures, options: DatasetOptions, proven: bool) -> Bat
     return BatchComputer(features, batch=options.batch, device=device, proven=proven)
 
 
-def _batches(rows: Rows, places: list[str], rest: list[int], options: DatasetOptions) -> Iterator[LoadedBatch]:
+def _batches(rows: Rows, places: list[str], rest: list[int], options: Options) -> Iterator[LoadedBatch]:
     """Cut rows into batches for the model."""
     size = options.cluster.batch_size
     alone = next(iter(rows)) if len(rows) == 1 and options.batch is None else None

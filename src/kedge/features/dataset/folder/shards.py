@@ -19,7 +19,7 @@ from kedge.errors import ExtractionFailed, KedgeError
 from kedge.features.dataset.folder.files import INDEX, SHARD, STATE, ShardEntry, remove, repair
 from kedge.features.dataset.folder.formats import safetensors
 from kedge.features.dataset.folder.formats.format import Shard, format_of
-from kedge.features.dataset.options import DatasetOptions
+from kedge.features.dataset.options import Options
 from kedge.features.dataset.samples.batch import Columns, FailedSample
 from kedge.features.dataset.samples.placed import why
 from kedge.features.reduce.reducer import Reducer
@@ -43,7 +43,7 @@ class Shards:
         NotFeatures: What is in the folder is damaged.
     """
 
-    def __init__(self, folder: Path, rank: int, options: DatasetOptions) -> None:
+    def __init__(self, folder: Path, rank: int, options: Options) -> None:
         self.folder, self.rank, self._options = folder, rank, options
         self._format = format_of(options.format)
         self._number = repair(folder, rank)

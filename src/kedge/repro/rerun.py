@@ -192,7 +192,7 @@ def _spoiled(script: Any, births: BirthListing, output: Any) -> list[tuple[str, 
     if any(map(_bad, gradients)):
         return []
 
-    class Nodes(script.Operations):  # type: ignore[misc]
+    class Nodes(script.FirstBadOperations):  # type: ignore[misc]
         """Notes nodes in place of words."""
 
         def told(self, name: str, made: Tensor, before: list[str]) -> Any:

@@ -86,7 +86,7 @@ def run_page(page, folder):
         if not block.is_run:
             continue
         if block.language == "python":
-            exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+            exec(compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True), names)
         elif block.language == "console":
             run_commands(block, folder)
 

@@ -246,6 +246,16 @@ def test_more_time_never_keeps_more_bytes_where_moves_do_not_overlap(table):
     assert kept == sorted(kept, reverse=True)
 
 
+def test_a_tensor_that_is_rebuilt_already_is_moved_only_for_what_that_frees_besides():
+    """The price of a second change counts the bytes that the first has left, and not those of the whole tensor."""
+    slow = Link("x", write=10 * GB, read=10 * GB, overlaps=False)
+    rebuilt = Candidate(TensorKey("m", 0, 0), 100 * MB, saved=0.01, asked=0.67, rebuild=0.0, extra=3 * MB)
+    small = Candidate(TensorKey("m", 1, 0), 10 * MB, saved=0.02, asked=0.65)
+    plan = solve(StepTable((rebuilt, small), step=0.7, link=slow), Limit(slowdown=1.03))
+
+    assert [way.choice for way in plan.ways] == [Choice.REBUILD, Choice.MOVE]
+
+
 def test_a_large_step_is_planned_at_once():
     """A thousand saved tensors of ResNet-152's kind, with every way: the evaluations stay few."""
     table = stack(1000, 40 * MB, link=PCIE, rebuild=0.001, coded=10 * MB, coding=0.0005)

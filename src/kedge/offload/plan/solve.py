@@ -124,8 +124,8 @@ class _Search:
             best = heapq.heappop(heap)
             if best.way.kept >= self.ways[best.which].kept:
                 continue
-            if best.age < age and not self._additive:
-                # Other changes have been made since; look again, and see whether it is still the best.
+            if best.age < age and not (self._additive and self.ways[best.which].choice is Choice.KEEP):
+                # The price may have changed: with the other moves, or as the tensor is no longer kept whole.
                 best = self._priced(best.which, best.way, age)
                 if heap and best > heap[0]:
                     heapq.heappush(heap, best)

@@ -253,7 +253,7 @@ FAILING_SURVEY = FAILING_HOOK.replace("optimizer_updates", "saved_by_module").re
     "Updates.before", "SavedBill.account"
 )
 FAILING_END = FAILING_HOOK.replace("records.optimizer_updates", "records.record").replace(
-    "Updates.before", "Record.end"
+    "Updates.before", "TrainingRecord.end"
 )
 
 

@@ -1,4 +1,4 @@
-"""The neutral digest log: digests of all values that a program computes, whether it is watched or not.
+"""The neutral digest log: digests of the values that a program computes, whether it is watched or not.
 
 # Note [Witness]
 `kedge run --verify` compares a watched run of a program with an unwatched one. Both have this log and nothing else in

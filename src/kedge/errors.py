@@ -15,7 +15,7 @@ letters, is the heading of the paragraph in ``docs/messages.md``::
     │   └── InterventionError   activations cannot be patched, ablated or steered in the requested way
     ├── ReadError               a record cannot be read
     │   ├── NotRecorded         nothing was recorded there
-    │   ├── SeveralRecorded     the name stands for several values
+    │   ├── SeveralRecorded     the name matches several recorded values
     │   └── Overwritten         the program changed the value after it was recorded
     ├── NeverFired              a strict session ended and a site had not fired
     ├── SessionEnded            a session was used after its end
@@ -134,7 +134,7 @@ class NotRecorded(ReadError):
 
 
 class SeveralRecorded(ReadError):
-    """The name stands for several recorded values; the message lists their names."""
+    """The name matches several recorded values; the message lists their names."""
 
 
 class Overwritten(ReadError):
@@ -322,7 +322,7 @@ class NotPinned(KedgeWarning):
 
 
 class LimitOutOfReach(KedgeWarning):
-    """Saved tensors cannot be brought within the memory limit; the message tells the possible reduction."""
+    """Saved tensors cannot be brought within the memory limit; the message gives the size that stays in memory."""
 
 
 class OffloadFailed(KedgeWarning):

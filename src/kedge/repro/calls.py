@@ -158,7 +158,7 @@ class WatchedModule:
         self._calls: list[weakref.ref[RecordedCall]] = []
 
     def add(self, call: RecordedCall) -> None:
-        """Add a call, and drop calls that are gone."""
+        """Add a call, and drop calls that no longer exist."""
         self._calls = [ref for ref in self._calls if ref() is not None]
         self._calls.append(weakref.ref(call))
 

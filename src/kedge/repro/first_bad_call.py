@@ -108,7 +108,7 @@ class FirstBadCall:
         self._undo = ExitStack()
         self._ahead = register_optimizer_step_pre_hook(self._before_update)
 
-    # -- what the watch calls ----------------------------------------------------------------------
+    # -- called by the watcher ---------------------------------------------------------------------
 
     def watch(self, module: nn.Module, label: Callable[[str], str], *, begun: bool = False) -> None:
         """Hook a root and all modules in it.

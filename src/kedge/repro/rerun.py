@@ -5,7 +5,7 @@ A forward of the program may print, count, draw random numbers or wait for other
 would change what the program does, so it runs in another process, after the watcher has ended. That process gets no
 place in a distributed run and little time, and a failure there only means that the operation is not named. It does the
 same as ``replay.py``, with Kedge's own operation sites. It discards the output of the program's code, does not wait for
-processes that this code starts, and does not run its exit handlers a second time. If its parent is gone, because the
+processes that this code starts, and does not run its exit handlers a second time. If its parent has died, because the
 program was killed, it ends by itself.
 
 # Note [No name is better than a wrong one]

@@ -20,7 +20,9 @@ _LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: O
 
 
 class StepKinds:
-    """Prepares each step for the kind that the budget chose; see Note [Three kinds of steps] in `kedge.watch.steps.budget`.
+    """Prepares each step for its kind, which the budget chose.
+
+    See Note [Three kinds of steps] in `kedge.watch.steps.budget`.
 
     Attributes:
         hooks: The hooks that only some kinds of steps need.

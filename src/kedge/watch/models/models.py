@@ -178,7 +178,7 @@ class Models:
         self._lazy = []  # parameters still without a shape are found again when an optimizer holds them
 
     def release_gone(self) -> None:
-        """Release roots that are gone, before others reuse their addresses."""
+        """Release roots whose modules no longer exist, before others reuse their addresses."""
         if [root for root in self.roots if root.release(self.session)]:
             self.known.forget_gone()
             self.places.forget_gone()

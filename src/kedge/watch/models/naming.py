@@ -60,7 +60,7 @@ def names_in_frames(tensors: Sequence[Tensor]) -> list[str]:
 
 
 def _parts(value: Any) -> Iterator[tuple[object, Any]]:
-    """Yield a variable's value, and the items of a list, tuple or dict with their index or key; there may be millions."""
+    """Yield a variable's value, and the items of a list, tuple or dict with index or key; there may be millions."""
     yield None, value
     if type(value) in (list, tuple):
         yield from enumerate(value)

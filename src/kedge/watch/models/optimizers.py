@@ -3,7 +3,7 @@
 # Note [Whose steps]
 With several optimizers, as in a GAN, the one that steps last in each round ends the run's steps: so a step includes
 all that belongs to it. A round is over when every optimizer that trains something watched has stepped, or when one
-steps again. When the optimizer that ended the steps is gone, or has long been idle, another replaces it. An optimizer
+steps again. When the optimizer that ended the steps is deleted, or long idle, another replaces it. An optimizer
 that had not stepped before belongs to another phase of the training if it steps twice in turn - unless the one before
 steps again, which then ends the steps as before.
 """
@@ -165,7 +165,7 @@ class Optimizers:
         return True
 
     def _takes_over(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer ends the steps from now on: the leading one is gone or idle, or this one came back."""
+        """Whether this optimizer ends the steps from now on: the leading one is deleted or idle, or this one is back."""
         displaced = None
         if self._displaced is None or self._displaced() is not optimizer:
             self._idle += 1

@@ -87,7 +87,7 @@ class WatchedParameters:
         return place if place is not None and place.wanted else None
 
     def __iter__(self) -> Iterator[ParameterSites]:
-        """Return all entries; those of parameters that are gone stay until `forget_gone`."""
+        """Return all entries; those of deleted parameters stay until `forget_gone`."""
         return iter(list(self._places.values()))
 
     def among(self, params: Iterable[Tensor]) -> list[ParameterSites]:

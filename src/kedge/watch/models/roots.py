@@ -81,7 +81,7 @@ class WatchMeter(Protocol):
         """
 
     def finish(self) -> None:
-        """Pass on everything that is left."""
+        """Pass on the rest."""
 
 
 class StepSink(Sink, Protocol):
@@ -111,7 +111,7 @@ class RootModule:
         target: The hooked model; None if there is no module, or no longer.
         past: The counter of the passes of the module before.
         heard: The sites that fired for earlier modules.
-        silent: The sites that did not fire, of a module that is gone.
+        silent: The sites that did not fire, of a deleted module.
         undo: Removes its hooks.
         optimizers: The numbers of the optimizers that hold its parameters and have stepped.
         steps: How many steps they have made.
@@ -146,7 +146,7 @@ class RootModule:
         return None if self.target is None else self.target.model()
 
     def release(self, session: Session) -> bool:
-        """Release everything kept for the module if the module is gone.
+        """Release everything kept for the module if the module no longer exists.
 
         Returns:
             Whether there was something to release.
@@ -292,7 +292,7 @@ def entry_of(seat: Any, roots: Sequence[RootModule], sources: Mapping[str, Any])
 
 
 def silences(roots: Iterable[RootModule], taps: Iterable[Tap], session: Session) -> list[dict[str, Any]]:
-    """Return an entry with the cause for each site that never fired, including sites of modules that are gone."""
+    """Return an entry with the cause for each site that never fired, including sites of deleted modules."""
     silent = [t for t in taps if t.site.kind == "out" and not t.fired]
     here = [t for t in silent if str(t.site) not in cast("PrefixedMeter", t.action).root.heard]
     return [*(silence for root in roots for silence in root.silent), *(silence_of(tap, session) for tap in here)]
@@ -308,7 +308,7 @@ def silence_of(tap: Tap, session: Session) -> dict[str, Any]:
 def next_of(roots: Sequence[RootModule], types: Mapping[str, str]) -> RootModule | None:
     """Return the root that a module of these types continues; None if it is a new one.
 
-    Modules that are gone must have been released before.
+    Deleted modules must have been released before.
     """
     alike = [root for root in roots if root.types == types]
     gone = [root for root in alike if root.target is None]

@@ -59,7 +59,7 @@ class Curves:
         self._rows = [r for r in self._rows if r[0] != step]
 
     def take(self, step: int) -> dict[str, Any] | None:
-        """Remove and return the numbers of the steps up to one, as columns of rows, ``step`` among them; None if empty."""
+        """Remove and return the numbers of the steps up to one, as columns of rows with a ``step``; None if empty."""
         rows, later = [r for r in self._rows if r[0] <= step], [r for r in self._rows if r[0] > step]
         self._rows, self._since = later, math.inf
         if not rows:

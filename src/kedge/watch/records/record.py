@@ -128,7 +128,7 @@ class TrainingRecord:
         """Write the rest; returns an entry for each site that never fired."""
         models, step = self.models, self.step()
         if partial := self.optimizers.leading is not None and not self.is_bad:
-            self.meter.drop()  # values after the last step are no step: an evaluation, or half a round
+            self.meter.drop()  # values after the last step belong to none: an evaluation, or half a round
         self.writer.notes += self.first_step.close(step)
         self.writer.notes += self.facts.at_end(self.optimizers, models.roots, models.places)
         if partial:

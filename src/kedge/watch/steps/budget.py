@@ -9,7 +9,7 @@ pays for.
 # Note [The budget]
 Watching may take a share of the run's time, 3 % by default, or two seconds, whichever is more. The two seconds are
 not spent at once: half a second is free from the beginning, and the rest comes with the square root of the time, so
-that it lasts until the share has overtaken it. Measured steps may take three fifths of what is allowed, guarded steps
+that it lasts until the share has overtaken it. Measured steps may take three fifths of the allowed time, guarded steps
 the rest.
 
 Counting takes time in every step, also in skipped ones. It is paid first, but with two thirds of the allowed time at

@@ -60,6 +60,6 @@ class WatchShield:
 
 
 def leave_to_parent(shield: WatchShield | None) -> None:
-    """Stop measuring in a forked child, as the recording belongs to the parent; the watcher may be gone by then."""
+    """Stop measuring in a forked child, whose parent owns the recording; None if the watcher no longer exists."""
     if shield is not None:
         shield.meter.level, shield.in_child = OFF, True

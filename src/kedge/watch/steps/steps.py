@@ -2,7 +2,7 @@
 
 # Note [What makes the steps]
     NOTHING    no model with parameters was called: the passes of a transform are not steps
-    FORWARD    each forward pass of a model is a step: of the first one with parameters, or the next when it is gone
+    FORWARD    each forward pass of a model is a step: of the first one with parameters, or the next after its deletion
     EXPECTED   the same model, but an optimizer may belong to it: while patience lasts, its passes are not steps
     BACKWARD   each backward pass is a step: there was one, and no optimizer holds a watched parameter
     OPTIMIZER  the steps of one optimizer are the run's; see Note [Whose steps] in `kedge.watch.models.optimizers`

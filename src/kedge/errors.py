@@ -7,63 +7,63 @@ letters, is the heading of the paragraph in ``docs/messages.md``::
     ├── SelectorError           the text of a selector cannot be read
     ├── NoSiteMatched           a selector resolves to nothing
     ├── NoSuchKind              the target does not have this kind of site
-    ├── ActionError             an action raised
+    ├── ActionError             an action raised an error
     │   ├── ActionArity         an action takes the wrong number of arguments
-    │   ├── EditError           a returned value cannot take the place of the old one
+    │   ├── EditError           a returned value cannot replace the old one
     │   ├── InPlaceEdit         an action changed its value in place
-    │   ├── ConditionMet        an ``error_if`` found what it looks for
-    │   └── InterventionError   activations cannot be patched, ablated or steered as was asked
+    │   ├── ConditionMet        the condition of an ``error_if`` holds
+    │   └── InterventionError   activations cannot be patched, ablated or steered in the requested way
     ├── ReadError               a record cannot be read
     │   ├── NotRecorded         nothing was recorded there
-    │   ├── SeveralRecorded     the name stands for several values
+    │   ├── SeveralRecorded     the name matches several recorded values
     │   └── Overwritten         the program changed the value after it was recorded
-    ├── NeverFired              strict session: a site did not fire
+    ├── NeverFired              a strict session ended and a site had not fired
     ├── SessionEnded            a session was used after its end
-    ├── StopForward             an action ends the forward, which is not needed any further
-    ├── CannotCompile           compiled code has no way to do this
-    ├── RecordingError          a recording on disk
-    │   ├── NotARecording       the folder is not one, or is damaged
-    │   ├── NewerFormat         written by a newer Kedge
-    │   ├── RecordingExists     refused to overwrite
-    │   ├── BeingWritten        refused to replace what another process is writing
+    ├── StopForward             an action ends the forward early
+    ├── CannotCompile           the request is impossible inside compiled code
+    ├── RecordingError          a recording on disk cannot be read or written
+    │   ├── NotARecording       the folder is not a recording, or is damaged
+    │   ├── NewerFormat         a newer Kedge wrote it
+    │   ├── RecordingExists     the recording exists and may not be replaced
+    │   ├── BeingWritten        a running process is writing the recording
     │   ├── NoSuchSite          the recording has no such site
     │   ├── NoSuchRank          the recording has nothing of this rank
     │   ├── NotFeatures         the folder holds no features of a data set, or is damaged
     │   ├── OtherRun            the folder holds the features of another run
-    │   ├── NoSuchKey           there are no features of a sample of this key
+    │   ├── NoSuchKey           there are no features of a sample with this key
     │   └── CannotCompare       two recordings have nothing in common
-    ├── WatchingFailed          a strict watch: Kedge itself failed
+    ├── WatchingFailed          Kedge itself failed in a strict watch
     ├── NoSuchRule              no rule has this code
     ├── ConfigError             the settings in a file cannot be used
-    ├── ExtractError            features cannot be taken as was asked
-    ├── ReducerError            values cannot be reduced as was asked
-    │   └── SettingsDiffer      two reducers of different settings cannot be merged
-    ├── TableError              features do not make a table of one row a sample
-    ├── ExtractionFailed        the features of a data set could not be taken to the end
+    ├── ExtractError            features cannot be extracted in the requested way
+    ├── ReducerError            values cannot be reduced in the requested way
+    │   └── SettingsDiffer      two reducers with different settings cannot be merged
+    ├── TableError              features do not make a table with one row for each sample
+    ├── ExtractionFailed        the extraction over a data set stopped early
     │   └── BadSample           a sample cannot be loaded, or the model cannot take it
     ├── AttributionError        the output to explain, or the site, does not fit the model
     │   └── NothingCut          no ReLU's gradient was cut, or some ReLUs cannot be seen
     ├── MissingExtra            a package that only this feature needs is not installed
     ├── QueryError              a query over a recording cannot be run
-    ├── CannotServe             a page cannot be served where it was asked for
+    ├── CannotServe             a page cannot be served on the requested port
     ├── CannotDraw              the argument cannot be drawn
     ├── NoSuchCodec             saved tensors cannot be stored this way
     ├── ScriptError             the program to run cannot be started
-    ├── OffloadError            saved tensors cannot be offloaded as was asked
+    ├── OffloadError            saved tensors cannot be offloaded in the requested way
     ├── RebuiltWrong            a rebuilt tensor differs from the saved one
-    └── StoreError              saved tensors cannot be written to a place, or read back
-        ├── DiskFull            there is no room for them
-        └── ChecksumMismatch    they came back changed
+    └── StoreError              saved tensors cannot be written to a store, or read back
+        ├── DiskFull            the disk has no room for them
+        └── ChecksumMismatch    they were read back changed
 
     KedgeWarning
     ├── NeverFiredWarning       sites that did not fire, with causes
     ├── ActionDisabled          an action failed and was switched off (``on_error="warn"``)
     ├── SavedAside              saved tensors are ignored in some part of the program
-    ├── NothingGained           a device's saved tensors cannot be moved to the CPU's memory with a gain
+    ├── NothingGained           moving a device's saved tensors to the CPU's memory would free nothing
     ├── NotPinned               the CPU's memory could not be locked for fast copies
-    ├── LimitOutOfReach         saved tensors cannot be brought within a limit of memory
-    ├── Recompiled              compiled code was thrown away so that hooks take part
-    ├── OffloadFailed           saved tensors could not be moved and stayed where they were
+    ├── LimitOutOfReach         saved tensors cannot be brought within a memory limit
+    ├── Recompiled              compiled code was discarded, to compile the hooks in
+    ├── OffloadFailed           a saved tensor could not be moved and stayed in place
     └── DiskIsMemory            the folder for saved tensors is on a file system in memory
 """
 
@@ -80,7 +80,7 @@ _OURS = f"{Path(__file__).parent}{os.sep}"
 
 
 class _Named:
-    """A class with a slug: ``no-site-matched`` for `NoSiteMatched`."""
+    """Base class that derives the slug: ``no-site-matched`` for `NoSiteMatched`."""
 
     slug: str
 
@@ -102,11 +102,11 @@ class NoSiteMatched(KedgeError, LookupError):
 
 
 class NoSuchKind(KedgeError, LookupError):
-    """The target exists but does not have the kind of site that was asked for."""
+    """The target exists but does not have the requested kind of site."""
 
 
 class ActionError(KedgeError):
-    """An action raised; the message carries site, pass and shape."""
+    """An action raised; the message names site, pass and shape."""
 
 
 class ActionArity(ActionError, TypeError):
@@ -114,7 +114,7 @@ class ActionArity(ActionError, TypeError):
 
 
 class EditError(ActionError, ValueError):
-    """A returned value has another shape, dtype or device, or has nowhere to go."""
+    """A returned value has another shape, dtype or device, or nothing at the site can take it."""
 
 
 class InPlaceEdit(ActionError):
@@ -130,11 +130,11 @@ class ReadError(KedgeError, LookupError):
 
 
 class NotRecorded(ReadError):
-    """Nothing was recorded under this name; the message says why."""
+    """Nothing was recorded under this name; the message names the cause."""
 
 
 class SeveralRecorded(ReadError):
-    """The name stands for several recorded values; the message lists their names."""
+    """The name matches several recorded values; the message lists their names."""
 
 
 class Overwritten(ReadError):
@@ -158,7 +158,7 @@ class CannotCompile(KedgeError):
 
 
 class RecordingError(KedgeError):
-    """Something is wrong with a recording on disk."""
+    """A recording on disk cannot be read or written."""
 
 
 class NotARecording(RecordingError):
@@ -166,15 +166,15 @@ class NotARecording(RecordingError):
 
 
 class NewerFormat(RecordingError):
-    """The recording was written in a format that this version does not know."""
+    """The recording has a format that this version does not know."""
 
 
 class RecordingExists(RecordingError, FileExistsError):
-    """A recording of this name exists and may not be replaced without asking."""
+    """A recording of this name exists, and replacing it was not allowed."""
 
 
 class BeingWritten(RecordingError):
-    """A running process is writing the recording; the message names it."""
+    """A running process is writing the recording; the message names the process."""
 
 
 class NoSuchSite(RecordingError, LookupError):
@@ -182,7 +182,7 @@ class NoSuchSite(RecordingError, LookupError):
 
 
 class NoSuchRank(RecordingError, LookupError):
-    """The recording has nothing of this rank; the message names the ranks that it has."""
+    """The recording has nothing of this rank; the message names the recording's ranks."""
 
 
 class NotFeatures(RecordingError):
@@ -194,15 +194,15 @@ class OtherRun(RecordingError, FileExistsError):
 
 
 class NoSuchKey(RecordingError, LookupError):
-    """There are no features of a sample of this key; the message says whether it was left out."""
+    """There are no features of a sample of this key; the message tells whether it was skipped."""
 
 
 class CannotCompare(RecordingError, ValueError):
-    """Two recordings have no site or no measured step in common; the message says what each has."""
+    """Two recordings have no site or no measured step in common; the message lists those of each."""
 
 
 class WatchingFailed(KedgeError):
-    """A strict watch ended, and Kedge itself had failed; the message says where."""
+    """A strict watch ended, and Kedge itself had failed; the message names the place."""
 
 
 class NoSuchRule(KedgeError, LookupError):
@@ -214,11 +214,11 @@ class ConfigError(KedgeError, ValueError):
 
 
 class ExtractError(KedgeError, ValueError):
-    """``kedge.extract`` cannot do what was asked; the message says what it can."""
+    """``kedge.extract`` cannot carry out the request; the message lists the possibilities."""
 
 
 class ReducerError(KedgeError, ValueError):
-    """Values cannot be reduced as was asked; the message says what they are and what is possible."""
+    """Values cannot be reduced in the requested way; the message names their properties and the possibilities."""
 
 
 class SettingsDiffer(ReducerError):
@@ -226,11 +226,11 @@ class SettingsDiffer(ReducerError):
 
 
 class TableError(KedgeError, ValueError):
-    """Features do not make a table with one row for each sample; the message says which, and why."""
+    """Features do not make a table with one row for each sample; the message names the feature and the cause."""
 
 
 class ExtractionFailed(KedgeError):
-    """The features of a data set could not be taken to the end; what was written before is kept."""
+    """The extraction over a data set stopped early; the features written before are kept."""
 
 
 class BadSample(ExtractionFailed):
@@ -238,31 +238,31 @@ class BadSample(ExtractionFailed):
 
 
 class AttributionError(KedgeError, ValueError):
-    """The output to explain, or the site, does not fit the model; the message says what the model has."""
+    """The output to explain, or the site, does not fit the model; the message describes the model's."""
 
 
 class NothingCut(AttributionError):
-    """No ReLU's gradient could be cut, or autograd cannot see them; the message says which were searched for."""
+    """No ReLU's gradient could be cut, or autograd cannot see the ReLUs; the message lists the types searched for."""
 
 
 class InterventionError(ActionError, ValueError):
-    """Activations cannot be changed as was asked; the message says what there is."""
+    """Activations cannot be changed in the requested way; the message lists the possibilities."""
 
 
 class MissingExtra(KedgeError):
-    """A package that only this feature needs is not installed; the message says what installs it."""
+    """A package that only this feature needs is not installed; the message gives the install command."""
 
 
 class QueryError(KedgeError, ValueError):
-    """A query over a recording cannot be run; the message says why, and what tables there are."""
+    """A query over a recording cannot be run; the message names the cause and the tables."""
 
 
 class CannotServe(KedgeError, OSError):
-    """A page cannot be served on the port that was asked for."""
+    """A page cannot be served on the requested port."""
 
 
 class CannotDraw(KedgeError, ValueError):
-    """The argument cannot be drawn; the message says what can."""
+    """The argument cannot be drawn; the message lists the types that can."""
 
 
 class NoSuchCodec(KedgeError, ValueError):
@@ -270,31 +270,31 @@ class NoSuchCodec(KedgeError, ValueError):
 
 
 class ScriptError(KedgeError):
-    """The program that was to be run cannot be found or read."""
+    """The program to run cannot be found or read."""
 
 
 class OffloadError(KedgeError, ValueError):
-    """``kedge.offload`` cannot do what was asked; the message says what it can."""
+    """``kedge.offload`` cannot carry out the request; the message lists the possibilities."""
 
 
 class StoreError(KedgeError, OSError):
-    """Saved tensors cannot be written to a place, or cannot be read back."""
+    """Saved tensors cannot be written to a store, or read back."""
 
 
 class DiskFull(StoreError):
-    """There is no room on the disk for a saved tensor; the message says how much there is."""
+    """The disk has no room for a saved tensor; the message gives the free space."""
 
 
 class ChecksumMismatch(StoreError):
-    """A saved tensor came back from the disk with other bytes than were written."""
+    """A saved tensor was read back from the disk with other bytes than were written."""
 
 
 class RebuiltWrong(KedgeError, RuntimeError):
-    """A rebuilt tensor differs from the saved one: the program changed a source of it unseen by autograd."""
+    """A rebuilt tensor differs from the saved one: the program changed one of its sources without autograd noticing."""
 
 
 class KedgeWarning(_Named, UserWarning):
-    """The root of every warning that Kedge gives."""
+    """The root of every warning that Kedge issues."""
 
 
 class NeverFiredWarning(KedgeWarning):
@@ -306,7 +306,7 @@ class ActionDisabled(KedgeWarning):
 
 
 class Recompiled(KedgeWarning):
-    """Compiled code was discarded so that the next call is compiled with the hooks in it."""
+    """Compiled code was discarded so that the next call compiles the hooks in."""
 
 
 class SavedAside(KedgeWarning):
@@ -322,19 +322,19 @@ class NotPinned(KedgeWarning):
 
 
 class LimitOutOfReach(KedgeWarning):
-    """Saved tensors cannot be brought within the limit of memory; the message says what is possible."""
+    """Saved tensors cannot be brought within the memory limit; the message gives the size that stays in memory."""
 
 
 class OffloadFailed(KedgeWarning):
-    """A saved tensor could not be moved, so it stayed where it was; gradients are right, memory is not saved."""
+    """A saved tensor could not be moved and stayed in place; gradients are right, memory is not saved."""
 
 
 class DiskIsMemory(KedgeWarning):
-    """Saved tensors were sent to a folder whose file system is in memory, which frees none."""
+    """The folder for saved tensors is on a file system in memory, so no memory is freed."""
 
 
 def warn(warning: Warning) -> None:
-    """Warn at the innermost line outside of Kedge."""
+    """Issue a warning at the innermost line outside of Kedge."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         level, frame = level + 1, frame.f_back

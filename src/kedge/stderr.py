@@ -1,4 +1,4 @@
-"""How Kedge reports to the user of a program that it runs in: lines on stderr, and what reports a failure of its own."""
+"""Kedge's reports to the user of the program that it runs in: lines on stderr, and a shield that reports failures."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 
 STATUS = 2
-"""The exit status of a program that was to be watched strictly and could not be."""
+"""The exit status of a program whose strict watch failed."""
 
 _PACKAGE = Path(__file__).parent
 
 _here = SimpleNamespace(pid=os.getpid())
-"""This process, of which `os.getpid` would ask the system each time."""
+"""The id of this process; `os.getpid` would ask the system each time."""
 
 os.register_at_fork(after_in_child=lambda: setattr(_here, "pid", os.getpid()))
 
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 def messenger() -> Callable[[str], None]:
-    """Return a function that writes one line to the stderr that this process has now."""
+    """Return a function that writes one line to the current stderr of this process."""
     stream = sys.stderr
 
     def tell(text: str) -> None:
-        # The program may have closed it; there is nobody left to tell that to.
+        # The program may have closed stderr; that cannot be reported anywhere.
         with suppress(OSError, ValueError):
             print(f"[kedge] {text}", file=stream, flush=True)
 
@@ -47,20 +47,21 @@ def _nothing() -> None:
 
 
 class Shield:
-    """Runs Kedge's work inside somebody's program: its first failure is reported and ends that work, not the program.
+    """Runs Kedge's work inside the user's program: its first failure is reported and ends that work, not the program.
 
-    In a process that was forked off nothing is run: what the work writes to belongs to the parent.
+    In a forked process nothing is run: the files that the work writes to belong to the parent.
 
     Args:
-        what: What the work does, as the user knows it: "writing".
+        what: The name of the work, as the user knows it: "writing".
         instead: What happens after it has failed: "the program goes on, but is not recorded from here on".
         tell: Reports the failure.
-        on_failure: Cleans up before it is reported.
-        strict: Whether the program ends then, as ``--strict`` asks.
-        plain: Errors whose text says all that a user needs; of others the type and Kedge's line are reported as well.
+        on_failure: Cleans up before the report.
+        strict: Whether a failure ends the program, as with ``--strict``.
+        plain: Errors that are reported by their text alone; for others the type and Kedge's line are added.
 
     Attributes:
-        failure: The error it failed with; its notes hold the traceback, which itself would keep alive what it went through.
+        failure: The first error. Its notes hold the text of the traceback; the traceback itself is dropped, as it would
+            keep values alive.
         off: Whether nothing more is run, as after a failure.
         pid: The process in which the work is run.
     """
@@ -82,16 +83,16 @@ class Shield:
         self.pid = os.getpid()
 
     def __call__(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
-        """Return what the work returns; None if it fails, or is not run.
+        """Return the work's result; None if it fails, or is not run.
 
         Raises:
-            SystemExit: It failed, and the program is to end.
+            SystemExit: It failed, and `strict` ends the program.
         """
         if self.off or _here.pid != self.pid:
             return None
         try:
             return work(*args, **named)
-        except Exception as error:  # noqa: BLE001 - it is the user's program that runs around this
+        except Exception as error:  # noqa: BLE001 - the user's program runs around this
             self.fail(error)
             return None
 
@@ -99,7 +100,7 @@ class Shield:
         """Report a failure, and run nothing more.
 
         Raises:
-            SystemExit: The program is to end. This passes by `except Exception`, and its `finally` blocks are run.
+            SystemExit: `strict` ends the program. This passes by `except Exception`, and its `finally` blocks are run.
         """
         self.failure, self.off = error, True
         self.on_failure()
@@ -118,7 +119,7 @@ class Shield:
 
 
 def _place_of(error: Exception) -> str:
-    """Return the innermost line of Kedge that an error passed, such as ``watch/records/losses.py:73``; empty if there is none."""
+    """Return Kedge's innermost line in an error's traceback, such as ``watch/records/losses.py:73``; empty if none."""
     files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     own = [(file, line) for file, line in files if file.is_relative_to(_PACKAGE) and file != Path(__file__)]
     return f"{own[-1][0].relative_to(_PACKAGE)}:{own[-1][1]}" if own else ""

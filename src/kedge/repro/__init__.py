@@ -1,1 +1,1 @@
-"""The call that made the first value that is not finite, kept so that it can be run again alone."""
+"""Keeps the call that made the first non-finite value, so that it can be run again alone."""

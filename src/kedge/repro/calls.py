@@ -1,15 +1,14 @@
-"""The calls of modules, kept while their step lasts: what went in, and what came back in backward.
+"""The calls of modules, kept while their step lasts: their inputs, and the gradients of their outputs.
 
 # Note [Kept without a copy]
-What went into a call is kept as an alias, with the version that its memory had then. A module that
-works in place overwrites its own input; so does an addition in place right after it. The version
-tells, and what was overwritten is never given out for what it was. The inputs of a module that was
-seen to work in place are copied from then on.
+The inputs of a call are kept as aliases, each with the version that its memory had then. A module that works in place
+overwrites its own input; so does an addition in place right after it. The version shows this, and an overwritten input
+is never used as the original. Once a module was seen to work in place, its inputs are copied.
 
 # Note [Kept as long as its graph]
-A call is held by the hooks on the gradients of its outputs, and so by their graph: when the program
-drops the graph without a backward, the call goes with it. A backward that has passed through it
-lets go of its tensors at once, as autograd does.
+The hooks on the gradients of a call's outputs hold the call, and the graph holds the hooks: when the program drops the
+graph without a backward, the call goes with it. After a backward has passed through it, a call releases its tensors at
+once, as autograd does.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from kedge.sites import leaves
 from kedge.torch_internals.module_tables import own_buffers, own_parameters
 from kedge.torch_internals.tensors import version_of
 
-#: Buffers of a module that take no more than this are copied before each call in training.
+#: Most bytes of the buffers of a module that are copied before each call in training.
 CHEAP = 1 << 20
 
 
 class HeldTensor(NamedTuple):
-    """A tensor as it was; see Note [Kept without a copy]."""
+    """An alias or copy of a tensor, with the version of its memory; see Note [Kept without a copy]."""
 
     tensor: Tensor
     version: int
@@ -38,12 +37,12 @@ class HeldTensor(NamedTuple):
 
     @property
     def intact(self) -> bool:
-        """Whether its memory was left as it was."""
+        """Whether its memory is unchanged."""
         return version_of(self.tensor) == self.version
 
 
 def held(tensor: Tensor, *, copy: bool = False) -> HeldTensor:
-    """Keep a tensor as it is now."""
+    """Return an alias or copy of a tensor with its current version."""
     kept = tensor.detach()
     kept = kept.clone() if copy else kept
     return HeldTensor(kept, version_of(kept), tensor.requires_grad)
@@ -53,23 +52,23 @@ class RecordedCall:
     """One call of one module.
 
     Attributes:
-        began: Whether it was under way already when the module came to be watched.
+        began: Whether it was active already when its module was hooked.
         module: The module.
         label: Its path in the recording.
-        number: Calls are numbered in the order in which they began.
-        outer: The call that it was made in, if that is watched.
+        number: Its number, in the order in which calls began.
+        outer: The watched call that it was made in, if any.
         training: The module's flag.
         args: The arguments, by position and by name, with aliases in place of their tensors; None for a call
-            that had begun before it could be seen.
-        inputs: Those tensors by name, as they were.
-        buffers: Copies of the module's own buffers, and of those of the modules inside, as they were before.
+            that had begun before it was hooked.
+        inputs: Those aliases by name, each with its version.
+        buffers: Copies of the buffers of the module and of the modules inside, from before the call.
         versions: The versions of the module's own parameters.
-        random: The state of the random numbers, by device.
+        random: The state of the random number generators, by device.
         surroundings: Autocast and grad mode.
         grads: The gradients of the outputs that have arrived, by the output's name.
         entered_finite: Whether they were all finite.
-        split: Whether what it adds to the gradients of its inputs is looked at by itself.
-        awaited: Gradients of inputs and parameters that have not come yet.
+        split: Whether its own share in the gradients of its inputs is checked separately.
+        awaited: Names of the inputs and parameters whose gradients have not arrived yet.
     """
 
     def __init__(self, module: nn.Module, label: str, number: int, outer: RecordedCall | None) -> None:
@@ -96,20 +95,20 @@ class RecordedCall:
         return found
 
     def outside(self) -> Iterator[RecordedCall]:
-        """Give the calls around this one, the nearest first."""
+        """Yield the calls around this one, the nearest first."""
         call = self.outer
         while call is not None:
             yield call
             call = call.outer
 
     def changed(self) -> list[str]:
-        """List what was overwritten since: inputs, and parameters of the module's own."""
+        """Return the names of overwritten inputs, and of the module's own overwritten parameters."""
         params = own_parameters(self.module)
         late = [n for n, v in self.versions.items() if (p := params.get(n)) is not None and version_of(p) != v]
         return [n for n, kept in self.inputs.items() if not kept.intact] + late
 
     def release(self) -> None:
-        """Let go of every tensor."""
+        """Release every tensor."""
         self.args, self.inputs, self.buffers, self.random, self.grads = None, {}, {}, {}, {}
 
     def _copy_buffers(self) -> None:
@@ -124,14 +123,14 @@ class RecordedCall:
 
 
 class Surroundings(NamedTuple):
-    """What a call's result depends on besides its arguments: autocast by device, and grad mode."""
+    """The modes that a call's result depends on besides its arguments: autocast by device, and grad mode."""
 
     autocast: dict[str, torch.dtype]
     grad: bool
 
     @classmethod
     def now(cls) -> Surroundings:
-        """Read them."""
+        """Return the current modes."""
         devices = ("cpu", "cuda") if torch.is_autocast_enabled("cuda") else ("cpu",)
         return cls(
             {d: torch.get_autocast_dtype(d) for d in devices if torch.is_autocast_enabled(d)}, torch.is_grad_enabled()
@@ -139,7 +138,7 @@ class Surroundings(NamedTuple):
 
 
 def random_state(tensors: Any) -> dict[str, Tensor]:
-    """Read the state of the random numbers, on the CPU and on the devices of some tensors."""
+    """Return the state of the random number generators of the CPU and of the CUDA devices of some tensors."""
     states = {"cpu": torch.get_rng_state()}
     for device in {t.device for t in tensors if t.device.type == "cuda"}:
         states[str(device)] = torch.cuda.get_rng_state(device)
@@ -147,11 +146,11 @@ def random_state(tensors: Any) -> dict[str, Tensor]:
 
 
 class WatchedModule:
-    """A module whose calls are looked at, and those of them that are still held, weakly; the newest last.
+    """A module whose calls are checked, and those of its calls that still exist, held weakly; the newest last.
 
     Attributes:
         label: Its path in the recording.
-        overwrites: Whether it was seen to work in place on what it was given.
+        overwrites: Whether it was seen to change its inputs in place.
     """
 
     def __init__(self, label: str) -> None:
@@ -159,12 +158,12 @@ class WatchedModule:
         self._calls: list[weakref.ref[RecordedCall]] = []
 
     def add(self, call: RecordedCall) -> None:
-        """Add one, and forget those that are gone."""
+        """Add a call, and drop calls that no longer exist."""
         self._calls = [ref for ref in self._calls if ref() is not None]
         self._calls.append(weakref.ref(call))
 
     def __iter__(self) -> Iterator[RecordedCall]:
-        """Give those that are there, the newest first."""
+        """Yield the calls that still exist, the newest first."""
         for ref in reversed(self._calls):
             call = ref()
             if call is not None:

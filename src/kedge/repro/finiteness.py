@@ -1,4 +1,4 @@
-"""Looking at values one after the other: is this one finite?"""
+"""Checks whether values are finite, one after the other."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kedge.torch_internals.tensors import version_of
 Bad = Literal["inf", "nan"]
 Where = Literal["in", "out", "out.grad", "in.grad", "param.grad"]
 
-#: Devices on which reading a sum waits for nothing.
+#: Devices on which reading a sum does not wait.
 AT_ONCE = frozenset({"cpu"})
 _TOGETHER = 64
 
 
 class FinitenessCheck(NamedTuple):
-    """A value that was summed up, perhaps on a device that has not done it yet.
+    """A value whose sum was started, perhaps on a device that has not computed it yet.
 
     Attributes:
-        where: At which side of a call.
-        calls: The call; of a parameter's gradient all that used it, the newest first.
+        where: The side of a call.
+        calls: The call; for a parameter's gradient all calls that used it, the newest first.
         value: The value.
         total: Its sum.
         task: The number of the backward pass, -1 for none.
@@ -40,14 +40,14 @@ class FinitenessCheck(NamedTuple):
 
 
 class PendingChecks:
-    """Values that were summed up and are yet to be read, in the order of the program.
+    """Values whose sums are not read yet, in the order of the program.
 
     Args:
-        report: Is told of each one that is not finite.
-        read_up: Is called when all are read.
+        report: Receives each check whose value is not finite, with the kind of value.
+        read_up: Called when all sums are read.
 
     Attributes:
-        together: How many sums are read together on a device other than the CPU, where reading waits for it.
+        together: How many sums are read together on a device other than the CPU, where reading waits for the device.
     """
 
     together = _TOGETHER
@@ -58,16 +58,16 @@ class PendingChecks:
         self._returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def __len__(self) -> int:
-        """How many are yet to be read."""
+        """Return the number of checks that are not read yet."""
         return len(self._waiting)
 
     def look(self, where: Where, calls: tuple[RecordedCall, ...], value: Tensor) -> None:
-        """Sum a value up, unless that was done when the module before returned it."""
+        """Sum up a value; skipped for an input that was summed up when a module returned it."""
         if not _measurable(value) or (where == "in" and self._is_known(value)):
             return
         if where == "out":
             self._returned[id(value)] = weakref.ref(value), version_of(value)
-        value = value.detach() if value.requires_grad else value  # a gradient is told from others by its identity
+        value = value.detach() if value.requires_grad else value  # a gradient must keep its identity
         total = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
         total = (total.float() if total.itemsize == 1 else total).sum(dtype=torch.float32)
         self._waiting.append(FinitenessCheck(where, calls, value, total, graph_task()))
@@ -87,26 +87,26 @@ class PendingChecks:
         self._read_up()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Drop all checks and known values."""
         self._waiting.clear()
         self._returned.clear()
 
     def _is_known(self, value: Tensor) -> bool:
-        """Whether a tensor is what a module returned, as it was then."""
+        """Whether a tensor is the output of a module, unchanged since."""
         ref, version = self._returned.get(id(value), (None, -1))
         return ref is not None and ref() is value and version == version_of(value) >= 0
 
 
 def bad(value: Tensor) -> Bad | None:
-    """Tell whether a tensor holds a NaN, an infinity, or neither."""
-    value = value.float() if value.itemsize == 1 else value  # PyTorch compares no numbers of eight bits
+    """Return "nan" if a tensor holds a NaN, "inf" if it holds only infinities, and None if all of it is finite."""
+    value = value.float() if value.itemsize == 1 else value  # PyTorch cannot compare eight-bit floats
     if bool(value.isfinite().all()):
         return None
     return "nan" if bool(value.isnan().any()) else "inf"
 
 
 def counts(value: Tensor) -> dict[str, int]:
-    """Count what is not finite in a tensor, and its elements."""
+    """Return the numbers of NaN, of infinities and of all elements in a tensor."""
     value = value.float() if value.itemsize == 1 else value
     return {"nan": int(value.isnan().sum()), "inf": int(value.isinf().sum()), "elements": value.numel()}
 

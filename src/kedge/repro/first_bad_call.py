@@ -1,19 +1,18 @@
-"""``--dump``: keep the call that made the first value that is not finite, so that it can be run again alone.
+"""``--dump``: keeps the call that made the first non-finite value, so that it can be run again alone.
 
 # Note [What a dump costs]
-Every module's inputs and outputs are summed up when they pass, and so are the gradients of both and
-of the parameters. On a CPU the sums are read at once; on a GPU some at a time, which waits for it
-each time. Inputs are held until the backward has passed: a step takes as much more memory as the
-activations that autograd does not keep.
+The sum of every module's inputs and outputs is computed when they pass, and that of the gradients of both and of the
+parameters. On a CPU each sum is read at once; on a GPU several together, and each reading waits for the device. Inputs
+are held until the backward has passed: a step takes as much more memory as the activations that autograd does not keep.
 
 # Note [When it is decided]
-A suspect is copied when it is seen, before anything can overwrite what it was given. Whether it
-matters is known when the optimizer is about to step: by then the gradients are what they are, and
-the parameters not changed yet. It is written as soon as the recording's folder is there.
+A suspect is copied as soon as it is seen, before anything can overwrite its inputs. Whether it matters is known when
+the optimizer is about to step: by then the gradients are final, and the parameters not changed yet. The repro is
+written as soon as the recording's folder exists.
 
 # Note [Which step]
-The hooks of a dump run in every step, also in those of which the watch hears nothing: there the number
-of the step is asked for, not told. See Note [Three kinds of steps] in `kedge.watch.steps.budget`.
+These hooks run in every step, also in skipped steps, which the watcher does not follow. So they ask for the number of
+the step when they need it. See Note [Three kinds of steps] in `kedge.watch.steps.budget`.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ _PRUNE = 4096
 
 
 class EventLog(Protocol):
-    """Where a dump is told of."""
+    """The recording, as far as `FirstBadCall` writes to it."""
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Take a note."""
+        """Write one event."""
 
 
 class UnderWay(NamedTuple):
-    """A call that is under way; its place in autograd's graph is not known if it had begun before it could be seen."""
+    """An active call; `way` is None if it had begun before it was hooked, so that its place in the graph is unknown."""
 
     watched: WatchedModule
     call: RecordedCall
@@ -67,19 +66,19 @@ class UnderWay(NamedTuple):
 
 
 class FirstBadCall:
-    """Keeps the first call of a run that made something that is not finite; see Note [What a dump costs].
+    """Keeps the first call of a run that made a non-finite value; see Note [What a dump costs].
 
     Args:
-        folder: The folder of the recording, which may not be there yet.
-        log: Is told of it.
-        step: Gives the step under way; see Note [Which step].
-        rerun: Names the operations that made it, given the dump's folder.
-        limit: How many bytes the tensors of a dump may take.
+        folder: The folder of the recording, which may not exist yet.
+        log: Receives the events.
+        step: Returns the number of the active step; see Note [Which step].
+        rerun: Returns the operations that made the value, given the folder of the repro.
+        limit: Most bytes that the tensors of a repro may take.
 
     Attributes:
-        shield: Reports the first failure; off as soon as nothing more is looked for.
-        looks: The values that were summed up.
-        written: The folder of what was kept.
+        shield: Reports the first failure; off as soon as the search is over.
+        looks: The checks that are not read yet.
+        written: The folder of the repro; None as long as there is none.
     """
 
     def __init__(
@@ -109,15 +108,15 @@ class FirstBadCall:
         self._undo = ExitStack()
         self._ahead = register_optimizer_step_pre_hook(self._before_update)
 
-    # -- what the watch calls ----------------------------------------------------------------------
+    # -- called by the watcher ---------------------------------------------------------------------
 
     def watch(self, module: nn.Module, label: Callable[[str], str], *, begun: bool = False) -> None:
-        """Look at the calls of a root and of all modules in it.
+        """Hook a root and all modules in it.
 
         Args:
             module: The root.
-            label: Gives the path in the recording for a path in the module.
-            begun: Whether its first call is under way, too late for its own hooks.
+            label: Returns the path in the recording for a path in the module.
+            begun: Whether its first call is active already, so that PyTorch does not run the new hooks for it.
         """
         if self.shield.off:
             return
@@ -132,16 +131,16 @@ class FirstBadCall:
             self._calls.open.add(module, UnderWay(self._known[module], call, None))
 
     def step_ended(self, suspicious: bool) -> None:
-        """Decide on what no optimizer of PyTorch's has decided, and write what is decided.
+        """Decide on the suspects if no PyTorch optimizer has triggered the decision, and write the chosen one.
 
         Args:
-            suspicious: Whether something in the step was not finite, as far as the watch has seen.
+            suspicious: Whether the watcher saw a non-finite value in the step.
         """
         self.shield(self._settle, suspicious)
         self._end_step()
 
     def close(self) -> None:
-        """Write what is left, and remove every hook; call it when the recording is complete."""
+        """Write the rest and remove every hook. To be called when the recording is complete."""
         self.shield(self._settle, True)
         self._end_step()
         if self._ready is not None:
@@ -155,7 +154,7 @@ class FirstBadCall:
         self._ahead.remove()
 
     def run_again(self) -> None:
-        """Have what was kept run once more to name its operations; call it when the watching has ended."""
+        """Run the kept call once more to name its operations. To be called after the watcher has ended."""
         made = self.rerun(self.written) if self.rerun is not None and self.written is not None else []
         if made and self.written is not None:
             self.log.event({"kind": "operation", "folder": self.written.name, "operations": made})
@@ -173,7 +172,7 @@ class FirstBadCall:
                 self._undo.callback(param.register_hook(hook).remove)
 
     def _entered(self, calls: OpenCalls[UnderWay], watched: WatchedModule, module: nn.Module, given: Any) -> UnderWay:
-        """Take in a call that begins."""
+        """Record a call that begins."""
         outer = calls.notes[-1].call if calls.notes else None
         call = RecordedCall(module, watched.label, next(self._numbers), outer)
         found = call.take(*given, copy=watched.overwrites or getattr(module, "inplace", False) is True)
@@ -182,7 +181,7 @@ class FirstBadCall:
         return UnderWay(watched, call, way)
 
     def _left(self, calls: OpenCalls[UnderWay], ended: UnderWay, output: Any) -> None:
-        """Look at what a call has returned."""
+        """Check the values that a call has returned."""
         watched, call = ended.watched, ended.call
         if call.began and call.args is None:
             self._begin(watched, call, call.take(*(given_to(call.module) or ((), {}))))
@@ -197,7 +196,7 @@ class FirstBadCall:
             self.looks.read()
 
     def _split(self, calls: OpenCalls[UnderWay], ended: UnderWay, output: Any) -> None:
-        """Listen to each share that a call will have in the gradients of its inputs."""
+        """Hook each share that a call adds to the gradients of its inputs."""
         way, call, returned = ended.way, ended.call, [tensor for _, tensor in leaves.find(output)]
         outer = calls.notes[-1].way if calls.notes else None
         if way is None:
@@ -248,7 +247,7 @@ class FirstBadCall:
             self._arrived(call, name)
 
     def _arrived(self, call: RecordedCall, name: str) -> None:
-        """Let go of a call through which the backward has passed, once all sums are read."""
+        """Release a call through which the backward has passed, once all sums are read."""
         call.awaited.discard(name)
         if not call.awaited and call.grads:
             self._passed.append(call)
@@ -271,7 +270,7 @@ class FirstBadCall:
         self._search.saw_gradient(look.where, look.calls, kind, look.value, look.task)
 
     def _keep(self, suspect: SuspectCall) -> None:
-        """Copy a suspect while everything is as it was; see Note [When it is decided]."""
+        """Copy a suspect before anything changes; see Note [When it is decided]."""
         call = suspect.call
         if call is None or call.args is None:
             return
@@ -308,7 +307,7 @@ class FirstBadCall:
             if chosen is not None:
                 self._why = None if self._ready is not None else self._why or (chosen.step, chosen.why)
             if self._ready is not None or (chosen is not None and reached and optimizer is not None):
-                self._stop()  # one is enough, and a model whose parameters are spoiled shows no births
+                self._stop()  # one is enough; with non-finite parameters no later value is the first
                 self._write()
                 return
             self._search.restart(sound=not reached)
@@ -318,10 +317,10 @@ class FirstBadCall:
         self.looks.forget()
 
     def _stop(self) -> None:
-        """Look for nothing more.
+        """End the search and remove the hooks.
 
-        The hook ahead of optimizers stays until the step has ended: this may run in the midst of it, while PyTorch goes
-        through all such hooks.
+        The pre-hook of optimizers stays until the step has ended: this method may run inside it, while PyTorch iterates
+        over all such hooks.
         """
         self.shield.off = True
         self._calls.close()
@@ -333,7 +332,7 @@ class FirstBadCall:
         self._handles, self._passed, self._parcels = [], [], {}
         self.looks.forget()
         self._search = FirstBadSearch(self._keep, self.step)
-        self._calls = self._tracker()  # what is under way here and in other threads is forgotten
+        self._calls = self._tracker()  # forgets the active calls of all threads
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -361,13 +360,13 @@ class FirstBadCall:
 
 
 def _is_left_out(module: nn.Module) -> bool:
-    """Whether a call is not looked at: a repeated one, or one whose values are not there, under `torch.func` or tracing."""
+    """Whether a call is skipped: it is repeated, or under `torch.func` or tracing, where values are not available."""
     return is_repeated(module) or modes.is_transforming() or modes.is_under_jit()
 
 
 def _spoils(optimizer: Optimizer) -> bool:
-    """Whether a step that is about to be made would put something into the parameters that is not finite."""
-    skipped = getattr(optimizer, "found_inf", None)  # a GradScaler tells an optimizer that can skip by itself
+    """Whether the step that an optimizer is about to make would write non-finite values into the parameters."""
+    skipped = getattr(optimizer, "found_inf", None)  # set by GradScaler on an optimizer that skips by itself
     if isinstance(skipped, Tensor) and bool(skipped):
         return False
     params: Iterable[Tensor] = (p for group in optimizer.param_groups for p in group["params"])

@@ -1,11 +1,11 @@
-"""What each call adds to the gradient of what it was given: where in autograd's graph that can be seen.
+"""Each call's own share in the gradients of its inputs: the place in autograd's graph where it can be seen.
 
 # Note [Shares of a gradient]
-The gradient of a tensor is the sum of what all that used it send back, and a hook on the tensor sees the
-sum. Where a module and an operation beside it use the same tensor, the sum does not tell which of the two
-spoiled it. But each share passes along an edge of its own, from the node of an operation that took the
-tensor in. When a call has ended, those nodes are found by going back from what it returned; the calls
-inside are stepped over, as they have looked for theirs. A node made before the call began is not its own.
+The gradient of a tensor is the sum of the shares of all its uses, and a hook on the tensor sees the sum. If a module
+and an operation beside it use the same tensor, the sum does not show which of the two made it non-finite. But each
+share passes along an edge of its own, from the node of an operation that took the tensor. When a call has ended, a
+search from its outputs backwards finds those nodes; it steps over the calls inside, which have searched for theirs. A
+node made before the call began does not belong to the call.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ Edge = tuple[Node | None, int]
 
 
 class CallEdges:
-    """Where a call under way lies in autograd's graph.
+    """The place of an active call in autograd's graph.
 
     Attributes:
-        entries: The edges of what it was given.
-        inner: For each node that made what a call inside returned, the edges of what that call was given.
+        began: The number of the next operation when the call began.
+        entries: The edges of its inputs.
+        inner: For each node that made an output of a call inside, the edges of that call's inputs.
     """
 
     def __init__(self, given: Iterable[Tensor]) -> None:
@@ -35,10 +36,10 @@ class CallEdges:
         self.inner: dict[Node, set[Edge]] = {}
 
     def takers(self, returned: Iterable[Tensor]) -> Iterator[tuple[Node, int]]:
-        """Give the call's own nodes that took in what it was given, each with the place of that among its inputs.
+        """Yield the call's own nodes that took its inputs, each with the position of the input among the node's inputs.
 
         Args:
-            returned: What the call returned.
+            returned: The outputs of the call.
         """
         waiting = [t.grad_fn for t in returned if t.grad_fn is not None and _edge(t) not in self.entries]
         known = set(waiting)
@@ -55,7 +56,7 @@ class CallEdges:
                     waiting.append(before)
 
     def step_over(self, call: CallEdges, returned: Iterable[Tensor]) -> None:
-        """Take note of a call inside that has ended."""
+        """Take the edges of a call inside that has ended."""
         for tensor in returned:
             if tensor.grad_fn is not None and _edge(tensor) not in call.entries:
                 self.inner[tensor.grad_fn] = call.entries

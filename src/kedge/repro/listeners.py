@@ -1,4 +1,4 @@
-"""The hooks of a dump on gradients: nothing that fails there ends the program."""
+"""The hooks of `FirstBadCall` on gradients; a failure in them never ends the program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kedge.torch_internals.dynamo import untraced
 
 
 class GradientCheck:
-    """A hook for the gradient of a tensor."""
+    """A hook on the gradient of a tensor."""
 
     __torch_unserializable__ = True  # a tensor is sent or saved without it, and without a warning
 
@@ -21,18 +21,18 @@ class GradientCheck:
         self.shield, self.work = shield, work
 
     def __call__(self, gradient: Tensor) -> None:
-        """Take the gradient."""
+        """Called with the gradient."""
         self.shield(self.work, gradient)
 
 
 class InputEdgeListener:
-    """A hook for what one operation of a call adds to the gradient of an input; see Note [Shares of a gradient]."""
+    """A hook on one operation's share in the gradient of a call's input; see Note [Shares of a gradient]."""
 
     def __init__(self, shield: Shield, looks: PendingChecks, call: RecordedCall, place: int) -> None:
         self.shield, self.looks, self.call, self.place = shield, looks, call, place
 
     def __call__(self, shares: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]) -> None:
-        """Look at the share, as the hook of an autograd node."""
+        """Called as the hook of an autograd node; checks the share."""
         share = shares[self.place]
         if share is not None:
             self.shield(self.looks.look, "in.grad", (self.call,), share)

@@ -1,4 +1,4 @@
-"""A call, packed so that it can be run again alone: its tensors copied, the rest written as a script."""
+"""A call, packed to be run again alone: copies of its tensors, and a script for the rest."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ _NEXT = "# -- the tensors, "
 
 
 class TooLarge(Exception):
-    """The tensors of a call take more than the limit."""
+    """The tensors of a call exceed the limit."""
 
 
 @dataclass
 class CallPackage:
-    """A call, packed.
+    """A packed call.
 
     Attributes:
-        suspect: The call, and what it is suspected of.
+        suspect: The call, and the value it may have made.
         step: The step.
-        limit: How many bytes its tensors may take.
+        limit: Most bytes that its tensors may take.
         tensors: The tensors, copied to the CPU.
-        notes: What is to be known besides.
+        notes: Remarks for the reader of the script.
         script: The text of ``replay.py``.
-        seen: How many elements were not finite where that was seen first.
+        seen: How many NaN and infinities, and how many elements, the first non-finite value had.
+        size: Bytes of the tensors so far.
     """
 
     suspect: SuspectCall
@@ -59,7 +60,7 @@ class CallPackage:
         """Copy the tensors of a call, and write its script.
 
         Raises:
-            TooLarge: If they take more than the limit.
+            TooLarge: The tensors exceed the limit.
         """
         tied = self._state(call)
         self._inputs(call)
@@ -74,7 +75,7 @@ class CallPackage:
         self._names, self._kept = {}, []
 
     def write(self, folder: Path) -> None:
-        """Write the files; the folder is there with all of them or not at all."""
+        """Write the files, atomically: the folder has all of them or does not exist."""
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
         with told(f"write {folder}"):
             temporary.mkdir()
@@ -85,18 +86,18 @@ class CallPackage:
             temporary.replace(folder)
 
     def attribute(self, value: Tensor) -> None:
-        """Save a tensor that stands in an attribute."""
+        """Save a tensor found in a module's attribute."""
         name = f"attribute.{sum(n.startswith('attribute.') for n in self.tensors)}"
         self._names[id(value)] = f'tensor("{name}"{_layout(value)})'
         self._kept.append(value)
         self._add(name, value)
 
     def writer(self) -> SourceWriter:
-        """Give what writes values whose tensors are in here."""
+        """Return a writer that knows the tensors of this package."""
         return SourceWriter(self._names, self.attribute)
 
     def _state(self, call: RecordedCall) -> dict[str, str]:
-        """Copy parameters and buffers; returns the other names of those that have several."""
+        """Copy parameters and buffers; returns the further names of those with several, each with the first name."""
         tied: dict[str, str] = {}
         first: dict[int, str] = {}
         for path, module in call.module.named_modules():
@@ -160,7 +161,7 @@ def _layout(value: Tensor) -> str:
 
 
 def _script(parcel: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:
-    """Write the script: its head, what was called, and the text of `replay`."""
+    """Return the script: its head, the call, and the text of ``script.py``."""
     text = Path(__file__).with_name("script.py").read_text(encoding="utf-8")
     head, rest = text.split(_MARK)[0], text[text.index(_NEXT) :]
     imports = head[head.index("from __future__") :]
@@ -180,7 +181,7 @@ def _docstring(parcel: CallPackage, call: RecordedCall) -> str:
 
 
 def _called(parcel: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:
-    """Write the part of the script that belongs to this call alone."""
+    """Return the part of the script that belongs to this call alone."""
     writer = parcel.writer()
     rows, shared = _modules(call.module, writer)
     args, kwargs = call.args or ((), {})
@@ -204,7 +205,7 @@ def _called(parcel: CallPackage, call: RecordedCall, tied: Mapping[str, str]) ->
 
 
 def _modules(root: nn.Module, writer: SourceWriter) -> tuple[str, dict[str, str]]:
-    """Write a row for each module, and name those that have several names."""
+    """Return a row for each module, and the further names of shared modules, each with the first name."""
     rows, shared, first = "", {}, dict[int, str]()
     for name, module in root.named_modules(remove_duplicate=False):
         if id(module) in first:
@@ -219,7 +220,7 @@ def _modules(root: nn.Module, writer: SourceWriter) -> tuple[str, dict[str, str]
 
 
 def _places(root: nn.Module) -> tuple[list[str], str]:
-    """Give the folders that the modules' classes are imported from, and the program's script."""
+    """Return the folders that the modules' classes are imported from, and the program's script."""
     folders: dict[str, None] = {}
     script = ""
     for source in {type(m).__module__ for m in root.modules()}:
@@ -235,7 +236,7 @@ def _places(root: nn.Module) -> tuple[list[str], str]:
 
 
 def _above(file: Path, module: str) -> Path:
-    """Give the folder from which a module of this name is imported from this file."""
+    """Return the folder from which this file is imported as a module of this name."""
     depth = module.count(".") + (file.stem == "__init__")
     return file.parents[depth]
 

@@ -1,6 +1,6 @@
-"""Values written as Python, so that a script can make them again without a pickle.
+"""Values written as Python source, so that a script can rebuild them without a pickle.
 
-What cannot be written is named where it stands: ``missing("what it was")``.
+A value that cannot be written is replaced by a call that describes it: ``missing("its description")``.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _OURS = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
 
 @dataclass
 class SourceWriter:
-    """Writes values; tensors become names.
+    """Writes values as source; tensors become names.
 
     Attributes:
-        names: How each tensor that is known is written, by identity.
+        names: The expression of each known tensor, by identity.
         new: Makes a tensor known.
-        missing: What could not be written.
+        missing: Descriptions of the values that could not be written.
     """
 
     names: dict[int, str]
@@ -49,7 +49,7 @@ class SourceWriter:
     missing: list[str] = field(default_factory=list)
 
     def write(self, value: Any, depth: int = 0) -> str:
-        """Write a value as a Python expression."""
+        """Return a value as a Python expression."""
         if isinstance(value, Tensor):
             if id(value) not in self.names:
                 self.new(value)
@@ -65,7 +65,7 @@ class SourceWriter:
         return self._structure(value, depth) if depth < _DEEP else self.lacking(value)
 
     def lacking(self, value: Any) -> str:
-        """Name what cannot be written."""
+        """Return the placeholder of a value that cannot be written."""
         text = f"{type(value).__qualname__}: {_brief(value)}"
         self.missing.append(text)
         return f"missing({text!r})"
@@ -84,7 +84,7 @@ class SourceWriter:
         return imported(value) or self._named(value, depth)
 
     def _named(self, value: Any, depth: int) -> str:
-        """Write what its class makes of few words: an enumeration's member, a named tuple."""
+        """Return an enumeration's member or a named tuple as an expression with its class, other values as objects."""
         made = imported(type(value))
         if made and isinstance(value, enum.Enum):
             return f"{made}[{value.name!r}]"
@@ -93,10 +93,10 @@ class SourceWriter:
         return self._object(value, depth)
 
     def _object(self, value: Any, depth: int) -> str:
-        """Write an object by its class and its attributes."""
+        """Return an object as an expression of its class and its attributes."""
         kind: Any = type(value)
         plain = kind.__new__ is object.__new__ and isinstance(getattr(value, "__dict__", None), dict)
-        heap = kind.__flags__ & (1 << 9)  # a class that was made in Python, and so has no state but its attributes
+        heap = kind.__flags__ & (1 << 9)  # a class defined in Python, so without state besides its attributes
         if isinstance(value, nn.Module) or not (plain and heap and imported(kind)):
             return self.lacking(value)
         if isinstance(value, Mapping) or hasattr(kind, "__slots__"):
@@ -105,12 +105,12 @@ class SourceWriter:
 
 
 def imported(thing: Any) -> str:
-    """Write how something is imported; empty if it cannot be."""
+    """Return the expression that imports an object; empty if it cannot be imported."""
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not isinstance(name, str) or "<" in name:
         return ""
     last = name.rpartition(".")[2]
-    for home, own in ((module, name), ("torch", last), ("torch.nn.functional", last)):  # torch.log gives an inner name
+    for home, own in ((module, name), ("torch", last), ("torch.nn.functional", last)):  # torch.log has an inner name
         found: Any = sys.modules.get(home or "")
         for part in own.split("."):
             found = getattr(found, part, None)
@@ -120,9 +120,9 @@ def imported(thing: Any) -> str:
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
-    """Give what a module's own code has put into it, without parameters, buffers, modules and hooks."""
+    """Return the attributes that a module's own code has set, without parameters, buffers, modules and hooks."""
     own = {n: v for n, v in vars(module).items() if n not in _BARE and n not in _OURS}
-    if isinstance(module, nn.RNNBase):  # made anew from the parameters
+    if isinstance(module, nn.RNNBase):  # rebuilt from the parameters
         own = {n: v for n, v in own.items() if n not in REBUILT}
     return own
 

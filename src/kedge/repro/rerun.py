@@ -1,19 +1,19 @@
-"""A call that was kept, run again in a process of its own, to learn which operation made what is not finite.
+"""Runs a kept call once more in a process of its own, to name the operation that made the first non-finite value.
 
 # Note [A process of its own]
-A forward of the program's may print, count, draw random numbers or wait for other ranks. Run once more in the
-program it would change what the program does, so it runs beside it, when the watching has ended. It is given
-neither the place in a distributed run nor much time, and whatever fails there is no more than a name that is not
-known. What happens there is what ``replay.py`` does, under the sites of Kedge's own operations. What the program's code
-prints there is heard by nobody, nor do processes that it starts keep this one waiting; and what it has asked for at exit
-is not done a second time. If nobody waits for it any more, because the program was killed, it ends by itself.
+A forward of the program may print, count, draw random numbers or wait for other ranks. Run again inside the program it
+would change what the program does, so it runs in another process, after the watcher has ended. That process gets no
+place in a distributed run and little time, and a failure there only means that the operation is not named. It does the
+same as ``replay.py``, with Kedge's own operation sites. It discards the output of the program's code, does not wait for
+processes that this code starts, and does not run its exit handlers a second time. If its parent has died, because the
+program was killed, it ends by itself.
 
 # Note [No name is better than a wrong one]
-What went in, the parameters and the random numbers are the same again, but the program around is not there. So
-a name counts only if the same number of elements of a value of the same size went wrong as was seen; in a
-backward, if what arrives is finite and every node on the way is that of an operation that was seen. An operation
-is named that made infinities where none went in, or NaN where none did: the first of each, up to the first NaN.
-What puts an infinity where it is told to, as a mask is made, has computed none.
+Inputs, parameters and random numbers are the same again, but the program around the call is missing. So a name counts
+only if as many elements of a value of the same size went wrong as in the program; and in a backward, if the arriving
+gradients are finite and every node involved belongs to an operation that was seen. Named are the operations that made
+infinities of inputs without any, or NaN of inputs without any: the first of each, up to the first NaN. An operation
+that puts a given infinity in place, as the making of a mask does, has computed none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kedge.sites.site import Site
 from kedge.torch_internals.graph_task import current_node
 
 PATIENCE = 60.0
-"""How many seconds a call may take; most of it is the import of torch and of the program's modules."""
+"""Most seconds that a call may take; most of them go to importing torch and the program's modules."""
 
 _PLACING = frozenset({"masked_fill", "masked_fill_", "where", "setitem", "full", "full_like", "new_full", "fill_"})
 _MARK = "kedge found: "
@@ -53,10 +53,13 @@ Key = tuple[int, Site]
 
 
 def operations_of(folder: Path) -> Found:
-    """Run a dump's call again and give the operations that made it, in their order; none where that is not known.
+    """Run the call of a repro again, and return the operations that made its non-finite values.
 
     Args:
-        folder: The dump.
+        folder: The repro.
+
+    Returns:
+        The operations in their order; empty if they are not known.
     """
     if not sys.executable:
         return []
@@ -76,12 +79,12 @@ def operations_of(folder: Path) -> Found:
             **quiet,
         )
         return list(json.loads(ended.stdout.rpartition(_MARK)[2])) if _MARK in ended.stdout else []
-    except (OSError, ValueError, subprocess.SubprocessError, KeyboardInterrupt):  # who interrupts wants to be off
+    except (OSError, ValueError, subprocess.SubprocessError, KeyboardInterrupt):  # an interrupt ends the waiting too
         return []
 
 
 def rerun(folder: Path) -> Found:
-    """Run a dump's call again in this process; see `operations_of`."""
+    """Run the call of a repro again in this process; see `operations_of`."""
     script, seen = _load(folder / "replay.py"), _seen(folder)
     available = torch.cuda.is_available() or script.DEVICE == "cpu"
     if seen is None or not available:
@@ -107,12 +110,12 @@ def rerun(folder: Path) -> Found:
 
 
 class BirthListing(Listing):
-    """Lists operations, and which of them made what is not finite out of what is.
+    """Lists operations, and those of them that made non-finite values of finite ones.
 
     Attributes:
-        made: The operations that did, each with what it made.
-        counted: What was not finite in each result that was not.
-        nodes: Whose operation's a node of autograd's is.
+        made: Those operations, each with the kind of its value: "inf" or "nan".
+        counted: The counts of every result that was not finite.
+        nodes: The operation that made each autograd node.
     """
 
     def __init__(self) -> None:
@@ -123,7 +126,7 @@ class BirthListing(Listing):
         self._given: dict[Key, tuple[set[str], set[Any]]] = {}
 
     def bind(self, site: Site) -> Act:
-        """Return what lists the operations of one module, and looks at what they take and make."""
+        """Return a function that lists the operations of one module, and checks their inputs and results."""
         listed = super().bind(site)
 
         def act(value: Tensor, event: Event) -> None:
@@ -133,10 +136,10 @@ class BirthListing(Listing):
         return act
 
     def told(self, made: list[tuple[str, Key]], label: str, kind: str) -> Found:
-        """Describe the first operation that made infinities and the first that made NaN, in their order.
+        """Describe the first operation that made infinities and the first that made NaN, in this order.
 
         Args:
-            made: Operations, each with what it made.
+            made: Operations, each with the kind of its value.
             label: The path of the module that was called.
             kind: The kind of their sites.
         """
@@ -176,7 +179,7 @@ class BirthListing(Listing):
 
 
 def _between(node: Any, before: set[Any]) -> Iterator[Any]:
-    """Give the nodes that an operation made, from that of its result back to those of what it took."""
+    """Yield the nodes that an operation made, from its result back to the nodes of its inputs."""
     waiting, known = [node], {None, *before}
     while waiting:
         each = waiting.pop()
@@ -187,13 +190,13 @@ def _between(node: Any, before: set[Any]) -> Iterator[Any]:
 
 
 def _spoiled(script: Any, births: BirthListing, output: Any) -> list[tuple[str, Key]]:
-    """Run the backward, and give the operations in whose nodes something went wrong; none if one is not known."""
+    """Run the backward, and return the operations with non-finite gradients; empty if any of them is unknown."""
     outputs, gradients = script.paired(output)
     if any(map(_bad, gradients)):
         return []
 
     class Nodes(script.FirstBadOperations):  # type: ignore[misc]
-        """Notes nodes in place of words."""
+        """Records nodes in place of texts."""
 
         def told(self, name: str, made: Tensor, before: list[str]) -> Any:
             return current_node()
@@ -212,14 +215,14 @@ def _bad(value: Tensor) -> str:
 
 
 def _seen(folder: Path) -> dict[str, int] | None:
-    """Give what was seen not to be finite when the call was kept."""
+    """Return the counts of the non-finite value that were saved with the call; None if there are none."""
     with safe_open(folder / "tensors.safetensors", "pt") as file:
         seen = (file.metadata() or {}).get("seen")
     return None if seen is None else dict(json.loads(seen))
 
 
 def _load(path: Path) -> Any:
-    """Import a dump's script without running it."""
+    """Import a repro's script without running it."""
     spec = importlib.util.spec_from_file_location("kedge_replayed", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be imported")
@@ -230,14 +233,14 @@ def _load(path: Path) -> Any:
 
 
 def main() -> None:
-    """Be the other process; see Note [A process of its own]."""
+    """Entry point of the other process; see Note [A process of its own]."""
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
     try:
         with os.fdopen(os.dup(1), "w", encoding="utf-8") as out, Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             out.write(f"{_MARK}{json.dumps(rerun(Path(sys.argv[1])))}\n")
     finally:
-        os._exit(0)  # whatever has failed: what the program's code has registered for the exit is not this one's to do
+        os._exit(0)  # in any case: exit handlers of the program's code must not run here
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Run one call of one module again, alone, and name the first operation in it that is not finite.
+"""Runs one call of one module again, alone, and names the first operation in it with a non-finite result.
 
-This file is the text of every dump's ``replay.py``; a dump puts what was called in the place marked
-below. It needs torch and safetensors, and is not imported by Kedge.
+This file is the text of the ``replay.py`` in every repro; the package of the call fills in the part marked below. It
+needs torch and safetensors. Kedge does not import it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ GRAD = True
 
 
 def modules() -> list[tuple[str, str, str, bool, Any, list[str]]]:
-    """Give every module: its name, where its class is, whether it trained, its attributes, what it lacked."""
+    """Return every module: its name, the place of its class, whether it trained, its attributes, its empty entries."""
     return []
 
 
 def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give what the module was called with."""
+    """Return the arguments of the call, by position and by name."""
     return (), {}
 
 
@@ -56,7 +56,7 @@ LACKING: list[str] = []
 
 
 def tensor(name: str, stride: tuple[int, ...] | None = None, *, graded: bool = False) -> torch.Tensor:
-    """Give a saved tensor, laid out in memory as it was."""
+    """Return a saved tensor with its original memory layout."""
     value = TENSORS[name]
     if stride is not None:
         value = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
@@ -64,12 +64,12 @@ def tensor(name: str, stride: tuple[int, ...] | None = None, *, graded: bool = F
 
 
 def missing(what: str) -> Any:
-    """Stand for what could not be written down; put in its place what makes it."""
+    """Placeholder for a value that could not be written; replace the call with code that makes the value."""
     LACKING.append(what)
 
 
 def imported(module: str, name: str) -> Any:
-    """Import something by its module and name."""
+    """Return an object, imported by its module and name."""
     found: Any = script() if module == "__main__" else importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
@@ -77,7 +77,7 @@ def imported(module: str, name: str) -> Any:
 
 
 def revived(kind: Any, attributes: dict[str, Any]) -> Any:
-    """Make an object again from its class and its attributes."""
+    """Rebuild an object from its class and its attributes."""
     made = kind.__new__(kind)
     vars(made).update(attributes)
     return made
@@ -85,7 +85,7 @@ def revived(kind: Any, attributes: dict[str, Any]) -> Any:
 
 @functools.cache
 def script() -> ModuleType:
-    """Import the program's own script without running the program: its imports, definitions and constants alone."""
+    """Import the program's own script without running the program: only its imports, definitions and constants."""
     spec = importlib.util.spec_from_file_location("replayed_script", SCRIPT)
     if spec is None:
         raise SystemExit(f"the program's script {SCRIPT} cannot be imported; say in modules() where its classes are")
@@ -98,14 +98,14 @@ def script() -> ModuleType:
 
 
 def is_definition(node: ast.stmt) -> bool:
-    """Tell what defines something from what does something."""
+    """Whether a statement only defines something and runs nothing."""
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
         return not any(isinstance(inner, (ast.Call, ast.Await)) for inner in ast.walk(node))
     return isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
 
 
 def build() -> nn.Module:
-    """Make the module again: its classes without their constructors, then what was in it."""
+    """Rebuild the module: its classes without their constructors, then their contents."""
     made: dict[str, nn.Module] = {}
     for name, source, kind, training, attributes, nothing in modules():
         cls = imported(source, kind)
@@ -129,7 +129,7 @@ def build() -> nn.Module:
 
 
 def furnish(made: dict[str, nn.Module]) -> None:
-    """Put parameters and buffers into their modules; one that several modules share is one again."""
+    """Put parameters and buffers into their modules; a tensor that several modules shared is shared again."""
     for key in [k for k in TENSORS if k.startswith(("param.", "buffer."))]:
         kind, _, path = key.partition(".")
         outer, _, own = path.rpartition(".")
@@ -156,7 +156,7 @@ _INFINITIES = 3
 
 
 class FirstBadOperations(TorchDispatchMode):
-    """Looks at what every operation makes: the first few infinities out of none, and the first NaN."""
+    """Checks the result of every operation: keeps the first few infinities made of finite inputs, and the first NaN."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -179,13 +179,13 @@ class FirstBadOperations(TorchDispatchMode):
         return result
 
     def note(self, kind: str, told: str) -> None:
-        """Keep one; after the first NaN everything is its consequence."""
+        """Keep one result; after the first NaN all others are its consequences."""
         if len(self.found) < _INFINITIES or kind == "nan":
             self.found.append((kind, told))
         self.ended = kind == "nan"
 
     def told(self, name: str, made: torch.Tensor, before: list[str]) -> str:
-        """Say what was made of what, and where."""
+        """Describe the result, the inputs and the place of an operation."""
         wrong = int((~made.isfinite()).sum())
         node = current_node()
         place = forward_line(node) if node is not None else line(traceback.extract_stack())
@@ -195,7 +195,7 @@ class FirstBadOperations(TorchDispatchMode):
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Give the floating-point tensors in a structure."""
+    """Return the floating-point and complex tensors in a structure."""
     if isinstance(value, torch.Tensor):
         return [value] if value.is_floating_point() or value.is_complex() else []
     if isinstance(value, dict):
@@ -204,14 +204,14 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def bad(value: torch.Tensor) -> str:
-    """Tell whether a tensor holds a NaN, an infinity, or neither."""
+    """Return "nan" if a tensor holds a NaN, "inf" if it holds only infinities, and "" if all of it is finite."""
     if value.numel() == 0 or bool(value.isfinite().all()):
         return ""
     return "nan" if bool(value.isnan().any()) else "inf"
 
 
 def figures(value: torch.Tensor) -> str:
-    """Give the range of a tensor in a few words."""
+    """Describe the dtype, shape and range of a tensor."""
     text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if value.numel() == 0 or value.is_complex():
         return text
@@ -221,7 +221,7 @@ def figures(value: torch.Tensor) -> str:
 
 
 def line(stack: traceback.StackSummary) -> str:
-    """Give the innermost line of a stack that is neither torch's nor this file's."""
+    """Return the innermost line of a stack that is neither torch's nor this file's; empty if there is none."""
     inside = str(Path(torch.__file__).parent)
     for frame in reversed(stack):
         if not frame.filename.startswith((inside, "<")) and Path(frame.filename).resolve() != Path(__file__).resolve():
@@ -230,7 +230,7 @@ def line(stack: traceback.StackSummary) -> str:
 
 
 def forward_line(node: Any) -> str:
-    """Give the line of the forward that made an autograd node, as anomaly mode noted it."""
+    """Return the line of the forward that made an autograd node, as recorded by anomaly mode; empty if unknown."""
     inside, mine = str(Path(torch.__file__).parent), str(Path(__file__).resolve())
     for frame in reversed(node.metadata.get("traceback_", [])):
         if f'"{inside}' not in frame and f'"{mine}"' not in frame:
@@ -242,7 +242,7 @@ def forward_line(node: Any) -> str:
 
 
 def run(module: nn.Module, device: str) -> FirstBadOperations:
-    """Run the forward, and the backward if that is where it went wrong."""
+    """Run the forward, and the backward too if the first bad value arose there."""
     args, kwargs = arguments()
     seen = FirstBadOperations()
     with contextlib.ExitStack() as stack:
@@ -263,14 +263,14 @@ def run(module: nn.Module, device: str) -> FirstBadOperations:
 
 
 def paired(output: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Put each output beside the gradient that it was given."""
+    """Return the outputs and the gradients that reached them, in the same order."""
     named = dict(leaves(output, ""))
     pairs = [(named[k.partition(".")[2]], v) for k, v in TENSORS.items() if k.startswith("grad.")]
     return [o for o, _ in pairs], [g for _, g in pairs]
 
 
 def leaves(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
-    """Give the tensors of a structure by name."""
+    """Return the tensors of a structure with their names."""
     if isinstance(value, torch.Tensor):
         return [(name, value)]
     if hasattr(value, "_fields"):
@@ -284,7 +284,7 @@ def leaves(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
 
 
 def set_random(device: str) -> None:
-    """Give the random numbers the state that they had."""
+    """Restore the state of the random number generators."""
     for key in [k for k in TENSORS if k.startswith("random.")]:
         kind = key.partition(".")[2]
         if kind == "cpu":
@@ -294,7 +294,7 @@ def set_random(device: str) -> None:
 
 
 def main() -> int:
-    """Replay; the exit status is 0 if it went wrong again."""
+    """Replay the call; the exit status is 0 if a non-finite value arose again."""
     available = torch.cuda.is_available() or DEVICE == "cpu"
     device = sys.argv[1] if len(sys.argv) > 1 else DEVICE if available else "cpu"
     print(

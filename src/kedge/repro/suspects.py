@@ -1,16 +1,16 @@
-"""Which call made the first value that is not finite: told while the program runs, from what was seen in order.
+"""Finds the call that made the first non-finite value, while the program runs, from values seen in order.
 
 # Note [The first one in time]
-Values are looked at in the order in which the program makes them, so the first bad one is where it
-began. A bad output was made by the call itself, for all that its children returned was finite. A bad
-input was made by the code of the module around, between two of its children. Of gradients, the first
-bad one was made by the backward of the innermost call that sends it back (see Note [Shares of a gradient])
-and whose own output's gradient was finite; or, if no module does, of the call around.
+Values are checked in the order in which the program makes them, so the error began at the first bad one. If an output
+is bad, the call itself made it, since all outputs of its children were finite. If an input is bad, the code of the
+module around made it, between two of its children. The first bad gradient was made by the backward of the innermost
+call that sends it back (see Note [Shares of a gradient]) and whose own output gradient was finite; or, if there is no
+such module, of the call around.
 
 # Note [What is normal]
-Masks put -inf into scores on purpose, and loss scaling makes infinite gradients and skips the step.
-So an infinity is held against a call only if the optimizer was about to get gradients that are not
-finite; where that went well, the same place is no suspect any more. A NaN in the forward always counts.
+Masks put -inf into scores on purpose, and loss scaling makes infinite gradients and skips the step. So an infinity
+counts against a call only if the optimizer was about to get non-finite gradients; otherwise the same place is no longer
+suspect. A NaN in the forward always counts.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class SuspectCall:
     """A call that may have made the first bad value.
 
     Attributes:
-        call: The call; None if no module's code did.
+        call: The call; None if the value came from outside of all modules.
         direction: "forward" or "backward".
-        value: What it made.
-        site: Where it was seen first.
-        step: In which step.
-        why: Why nothing can be kept of it; empty if something can.
+        value: The kind of value that it made.
+        site: The site where the value was seen first.
+        step: The step.
+        why: The reason why the call cannot be kept; empty if it can.
         seen: The value or gradient in which it was seen.
     """
 
@@ -51,7 +51,17 @@ class SuspectCall:
 
 @dataclass
 class FirstBadSearch:
-    """The suspects of one step; see Note [The first one in time]."""
+    """The suspects of one step; see Note [The first one in time].
+
+    Attributes:
+        keep: Called with a new suspect that can be kept.
+        step: Returns the number of the current step.
+        forward: The first suspect of the forward for each kind of value.
+        backward: The suspect of the backward.
+        infinite: The sites with an infinity in this step.
+        habitual: The sites with an infinity in a step that went well.
+        task: The number of the backward pass of the suspect.
+    """
 
     keep: Callable[[SuspectCall], None]
     step: Callable[[], int]
@@ -62,7 +72,7 @@ class FirstBadSearch:
     task: int = -1
 
     def saw_value(self, where: Where, call: RecordedCall, value: Bad, seen: Tensor) -> None:
-        """Take note of an input or output that is not finite."""
+        """Take a non-finite input or output."""
         site = f"{call.label}:{where}"
         if value == "inf":
             self.infinite.add(site)
@@ -75,14 +85,15 @@ class FirstBadSearch:
     def saw_gradient(
         self, where: Where, calls: Iterable[RecordedCall], value: Bad, gradient: Tensor, task: int
     ) -> None:
-        """Take note of a gradient that is not finite.
+        """Take a non-finite gradient.
 
         Args:
-            where: At which side of the calls.
-            calls: The call whose output's or input's it is; of a parameter's all that used it, the newest first.
-            value: What it holds.
+            where: The side of the calls.
+            calls: The call whose input or output has the gradient; for a parameter all calls that used it, the newest
+                first.
+            value: The kind of value in it.
             gradient: The gradient.
-            task: The number of the backward pass; the first one of each counts.
+            task: The number of the backward pass; the first gradient of each pass counts.
         """
         calls = list(calls)
         if not calls or "nan" in self.forward:
@@ -97,10 +108,10 @@ class FirstBadSearch:
         self._take(SuspectCall(blamed, "backward", value, site, self.step(), why, gradient))
 
     def choose(self, *, reached: bool) -> SuspectCall | None:
-        """Give the one to be kept, if it matters; see Note [What is normal].
+        """Return the suspect to keep, if it matters; see Note [What is normal].
 
         Args:
-            reached: Whether the optimizer was about to get gradients that are not finite.
+            reached: Whether the optimizer was about to get non-finite gradients.
         """
         infinite, nan = self.forward.get("inf"), self.forward.get("nan")
         if infinite is not None and (reached or nan is not None):
@@ -108,14 +119,14 @@ class FirstBadSearch:
         return nan or (self.backward if reached else None)
 
     def restart(self, *, sound: bool) -> None:
-        """Forget the suspects; what was infinite in a sound step is so on purpose."""
+        """Forget the suspects; sites that were infinite in a sound step are so on purpose."""
         if sound:
             self.habitual |= self.infinite
         self.forward, self.backward, self.infinite, self.task = {}, None, set(), -1
 
     @property
     def open(self) -> bool:
-        """Whether anything was seen."""
+        """Whether a non-finite value was seen."""
         return bool(self.forward or self.backward or self.infinite)
 
     def _take(self, suspect: SuspectCall) -> None:
@@ -127,12 +138,12 @@ class FirstBadSearch:
             self.keep(suspect)
 
     def _nearer(self, known: SuspectCall, where: Where, call: RecordedCall, gradient: Tensor) -> bool:
-        """Whether another sight of the same gradient names a call inside of the known one."""
+        """Whether the same gradient, seen again, belongs to a call inside of the known one."""
         around = known.call is None or known.call in call.outside()
         return known.seen is gradient and where == "in.grad" and around and _passed(call)
 
     def _maker(self, where: Where, calls: list[RecordedCall]) -> RecordedCall | None:
-        """Find the innermost call that made a gradient out of finite ones."""
+        """Return the innermost call that made a gradient out of finite ones; None if there is none."""
         first = calls[0]
         inside = [] if where == "out.grad" else [call for call in calls if _passed(call)]
         return next((call for call in (*inside, *first.outside()) if _passed(call)), None)
@@ -144,7 +155,7 @@ def _passed(call: RecordedCall) -> bool:
 
 
 def _spoiled(call: RecordedCall) -> str:
-    """Name a parameter or buffer that was not finite before the call."""
+    """Describe a parameter or buffer that was non-finite before the call; empty if there is none."""
     for name, value in (*call.module.named_parameters(), *call.module.named_buffers()):
         if value.is_floating_point() and not usable(value, masks=not isinstance(value, nn.Parameter)):
             return f"{'.'.join(p for p in (call.label, name) if p)} was not finite before"
@@ -152,7 +163,7 @@ def _spoiled(call: RecordedCall) -> str:
 
 
 def usable(value: Tensor, *, masks: bool) -> bool:
-    """Whether a tensor holds no NaN, and no infinity unless masks may."""
+    """Whether a tensor holds no NaN, and no infinity either unless `masks` allows it."""
     value = value.detach()
     return bool(torch.isfinite(value.sum(dtype=torch.float32)).item()) or not bool(
         (value.isnan() if masks else ~value.isfinite()).any()

@@ -1,1 +1,1 @@
-"""Whether a program computes the same bits when it is watched."""
+"""Compares the bits that a program computes with and without watching."""

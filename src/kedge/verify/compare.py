@@ -1,4 +1,4 @@
-"""``kedge run --verify``: whether a program computes the same bits when it is watched."""
+"""``kedge run --verify``: compares the bits that a program computes with and without watching."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_OUTPUTS = "output of "
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One run of the program: what it ended with, what it printed, and what the witness wrote."""
+    """One run of the program: its exit status, and the files of its output, its stderr and its digests."""
 
     status: int
     printed: Path
@@ -34,14 +34,14 @@ class TrialRun:
     witness: Path
 
     def ending(self) -> str:
-        """Say how it ended, in a word or two."""
+        """Return the exit status and the last line of stderr after a failure."""
         last = _text(self.complained).rstrip().rpartition("\n")[2] if self.status else ""
         return f"exit status {self.status}" + (f" ({last})" if last else "")
 
 
 @dataclass(frozen=True)
 class DigestLine:
-    """A line of the witness: in which step, what it is about, and the digests by the names of tensors."""
+    """A line of the digest log: its step, its subject, and the digests by the names of tensors."""
 
     step: int
     what: str
@@ -50,7 +50,7 @@ class DigestLine:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing that two runs do not have in common."""
+    """The first difference between two runs."""
 
     step: int
     text: str
@@ -59,17 +59,17 @@ class Difference:
 def verify(program: Program, args: argparse.Namespace) -> int:
     """Run a program without and with watching, and print whether they agree.
 
-    It runs a third time, unwatched, only if they do not: then it may differ from itself.
+    Only if they do not, it runs a third time, unwatched: the program may differ from itself.
 
     Args:
         program: The program; it runs in processes of its own, in this folder.
-        args: What was typed for `kedge run`; the program is watched accordingly.
+        args: The parsed arguments of `kedge run`, which decide how the program is watched.
 
     Returns:
         0 if all is equal, 1 if watching changes something, 2 if the program differs from itself.
 
     Raises:
-        ScriptError: The witness could not follow the program.
+        ScriptError: The digest log could not follow the program.
     """
     with tempfile.TemporaryDirectory(prefix="kedge-verify-") as folder:
         trials = _Trials(program, Path(folder), _Silent() if args.quiet else messenger())
@@ -85,7 +85,7 @@ def verify(program: Program, args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace, folder: str) -> list[str]:
-    """Write what was typed for `kedge run` once more; the recording is thrown away if no place was named."""
+    """Return the arguments of `kedge run` as words; without an output path the recording is temporary."""
     given = {name: getattr(args, name, None) for name in ("sites", "every", "budget")}
     flags = [f"--{name}" for name in ("force", "strict", "dump", "saved") if getattr(args, name, False)]
     values = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
@@ -93,23 +93,28 @@ def _options(args: argparse.Namespace, folder: str) -> list[str]:
 
 
 class _Silent:
-    """Tells nobody."""
+    """A messenger that drops its texts."""
 
     def __call__(self, text: str) -> None:
-        """Tell it."""
+        """Drop a text."""
 
 
 class _Trials:
-    """Runs the program in a process of its own, each time with the same witness."""
+    """Runs the program in a process of its own, each time with the same digest log."""
 
     def __init__(self, program: Program, folder: Path, tell: Callable[[str], None]) -> None:
         self.program, self.folder, self.tell = program, folder, tell
-        # Sets and dicts of a program that relies on their order are in the same order each time.
+        # A program may rely on the order of its sets: this makes it the same in each run.
         self.environment = {"PYTHONHASHSEED": "0", **os.environ}
         self.number = 0
 
     def run(self, how: str, words: Sequence[str]) -> TrialRun:
-        """Run it once."""
+        """Run the program once.
+
+        Args:
+            how: How it runs, for the messages.
+            words: Arguments of `kedge.cli.verify_process` that come after the file of the digests.
+        """
         self.number += 1
         self.tell(f"running {self.program.name} {how}")
         printed, complained, witness = (self.folder / f"{n}{self.number}" for n in ("printed", "complained", "witness"))
@@ -130,7 +135,7 @@ class _Trials:
         return trial
 
 
-# -- telling -----------------------------------------------------------------------------------------
+# -- printing ----------------------------------------------------------------------------------------
 
 
 def _tell_equal(program: Program, plain: TrialRun) -> int:
@@ -200,10 +205,10 @@ def _same(one: TrialRun, other: TrialRun) -> bool:
 
 
 def entries(place: Path) -> Iterator[DigestLine]:
-    """Read what a witness wrote, up to the last whole line; nothing if the program never imported torch.
+    """Yield the lines of a digest log, up to the last complete one; nothing if the program never imported torch.
 
     Raises:
-        ScriptError: The witness failed.
+        ScriptError: The log reports a failure.
     """
     names: dict[int, list[str]] = {}
     if not place.exists():
@@ -229,7 +234,7 @@ def _entry(content: dict[str, object], names: Sequence[str]) -> DigestLine:
 
 
 def first_difference(one: Path, other: Path) -> Difference | None:
-    """Compare what two witnesses wrote."""
+    """Return the first difference between two digest logs, None if there is none."""
     for mine, theirs in zip_longest(entries(one), entries(other)):
         if mine != theirs:
             return _difference(mine, theirs)

@@ -1,9 +1,9 @@
-"""A neutral witness: writes down in digests what a program computes, whether it is watched or not.
+"""The neutral digest log: digests of the values that a program computes, whether it is watched or not.
 
 # Note [Witness]
-`kedge run --verify` compares a watched run of a program with an unwatched one. Both have this witness and
-nothing else in common with Kedge, so a difference between them comes from the watching. It uses global hooks
-alone, which leave nothing on a module, and it reads: it keeps no tensor and makes no autograd node.
+`kedge run --verify` compares a watched run of a program with an unwatched one. Both have this log and nothing else in
+common with Kedge, so a difference between them comes from the watching. It uses only global hooks, which leave nothing
+on a module, and it only reads: it keeps no tensor and makes no autograd node.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from kedge.torch_internals.source_lines import OWN, TORCH
 from kedge.torch_internals.storages import parts
 
 LENGTH = 16
-"""How many hexadecimal digits of a tensor's SHA-256 are kept."""
+"""Hexadecimal digits that are kept of a tensor's SHA-256."""
 
 
 class DigestLog:
     """Writes a line of digests for each output of a root module, and three for each step of an optimizer.
 
-    A root is a module called while no other one runs. A line says in which step, what it is about, and
-    the digests of tensors, whose names are in a line before it, written once.
+    A root is a module called while no other one runs. A line has its step, its subject, and the digests of tensors; an
+    earlier line, written once, has the names of these tensors.
 
     Args:
         place: The file to write.
@@ -73,7 +73,7 @@ class DigestLog:
             self._file.close()
 
     def _spared(self, work: Callable[[Optimizer], None]) -> Callable[..., None]:
-        """Make a hook of an optimizer that never ends the program; what fails is written down."""
+        """Return an optimizer hook that never ends the program; a failure is written to the log."""
 
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if not torch.compiler.is_compiling() and not modes.is_under_jit():
@@ -122,7 +122,7 @@ class DigestLog:
         return [(name, root) for ref, name in self._roots.values() if (root := ref()) is not None]
 
     def _parameters(self, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
-        """Every parameter of every root, and those that only the optimizer has."""
+        """Return every parameter of every root, and those that only the optimizer has."""
         named = {id(p): (f"{name}.{path}", p) for name, root in self._living() for path, p in root.named_parameters()}
         own = (p for group in optimizer.param_groups for p in group["params"])
         for number, p in zip(count(), own, strict=False):
@@ -148,7 +148,7 @@ def _is_left_out(module: nn.Module) -> bool:
 
 
 def _is_called_by_kedge() -> bool:
-    """Whether a module is called not by the program, but by what watches it: what stands around the frames of PyTorch."""
+    """Whether Kedge calls a module, not the program: the first caller outside of PyTorch is a Kedge frame."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back
@@ -158,9 +158,9 @@ def _is_called_by_kedge() -> bool:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return the beginning of the SHA-256 of a tensor's dtype, shape and bytes; under ``vmap`` those of all samples."""
+    """Return the beginning of the SHA-256 of a tensor's dtype, shape and bytes; under ``vmap``, of all samples."""
     sum_ = hashlib.sha256()
-    with modes.without_wrapping():  # or what is inside a transform were wrapped again
+    with modes.without_wrapping():  # else values inside a transform would be wrapped again
         for part in parts(leaves.untransformed(tensor).detach()):
             sum_.update(f"{part.dtype}{list(part.shape)}".encode())
             for content in _contents(part):
@@ -169,7 +169,7 @@ def digest(tensor: Tensor) -> str:
 
 
 def _contents(tensor: Tensor) -> Iterator[Any]:
-    """Yield the bytes of a tensor, as it is laid out in order; none if it has no memory."""
+    """Yield the bytes of a tensor in logical order; nothing if it has no memory."""
     if tensor.is_meta or not tensor.numel():
         return
     whole = tensor.int_repr() if tensor.is_quantized else tensor.resolve_conj().resolve_neg()

@@ -1,6 +1,7 @@
-"""Watching a program: which models it trains, which of its steps are measured, and the recording that is written.
+"""Watches a program: the models that it trains, the steps that are measured, and the recording.
 
-`kedge.watch` is both this package and the function that watches a block; as with `kedge.offload`, the package can be called.
+`kedge.watch` is both this package and the function that watches a block; as with `kedge.offload`, the package can be
+called.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Keeping quiet what PyTorch would tell the program about what is Kedge's."""
+"""Silences warnings of PyTorch to the program that Kedge's own hooks cause."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 import warnings
 from collections.abc import Sequence
 
-# The first is about a hook on all modules, the second about how Dynamo reads the functions of our hooks.
+# The first is about hooks on all modules, the second about how Dynamo reads the functions of our hooks.
 _MESSAGES = (
     r"Using `torch.compile\(module\)` when there are global hooks",
     r".*torch.autograd.function.Function.* should not be instantiated",
 )
 NOTED = (r"Error detected in ", r"\s*Previous calculation was induced by ")
-"""What a backward pass that raises says where autograd notes the stack of each operation."""
+"""The warnings of a backward pass that raises while autograd records the stack of each operation."""
 
 
 _Filter = tuple[str, re.Pattern[str], type[Warning], None, int]
@@ -21,13 +21,13 @@ _Filter = tuple[str, re.Pattern[str], type[Warning], None, int]
 def hush(messages: Sequence[str] = _MESSAGES) -> None:
     """Ignore warnings that the program can do nothing about.
 
-    `warnings.filterwarnings` would have Python forget which of the program's own warnings it has printed already.
+    `warnings.filterwarnings` would make Python forget which of the program's own warnings it has printed already.
     """
     warnings.filters[:0] = _filters(messages)  # type: ignore[index]  # a list, whatever its stub says
 
 
 def unhush(messages: Sequence[str] = _MESSAGES) -> None:
-    """Ignore them no longer."""
+    """Stop ignoring these warnings."""
     for entry in _filters(messages):
         if entry in warnings.filters:
             warnings.filters.remove(entry)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What is done in each step: it is measured, guarded or skipped, as the budget pays for it."""
+"""Makes each step a measured, guarded or skipped one, as the budget pays for it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ _LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: O
 
 
 class StepKinds:
-    """Makes each step of the kind that the budget chose for it; see Note [Three kinds of steps] in `kedge.watch.steps.budget`.
+    """Prepares each step for its kind, which the budget chose.
+
+    See Note [Three kinds of steps] in `kedge.watch.steps.budget`.
 
     Attributes:
-        hooks: Those that are up in some kinds of steps.
-        costs: What watching costs.
+        hooks: The hooks that only some kinds of steps need.
+        costs: The cost of watching.
         evaluation: Decides which forward passes of a step are measured.
     """
 
@@ -34,13 +36,13 @@ class StepKinds:
         self.evaluation = Evaluation(record.meter, record.models.roots)
 
     def begin(self, finder: RemovableHandle) -> None:
-        """Begin with the first step; roots are found by a hook."""
+        """Begin with the first step, and take over the hook that finds roots."""
         self.costs.begin()
         self.hooks.take_finder(finder)
         self.budget.begin(time.perf_counter(), self.costs.per_step)
 
     def run_ended(self, step: int) -> None:
-        """Write what was seen in the last steps, and prepare the next ones."""
+        """Write the values of the last steps, and prepare the next ones."""
         budget, timed = self.budget, 0.0
         if budget.kind is not StepKind.SKIPPED:
             measured = budget.kind is StepKind.MEASURED
@@ -53,11 +55,11 @@ class StepKinds:
         self._begin_step(budget.run_ended(step, time.perf_counter(), timed))
 
     def interrupt(self) -> None:
-        """Guard the step under way by itself, in the midst of a run: something in it is not finite."""
+        """Make the current step a guarded one, in the middle of a run, because something in it is not finite."""
         self.budget.interrupt(time.perf_counter(), self.costs.charge)
 
     def interrupt_skipped(self) -> None:
-        """Guard the step under way, which was to be skipped: its loss is not finite."""
+        """Make the current skipped step a guarded one, because its loss is not finite."""
         self.interrupt()
         self._begin_step(StepKind.GUARDED)
 

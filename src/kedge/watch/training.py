@@ -1,7 +1,7 @@
-"""Which watched parameters each optimizer trains, and what it holds that belongs to no root so far.
+"""The watched parameters that each optimizer trains, and its parameters that belong to no root so far.
 
-As long as an optimizer holds parameters of no root, new roots are looked for in every step; if none turns up, the
-modules that hold them are found among all objects, and what no module holds is watched as tensors.
+As long as an optimizer holds parameters of no root, every step searches for new roots. If none is found, a search of
+all objects finds the modules that hold these parameters, and parameters of no module are watched as tensors.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kedge.watch.records.optimizer_updates import Updates
 from kedge.watch.steps.steps import Steps
 
 _SEARCHES = 20
-"""How often all parameters of an optimizer are hooked again."""
+"""Most times that all parameters of an optimizer are hooked again."""
 _PATIENCE = 3
-"""How many steps of an optimizer to wait for the modules that its parameters belong to."""
+"""Steps of an optimizer to wait for the modules that its parameters belong to."""
 
 
 class Training:
-    """Keeps models and optimizers together.
+    """The connection between models and optimizers.
 
     Attributes:
-        unmet: How often the optimizers that hold parameters of no root have stepped.
+        unmet: For each optimizer with parameters of no root, how often it has stepped.
     """
 
     def __init__(self, models: Models, updates: Updates, steps: Steps) -> None:
@@ -38,7 +38,7 @@ class Training:
         self.unmet: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def watch(self, module: nn.Module) -> RootModule:
-        """Watch a new root; optimizers may have stepped, or begun to, before it was met."""
+        """Watch a new root; optimizers may have stepped, or begun to, before it was first called."""
         root = self.models.watch(module)
         self.steps.add(root, self.models.roots)
         own = {id(p) for p in module.parameters()} if self.optimizers.entries else set()
@@ -48,7 +48,7 @@ class Training:
         return root
 
     def before_update(self, optimizer: Optimizer) -> KnownOptimizer:
-        """Find out what an optimizer trains, if that is not known or may have changed; returns what is known of it."""
+        """Update the entry of an optimizer if it is new or may have changed, and return it."""
         entry = self.optimizers.entry(optimizer)
         if entry.grew(optimizer):
             self._adopt(optimizer, entry)
@@ -78,17 +78,17 @@ class Training:
         self.steps.budget.wish()
 
     def _strangers(self, optimizer: Optimizer) -> list[nn.Parameter]:
-        """List the parameters of an optimizer that belong to no root."""
+        """Return the parameters of an optimizer that belong to no root."""
         return [p for p in params_of(optimizer) if self.models.places.of(p) is None]
 
     def _listen_again(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
-        """Hook all that an optimizer holds: when it is new, or steps though no backward pass was seen to reach it."""
+        """Hook all parameters of an optimizer: if it is new, or no backward pass was seen to reach it."""
         if entry.searches < _SEARCHES:
             entry.searches += 1
             self.models.passes.listen((p for p in params_of(optimizer) if own_part(p) is p), again=True)
 
     def _meet_holders(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
-        """Watch what an optimizer holds that belongs to no root: modules that are not called, or tensors alone."""
+        """Watch an optimizer's parameters that belong to no root: by modules that are not called, or as tensors."""
         for module in holders_of(p for p in self._strangers(optimizer) if p.grad is not None):
             if module not in self.models.known and not isinstance(module, torch.jit.ScriptModule):
                 self.watch(module)

@@ -1,8 +1,9 @@
-"""Watching a whole program: the models that it trains, the steps of their optimizers, and each backward pass.
+"""Watches a whole program: the models that it trains, the steps of their optimizers, and each backward pass.
 
-What the program does comes in by five hooks: a module is called, a root's forward begins, a backward pass begins and ends,
-an optimizer is about to step, and has stepped. Who is watched is in `kedge.watch.models.models` and `kedge.watch.training`,
-what makes a step in `kedge.watch.steps.steps`, how much is done in one in `kedge.watch.step_kinds`.
+Five kinds of hooks report what the program does: a module is called, a root's forward begins, a backward pass begins or
+ends, an optimizer is about to step, an optimizer has stepped. `kedge.watch.models.models` and `kedge.watch.training`
+decide which models and parameters are watched, `kedge.watch.steps.steps` decides which of these events end a step, and
+`kedge.watch.step_kinds` how much is measured in one.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from kedge.watch.training import Training
 
 
 class Watcher:
-    """Watches what a program does, while a ``with`` block lasts.
+    """Watches a program during a ``with`` block.
 
     Args:
-        meter: What measures; it is told to pass its steps to this watcher's writer.
-        log: Where records go.
+        meter: Measures; it passes its steps to this watcher's writer.
+        log: Receives the records.
         sites: A selector; outputs, gradients and parameters at the paths that it names are measured.
         n: After the first steps, one step in `n` is measured, or fewer if the budget does not pay for it.
         budget: The share of the program's time that watching may take; None for no limit.
@@ -91,12 +92,12 @@ class Watcher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Write what is left, and remove every hook."""
+        """Write the rest, and remove every hook."""
         if os.getpid() != self.shield.pid:
             return
         try:
             if not self.failed:
-                with self.record.meter.lock, self.costs:  # another thread may train still
+                with self.record.meter.lock, self.costs:  # another thread may still train
                     silent = self.record.end()
                 self.record.writer.log.event({"kind": "ledger", "sampled": self.summary.sampled, "sites": silent})
         finally:
@@ -109,14 +110,14 @@ class Watcher:
         return self.shield.failure is not None
 
     def step(self) -> int:
-        """Return the step under way."""
+        """Return the number of the current step."""
         return self.steps.step
 
     @property
     def summary(self) -> WatchSummary:
-        """What came out so far."""
+        """The figures so far."""
         budget, steps = self.budget, self.steps.begun
-        under_way = steps > self.step()  # it counts from its beginning, where forward passes are the steps
+        under_way = steps > self.step()  # where forward passes are the steps, a step counts from its beginning
         levels = {kind.name.lower(): budget.counts[kind] for kind in reversed(StepKind)}
         levels[budget.kind.name.lower()] += budget.done + under_way
         sampled = budget.counts[StepKind.MEASURED] + (under_way and budget.kind is StepKind.MEASURED)
@@ -127,12 +128,12 @@ class Watcher:
     # -- forward -----------------------------------------------------------------------------------
 
     def _module_called(self, module: nn.Module, args: Any) -> None:
-        """See every module call of the program: few are of modules that have not been met."""
+        """Called before every module call of the program; passes on those of modules not seen before."""
         if not torch.compiler.is_compiling() and module not in self.models.known:
             self._on_first_call(module, args)
 
     def _first_call(self, module: nn.Module, args: Any) -> None:
-        """See the first call of a module; that of a root makes it watched."""
+        """Called at the first call of a module; starts to watch it if it is a root."""
         inner = self.models.meet(module) if self.kinds.hooks.finding else None
         if inner is None:
             return
@@ -144,7 +145,7 @@ class Watcher:
         root = self.training.watch(inner)
         if record.dump is not None:
             record.dump.watch(inner, root.label, begun=inner is module)
-        if inner is module:  # PyTorch had collected the hooks of this call before there were ours
+        if inner is module:  # PyTorch had collected the hooks of this call before ours were registered
             if not root.follows:
                 record.first_step.add(module, root)
             self.session.begin_call(module, args)
@@ -177,7 +178,7 @@ class Watcher:
     # -- optimizers --------------------------------------------------------------------------------
 
     def _about_to_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """See an optimizer that is about to step; in a skipped step nothing is done."""
+        """Called before an optimizer steps; does nothing in a skipped step."""
         if self.record.meter.level != OFF and not torch.compiler.is_compiling():
             self._on_before_update(optimizer, args, kwargs)
 
@@ -188,7 +189,7 @@ class Watcher:
             self.kinds.interrupt()
 
     def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Count an optimizer's step: the one hook that runs in skipped steps, and finds caches cold."""
+        """Count an optimizer's step: the only hook that runs in skipped steps, where it finds caches cold."""
         if self.shield.in_child:
             self.record.facts.stepped_in_child()
             return

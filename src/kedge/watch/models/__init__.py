@@ -1,1 +1,1 @@
-"""Who is watched: the models that a program calls, their parameters, and the optimizers that hold these."""
+"""The watched models of a program, their parameters, and the optimizers that hold these."""

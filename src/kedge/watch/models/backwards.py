@@ -1,10 +1,10 @@
-"""Each backward pass: what it began at, where in the program, and when it ends.
+"""Each backward pass: its tensors, the line of the program that began it, and its end.
 
 # Note [What backward began at]
-Nothing is patched. A hook on a parameter runs inside the pass, in the thread that called it or in one of a device's;
-the frame of `torch.autograd.backward` that is under way holds the tensors that were differentiated, and the frames
-above it lead to the program's line. In the first steps every parameter has the hook. After a measured step only those
-keep it whose gradient arrived first in a pass, and those that have had no gradient yet.
+Nothing is patched. A hook on a parameter runs inside the pass, in the thread that called it or in a device's thread;
+the active frame of `torch.autograd.backward` holds the differentiated tensors, and the frames above it lead to the
+program's line. In the first steps every parameter has the hook. After a measured step only two kinds of parameters keep
+it: those whose gradient arrived first in a pass, and those without a gradient so far.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True)
 class BackwardStart:
-    """What a backward pass began at.
+    """The start of a backward pass.
 
     Attributes:
-        tensors: The tensors that were differentiated.
+        tensors: The differentiated tensors.
         where: The code and line that called backward; None if no frame shows it.
         frame: That frame.
     """
@@ -54,14 +54,14 @@ class BackwardPasses:
     """Reports each backward pass that reaches a watched parameter; see Note [What backward began at].
 
     Args:
-        places: Knows the parameters.
+        places: The watched parameters.
 
     Attributes:
-        on_begin: Set to what is given what a pass began at, when the first gradient has arrived.
-        on_end: Set to what is called at the end of a pass, with its number.
-        on_bad_loss: Set to what is called when the loss of a pass is not finite that is only asked for that.
-        quick: Of a pass it is only asked whether its loss is finite, and on a device not even that.
-        on_quick_end: Set to what is called at the end of such a pass; None where nobody counts them.
+        on_begin: Called with the start of a pass when its first gradient has arrived.
+        on_end: Called at the end of a pass, with the number of the pass.
+        on_bad_loss: Called in quick mode when the loss of a pass is not finite.
+        quick: Whether passes are only checked for a finite loss; a loss on a device is not checked.
+        on_quick_end: Called in quick mode at the end of a pass; None if nothing counts the passes.
     """
 
     def __init__(self, places: WatchedParameters) -> None:
@@ -78,7 +78,7 @@ class BackwardPasses:
         self._depth, self._code = 0, _backward_code()
 
     def listen(self, params: Iterable[nn.Parameter], *, again: bool = False) -> None:
-        """Hook watched parameters that had no hook yet; or again those whose hook was removed."""
+        """Hook watched parameters without a hook; with `again` also those whose hook was removed."""
         for place in self.places.among(params):
             param = place.param()
             if param is None or (place.hook is not None and (place.is_hooked or not again)):
@@ -89,12 +89,12 @@ class BackwardPasses:
                 self._kept.pop(id(param), None)
 
     def keep_first(self, groups: Callable[[], Iterable[Iterable[ParameterSites]]]) -> None:
-        """Keep the hooks of the parameters whose gradients arrive first: in a pass, and of each group.
+        """Keep the hooks of the parameters whose gradients arrive first, in a pass or in a group; remove the others.
 
-        Those that had no gradient yet keep theirs too.
+        Parameters that had no gradient yet keep theirs too.
 
         Args:
-            groups: Returns the groups; it is called if there is something new.
+            groups: Returns the groups; called only if something is new.
         """
         if self._settled:
             return
@@ -109,12 +109,12 @@ class BackwardPasses:
                 place.hook.remove()
 
     def reached_here(self, params: Iterable[Tensor]) -> bool:
-        """Whether gradients of some parameters arrive in this thread, so that no other one changes them meanwhile."""
+        """Whether gradients of some parameters arrive in this thread, so that no other thread changes them."""
         here = threading.get_ident()
         return len(self._threads) < 2 or any(place.thread == here for place in self.places.among(params))
 
     def reached_by(self, task: int, params: Iterable[nn.Parameter]) -> bool:
-        """Whether a backward pass reached some parameters, of which one at least has a hook."""
+        """Whether a backward pass reached some parameters; at least one of them must have a hook."""
         return any(place.task == task for place in self.places.among(params))
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class BackwardPasses:
             place = self.places.of(param)
             if place is not None:
                 self._note(place)
-        if place is None:  # the program has swapped it with another
+        if place is None:  # the program has swapped it for another
             self.reached(task)
             return
         place.task = task
@@ -140,14 +140,18 @@ class BackwardPasses:
             place.first = True
 
     def _note(self, place: ParameterSites) -> None:
-        """Note in which order gradients arrive, and where; in passes that are only asked for their loss it is known."""
+        """Note the order in which gradients arrive, and their thread; in quick passes both are known."""
         if place.order is None:
             place.order, self._arrived, self._settled = self._arrived, self._arrived + 1, False
         place.thread = threading.get_ident()
         self._threads.add(place.thread)
 
     def reached(self, task: int) -> bool:
-        """Called when a backward pass has come to something that is watched; tells whether that is the first in it."""
+        """Called when a backward pass has reached a watched value.
+
+        Returns:
+            Whether it is the first one in the pass.
+        """
         tasks = self._tasks
         if task in tasks or task == -1:
             return False
@@ -165,9 +169,9 @@ class BackwardPasses:
         return True
 
     def _is_sound(self) -> bool:
-        """Whether the loss of the pass under way is known to be finite, or nothing is known of it."""
+        """Whether the loss of the active pass is finite, or unknown."""
         try:
-            frame: FrameType | None = sys._getframe(self._depth)  # where it was the last time
+            frame: FrameType | None = sys._getframe(self._depth)  # its depth in the last pass
         except ValueError:  # the stack is not as deep
             frame = None
         if frame is None or frame.f_code is not self._code:
@@ -190,7 +194,7 @@ class BackwardPasses:
 
 
 def began() -> BackwardStart:
-    """Return what the backward pass under way in this thread began at: the outermost, which others may run in."""
+    """Return the start of the active backward pass of this thread: of the outermost, if passes are nested."""
     codes = _codes()
     for frame in _threads():
         above: FrameType | None = frame
@@ -211,13 +215,13 @@ def _backward_code() -> CodeType | None:
 
 
 def _codes() -> dict[CodeType, str]:
-    """The code of what begins a backward pass, with the name of its local variable for the tensors."""
+    """Return the code of the functions that begin a backward pass, with the name of their variable for the tensors."""
     functions = ((torch.autograd.backward, "tensors"), (torch.autograd.grad, "outputs"))
     return {f.__code__: name for f, name in functions if hasattr(f, "__code__")}
 
 
 def _threads() -> Iterator[FrameType]:
-    """The frame that called this thread's `began`, and then those of the others: a device's backward has its own thread.
+    """Yield the frame that called `began`, then those of the other threads: a device's backward has its own thread.
 
     The frame of `began` is left out: as one of its own variables it would keep itself alive, and the loss with it.
     """
@@ -238,7 +242,7 @@ def is_installed(file: str) -> bool:
 
 
 def _programs_line(frame: FrameType) -> FrameType | None:
-    """The frame of the program that called, or of an installed library if no other is above."""
+    """Return the frame of the program that called; failing that, the nearest frame of an installed library."""
     above, library = frame.f_back, None
     while above is not None:
         file = above.f_code.co_filename
@@ -251,22 +255,22 @@ def _programs_line(frame: FrameType) -> FrameType | None:
 
 
 def operation_of(value: Tensor) -> tuple[str | None, str]:
-    """Return the name of the autograd node that made a tensor, and of its operation: ``nll_loss``."""
+    """Return the name of the autograd node that made a tensor, and that of its operation: ``nll_loss``."""
     if value.grad_fn is None:
         return None, "leaf"
     return value.grad_fn.name(), plain_name(value.grad_fn.name())
 
 
 def plain_name(node: str) -> str:
-    """Return what people call the operation behind a node: ``nll_loss`` for ``NllLossBackward0``."""
+    """Return the usual name of the operation behind a node: ``nll_loss`` for ``NllLossBackward0``."""
     name = re.sub(r"(Backward\d*|<.*>)$", "", node.rpartition("::")[2])
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 class Reached:
-    """The action that tells of a backward pass by the gradient of what a root returns.
+    """The action that reports a backward pass by the gradient of a root's output.
 
-    It is for models whose parameters are spread over several processes: hooks on these do not fire.
+    It serves models with parameters spread over several processes: hooks on these do not fire.
     """
 
     observes = True
@@ -276,7 +280,7 @@ class Reached:
         self.passes, self.root = passes, root
 
     def bind(self, site: Site) -> Act:
-        """Return what is called with each gradient."""
+        """Return a function that is called with each gradient."""
 
         def reached(value: Tensor, event: Event) -> None:
             self.passes.reached(graph_task())

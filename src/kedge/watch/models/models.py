@@ -1,11 +1,11 @@
-"""Who is watched: the models that the program calls, and the parameters that its optimizers hold.
+"""The watched models that the program calls, and their parameters.
 
 # Note [Roots]
-A root is a module that is called while no other watched one runs. It is found at its first call by a global
-forward-pre hook and gets its hooks before its forward runs, so that a model handed to `torch.compile` is hooked before
-it is compiled. The first root that an optimizer trains has the plain names - or, where there is no optimizer, the
-first one that has parameters; those of others begin with their class name. As long as an optimizer holds parameters of
-no root, new roots are looked for in every step; see `kedge.watch.training`.
+A root is a module that is called while no other watched one runs. A global forward-pre hook finds it at its first call
+and hooks it before its forward runs, so that a model handed to `torch.compile` is hooked before it is compiled. The
+first root that an optimizer trains has the plain names - or, if there is no optimizer, the first one that has
+parameters; the names of others begin with their class name. As long as an optimizer holds parameters of no root, every
+step looks for new roots; see `kedge.watch.training`.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class SeenModules:
         return known is not None and known() is module
 
     def meet(self, modules: Iterable[nn.Module]) -> None:
-        """Take these in."""
+        """Add modules."""
         self._met.update((id(module), weakref.ref(module)) for module in modules)
 
     def forget_gone(self) -> None:
-        """Forget those that do not exist any more."""
+        """Drop modules that no longer exist."""
         self._met = {key: known for key, known in self._met.items() if known() is not None}
 
     def is_aside(self, module: nn.Module) -> bool:
-        """Whether it is never a root.
+        """Whether a module never becomes a root.
 
-        It may be a replica; or compute a parameter, when PyTorch calls it as the module that will have it is made.
+        It may be a replica; or it may compute a parameter, for which PyTorch calls it while the owner is being built.
         """
         if isinstance(module, ParametrizationList):
             self._aside.update(module.modules())
@@ -74,15 +74,15 @@ class Models:
     """The roots and their parameters; see Note [Roots].
 
     Args:
-        session: Has the hooks.
-        meter: What measures.
-        selector: Names what is measured.
-        places: Takes in the parameters.
+        session: Holds the hooks.
+        meter: Measures.
+        selector: Names the measured sites.
+        places: Receives the parameters.
 
     Attributes:
         passes: The backward passes, which hook the parameters.
-        holding: Set to a list to have it keep the roots alive to the end.
-        names: Names of modules that may turn out to be roots, given by the model that holds them and is not called itself.
+        holding: Set to a list to keep the roots alive to the end.
+        names: Names of modules that may become roots, from a model that holds them but is not called itself.
     """
 
     def __init__(self, session: WatchSession, meter: WatchMeter, selector: Selector, places: WatchedParameters) -> None:
@@ -94,7 +94,11 @@ class Models:
         self._lazy: list[RootModule] = []
 
     def meet(self, module: nn.Module) -> nn.Module | None:
-        """Take in a module that is called first; returns what may be a root: itself, the model inside of it, or None."""
+        """Add a module at its first call.
+
+        Returns:
+            The module that may be a root: itself, or the model inside of it; None if there is none.
+        """
         if module in self.known or self.known.is_aside(module) or in_backward():
             return None
         self.known.meet([module])
@@ -105,7 +109,7 @@ class Models:
         return None if wrapped_late or captured or unhookable else inner
 
     def running(self) -> RootModule | None:
-        """Return the root whose forward is under way in this thread."""
+        """Return the root whose forward is active in this thread."""
         return next((root for root in self.roots if root.is_running), None)
 
     def watch(self, module: nn.Module) -> RootModule:
@@ -130,7 +134,7 @@ class Models:
             self._hook(module, root, fresh)
         if _is_lazy(module):
             self._lazy.append(root)
-        target.held = None  # the program's models live as long as the program wants
+        target.held = None  # the program decides how long its models live
         if self.holding is not None:
             self.holding.append(module)
         return root
@@ -150,7 +154,7 @@ class Models:
     def _place_parameters(self, module: nn.Module, root: RootModule) -> None:
         fresh = self.places.unplaced(module)
         self.places.put(fresh, root, lambda path: selected(self.selector, path, module))
-        # Hooks on a parameter that is spread over several processes do not fire: its gradient is seen at the optimizer.
+        # Hooks on a parameter that is spread over several processes do not fire: its gradient is read at the optimizer.
         self.passes.listen(param for _, param in fresh if own_part(param) is param)
 
     def watch_tensors(self, tensors: Sequence[nn.Parameter]) -> None:
@@ -163,7 +167,7 @@ class Models:
         self.passes.listen(tensors)
 
     def find_parameters(self, *, lazy_only: bool = False) -> None:
-        """Watch the parameters that came later: by a first forward, or where `torch.func` had put others in their place."""
+        """Watch parameters that came later: from a first forward, or after `torch.func` had swapped them out."""
         for root in self._lazy if lazy_only else self.roots:
             module = root.module()
             if module is not None:
@@ -171,10 +175,10 @@ class Models:
                     root.modules = module_tree(module, root.label)
                     root.types.update((n, type(m).__name__) for n, m in module.named_modules() if n in root.types)
                 self._place_parameters(module, root)
-        self._lazy = []  # what has no shape by now is looked for again when an optimizer holds it
+        self._lazy = []  # parameters still without a shape are found again when an optimizer holds them
 
     def release_gone(self) -> None:
-        """Let go of roots that are gone, before others have their place in memory."""
+        """Release roots whose modules no longer exist, before others reuse their addresses."""
         if [root for root in self.roots if root.release(self.session)]:
             self.known.forget_gone()
             self.places.forget_gone()

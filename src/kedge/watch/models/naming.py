@@ -1,4 +1,4 @@
-"""How roots are named, see Note [Roots] in `kedge.watch.models.models`, and tensors that belong to no module."""
+"""The names of roots, see Note [Roots] in `kedge.watch.models.models`, and of tensors that belong to no module."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kedge.watch.models.roots import RootModule, free_prefix
 
 
 def prefix_of(module: nn.Module, roots: Sequence[RootModule], names: Mapping[nn.Module, str]) -> str:
-    """Choose the prefix of a new root.
+    """Return the prefix of a new root.
 
     Args:
         module: The root.
-        roots: Those that there are.
-        names: Names that were given before.
+        roots: The existing roots.
+        names: Names given before.
     """
     if module in names:
         return names[module]
     params = {id(p): isinstance(p, nn.Parameter) for p in module.parameters()}
     if params and all(root.prefix for root in roots):
-        replaced = not all(params.values())  # by `torch.func`: its own may be what an optimizer holds
+        replaced = not all(params.values())  # by `torch.func`: an optimizer may hold its original ones
         if replaced or not _others_train(params):
             return ""
         gc.collect()  # the optimizers of a training that is over may be garbage
@@ -60,7 +60,7 @@ def names_in_frames(tensors: Sequence[Tensor]) -> list[str]:
 
 
 def _parts(value: Any) -> Iterator[tuple[object, Any]]:
-    """Yield a variable's value, and what it holds as a list, tuple or dict, each with its index or key; there may be millions."""
+    """Yield a variable's value, and the items of a list, tuple or dict with index or key; there may be millions."""
     yield None, value
     if type(value) in (list, tuple):
         yield from enumerate(value)

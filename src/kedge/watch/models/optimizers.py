@@ -1,11 +1,11 @@
-"""The program's optimizers: what each holds, how often it has stepped, and whose steps are the run's.
+"""The program's optimizers: their parameters, their steps, and the one that ends the run's steps.
 
 # Note [Whose steps]
-With several optimizers, as a GAN has, the one that steps last in each round ends the run's steps: so a step holds
+With several optimizers, as in a GAN, the one that steps last in each round ends the run's steps: so a step includes
 all that belongs to it. A round is over when every optimizer that trains something watched has stepped, or when one
-steps again. When the optimizer that ended the steps is gone, or has long been idle, another takes its place. One that
-had not stepped before belongs to another phase of the training if it steps twice in turn - unless the one before steps
-again, which then ends the steps as before.
+steps again. When the optimizer that ended the steps is deleted, or long idle, another replaces it. An optimizer
+that had not stepped before belongs to another phase of the training if it steps twice in turn - unless the one before
+steps again, which then ends the steps as before.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from torch.optim import Optimizer
 from kedge.watch.models.parameters import WatchedParameters
 
 _PATIENCE = 30
-"""How often another optimizer may step before it is taken to be in charge; critics step some 5 times a generator's."""
+"""Steps after which another optimizer becomes the leading one; critics make some 5 steps for one of a generator."""
 
 
 def params_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Yield the parameters that an optimizer holds; one whose making failed holds none."""
+    """Return the parameters that an optimizer holds; an optimizer whose constructor failed holds none."""
     return (p for group in getattr(optimizer, "param_groups", ()) for p in group["params"])
 
 
 def any_optimizer() -> bool:
-    """Whether the program has made an optimizer: PyTorch marks the `step` of its class when the first one is made."""
+    """Whether the program has made an optimizer: with the first one PyTorch marks the `step` of its class."""
     return bool(_used_kinds())
 
 
 def living() -> list[Optimizer]:
-    """Return every optimizer that there is; this looks through all objects, so ask seldom."""
+    """Return every existing optimizer. Slow: it searches all objects."""
     used = _used_kinds()
     return [o for o in gc.get_referrers(*used) if isinstance(o, Optimizer)] if used else []
 
@@ -54,15 +54,19 @@ def _is_held(module: nn.Module | None) -> bool:
 
 
 class KnownOptimizer:
-    """One optimizer that has stepped.
+    """An optimizer that has stepped.
 
     Attributes:
         index: Its number, in the order of first steps.
-        optimizer: A reference to it.
+        optimizer: A weak reference to it.
         steps: How often it has stepped.
+        parameters: How many parameters it holds.
         first_step: The run's step in which it stepped first.
         kind: The name of its class.
-        searches: How often it was looked for what of its parameters backward passes reach.
+        searches: How often all its parameters were hooked again, to find those that backward passes reach.
+        rates: The learning rates of its groups at its first step.
+        roots: The numbers of the roots whose parameters it holds.
+        size: The number of parameters in each group.
     """
 
     def __init__(self, index: int, optimizer: Optimizer, first_step: int) -> None:
@@ -74,7 +78,7 @@ class KnownOptimizer:
         self.size: tuple[int, ...] = ()
 
     def grew(self, optimizer: Optimizer) -> bool:
-        """Whether it holds other parameters than when this was last asked."""
+        """Whether the number of its parameters has changed since the last call."""
         size = tuple(len(group["params"]) for group in optimizer.param_groups)
         self.parameters, changed, self.size = sum(size), size != self.size, size
         if not self.steps:  # a schedule may end at 0
@@ -82,7 +86,7 @@ class KnownOptimizer:
         return changed
 
     def describe(self) -> dict[str, Any]:
-        """Return what the recording says of it at the end."""
+        """Return its entry in the recording at the end of the run."""
         return {
             "index": self.index, "type": self.kind, "steps": self.steps, "parameters": self.parameters,
             "roots": sorted(self.roots), "rates": self.rates, "first_step": self.first_step,
@@ -90,14 +94,14 @@ class KnownOptimizer:
 
 
 class Optimizers:
-    """Counts the steps of each optimizer, and knows which one ends the run's; see Note [Whose steps].
+    """Counts the steps of each optimizer, and decides which one ends the run's; see Note [Whose steps].
 
     Args:
-        places: Knows which parameters are watched.
-        step: Returns the run's step under way.
+        places: The watched parameters.
+        step: Returns the number of the run's current step.
 
     Attributes:
-        leading: The one that ends the run's steps; None as long as that is not known.
+        leading: A weak reference to the optimizer that ends the run's steps; None as long as it is unknown.
         entries: Every optimizer that has stepped.
     """
 
@@ -112,7 +116,7 @@ class Optimizers:
         self._older: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def begin(self) -> None:
-        """Remember which optimizers there are when watching begins: they may be of a training that is over."""
+        """Remember the optimizers that exist when watching begins: they may belong to a training that is over."""
         self._older = weakref.WeakSet(living())
 
     def expect(self, module: nn.Module | None) -> bool:
@@ -120,15 +124,15 @@ class Optimizers:
         return any(optimizer not in self._older for optimizer in living()) or _is_held(module)
 
     def trains(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer holds a parameter that is watched."""
+        """Whether an optimizer holds a watched parameter."""
         return any(self.places.of(param) is not None for param in params_of(optimizer))
 
     def waiting(self) -> list[Optimizer]:
-        """List the optimizers that train something watched, those that have not stepped yet too."""
+        """Return the optimizers that train something watched, including those that have not stepped yet."""
         return [optimizer for optimizer in living() if self.trains(optimizer)]
 
     def entry(self, optimizer: Optimizer) -> KnownOptimizer:
-        """Return what is known of an optimizer that steps; with its first step it becomes known."""
+        """Return the entry of an optimizer that steps; made at its first step."""
         entry = self._by_id.get(id(optimizer))
         if entry is None or entry.optimizer() is not optimizer:
             entry = self._by_id[id(optimizer)] = KnownOptimizer(len(self.entries), optimizer, self.step())
@@ -136,7 +140,7 @@ class Optimizers:
         return entry
 
     def known(self) -> dict[int, Optimizer]:
-        """Return the optimizers that have stepped and are still there, by their numbers."""
+        """Return the optimizers that have stepped and still exist, by their numbers."""
         return {e.index: optimizer for e in self.entries if (optimizer := e.optimizer()) is not None}
 
     def stepped(self, optimizer: Optimizer) -> bool:
@@ -161,7 +165,7 @@ class Optimizers:
         return True
 
     def _takes_over(self, optimizer: Optimizer) -> bool:
-        """Whether the one that ended the steps is gone or idle, or came back, so that this one does from now on."""
+        """Whether this optimizer ends the steps from now on: the leading one is deleted or idle, or this one is back."""
         displaced = None
         if self._displaced is None or self._displaced() is not optimizer:
             self._idle += 1

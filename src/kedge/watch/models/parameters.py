@@ -1,4 +1,4 @@
-"""The watched parameters: where each is recorded, and which of its gradients were seen."""
+"""The watched parameters: their recorded sites, and the gradients that were seen."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from kedge.watch.models.roots import RootModule
 
 @dataclass
 class ParameterSites:
-    """What is known of one parameter, which is held weakly.
+    """The state of one parameter, which is held weakly.
 
     Attributes:
-        site: Where it is recorded.
-        root: What it belongs to.
+        param: A weak reference to it.
+        site: Its recorded site.
+        root: Its root.
         wanted: Whether it is measured.
-        trainable: Whether a gradient of it is expected.
-        hook: By which its gradients are seen.
+        trainable: Whether it is expected to get a gradient.
+        hook: The hook that reports its gradients.
         order: How many parameters had a gradient before this one; None as long as it had none.
         first: Whether a pass reached it before all others.
         task: The last backward pass that reached it.
         thread: The thread in which its gradient arrived then.
-        times: How often one arrived, as long as the hook was there.
+        times: How many gradients arrived while the hook was installed.
     """
 
     param: weakref.ref[nn.Parameter]
@@ -46,27 +47,27 @@ class ParameterSites:
 
     @property
     def is_hooked(self) -> bool:
-        """Whether the hook is there."""
+        """Whether the hook is installed."""
         return self.hook is not None and self.hook.id in (self.hook.hooks_dict_ref() or {})
 
 
 class WatchedParameters:
-    """Knows all watched parameters; the attributes of `ParameterSites` say what of each."""
+    """All watched parameters, each with its `ParameterSites`."""
 
     def __init__(self) -> None:
         self._places: dict[int, ParameterSites] = {}
 
     def unplaced(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-        """List a module's parameters that are not watched yet, and have a shape by now."""
+        """Return a module's parameters that are not watched yet and have a shape."""
         return [(n, p) for n, p in module.named_parameters() if not is_lazy(p) and self.of(p) is None]
 
     def put(self, named: Iterable[tuple[str, nn.Parameter]], root: RootModule, wanted: Callable[[str], bool]) -> None:
-        """Take in parameters of a root.
+        """Add parameters of a root.
 
         Args:
             named: The parameters by their names in the root.
             root: The root.
-            wanted: Whether a parameter with a path is measured.
+            wanted: Whether the parameter with a recorded path is measured.
         """
         for name, param in named:
             path = root.label(name)
@@ -76,32 +77,32 @@ class WatchedParameters:
             )
 
     def of(self, param: Tensor) -> ParameterSites | None:
-        """Return the place of a parameter; None where it belongs to no root."""
+        """Return the entry of a parameter; None if it belongs to no root."""
         place = self._places.get(id(param))
         return place if place is not None and place.param() is param else None
 
     def measured(self, param: nn.Parameter) -> ParameterSites | None:
-        """Return the place of a parameter; None where it is not measured."""
+        """Return the entry of a parameter; None if it is not measured."""
         place = self.of(param)
         return place if place is not None and place.wanted else None
 
     def __iter__(self) -> Iterator[ParameterSites]:
-        """Every place, those of parameters that are gone too, as long as their root was not seen to be."""
+        """Return all entries; those of deleted parameters stay until `forget_gone`."""
         return iter(list(self._places.values()))
 
     def among(self, params: Iterable[Tensor]) -> list[ParameterSites]:
-        """List the places that some parameters have."""
+        """Return the entries of some parameters, as far as they have one."""
         return [place for param in params if (place := self.of(param)) is not None]
 
     def by_root(self) -> list[list[ParameterSites]]:
-        """The places of each root's parameters."""
+        """Return the entries of each root's parameters."""
         found: dict[int, list[ParameterSites]] = {}
         for place in self:
             found.setdefault(place.root.index, []).append(place)
         return list(found.values())
 
     def without_gradient(self) -> Iterator[ParameterSites]:
-        """Yield the measured parameters without a gradient, those that went with a function that has returned too."""
+        """Yield the measured parameters that never had a gradient, including those that no longer exist."""
         for place in self:
             param = place.param()
             needs = place.trainable if param is None else param.requires_grad and param.grad is None
@@ -109,5 +110,5 @@ class WatchedParameters:
                 yield place
 
     def forget_gone(self) -> None:
-        """Forget those that do not exist any more."""
+        """Drop the entries of parameters that no longer exist."""
         self._places = {key: place for key, place in self._places.items() if place.param() is not None}

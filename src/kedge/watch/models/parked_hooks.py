@@ -1,13 +1,13 @@
-"""Taking the hooks of measured steps out of PyTorch's tables for the steps between.
+"""Takes the hooks of measured steps out of PyTorch's tables for the steps between.
 
 # Note [Parked hooks]
-A hook that does nothing still costs a microsecond at each call of its module, and the slower way through
-`nn.Module.__call__` besides: small models take that long for a layer. So the hooks of modules that were seen in a
-measured step are taken out until the next one. Those of modules that have not been called yet stay: they cost
-nothing, and a module that is used in other steps alone is not taken for unused. Compiled code keeps all of them,
-as it would be compiled again for each change. Where no optimizer makes the steps, a root's own call does, in the
-midst of which its hooks cannot change: they stay too. Where new roots are looked for, what tells that a root runs
-stays, as what a root calls is none.
+A hook that does nothing still costs a microsecond at each call of its module, besides the slower path through
+`nn.Module.__call__`: small models need no longer for a layer. So the hooks of modules that ran in a measured step are
+taken out until the next one. Hooks of modules that have not been called yet stay: they cost nothing, and a module that
+only runs in other steps must not count as unused. With compiled code all hooks stay, as each change would compile it
+again. Where no optimizer ends the steps, a root's own call does, and its hooks cannot change during the call: they stay
+too. While new roots are searched for, the hooks that show that a root runs stay, as the modules that a root calls are
+not roots.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from kedge.torch_internals import dynamo
 
 
 class WatchSession(Session):
-    """A session inside somebody's program: it complains on stderr, where ``-W error`` does not reach.
+    """A session inside the user's program: it warns on stderr, where ``-W error`` does not reach.
 
     Args:
-        clock: Counts the steps; when a site fires is decided by the kind of step, not by a schedule.
+        clock: Counts the steps. The kind of step decides when a site fires, not a schedule.
     """
 
     def __init__(self, clock: StepClock) -> None:
         super().__init__(on_error="warn")
         self.clock = clock
-        self.fired = None  # nobody reads the timeline, and the values in it would be kept
+        self.fired = None  # the timeline has no reader and would keep its values alive
 
     def complain(self, warning: ActionDisabled) -> None:
         """Print a warning without raising."""
@@ -59,14 +59,14 @@ class WatchSession(Session):
             before[id(module)](module, args, {})
 
     def refresh(self) -> None:
-        """Nothing: a root gets its hooks before its first forward, so before it is compiled."""
+        """Does nothing: a root is hooked before its first forward, so before it is compiled."""
 
 
 class StepHooks:
-    """Puts up the hooks that each kind of step needs; see Note [Parked hooks].
+    """Installs the hooks that each kind of step needs; see Note [Parked hooks].
 
     Attributes:
-        finding: New roots are looked for in this step.
+        finding: Whether the current step searches for new roots.
     """
 
     def __init__(self, session: WatchSession) -> None:
@@ -83,7 +83,7 @@ class StepHooks:
         self._finder.take_over([(mount, mount.hook)])
 
     def gather(self) -> None:
-        """Take over the hooks of modules that were called in a measured step; call it at its end."""
+        """Take over the hooks of modules that were called in a measured step. To be called at its end."""
         session = self.session
         size = len(session.taps), len(session.targets)
         if size == self._seen and not any(tap.fired for tap in self._waiting):
@@ -100,11 +100,11 @@ class StepHooks:
             self._waiting = [tap for tap in session.taps if not tap.fired and tap.site.kind == "out"]
 
     def prepare(self, *, measured: bool, finding: bool, by_passes: bool) -> None:
-        """Put up the hooks that the next step needs, and take down the others.
+        """Install the hooks that the next step needs, and remove the others.
 
         Args:
-            measured: Whether every value is measured in it.
-            finding: Whether new roots are looked for in it.
+            measured: Whether it measures every value.
+            finding: Whether it searches for new roots.
             by_passes: Whether forward passes may be the steps.
         """
         with self._changing:
@@ -113,7 +113,7 @@ class StepHooks:
             _place(self._inner, up=up)
             _place(self._heads, up=up or by_passes)
             _place(self._calls, up=up or by_passes or finding)
-            if self._calls.are_out:  # the end of a call under way would not be seen
+            if self._calls.are_out:  # the end of an active call would not be seen
                 for target in list(self.session.targets.values()):
                     target.passes.end()
             _place(self._finder, up=up or finding)
@@ -127,7 +127,7 @@ def _place(hooks: HooksTogether, *, up: bool) -> None:
 
 
 def _fused(model: nn.Module | None) -> set[str]:
-    """The paths of modules that look for hooks on their parts, and compute another way where there are some; and of these."""
+    """Return the paths of fused modules, which compute differently if their parts have hooks, and of these parts."""
     named = model.named_modules(remove_duplicate=False) if model is not None else ()
     return {f"{name}.{part}".strip(".") for name, m in named if isinstance(m, nn.TransformerEncoderLayer)
             for part, _ in m.named_modules(remove_duplicate=False)}  # fmt: skip

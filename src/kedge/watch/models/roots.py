@@ -1,4 +1,4 @@
-"""The models of a program that are watched, the meter that measures them, and the sink that takes what was seen."""
+"""The watched models of a program, the interface of the meter that measures them, and that of the sink."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
 
 
 _ALIKE = 8
-"""How many roots of one structure with parameters are told apart; a program may make one for each step."""
+"""Most roots with parameters and one structure that are kept apart; a program may make one for each step."""
 
 
 class WatchMeter(Protocol):
-    """What measures: the action that `kedge.measure` makes."""
+    """The action that measures: `kedge.measure`."""
 
     sink: Any
     level: int
@@ -47,59 +47,72 @@ class WatchMeter(Protocol):
     lock: Any
 
     def bind(self, site: Site) -> Act:
-        """Return what measures the values of one site."""
+        """Return a function that measures the values of one site."""
 
     def bind_value(self, site: Site) -> Measure | None:
-        """Return what measures values of one site that come without an event."""
+        """Return a function that measures values of one site without events, if there is one."""
 
     def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
         """Note how the activation at a path saturates."""
 
     def seat(self, site: Site, value: Tensor) -> Any:
-        """Return what is known of a site."""
+        """Return the entry of a site."""
 
     def total_seat(self, site: Site, size: int) -> Any:
-        """Return what is known of a site that stands for many tensors."""
+        """Return the entry of a site that sums up many tensors."""
 
     def observe_all(self, seats: Sequence[Any], values: Sequence[Tensor], step: int) -> None:
         """Measure one value of each of many sites."""
 
     def add_squares(self, seats: Sequence[Any], step: int, counts: Sequence[int], squares: Sequence[float]) -> None:
-        """Take in sums of squares that are known already, one a site."""
+        """Add known sums of squares, one for each site."""
 
     def drop(self, seats: Sequence[Any] | None = None) -> None:
-        """Forget what was measured in this step, at some sites or at all."""
+        """Forget the measurements of this step, at some sites or at all."""
 
     def spoiled(self) -> bool:
-        """Whether something measured in this step is not finite."""
+        """Whether a measurement of this step is not finite."""
 
     def flush(self, *, finite: bool = False) -> None:
-        """End the step, in which everything was finite and nothing was measured, or not."""
+        """End the step.
+
+        Args:
+            finite: Whether all of the step was finite and not measured.
+        """
 
     def finish(self) -> None:
-        """Pass on everything."""
+        """Pass on the rest."""
 
 
 class StepSink(Sink, Protocol):
-    """Where a watched run is written."""
+    """The sink of a watched run."""
 
     def sites(self, sites: list[dict[str, Any]], roots: list[dict[str, Any]]) -> None:
-        """Take the list of sites, whenever it has grown."""
+        """Receive the list of sites, whenever it has grown."""
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Take a note."""
+        """Receive one event."""
 
 
 @dataclass
 class RootModule:
-    """A root module: what its sites' paths begin with, and what is where in it.
+    """A root module: the prefix of its recorded paths, and its modules.
 
-    A program may make a loss anew for every call. Such a root without parameters follows the one before it, and so does
-    one with parameters of which there have been many.
+    A program may build a new loss module for every call. Such a root without parameters continues the one before it; a
+    root with parameters does so after many of the same structure.
 
     Attributes:
-        heard: The sites that fired for a module that another has followed.
-        silent: The sites that did not, of one that is gone.
+        index: Its number.
+        prefix: The beginning of its recorded paths; empty for plain names.
+        types: The class name of each module, by its path in the root.
+        parameters: How many elements its parameters have.
+        modules: The tree of its modules, as the recording lists it.
+        follows: Whether its module continues an earlier one.
+        target: The hooked model; None if there is no module, or no longer.
+        past: The counter of the passes of the module before.
+        heard: The sites that fired for earlier modules.
+        silent: The sites that did not fire, of a deleted module.
+        undo: Removes its hooks.
         optimizers: The numbers of the optimizers that hold its parameters and have stepped.
         steps: How many steps they have made.
     """
@@ -120,20 +133,24 @@ class RootModule:
 
     @property
     def passes(self) -> PassCounter | None:
-        """Counts its forward passes."""
+        """The counter of its forward passes."""
         return None if self.target is None else self.target.passes
 
     @property
     def is_running(self) -> bool:
-        """Whether its forward is under way in this thread, where its own hooks are up."""
+        """Whether its forward is active in this thread; known only while its own hooks are installed."""
         return self.target is not None and self.target.passes.here.inside
 
     def module(self) -> nn.Module | None:
-        """The module, if it is still there."""
+        """Return the module, if it still exists."""
         return None if self.target is None else self.target.model()
 
     def release(self, session: Session) -> bool:
-        """Let go of all that was kept for the module if it is gone; returns whether there was something."""
+        """Release everything kept for the module if the module no longer exists.
+
+        Returns:
+            Whether there was something to release.
+        """
         gone = self.target
         if gone is None or gone.model() is not None:
             return False
@@ -149,7 +166,7 @@ class RootModule:
 
     @contextmanager
     def attaching(self, session: Session, module: nn.Module) -> Iterator[HookedModel]:
-        """Hook a module in a block, in place of the one before it."""
+        """Hook a module inside a ``with`` block, in place of the one before it."""
         outer, self.follows = session.mounts.cleanup, self.past is not None
         if not self.follows:
             outer.callback(self.undo.close)
@@ -165,18 +182,18 @@ class RootModule:
             session.mounts.cleanup = outer
 
     def label(self, path: str) -> str:
-        """The path under which one of its sites is recorded."""
+        """Return the recorded path for a path in the root."""
         return ".".join(p for p in (self.prefix, path) if p)
 
     def entry(self) -> dict[str, Any]:
-        """What the recording says of it."""
+        """Return the entry of the root in the recording."""
         named = {"name": self.types[""], "prefix": self.prefix}
         trained = {"trained": bool(self.optimizers), "optimizers": sorted(self.optimizers), "steps": self.steps}
         return {**named, **trained, "parameters": self.parameters, "modules": self.modules}
 
 
 class PrefixedMeter:
-    """The meter, as one root's sites see it: their recorded paths begin with the root's prefix."""
+    """The meter for one root's sites: their recorded paths begin with the root's prefix."""
 
     observes = True
     recomputes = False
@@ -185,30 +202,30 @@ class PrefixedMeter:
         self.meter, self.root = meter, root
 
     def __repr__(self) -> str:
-        """As the meter."""
+        """Return the meter's text."""
         return repr(self.meter)
 
     def bind(self, site: Site) -> Act:
-        """Return what measures one site of this root."""
+        """Return a function that measures one site of this root."""
         return self.meter.bind(replace(site, path=self.root.label(site.path)))
 
     def bind_value(self, site: Site) -> Measure | None:
-        """Return what measures values of one site of this root; see `kedge.hooks.firing.contract.Measuring`."""
+        """Return a function that measures values of one site; see `kedge.hooks.firing.contract.Measuring`."""
         return self.meter.bind_value(replace(site, path=self.root.label(site.path)))
 
 
 @dataclass(frozen=True)
 class WatchSummary:
-    """What came out of watching.
+    """The figures of a watched run.
 
     Attributes:
         sites: How many sites fired.
-        steps: How many steps the program took.
+        steps: How many steps the program made.
         sampled: How many of them were measured in full.
         seconds: Wall-clock seconds from the first watched call to the end.
-        watching: Seconds of them that Kedge measured itself to take.
-        levels: How many steps had which kind: "measured", "guarded", "skipped".
-        failed: Whether Kedge failed, and so watched only a part, or nothing.
+        watching: Seconds of them that Kedge took, by its own measurement.
+        levels: Steps of each kind: "measured", "guarded", "skipped".
+        failed: Whether Kedge failed, so that the run was watched in part or not at all.
     """
 
     sites: int
@@ -221,27 +238,27 @@ class WatchSummary:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The model inside what compiles or replicates it."""
+    """Return the model inside a compiling or replicating wrapper."""
     module = dynamo.unwrap(module)
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     return unwrapped(module.module) if isinstance(module, parallel) else module
 
 
 def selected(selector: Selector, path: str, module: nn.Module) -> bool:
-    """Whether a selector names a module, or what belongs to it, by the path that it is recorded under."""
+    """Whether a selector names the module, or the parameter, with this recorded path."""
     types = tuple(c.__name__ for c in type(module).__mro__)
     wanted = any(t.matches(path, types) for t in selector.terms if not t.excluded)
     return wanted and not any(t.matches(path, types) for t in selector.terms if t.excluded)
 
 
 def channel_dims(model: nn.Module, modules: Mapping[str, nn.Module], root: RootModule) -> dict[str, int | None]:
-    """Where the channels of a three-dimensional value are: second in convolutional models, else last."""
+    """Return the channel dimension of three-dimensional values: 1 in convolutional models, else -1."""
     first = any(isinstance(m, _CHANNELS_FIRST) for m in model.modules())
     return {root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)}
 
 
 def saturations(modules: Mapping[str, nn.Module], root: RootModule) -> dict[str, tuple[str, tuple[float, ...]]]:
-    """How the activations among some modules saturate, by the path that they are recorded under."""
+    """Return how each activation among some modules saturates, by its recorded path."""
     return {root.label(n): _SATURATING[type(m)](m) for n, m in modules.items() if type(m) in _SATURATING}
 
 
@@ -257,7 +274,7 @@ _SATURATING: dict[type[nn.Module], Callable[[Any], tuple[str, tuple[float, ...]]
 
 
 def entry_of(seat: Any, roots: Sequence[RootModule], sources: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the recording says of a site; see docs/recording.md."""
+    """Return the entry of a site in the recording; see docs/recording.md."""
     path, kind = seat.site.path, seat.site.kind
     entry = {
         "id": seat.id, "site": str(seat.site), "path": path, "kind": kind, "type": "", "root": -1,
@@ -275,33 +292,36 @@ def entry_of(seat: Any, roots: Sequence[RootModule], sources: Mapping[str, Any])
 
 
 def silences(roots: Iterable[RootModule], taps: Iterable[Tap], session: Session) -> list[dict[str, Any]]:
-    """Say of each site that never fired why not, of those of modules that are gone too."""
+    """Return an entry with the cause for each site that never fired, including sites of deleted modules."""
     silent = [t for t in taps if t.site.kind == "out" and not t.fired]
     here = [t for t in silent if str(t.site) not in cast("PrefixedMeter", t.action).root.heard]
     return [*(silence for root in roots for silence in root.silent), *(silence_of(tap, session) for tap in here)]
 
 
 def silence_of(tap: Tap, session: Session) -> dict[str, Any]:
-    """Say why a site never fired, under the path it is recorded with."""
+    """Return the recorded path of a site that never fired, with the cause and the remedy."""
     action, cause = cast("PrefixedMeter", tap.action), explain(tap, session)
     site = replace(tap.site, path=action.root.label(tap.site.path))
     return {"site": str(site), "fired": 0, "cause": cause.why, "remedy": cause.remedy}
 
 
 def next_of(roots: Sequence[RootModule], types: Mapping[str, str]) -> RootModule | None:
-    """Find the root that a module of these types follows, if it does; those that are gone have been released."""
+    """Return the root that a module of these types continues; None if it is a new one.
+
+    Deleted modules must have been released before.
+    """
     alike = [root for root in roots if root.types == types]
     gone = [root for root in alike if root.target is None]
     return next((root for root in gone if not root.parameters or len(alike) >= _ALIKE), None)
 
 
 def free_prefix(name: str, roots: Sequence[RootModule]) -> str:
-    """Make a prefix of a class's name that no root has."""
+    """Return a prefix made of a class's name that no root has."""
     taken = {root.prefix for root in roots}
     numbered = (f"{name}_{i}" for i in itertools.count(2))
     return next(p for p in itertools.chain([name], numbered) if p not in taken)
 
 
 def inside(path: str, prefix: str) -> bool:
-    """Whether a site's path is one of a root with this prefix."""
+    """Whether a site's path belongs to a root with this prefix."""
     return not prefix or path == prefix or path.startswith(prefix + ".")

@@ -1,4 +1,4 @@
-"""The modules that hold parameters which no watched model was seen to hold."""
+"""The modules of parameters that belong to no watched model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kedge.torch_internals.module_tables import is_made, own_children, own_param
 
 
 def holders_of(params: Iterable[nn.Parameter]) -> list[nn.Module]:
-    """Return the outermost modules that hold some parameters; this looks through all objects, so ask seldom."""
+    """Return the outermost modules that hold some parameters. Slow: it searches all objects."""
     wanted = {id(p) for p in params}
     modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and is_made(o)]
     parents = {id(child): m for m in modules for child in own_children(m).values() if child is not None}

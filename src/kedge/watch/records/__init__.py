@@ -1,1 +1,1 @@
-"""What is recorded of a step: losses, gradients, updates, saved tensors and facts."""
+"""The records of a step: losses, gradients, updates, saved tensors and facts."""

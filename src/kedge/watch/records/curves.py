@@ -1,7 +1,7 @@
 """Single numbers of every watched step: the loss, and the norm of all gradients of a model.
 
-They wait for each other and are written together: a row of their own would cost more than the step's watching.
-Numbers on a device are kept there until then, so that nothing waits for it in between.
+They are collected and written together: a row of their own would cost more than watching the step. Numbers on a device
+stay there until then, so that nothing waits for them in between.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from kedge.store.columns import BINARY
 from kedge.store.rows import FULL, LIGHT
 
 _PATIENCE = 1.0
-"""For how many seconds numbers wait at most."""
+"""Most seconds that numbers are collected."""
 _MANY = 256
-"""How many numbers wait at most."""
+"""Most collected numbers."""
 _FLOATS, _COUNTS = ("sum", "sumsq", "min", "max"), ("nonzero", "nonfinite")
 
 
 class Curves:
-    """Takes numbers step by step, and writes them together."""
+    """Collects numbers step by step, to be written together."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, int, int, int, Any, Any, Any, Any, int, int]] = []
         self._since = math.inf
 
     def add_value(self, step: int, site: int, value: Tensor | float, *, measured: bool) -> bool:
-        """Take a number, such as a loss; returns whether it is known not to be finite."""
+        """Add a number, such as a loss; returns whether it is known to be non-finite."""
         level = FULL if measured else LIGHT
         if isinstance(value, Tensor):
             self._rows.append((step, site, level, 1, value, None, None, None, -1, -1))
@@ -43,23 +43,23 @@ class Curves:
         return not finite
 
     def add_norm(self, step: int, site: int, count: int, squares: Tensor | float, *, measured: bool) -> None:
-        """Take the sum of squares of `count` elements."""
+        """Add the sum of squares of `count` elements."""
         level = FULL if measured else LIGHT
         self._rows.append((step, site, level, count, math.nan, squares, math.nan, math.nan, -1, -1))
 
     def is_due(self) -> bool:
-        """Whether what waits should be written."""
+        """Whether the collected numbers should be written now."""
         if not self._rows:
             return False
         self._since = min(self._since, time.monotonic())
         return len(self._rows) >= _MANY or time.monotonic() - self._since > _PATIENCE
 
     def drop(self, step: int) -> None:
-        """Forget the numbers of a step."""
+        """Drop the numbers of a step."""
         self._rows = [r for r in self._rows if r[0] != step]
 
     def take(self, step: int) -> dict[str, Any] | None:
-        """Hand over what waits of the steps up to one, as columns of rows, ``step`` among them."""
+        """Remove and return the numbers of the steps up to one, as columns of rows with a ``step``; None if empty."""
         rows, later = [r for r in self._rows if r[0] <= step], [r for r in self._rows if r[0] > step]
         self._rows, self._since = later, math.inf
         if not rows:
@@ -82,7 +82,7 @@ def _on_host(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def number_of(value: Tensor) -> Tensor | float:
-    """Return the mean of what backward began at, as a number; on a device as a tensor there."""
+    """Return the mean of a tensor that backward began at, as a number; on a device, as a tensor there."""
     value = value.detach()
     if not (value.is_floating_point() or value.is_complex()):
         return math.nan

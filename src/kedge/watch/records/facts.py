@@ -1,4 +1,4 @@
-"""Facts about a training that its numbers do not show: what no optimizer holds, what was not zeroed, which modes are on."""
+"""Facts about a training besides its numbers: parameters in no optimizer, gradients not zeroed, active modes."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ Note = Mapping[str, Any]
 Kept = tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]
 Modal = tuple[str, weakref.ref[nn.Module]]
 _CHECKED = 8
-"""How many gradients are looked at for whether they were zeroed."""
+"""Most gradients of an optimizer that are compared to learn whether they were zeroed."""
 _SMALL = 1 << 16
-"""How many elements a tensor has at most that is compared, or looked at."""
+"""Most elements of a tensor that is compared."""
 _COMPARED, _COMPARED_EVERY = 4, 10
-"""How many parameters of optimizers that have not stepped are compared, and after how many backward passes."""
+"""Most compared parameters of optimizers that have not stepped, and backward passes between two comparisons."""
 _NAMED = 50
-"""How many names a note holds."""
+"""Most names in a note."""
 _BUSY = 1.0
-"""Seconds of processor time from which child processes are worth a word."""
+"""Seconds of processor time from which child processes are noted."""
 _TOLD = ("unheld", "replaced", "outside", "tensors", "foreign")
 _MODES = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
 )
-"""The modules that compute otherwise in training."""
+"""The modules that compute differently in training."""
 
 
 class Facts:
@@ -67,7 +67,7 @@ class Facts:
         self._begun = 0.0
 
     def begin(self, *handles: RemovableHandle) -> None:
-        """Note what there is when watching begins: PyTorch's global tables of hooks, and our own that stay there."""
+        """Note the state when watching begins: PyTorch's global hook tables, and the Kedge hooks that stay in them."""
         self._begun, self._handles = _child_seconds(), list(handles)
         self._tables = list(for_everything().values())
 
@@ -77,19 +77,24 @@ class Facts:
         self._children[:] = steps.to_bytes(8, "little")
 
     def count_backward(self, passes: int, unstepped: Iterable[Optimizer]) -> None:
-        """Count a backward pass before any optimizer has stepped; some may be waited for from this one on."""
+        """Count a backward pass before any optimizer has stepped.
+
+        Args:
+            passes: How many backward passes there were.
+            unstepped: Optimizers without a step whose parameters are compared from this pass on.
+        """
         self._unstepped.add(unstepped)
         self._unstepped.compare(passes)
 
     def called_inside(self, module: nn.Module, root: RootModule) -> None:
-        """Remember a module that is called while a root runs, and is no part of it."""
+        """Remember a module that is called while a root runs but is not part of it."""
         if len(self._strays) < _NAMED and any(p.requires_grad for p in module.parameters()):
             self._strays.append((weakref.ref(module), root))
 
     # -- in a measured step ------------------------------------------------------------------------
 
     def backward_began(self, step: int, roots: Iterable[RootModule], passes: BackwardPasses) -> list[Note]:
-        """Look at the modes of trained models, and whether the gradients of the last step are still there."""
+        """Return notes on the modes of trained models, and on gradients of the last step that are still there."""
         notes = self._mode_notes(step, roots)
         for key, left in list(self._left.items()):
             if not passes.reached_here(_params(left)):
@@ -102,13 +107,13 @@ class Facts:
         return notes
 
     def backward_ended(self, passes: BackwardPasses) -> None:
-        """Remember what gradients are now: what a later pass finds changed was zeroed between."""
+        """Remember the current gradients: if a later pass finds them changed, they were zeroed in between."""
         for key, left in self._left.items():
             if key not in self._zeroed and passes.reached_here(_params(left)):
                 self._left[key] = _gradients(_params(left))
 
     def before_step(self, step: int, optimizer: Optimizer, index: int) -> list[Note]:
-        """Note if the gradients that an optimizer is about to use still hold those of its last step."""
+        """Return a note if the gradients that an optimizer is about to use still include those of its last step."""
         if not self._passed:
             self._inside[id(optimizer)] = index
             return []
@@ -129,7 +134,7 @@ class Facts:
         self._passed = False
 
     def forget_gradients(self) -> None:
-        """Forget them: the next step is not measured, and nobody would see that they are zeroed."""
+        """Forget the gradients: the next step is not measured, so zeroing them would not be seen."""
         self._left.clear()
         self._zeroed.clear()
         self._inside.clear()
@@ -152,7 +157,7 @@ class Facts:
         return notes
 
     def _modal(self, root: RootModule, module: nn.Module) -> list[tuple[str, nn.Module]]:
-        """List the modules of a root that compute otherwise in training; looked for when modules have come or gone."""
+        """Return the modules of a root that compute differently in training; cached until modules come or go."""
         there, (before, known) = _ids_in(module), self._modals.get(module, ((), []))
         if there != before or any(ref() is None for _, ref in known):
             found = ((root.label(n), m) for n, m in module.named_modules() if isinstance(m, _MODES))
@@ -161,7 +166,7 @@ class Facts:
         return [(name, m) for name, ref in known if (m := ref()) is not None]
 
     def step_ended(self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters) -> None:
-        """Look, after ever more steps and when an optimizer is new, at which parameters no optimizer holds."""
+        """Compare models and optimizers: in the first steps, then ever more rarely, and when an optimizer is new."""
         if len(optimizers.entries) != self._optimizers:
             self._looks, self._optimizers = 0, len(optimizers.entries)
         self._looks += 1
@@ -185,7 +190,7 @@ class Facts:
     def _not_held(
         self, root: RootModule, module: nn.Module, held: Mapping[int, Tensor], places: WatchedParameters
     ) -> Note:
-        """Return what of a model no optimizer holds; of a model that none trains, what got gradients."""
+        """Return a note on parameters that no optimizer holds; of an untrained model, only on those with gradients."""
         own = dict(module.named_parameters())
         here = {id(p) for p in own.values()}
         unheld = {n: p for n, p in own.items() if p.requires_grad and id(p) not in held and not is_lazy(p)}
@@ -208,14 +213,14 @@ class Facts:
         }  # fmt: skip
 
     def _outside(self, root: RootModule, known: Container[int]) -> list[nn.Module]:
-        """The modules that a root calls, does not hold, and that got gradients in vain."""
+        """Return the modules that a root calls without holding them, and whose gradients no optimizer uses."""
         modules = [m for ref, of in self._strays if of is root and (m := ref()) is not None]
         return [m for m in modules if any(id(p) not in known and p.grad is not None for p in m.parameters())]
 
     # -- at the end --------------------------------------------------------------------------------
 
     def at_end(self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters) -> list[Note]:
-        """Return what is known in the end."""
+        """Return the notes that are known at the end of the run."""
         notes: list[Note] = []
         self._look_at_optimizers(optimizers, roots, places)
         if optimizers.entries:
@@ -237,7 +242,7 @@ class Facts:
         return gone or any(id(table) not in now for table in self._tables)
 
     def unused(self, places: WatchedParameters) -> list[dict[str, Any]]:
-        """Return the parameters of trained models that never had a gradient, as the ledger has them."""
+        """Return the parameters of trained models that never had a gradient, in the form of the ledger."""
         cause = "no backward pass that was seen has reached it"
         remedy = "use it in the forward, or set requires_grad_(False)"
         return [
@@ -248,10 +253,10 @@ class Facts:
 
 
 class Unstepped:
-    """Some parameters of optimizers that have not stepped, as they were: the program may change them itself.
+    """Copies of some parameters of optimizers that have not stepped: the program may change these parameters itself.
 
     Attributes:
-        in_vain: After how many backward passes nothing had changed them.
+        in_vain: After how many backward passes the parameters were still unchanged; 0 if they have changed.
     """
 
     def __init__(self) -> None:
@@ -259,12 +264,12 @@ class Unstepped:
         self._before: list[tuple[weakref.ref[Tensor], Tensor]] = []
 
     def add(self, optimizers: Iterable[Optimizer]) -> None:
-        """Take in a few small parameters of some optimizers."""
+        """Add a few small parameters of some optimizers."""
         small = [p for optimizer in optimizers for p in params_of(optimizer) if p.numel() <= _SMALL][:_COMPARED]
         self._before += [(weakref.ref(p), own_part(p).detach().clone()) for p in small]
 
     def compare(self, passes: int) -> None:
-        """Compare them after so many backward passes, every few of them."""
+        """Compare them after this many backward passes, every `_COMPARED_EVERY` passes."""
         if not self._before or passes % _COMPARED_EVERY:
             return
         alive = [(param, before) for ref, before in self._before if (param := ref()) is not None]
@@ -275,17 +280,17 @@ class Unstepped:
 
 
 def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:
-    """Yield the names of a model's tensors that got a gradient, are no parameters, and in no optimizer."""
+    """Yield the names of a model's tensors that got a gradient, are not parameters, and are in no optimizer."""
     for path, part in module.named_modules():
         for name, value in vars(part).items():
-            # Sharded training puts views in the place of parameters, of which not even that can be asked.
+            # Sharded training replaces parameters by views, for which even this query fails.
             leaf = type(value) is Tensor and not may_alias(value) and value.requires_grad and value.is_leaf
             if leaf and value.grad is not None and id(value) not in held:
                 yield f"{path}.{name}".lstrip(".")
 
 
 def _ids_in(module: nn.Module) -> tuple[int, ...]:
-    """Return the ids of a module and of all modules in it; this is asked in each measured step."""
+    """Return the ids of a module and of all modules in it; called in each measured step."""
     found, waiting = {id(module): None}, [module]
     while waiting:
         for child in own_children(waiting.pop()).values():
@@ -300,25 +305,25 @@ def _params(kept: Iterable[Kept]) -> list[Tensor]:
 
 
 def _gradients(params: Iterable[Tensor]) -> list[Kept]:
-    """Some small gradients, each with its parameter and how often it was changed in place."""
+    """Return some small gradients, each with its parameter and the version of its memory."""
     counted = ((p, g) for p in params if (g := p.grad) is not None and version_of(g) >= 0)
     small = ((p, g) for p, g in counted if g.is_cpu and g.numel() <= _SMALL and _is_some(g))
     return [(weakref.ref(p), weakref.ref(g), version_of(g)) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
 
 
 def _is_some(grad: Tensor) -> bool:
-    """Whether a gradient has a number that is not zero."""
+    """Whether a gradient has a nonzero element."""
     squares, nonfinite = native.all_finite_and_norm([grad])
     return bool(squares or nonfinite) or bool(grad.any())
 
 
 def _is_left(one: Kept) -> bool:
-    """Whether a parameter still has the gradient that it had, unchanged."""
+    """Whether a parameter still has the same gradient, unchanged."""
     param, grad = one[0](), one[1]()
     return param is not None and grad is not None and param.grad is grad and version_of(grad) == one[2]
 
 
 def _child_seconds() -> float:
-    """The processor time of child processes that have ended."""
+    """Return the processor time of child processes that have ended, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

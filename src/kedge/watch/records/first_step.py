@@ -1,4 +1,4 @@
-"""What is looked at once, when a root is first called: where the program calls its modules, and what they save."""
+"""Recorded once for each root: the lines where the program calls its modules, and the tensors that they save."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from kedge.watch.records.saved_by_module import SavedBill
 
 
 class SavedTensorBill(Protocol):
-    """What writes down every tensor that is saved in a step, where that is asked for.
+    """A list of every tensor saved in a step, made on request.
 
     Attributes:
-        seconds: What it has taken of the program's time.
+        seconds: Seconds that it has taken of the program's time.
     """
 
     seconds: float
 
     def add(self, module: nn.Module, root: RootModule) -> None:
-        """Follow a root whose call is under way."""
+        """Follow a root whose call is active."""
 
     def close(self, step: int) -> Mapping[str, Any] | None:
-        """Hear that a step is over; returns what the recording says of it, once there is something to say."""
+        """Called when a step is over; returns the event for the recording, None as long as nothing was saved."""
 
     def stop(self) -> None:
-        """Take everything off."""
+        """Remove every hook."""
 
 
 class Surveyed(NamedTuple):
-    """A module of a root that is surveyed.
+    """A module of a followed root.
 
     Attributes:
-        path: The path that it is recorded under.
+        path: Its recorded path.
         is_root: Whether it is the root itself.
     """
 
@@ -48,12 +48,12 @@ class Surveyed(NamedTuple):
 
 
 class FirstStep:
-    """Follows the modules of roots that are new in a step, for the length of it.
+    """Follows the modules of new roots to the end of the step in which they appear.
 
     Attributes:
-        sources: Where the program calls a module, by the path that it is recorded under.
-        shield: Reports the first failure, after which nothing more is surveyed.
-        taker: Set to what takes the bill of the first step in full.
+        sources: The line where the program calls a module, by the recorded path of the module.
+        shield: Reports the first failure, after which nothing more is followed.
+        taker: Set to make the full list of saved tensors in the first step.
     """
 
     def __init__(self) -> None:
@@ -67,13 +67,13 @@ class FirstStep:
 
     @property
     def seconds(self) -> float:
-        """What taking a bill has taken of the program's time."""
+        """Seconds that the list of saved tensors has taken of the program's time."""
         return self._took + (self.taker.seconds if self.taker is not None else 0.0)
 
     def add(self, module: nn.Module, root: RootModule) -> None:
-        """Survey a root whose call is under way, too late for a hook of its own before it.
+        """Follow a root whose call is active, too late for a pre-hook on it.
 
-        What is compiled is left out: it would compile again when the hooks come down.
+        Compiled models are left out: they would compile again when the hooks are removed.
         """
         if any(map(dynamo.compiles, module.modules())):
             return
@@ -95,7 +95,7 @@ class FirstStep:
     def _begin(
         self, calls: OpenCalls[tuple[Surveyed, nn.Module]], subject: Surveyed, module: nn.Module, given: Any
     ) -> tuple[Surveyed, nn.Module]:
-        if subject.path not in self.sources:  # it is called first
+        if subject.path not in self.sources:  # its first call
             site = call_site(module)
             self.sources[subject.path] = asdict(site) if site is not None else None
         if self._bill is not None:
@@ -112,10 +112,10 @@ class FirstStep:
             self._modules[:] = self._bill.account(output, ended[1])
 
     def close(self, step: int) -> list[Mapping[str, Any]]:
-        """Take the hooks down.
+        """Remove the hooks.
 
         Returns:
-            What the recording says of saved tensors; nothing if none were.
+            The event about saved tensors for the recording; nothing if none were saved.
         """
         if self._calls is not None:
             self._calls.close()
@@ -127,7 +127,7 @@ class FirstStep:
         return [{"kind": "saved", "step": step, "bytes": total, "modules": modules}] if modules else []
 
     def _taken(self, step: int) -> Mapping[str, Any] | None:
-        """Have the bill of the step that is over, if one was taken; there is one in a run."""
+        """Return the full list of the step that is over, if it was made; a run makes one."""
         if (taker := self.taker) is None:
             return None
         taken = self.shield(taker.close, step)

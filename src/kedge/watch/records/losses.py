@@ -1,4 +1,4 @@
-"""The losses of a program: what each backward pass began at, by the program's line that called it."""
+"""The losses of a program: the tensors that each backward pass began at, by the line of the program that called it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from kedge.watch.records.curves import Curves, number_of
 from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
 
 _MOST_LINES = 16
-"""How many lines that call backward are told apart."""
+"""Most lines that call backward and are kept apart."""
 _LONGEST = 12
-"""How many nodes of a loss's graph are recorded."""
+"""Most recorded nodes of a loss's graph."""
 _SEARCHES = 4
-"""How often the graph of a loss that is not finite is searched for its producer."""
+"""Most searches for the producer in the graph of a non-finite loss."""
 
 
 class Losses:
     """Records the loss of every watched step.
 
     Args:
-        meter: Knows the sites.
-        curves: Takes the values.
+        meter: Has the entries of the sites.
+        curves: Receives the values.
 
     Attributes:
-        bad: Whether a loss of this step, or something else of it, is known not to be finite.
-        described: For the path of each loss its operation and the program's line.
-        lines: Knows the program's line of each operation.
+        bad: Whether a loss of this step, or another part of it, is known to be non-finite.
+        described: The operation and the program's line of each loss, by its path.
+        lines: The program's line of each operation.
     """
 
     def __init__(self, meter: WatchMeter, curves: Curves) -> None:
@@ -47,7 +47,7 @@ class Losses:
         self._found: list[Mapping[str, Any]] = []
 
     def began(self, began: BackwardStart, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
-        """Take what a backward pass began at; returns what the recording is to note of it."""
+        """Record the loss at which a backward pass began; returns the events for the recording."""
         notes: list[Mapping[str, Any]] = []
         if not began.tensors or any(map(modes.is_fake, began.tensors)):
             return notes
@@ -74,9 +74,9 @@ class Losses:
         return notes
 
     def gradients_are_bad(self, began: BackwardStart, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
-        """Look for what made gradients that are not finite of a loss that is; returns what the recording is to note.
+        """Find the operation that made non-finite gradients of a finite loss; returns the events for the recording.
 
-        In a measured step the gradients of all modules are known, which tells more than a mere suspicion.
+        A measured step has the gradients of all modules, which say more than a mere suspicion.
         """
         if self.bad or self._searches <= 0 or not began.tensors:
             return []

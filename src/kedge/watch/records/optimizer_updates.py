@@ -1,9 +1,9 @@
-"""Gradients, parameters, and how much a step changed them, of every optimizer.
+"""Gradients, parameters and updates of every optimizer.
 
 # Note [When gradients are measured]
 At the end of each backward pass, before the program clips or unscales them. If an optimizer's gradients come from
-several passes, those of the last one before its step count: by then they are added up. Where no pass was seen to end,
-as with parameters that are spread over processes, they are measured ahead of the optimizer's step.
+several passes, those of the last pass before its step count: by then they are added up. If no pass was seen to end,
+as with parameters that are spread over processes, gradients are measured just before the optimizer's step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SAMPLE = 1024
 
 @dataclass
 class HeldParameters:
-    """The watched parameters of one root that an optimizer holds, each with the sites that it is recorded under."""
+    """The watched parameters of one root that an optimizer holds, each with its recorded site."""
 
     root: RootModule
     total: Site
@@ -47,17 +47,17 @@ class HeldParameters:
     _seats: dict[str, dict[int, Any]] = field(default_factory=dict)
 
     def add(self, param: nn.Parameter, site: Site) -> None:
-        """Take in a parameter."""
+        """Add a parameter."""
         self.params.append(param)
         self.sites.append(site)
 
     def graded(self) -> dict[int, Tensor]:
-        """Return the gradients that are there and dense, by the number of their parameter here."""
+        """Return the existing dense gradients, by the number of their parameter here."""
         found = ((i, p.grad) for i, p in enumerate(self.params))
         return {i: grad for i, grad in found if grad is not None and not grad.is_sparse}
 
     def seats(self, meter: WatchMeter, kind: str, values: Mapping[int, Tensor]) -> list[Any]:
-        """Return what a meter knows of the sites of values, by the number of their parameter; it is asked for each once."""
+        """Return the meter's entries for the sites of values, keyed by the number of their parameter; cached."""
         known = self._seats.setdefault(kind, {})
         for i, value in values.items() if len(known) < len(self.params) else ():
             if i not in known:
@@ -66,16 +66,16 @@ class HeldParameters:
 
 
 class Updates:
-    """Measures what all optimizers work with.
+    """Measures the gradients, parameters and updates of all optimizers.
 
     Args:
-        meter: What measures.
-        curves: Takes the norm of all gradients.
-        step: Returns the step under way.
-        place: Returns the place of a parameter; None where it is not measured.
+        meter: Measures.
+        curves: Receives the norm of all gradients.
+        step: Returns the number of the current step.
+        place: Returns the sites of a parameter; None if it is not measured.
 
     Attributes:
-        bad: Whether a gradient of this step is known not to be finite.
+        bad: Whether a gradient of this step is known to be non-finite.
         late: The optimizers, by id, whose gradients are certain only after their step.
     """
 
@@ -97,7 +97,7 @@ class Updates:
         self._measured = True
 
     def learn(self, optimizer: Optimizer) -> list[HeldParameters]:
-        """Find out which watched parameters an optimizer holds; what was seen of its gradients in this step stays known."""
+        """Return the watched parameters of an optimizer, by root; gradients measured in this step are kept."""
         by_root: dict[int, HeldParameters] = {}
         before = {each.root.index: each for each in self._held.get(optimizer, ())}
         for param in params_of(optimizer):
@@ -114,29 +114,29 @@ class Updates:
         return found
 
     def begin(self, *, measured: bool) -> None:
-        """Begin a step, which is measured or only guarded."""
+        """Begin a measured or guarded step."""
         self.bad, self._measured = False, measured
         self.forget_step()
 
     def forget_step(self) -> None:
-        """Forget which passes and steps there were in the step that has ended."""
+        """Forget the passes and updates of the step that has ended."""
         self._passed.clear()
         self._stepped.clear()
         self._inside.clear()
         self.late.clear()
 
     def backward_ended(self, optimizers: Iterable[Optimizer]) -> None:
-        """Measure the gradients of optimizers that have not stepped yet in this step; see Note [When gradients are measured]."""
+        """Measure the gradients of optimizers before their update; see Note [When gradients are measured]."""
         for optimizer in optimizers:
             if id(optimizer) not in self._stepped or id(optimizer) in self._inside:
                 self._gradients(optimizer)
 
     def was_reached(self, optimizer: Optimizer) -> bool:
-        """Whether a backward pass was seen to reach an optimizer since its last step in this step of the run."""
+        """Whether a backward pass has reached an optimizer since its last update in this step of the run."""
         return id(optimizer) in self._passed
 
     def before(self, optimizer: Optimizer, *, closure: bool = False) -> None:
-        """Look at gradients and parameters before an optimizer changes them; a closure may yet add to the gradients."""
+        """Measure gradients and parameters before an optimizer changes them; a closure may yet add to the former."""
         held = self._held.get(optimizer, ())
         if id(optimizer) in self._passed:
             if self._measured and not self.bad:
@@ -146,7 +146,7 @@ class Updates:
             else:
                 self._passed.discard(id(optimizer))
                 self._add_norms(held)
-        else:  # if it runs its closure, these are of the step before, and others take their place
+        else:  # a closure replaces these gradients, which are those of the step before
             self._gradients(optimizer)
             self.late.add(id(optimizer))
         self._stepped.add(id(optimizer))
@@ -158,7 +158,7 @@ class Updates:
             self._before[optimizer] = [Samples(each.params) for each in held]
 
     def after(self, optimizer: Optimizer) -> None:
-        """Measure how far some elements of each parameter have gone."""
+        """Measure the changes of some elements of each parameter."""
         self._inside.discard(id(optimizer))
         if id(optimizer) in self.late:
             self.late.discard(id(optimizer))
@@ -171,7 +171,7 @@ class Updates:
             self.meter.add_squares(seats, self.step(), counts, squares)
 
     def _look_again(self, held: Iterable[HeldParameters]) -> None:
-        """Have the norm tell if the program wrote something that is not finite after the backward pass."""
+        """Compute the norms again, in case the program wrote non-finite values after the backward pass."""
         for each in held:
             squares, bad = squares_of(list(map(own_part, each.graded().values()))) if each.elements else (0.0, False)
             if bad:
@@ -211,9 +211,9 @@ class Updates:
 
 
 def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
-    """Return the sum of squares of many tensors, and whether they are known not to be finite.
+    """Return the sum of squares of many tensors, and whether it is known that they are not finite.
 
-    On a device the sum stays there and nothing is known, as asking would wait.
+    On a device the sum stays there and nothing is known, since reading it would wait.
     """
     if all(value.is_cpu for value in values):
         squares, nonfinite = native.all_finite_and_norm(values)
@@ -223,7 +223,7 @@ def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
 
 
 class Samples:
-    """Some elements of each of many parameters, as they were."""
+    """Copies of some elements of each of many parameters."""
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         self.params = params
@@ -235,7 +235,7 @@ class Samples:
             self.tensors = [sample(param).clone() for param in params]
 
     def changes(self) -> tuple[list[int], list[float]]:
-        """Of how many elements of each parameter the change is known, and the sum of its squares."""
+        """Return for each parameter how many elements were compared, and the sum of squares of their changes."""
         if native.squared_changes is not None and not self.tensors:
             return native.squared_changes(self.numbers, self.params, self.counts, _SAMPLE)
         changes = [(sample(p) - was).abs().double() for p, was in zip(self.params, self.tensors, strict=True)]
@@ -243,6 +243,6 @@ class Samples:
 
 
 def sample(param: Tensor) -> Tensor:
-    """Up to 1,024 elements of a parameter, evenly spread and always the same."""
+    """Return up to 1,024 elements of a parameter, evenly spread and always the same."""
     flat = own_part(param).detach().reshape(-1)
     return flat[:: spacing(flat.numel(), _SAMPLE)]

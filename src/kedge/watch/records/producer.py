@@ -1,16 +1,16 @@
-"""Which operation made a loss that is not finite, read from its autograd graph while that is still there.
+"""Finds the operation that made a non-finite loss, from its autograd graph while that still exists.
 
 # Note [Reading the graph]
-When the first gradient arrives, the nodes between the loss and that parameter have run and freed what they saved; the
-others still hold it: inputs of some operations, results of others. What the program's own variables hold, where backward was
-called, is known too. A node with finite inputs whose result is not finite made the first such value. For the nodes that have
-run, that is told by their inputs: a logarithm of zero, a division by zero. If no value shows it, and only one operation
-behind the loss can make such a value, that one is named without certainty.
+When the first gradient arrives, the nodes between the loss and that parameter have run and freed their saved tensors;
+the others still hold them: inputs of some operations, results of others. Values of the program's own variables, where
+it called backward, are known too. A node with finite inputs and a non-finite result made the first such value. For
+nodes that have run, dangerous inputs show it: a logarithm of zero, a division by zero. If no value shows it, the first
+operation behind the loss that can make such a value is named, without certainty.
 
 # Note [The line of an operation]
-Autograd can note the Python stack at which each node is made, as its anomaly mode does; that is dear. So it is switched on for
-the length of one step near the beginning, and the line of each place in the graph is kept. A later graph of the same shape
-has the same lines.
+Autograd can record the Python stack at which each node is made, as its anomaly mode does, which is slow. So it is
+switched on for one step near the beginning, and the line of each place in the graph is kept. A later graph of the same
+shape has the same lines.
 """
 
 from __future__ import annotations
@@ -88,23 +88,23 @@ class ProducerLines:
         self.wanted = True
 
     def begin(self) -> None:
-        """Have autograd note the stack of each operation, until `learn` is called."""
+        """Make autograd record the stack of each operation, until `end` is called."""
         if self.wanted and not torch.is_anomaly_enabled():
             self._tries += 1
-            self.wanted = self._tries < _TRIES  # it is dear, and in some programs no loss is ever seen
+            self.wanted = self._tries < _TRIES  # it is slow, and some programs never show a loss
             torch.set_anomaly_enabled(True, check_nan=False)
             hush(NOTED)
             self._asked = True
 
     def end(self) -> None:
-        """Have autograd note no more."""
+        """Make autograd stop recording stacks."""
         if self._asked:
             torch.set_anomaly_enabled(False)
             unhush(NOTED)
             self._asked = False
 
     def learn(self, losses: Sequence[Tensor]) -> None:
-        """Keep the line of each node behind some losses, if autograd has noted them."""
+        """Keep the line of each node behind some losses, if autograd has recorded them."""
         if not self._asked:
             return
         self.wanted = False
@@ -116,23 +116,23 @@ class ProducerLines:
             self._known[shape_of(nodes)] = lines
 
     def of(self, nodes: Sequence[Node]) -> list[dict[str, Any] | None]:
-        """Return the line of each node, None where it is not known."""
+        """Return the line of each node; None if it is unknown."""
         return self._known.get(shape_of(nodes)) or [None] * len(nodes)
 
 
 def nodes_of(losses: Iterable[Tensor]) -> list[Node]:
-    """Return every node behind some tensors, in the order in which a forward makes them."""
+    """Return every node behind some tensors, in the order of the forward."""
     found = list(behind(t.grad_fn for t in losses))[:_MOST_NODES]
     return in_order(found)
 
 
 def shape_of(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Return what two graphs of the same operations have in common."""
+    """Return the names of the operations: two graphs of the same operations have the same."""
     return tuple(node.name() for node in nodes if node.name() != _LEAF)
 
 
 def line_in(stack: Sequence[str] | None) -> dict[str, Any] | None:
-    """Return the program's own innermost line in a stack as autograd notes it."""
+    """Return the program's own innermost line in a stack that autograd recorded, else an installed library's."""
     for installed in (False, True):
         for entry in reversed(stack or ()):
             match = _FRAME.match(entry)
@@ -148,15 +148,16 @@ def line_in(stack: Sequence[str] | None) -> dict[str, Any] | None:
 
 
 def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] | None:
-    """Find the operation that made the first value that is not finite; see Note [Reading the graph].
+    """Find the operation that made the first non-finite value; see Note [Reading the graph].
 
     Returns:
-        Its ``operation``, ``node``, ``file``, ``line``, ``text``, ``detail``, and whether it is ``certain``.
+        Its ``operation``, ``node``, ``module``, ``where``, ``file``, ``line``, ``text``, ``detail``, and whether it is
+        ``certain``; None if none is found.
     """
     nodes = nodes_of(began.tensors)
     leaves = [own_part(cast("Any", node).variable.detach()) for node in nodes if node.name() == _LEAF]
     if any(has_memory(leaf) and not _is_finite(leaf) for leaf in leaves):
-        return None  # the parameters are not finite already: it was made in an earlier step
+        return None  # the parameters are non-finite already: an earlier step made the first value
     nodes = [node for node in nodes if node.name() != _LEAF]
     where = dict(zip(nodes, lines.of(nodes), strict=True))
     variables = _values_in(began)
@@ -175,7 +176,7 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
         if danger is not None or (bad and inputs):
             return _found(node, where[node], danger or "its inputs are finite and its result is not", certain=True)
         if bad and not _is_dangerous(node):
-            break  # it only shows what came in
+            break  # it only passes on its input
         if bad or (not results and _is_dangerous(node)):
             suspects.append(node)
         if bad:
@@ -190,10 +191,11 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
 
 
 def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] | None:
-    """Find the operation behind gradients that are not finite though the loss is: by then every node has run.
+    """Find the operation behind non-finite gradients of a finite loss: by then every node has run.
 
-    A variable of the program that holds an infinity which the loss does not show - as a logarithm of zero of a class that is
-    not the label's - tells it; otherwise the operations whose gradient can be infinite where their result is not.
+    A variable of the program may hold an infinity that the loss does not show, such as a logarithm of zero for a class
+    other than the label's. Otherwise the suspects are the operations whose gradient can be infinite while their result
+    is finite.
     """
     nodes = [node for node in nodes_of(began.tensors) if node.name() != _LEAF]
     where = dict(zip(nodes, lines.of(nodes), strict=True))
@@ -217,14 +219,14 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
 
 
 def _is_dangerous(node: Node) -> bool:
-    """Whether an operation can make something not finite of numbers of usual size."""
+    """Whether an operation can make non-finite values of numbers of usual size."""
     exponent = number_in(node, "exponent")
     whole = isinstance(exponent, (int, float)) and exponent >= 0 and exponent == int(exponent)
     return plain_name(node.name()) in _DANGEROUS and not whole
 
 
 def _entered(node: Node, line: Mapping[str, Any] | None, value: Tensor) -> dict[str, Any]:
-    """Tell that a value was not finite when it came to the first operation on it."""
+    """Return the finding that a value was non-finite already when the first operation took it."""
     bad = int((~torch.isfinite(value)).sum())
     detail = f"{bad} of {value.numel()} elements were not finite when {plain_name(node.name())} took them in"
     return {**_found(node, line, detail, certain=True), "where": "input"}
@@ -238,7 +240,7 @@ def _found(node: Node, line: Mapping[str, Any] | None, detail: str, *, certain: 
 
 
 def _values_in(began: BackwardStart) -> dict[Node, Tensor]:
-    """The program's variables where backward was called, by the nodes that made them."""
+    """Return the values of the program's variables where it called backward, by the nodes that made them."""
     found: dict[Node, Tensor] = {}
     frame = began.frame
     while frame is not None:
@@ -253,7 +255,7 @@ def _values_in(began: BackwardStart) -> dict[Node, Tensor]:
 
 
 def _values_of(node: Node, variables: Mapping[Node, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The inputs and results of an operation, as far as they are known."""
+    """Return the known inputs and results of an operation."""
     saved = _saved(node)
     inputs = {name: t for name, t in saved.items() if name not in _RESULTS}
     results = [t for name, t in saved.items() if name in _RESULTS]
@@ -266,7 +268,7 @@ def _values_of(node: Node, variables: Mapping[Node, Tensor]) -> tuple[dict[str, 
 
 
 def _saved(node: Node) -> dict[str, Tensor]:
-    """The tensors that a node saved; what somebody's hooks packed is left alone."""
+    """Return the tensors that a node saved; those packed by the program's own hooks are skipped."""
     found = {}
     for name, saved in saved_by(node):
         value = getattr(saved, "data", None)
@@ -285,7 +287,7 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def _danger(node: Node, inputs: dict[str, Tensor]) -> str | None:
-    """Say what is wrong with the inputs of an operation that makes something not finite of finite numbers."""
+    """Describe the inputs of an operation that make its result non-finite though they are finite; None if none do."""
     name = plain_name(node.name())
     own = inputs.get("self")
     if name in ("log", "log2", "log10", "log1p", "rsqrt", "reciprocal") and own is not None:

@@ -1,4 +1,4 @@
-"""What is recorded of a run besides the values at its modules: losses, gradients, updates, saved tensors, and facts."""
+"""The record of a run besides the values at its modules: losses, gradients, updates, saved tensors, and facts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class TrainingRecord:
-    """Takes what a program's backward passes and optimizers do.
+    """Records backward passes and optimizer steps.
 
     Attributes:
-        measured: Everything is measured in the step under way.
-        dump: Set to what keeps the call that made the first value that is not finite.
+        measured: Whether the current step is measured in full.
+        dump: Set to a `FirstBadCall` to keep the call that made the first non-finite value.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TrainingRecord:
 
     @property
     def is_bad(self) -> bool:
-        """Whether something in the step under way is known not to be finite."""
+        """Whether something in the current step is known to be non-finite."""
         return self.losses.bad or self.updates.bad or self.meter.spoiled()
 
     def begin_step(self, *, measured: bool) -> None:
@@ -63,15 +63,15 @@ class TrainingRecord:
             self.facts.forget_gradients()
 
     def backward_began(self, at: BackwardStart) -> bool:
-        """Record a loss; returns whether it is the first of a guarded step that is not finite."""
+        """Record a loss; returns whether it is the first non-finite one of a guarded step."""
         if not self.meter.seats and not any(place.wanted for place in self.models.places):
-            return False  # none of the sites to be watched is here
+            return False  # none of the selected sites is here
         bad = self.losses.bad
         self.writer.notes += self.losses.began(at, self.step(), measured=self.measured)
         if self.measured:
             self.writer.notes += self.facts.backward_began(self.step(), self.models.roots, self.models.passes)
         elif self.losses.bad and not bad:
-            self.updates.bad = True  # all gradients and parameters of this step are measured
+            self.updates.bad = True  # has all gradients and parameters of this step measured
             return True
         return False
 
@@ -87,7 +87,11 @@ class TrainingRecord:
             self.facts.backward_ended(self.models.passes)
 
     def before_update(self, optimizer: Optimizer, entry: KnownOptimizer, *, closure: bool) -> bool:
-        """Measure what an optimizer is about to use; returns whether a guarded step is newly not finite."""
+        """Measure the gradients and parameters that an optimizer is about to use.
+
+        Returns:
+            Whether a guarded step is non-finite since this update.
+        """
         if self.measured:
             self.writer.notes += self.facts.before_step(self.step(), optimizer, entry.index)
         bad = self.updates.bad
@@ -95,13 +99,13 @@ class TrainingRecord:
         return self.updates.bad and not bad and not self.measured
 
     def after_update(self, optimizer: Optimizer) -> None:
-        """Measure what an optimizer has changed."""
+        """Measure the changes that an optimizer has made."""
         self.updates.after(optimizer)
         if self.measured:
             self.facts.stepped(optimizer)
 
     def end_step(self, step: int) -> bool:
-        """Write what was seen; returns whether something was not finite."""
+        """Write the values of the step; returns whether something was non-finite."""
         bad, passes = self.is_bad, self.models.passes
         self.writer.notes += self.first_step.close(step)
         if self.dump is not None:
@@ -116,15 +120,15 @@ class TrainingRecord:
         return bad
 
     def _groups(self) -> list[list[ParameterSites]]:
-        """The parameters of each root, and of each optimizer."""
+        """Return the parameters of each root, and of each optimizer."""
         places = self.models.places
         return [*places.by_root(), *(places.among(params_of(o)) for o in self.optimizers.known().values())]
 
     def end(self) -> list[dict[str, Any]]:
-        """Write what is left; returns what never fired."""
+        """Write the rest; returns an entry for each site that never fired."""
         models, step = self.models, self.step()
         if partial := self.optimizers.leading is not None and not self.is_bad:
-            self.meter.drop()  # what came after the last step is no step: an evaluation, or half a round
+            self.meter.drop()  # values after the last step belong to none: an evaluation, or half a round
         self.writer.notes += self.first_step.close(step)
         self.writer.notes += self.facts.at_end(self.optimizers, models.roots, models.places)
         if partial:

@@ -1,11 +1,10 @@
-"""What autograd saves for backward, by module, without taking part in the saving.
+"""The tensors that autograd saves for backward, by module, without taking part in the saving.
 
 # Note [Whose node]
-Autograd numbers its operations in the order in which a thread runs them. The number at which a
-module's call begins and the one at which it ends tell which nodes of the graph it made; each
-belongs to the innermost call around it. So the graph can be read when the forward pass is over. A
-saved-tensor hook would see the same while it happens, but it breaks transforms of `torch.func`,
-switches off checks for in-place changes, and replaces the hooks of the program.
+Autograd numbers its operations in the order in which a thread runs them. The numbers at which a module's call begins
+and ends show which nodes of the graph it made; each node belongs to the innermost call around it. So the graph can be
+read when the forward pass is over. A saved-tensor hook would see the same while it happens, but it breaks transforms of
+`torch.func`, switches off checks for in-place changes, and replaces the hooks of the program.
 """
 
 from __future__ import annotations
@@ -40,16 +39,15 @@ from kedge.torch_internals.storages import identity_of, owned, storages
 class SavedBill:
     """Counts what autograd has saved for the backward passes of one step, by the module that saved it.
 
-    It takes part in following the module calls of the step, and is to count when a root module's call is
-    over. Each storage is counted once, as a whole, for the first that
-    saved it; parameters and buffers are not. Nothing is kept alive.
+    It follows the module calls of the step, and counts when the call of a root module is over. Each storage counts
+    once, as a whole, for the first module that saved it; parameters and buffers do not count. Nothing is kept alive.
 
-    What the program's own saved-tensor hooks put in a tensor's place counts as far as it is a tensor,
-    or a list or tuple of some. What a `torch.autograd.Function` keeps on its ``ctx`` counts too.
+    If the program's own saved-tensor hooks replace a tensor, their value counts as far as it is a tensor, or a list or
+    tuple of tensors. Values that a `torch.autograd.Function` keeps on its ``ctx`` count too.
 
-    Not seen are what no output of the root depends on, what an in-place change of a view saved (PyTorch
-    does not show what is inside its ``CopySlices`` node), what functions written in C++ save by
-    themselves, and what the program computes behind its last module, such as a functional loss.
+    Not seen are values that no output of the root depends on, values that an in-place change of a view saved (PyTorch
+    does not show the inside of its ``CopySlices`` node), values that functions written in C++ save by themselves, and
+    values computed after the last module, such as a functional loss.
     """
 
     def __init__(self) -> None:
@@ -63,7 +61,12 @@ class SavedBill:
         self._modules: dict[str | None, list[int]] = {}
 
     def begin(self, path: str, around: str | None) -> None:
-        """Note that the call of a module begins, around which that of another is the innermost."""
+        """Note that a module's call begins.
+
+        Args:
+            path: The module.
+            around: The module of the innermost call around it; None if there is none.
+        """
         if self._is_elsewhere():
             return
         hooks = top_hooks(True)
@@ -72,20 +75,24 @@ class SavedBill:
         self._mark(path)
 
     def end(self, around: str | None) -> None:
-        """Note that the call of a module has ended, around which that of another is the innermost."""
+        """Note that a module's call has ended.
+
+        Args:
+            around: The module of the innermost call around it; None if there is none.
+        """
         if not self._is_elsewhere():
             self._mark(around)
 
     def account(self, outputs: Any, root: nn.Module) -> list[dict[str, Any]]:
-        """Count what was saved since the last time; call it when a root module has returned.
+        """Count the values saved since the last call of this method; to be called when a root module has returned.
 
         Args:
-            outputs: What it returned.
-            root: The module; what it owns is left out.
+            outputs: The outputs of the root.
+            root: The module; its parameters and buffers are left out.
 
         Returns:
             For all of the step so far, in the order of execution, each module that saved something:
-            ``path``, ``bytes`` and ``tensors``. The path is None for what lies between root modules.
+            ``path``, ``bytes`` and ``tensors``. The path is None for work between root modules.
         """
         with torch.no_grad():
             own = owned(root)
@@ -105,12 +112,12 @@ class SavedBill:
         self._inner.append(innermost)
 
     def _maker(self, number: int) -> str | None:
-        """Return the module that made a node, by the node's number."""
+        """Return the path of the module that made a node, by the number of the node."""
         at = bisect_right(self._from, number) - 1
         return self._inner[at] if at >= 0 else None
 
     def _add(self, path: str | None, storage: torch.UntypedStorage) -> None:
-        # The weak reference keeps the storage's identity from being given to another one.
+        # As long as the weak reference exists, no other storage gets this identity.
         self._counted[identity_of(storage)] = StorageWeakRef(storage)
         if storage.nbytes():
             sums = self._modules.setdefault(path, [0, 0])
@@ -125,16 +132,16 @@ class SavedBill:
                 yield from self._unfolded(kept, path)
 
     def _kept(self, node: Node) -> Iterator[Any]:
-        """Yield what a node holds for its backward; nothing if that has run and freed it."""
+        """Yield the values that a node holds for its backward; nothing if the backward has run and freed them."""
         yield from (saved for _, saved in saved_by(node))
         yield from getattr(node, "__dict__", {}).values()
 
     def _unfolded(self, kept: Any, path: str | None) -> Iterator[tuple[str | None, Tensor]]:
-        """Yield the tensors in what is held, without unpacking it; see Note [Reading without unpacking]."""
+        """Yield the tensors in a held value, without unpacking it; see Note [Reading without unpacking]."""
         value = kept
         if isinstance(kept, SavedTensor):
             value, frame = kept.data, frame_of(kept.unpack_hook)
-            if frame is not None and frame not in self._frames:  # it keeps the arguments to run its block again
+            if frame is not None and frame not in self._frames:  # a checkpoint, which keeps the arguments of its block
                 self._frames.add(frame)
                 for each in getattr(frame, "saved_args", ()):
                     yield from self._unfolded(each, self._callers.get(frame, path))

@@ -1,4 +1,4 @@
-"""The bill of a whole step of a watched program: ``kedge run --saved``."""
+"""The list of all tensors saved in one step of a watched program: ``kedge run --saved``."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from kedge.torch_internals.saved_hooks import top_hooks
 
 
 class Labelled(Protocol):
-    """A watched model: which modules are its own, and under which paths they are recorded."""
+    """A watched model: its own modules, and their recorded paths."""
 
     types: dict[str, str]
 
     def label(self, path: str) -> str:
-        """Return the path under which a module is recorded."""
+        """Return the recorded path of a module."""
 
 
 class QuietKeep(KeeperInForce):
-    """A keeper inside somebody's program: what it says goes to stderr, where ``-W error`` does not reach."""
+    """A keeper inside the user's program: it warns on stderr, where ``-W error`` does not reach."""
 
     def step_aside(self, what: str) -> None:
-        """Say it without raising."""
+        """Warn without raising."""
         if what not in self._said and not self.ended:
             self._said.add(what)
             say(f"the bill of saved tensors leaves out what runs under {what}")
 
 
 class StepBill:
-    """Takes the bill of the first step in which something is saved: the models', the losses' and all between them.
+    """Lists the tensors saved in the first step that saves any: by the models, by the losses, and by all other code.
 
-    A pair of saved-tensor hooks is in force in that step, which keeps everything where it is and checks for in-place
-    changes as autograd does. It lies on the stack for the length of the step; where the program has a pair of its
-    own in force when it calls a model, for the length of that call.
+    In that step a pair of saved-tensor hooks keeps everything in place and checks for in-place changes as autograd
+    does. The pair is active to the end of the step; or, where the program has a pair of its own active when it calls a
+    model, to the end of that call.
 
     Args:
-        shield: Does what must not end the program.
+        shield: Runs work that must not end the program.
     """
 
     def __init__(self, shield: Shield) -> None:
@@ -65,7 +65,7 @@ class StepBill:
         self._undo.callback(self.spans.close)
 
     def add(self, module: nn.Module, root: Labelled) -> None:
-        """Follow a root whose call is under way."""
+        """Follow a root whose call is active."""
         if self._over:
             return
         begun = time.perf_counter()
@@ -78,17 +78,17 @@ class StepBill:
 
     def _be_in_force(self, module: nn.Module) -> None:
         if self._thread == threading.get_ident():
-            return  # already, between the modules too
+            return  # active already, between the modules too
         kept = QuietKeep(module, self, lambda _: True, outside=True, compiled=False)
         self._undo.callback(kept.end)
         if top_hooks(True) is None:
             self._thread = threading.get_ident()
             kept.begin()
-        else:  # a block of the program is open, which takes off the top when it ends, whatever that is
+        else:  # the end of the program's open block removes the top pair, whichever it is
             kept.here().enter(kept.spots[""])
 
     def pack(self, value: Tensor, place: SavingPlace) -> BilledReference | None:
-        """Take a saved tensor down; it stays where it is."""
+        """Record a saved tensor; it stays in place."""
         if self._over:
             return None
         begun = time.perf_counter()
@@ -100,16 +100,16 @@ class StepBill:
         self._over = True
 
     def beside(self, owner: Any, place: SavingPlace) -> None:
-        """Take down what a checkpoint holds without saving it."""
+        """Record values that a checkpoint holds without saving them."""
         if not self._over:
             self.keeper.beside(owner, place)
 
     def unpack(self, held: BilledReference) -> Tensor:
-        """Give it back."""
+        """Return the saved tensor."""
         return held.read() if self._over else self.keeper.unpack(held)
 
     def close(self, step: int) -> Mapping[str, Any] | None:
-        """Draw up the bill, if anything was saved by now; otherwise the next step may have one."""
+        """Return the list, if anything was saved so far; otherwise None, and the next step may have one."""
         if self._over or not self.keeper.drafts:
             return None
         begun = time.perf_counter()
@@ -122,12 +122,12 @@ class StepBill:
         return {"kind": "saved", "step": step, **entry, "seconds": round(self.seconds, 6)}
 
     def stop(self) -> None:
-        """Take everything off."""
+        """Remove every hook."""
         self._over = True
         self._undo.close()
 
     def _see_owned(self) -> None:
-        """Note what belongs to the models; a forward may have replaced or made some of it."""
+        """Add the parameters and buffers of the models; a forward may have replaced or made some."""
         modules = [module for _, known in self._roots if (module := known()) is not None]
         params = self.storages.of_all(p for m in modules for p in m.parameters())
         buffers = self.storages.of_all(b for m in modules for b in m.buffers())

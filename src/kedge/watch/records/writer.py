@@ -1,4 +1,4 @@
-"""What a watch writes: rows, and before them the sites that are new and what explains them."""
+"""Writes the rows of a watched run, each after the sites and events that explain it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class MeterSink:
     """The meter's sink, which writes to the log; see `kedge.flow.Sink`.
 
     Args:
-        log: Where records go.
-        meter: Knows the sites.
-        curves: Has the single numbers that wait.
+        log: Receives the records.
+        meter: Has the entries of the sites.
+        curves: Has the collected single numbers.
         roots: The models.
-        optimizers: The program's.
-        sources: Returns what is known of sites by their paths, such as the line of the program.
+        optimizers: The program's optimizers.
+        sources: Returns facts about sites by their paths, such as the line of the program.
 
     Attributes:
-        notes: What is to be written before the next rows.
+        notes: The events to write before the next rows.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class MeterSink:
         self._written = (0, 0)
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Write rows, with them the single numbers that wait."""
+        """Write rows, together with the collected single numbers."""
         waiting = self.curves.take(step)
         if waiting is not None:
             columns = joined([{**columns, "step": np.full(len(columns["site"]), step)}, waiting])
         self._write(step, columns)
 
     def write_curves(self, step: int) -> None:
-        """Write the single numbers that wait of the steps up to one."""
+        """Write the collected single numbers of the steps up to one."""
         columns = self.curves.take(step)
         if columns is not None:
             self._write(int(columns["step"][-1]), columns)
@@ -61,7 +61,7 @@ class MeterSink:
         self.log.stats(step, columns)
 
     def write_sites(self, *, again: bool = False) -> None:
-        """Write the list of sites if it has grown, or whatever."""
+        """Write the list of sites if it has grown; with `again` in any case."""
         seats = self.meter.seats.values()
         size = (len(seats) + sum(len(root.optimizers) for root in self.roots), self.meter.wires)
         if not seats or (size == self._written and not again):
@@ -72,15 +72,15 @@ class MeterSink:
         self.log.sites([entry_of(seat, self.roots, sources) for seat in seats], [root.entry() for root in self.roots])
 
     def write_notes(self) -> None:
-        """Write what waits."""
+        """Write the events in `notes`."""
         while self.notes:
             self.log.event(self.notes.pop(0))
 
     def finish(self, step: int) -> None:
-        """Write what waits at the end of a run, of which `step` was under way."""
+        """Write the rest at the end of a run whose last active step is `step`."""
         self.write_curves(step)
         self.meter.finish()
         if self.roots and not self.meter.seats:
             self.notes.clear()
-        self.write_sites(again=True)  # how many steps each root was trained for is known now
+        self.write_sites(again=True)  # the number of steps of each root is final now
         self.write_notes()

@@ -1,1 +1,1 @@
-"""The run around a watch: how it begins and ends, where its recording goes, and what the user is told."""
+"""The run around a watcher: its beginning and end, its recording, and its messages to the user."""

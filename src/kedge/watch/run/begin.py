@@ -1,4 +1,4 @@
-"""Where a watch and a recording are made, for a command and for a block of code alike."""
+"""Makes watchers and recordings, for a command and for a block of code alike."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from kedge.watch.watcher import Watcher
 
 
 def make_watch(log: StepSink, order: WatchOptions, place: Path | None = None) -> Watcher:
-    """Make what watches all models of this process; nothing is watched yet.
+    """Return a watcher for all models of this process; it does not watch yet.
 
     Args:
-        log: Where records go.
-        order: What is watched, and how often.
-        place: The recording, which a dump is put into; without one, none is made.
+        log: Receives the records.
+        order: The options of the watch.
+        place: The recording, whose folder also receives the repro of ``--dump``; without one, none is made.
     """
     watch = Watcher(Meter(), log, sites=order.sites, n=order.every, budget=order.budget)
     if order.dump and place is not None:
@@ -36,10 +36,10 @@ def make_watch(log: StepSink, order: WatchOptions, place: Path | None = None) ->
 
 
 def begin_recording(place: Path, manifest: Mapping[str, Any], force: bool) -> RecordingWriter | None:
-    """Make a recording whose manifest also says what it runs on, or take part in the one that rank 0 makes.
+    """Make a recording whose manifest also names the device and torch's version, or join the one that rank 0 makes.
 
     Returns:
-        None as long as rank 0 has not made it.
+        The writer; None as long as rank 0 has not made the recording.
     """
     described: dict[str, Any] = {**manifest, **_surroundings()}
     if not manifest.get("rank"):
@@ -53,13 +53,13 @@ def begin_recording(place: Path, manifest: Mapping[str, Any], force: bool) -> Re
 
 
 _OWN = ("started", "pid", "host", "device")
-"""What of the manifest differs from rank to rank."""
+"""The entries of the manifest that differ from rank to rank."""
 
 
 def _surroundings() -> dict[str, str]:
-    """Name torch's version and the device in use.
+    """Return torch's version and the name of the device in use.
 
-    Asking whether there is a device would start it, and spoil later forks; what is in use has been started.
+    Asking whether there is a device would initialize it, and break later forks; a device in use is initialized.
     """
     device = "mps" if torch.backends.mps.is_available() else "cpu"
     if torch.cuda.is_initialized():

@@ -37,20 +37,18 @@ from kedge.watch.watcher import Watcher
 class WatchBlock:
     """A part of a program that is watched, from `begin` to `end` or as a ``with`` block.
 
-    What is wrong with the order itself, such as a recording that is there already, is raised by
-    `begin`. Whatever fails later is told once, and the program goes on; with `strict` it is raised
-    at the end. If it is not ended, it ends with the program.
+    `begin` raises errors in the options themselves, such as an existing recording. Later failures are reported once,
+    and the program goes on; with `strict` they are raised at the end. A block without an `end` ends with the program.
 
     Args:
         path: The recording; None for a name made of the script's and the process's.
-        order: What is watched, and how often.
+        order: The options of the watch.
         force: Whether an old recording may be replaced.
         strict: Whether failures of Kedge are raised.
 
     Attributes:
-        recording: Where the recording is, or will be. When it is begun again it is numbered: ``run-2.kedge``.
-        tell: Tells the user something; assign another function to have it elsewhere than on stderr, or None
-            to have nothing told.
+        recording: The path of the recording. When the block begins again it is numbered: ``run-2.kedge``.
+        tell: Reports to the user; assign another function to report elsewhere than on stderr, or None for silence.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, order: WatchOptions, *, force: bool, strict: bool) -> None:
@@ -67,19 +65,19 @@ class WatchBlock:
         self._begun, self._launch, self._pid, self._running = 0, LaunchedRank(), os.getpid(), False
 
     def send_to(self, *sinks: RunSink) -> Self:
-        """Send what is recorded to these too, from the next `begin` on; they are closed at the end."""
+        """Send the recorded data to these sinks too, from the next `begin` on; they are closed at the end."""
         self._sinks += sinks
         return self
 
     def naming(self, model: nn.Module) -> Self:
-        """Call modules as this model does, also where they are called one by one and the model itself is not."""
+        """Name modules as in this model, also if the program calls them singly and never calls the model itself."""
         self._named[:] = [weakref.ref(model)]
         if self._watch is not None:
             self._watch.models.names.update((module, name) for name, module in model.named_modules())
         return self
 
     def begin(self) -> Self:
-        """Begin to watch; what is under way is ended first.
+        """Begin to watch; an active watch of this block is ended first.
 
         Raises:
             RecordingError: The recording cannot be made there.
@@ -123,13 +121,13 @@ class WatchBlock:
             self.naming(model)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Remove every hook and finish the recording; ending twice does nothing.
+        """Remove every hook and finish the recording; a second call does nothing.
 
         Args:
-            error: What ended the program's part, for the recording.
+            error: The error that ended the watched part, for the recording.
 
         Raises:
-            WatchingFailed: Kedge failed, `strict` is given, and there is no other error.
+            WatchingFailed: Kedge failed, `strict` is set, and there is no other error.
         """
         if not self._running or os.getpid() != self._pid:
             return
@@ -151,7 +149,7 @@ class WatchBlock:
         try:
             watch.__exit__(None, None, None)
         finally:
-            summary = watch.summary  # before that call: what takes place after the program is no part of its time
+            summary = watch.summary  # taken first: work after the end of the program does not count as its time
             if watch.record.dump is not None:
                 watch.record.dump.run_again()
             into.event(end_of(summary, int(error is not None), error))
@@ -165,10 +163,10 @@ class WatchBlock:
                 self.tell(line)
 
     def findings(self, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:
-        """Run rules, all of them if none are given, on what is written so far.
+        """Run rules on the recording so far; all configured rules if none are given.
 
-        A step is written when the next one begins, so have the last one too by calling `end` first.
-        Before the first one there is nothing to judge, and nothing is found.
+        A step is written when the next one begins: call `end` first to include the last step. Before the first step
+        there are no findings.
         """
         if self._into is None or self._into.recorder.writer is None:
             return ()
@@ -176,7 +174,7 @@ class WatchBlock:
 
     @property
     def summary(self) -> WatchSummary | None:
-        """How much was seen so far and what it cost; None before the beginning."""
+        """The figures of the watch so far; None before it begins."""
         return self._watch.summary if self._watch is not None else None
 
     def _look(self) -> tuple[Finding, ...]:
@@ -190,7 +188,7 @@ class WatchBlock:
             self.tell(text if self._launch.leads else f"rank {self._launch.rank}: {text}")
 
     def _end_with_program(self) -> None:
-        self.strict = False  # there is nobody left to catch it
+        self.strict = False  # no caller is left to catch an error
         self.end(None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
 
     def __enter__(self) -> Self:
@@ -207,7 +205,7 @@ def _tell(text: str) -> None:
 
 
 def launched() -> LaunchedRank:
-    """What this process's launcher says about it, or else the process group: not all launchers tell the rank."""
+    """Return this process's rank from its launcher, else from the process group: not all launchers tell the rank."""
     launch = LaunchedRank.here()
     grouped = distributed.is_available() and distributed.is_initialized()
     if launch.run is not None or not grouped or distributed.get_world_size() == 1:
@@ -217,13 +215,13 @@ def launched() -> LaunchedRank:
 
 
 def script_name() -> str:
-    """The script that runs in this process, as it was typed; ``python`` where there is none."""
+    """Return the script of this process, as typed; ``python`` if there is none."""
     typed = sys.argv[0] if sys.argv else ""
     return "python" if typed in {"", "-c", "-m"} else typed
 
 
 def default_name() -> str:
-    """A name for a recording that no other run has; the ranks of one run agree on it."""
+    """Return a name for a recording that no other run has; the ranks of one run agree on it."""
     return f"{Path(script_name()).name}.{launched().label}.kedge"
 
 
@@ -237,7 +235,7 @@ def watch(
     dump: bool = False,
     strict: bool = False,
 ) -> WatchBlock:
-    """Record what flows through every model that runs in this process, and be told what is wrong.
+    """Record the values that flow through every model that runs in this process, and report what goes wrong.
 
     ``with kedge.watch("run.kedge"): train()`` watches the block; `begin` and `end` do without one.
 
@@ -245,10 +243,10 @@ def watch(
         path: The recording, a folder to make; None for a name made of the script's and the process's.
         sites: A selector; outputs, gradients and parameters at the paths it names are measured.
         every: One step in this many is measured in full; every step is checked for NaN.
-        budget: The share of the run's time that watching may take; None for any.
-        force: Whether to replace a recording that is there already.
-        dump: Whether to keep the tensors around the first value that is not finite.
-        strict: Whether to raise what fails in Kedge itself, at the end, rather than tell it and go on.
+        budget: The share of the run's time that watching may take; None for no limit.
+        force: Whether to replace an existing recording.
+        dump: Whether to keep the tensors around the first non-finite value.
+        strict: Whether to raise failures of Kedge itself at the end, instead of reporting them and going on.
 
     Raises:
         SelectorError: `sites` cannot be read.

@@ -1,4 +1,4 @@
-"""What a watched run is to be like, and how its recording describes it; nothing here needs torch or numpy."""
+"""The options of a watched run, and their description in its recording; nothing here needs torch or numpy."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from kedge.watch.run.ranks import LaunchedRank
 
 BEGINNING = "beginning to watch", "the program goes on unwatched"
 ENDING = "ending the watch", "the recording may lack its end"
-"""What may fail around a watch, and what happens then."""
+"""Work around a watch that may fail, each with the consequence of a failure."""
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """What is to be watched, and how often.
+    """The options of a watched run.
 
     Attributes:
         sites: A selector.
         every: One step in this many is measured in full.
-        budget: The share of the run's time that watching may take; None for any.
-        dump: Whether the tensors around the first value that is not finite are kept.
-        saved: Makes what writes down everything that autograd saves in the first step
-            (`kedge.watch.records.first_step.SavedTensorBill`), given the shield that reports its failures; None: that is not
-            done. It is made when the watch begins.
+        budget: The share of the run's time that watching may take; None for no limit.
+        dump: Whether the tensors around the first non-finite value are kept.
+        saved: Called when the watch begins, with the shield that reports its failures; returns a list of everything
+            that autograd saves in the first step (`kedge.watch.records.first_step.SavedTensorBill`). None: no list.
     """
 
     sites: str = "**"
@@ -39,12 +38,12 @@ class WatchOptions:
 
 
 def manifest_of(command: Sequence[str], script: str, order: WatchOptions) -> dict[str, Any]:
-    """Describe a run before it begins, in the words of ``manifest.json``.
+    """Return the entries of ``manifest.json`` that are known before a run begins.
 
     Args:
-        command: What comes after ``python`` to run it.
+        command: The arguments after ``python`` that run it.
         script: The script or module.
-        order: What is watched.
+        order: The options of the watch.
     """
     return {
         "kedge": metadata.version("kedge"),

@@ -1,10 +1,10 @@
-"""The ranks of a distributed run: which one this process is, and where they all record.
+"""The ranks of a distributed run: the rank of this process, and the recording of all ranks.
 
 # Note [One folder]
-The ranks of a run record into one folder. Rank 0 makes it, and the others take part once it is
-there. That it is theirs they know by the run's id and by the address at which the ranks meet, which
-their launcher tells them all and the manifest repeats. A launcher may start all ranks again after a
-failure: what an earlier attempt recorded is left alone, and the next one is recorded beside it.
+The ranks of a run record into one folder. Rank 0 makes it, and the others join once it exists. They recognize it by the
+run's id and by the address where the ranks meet: the launcher gives both to all ranks, and the manifest repeats them. A
+launcher may restart all ranks after a failure: the recording of an earlier attempt stays, and the next attempt is
+recorded beside it.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from kedge.store.writing.destination import check_place
 from kedge.store.writing.lock import check_written
 
 PATIENCE = 3.0
-"""For how many seconds rank 0 waits at the end for the other ranks."""
+"""Seconds that rank 0 waits at the end for the other ranks."""
 
 _NO_ID = "none"
-"""How torchrun calls a run that was given no id."""
+"""The id that torchrun gives to a run without one."""
 
 _UUID = re.compile(r"([0-9a-f]{8})(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
 class LaunchedRank:
-    """What the launcher of this process says about it, in the environment variables that torchrun sets.
+    """This process's place in a run, from the environment variables that torchrun sets.
 
     Attributes:
         rank: The rank.
         world: How many ranks there are.
         run: The id of the run, the same for all ranks; None for a process by itself.
-        attempt: Where the ranks meet, and which attempt this is; the same for all ranks.
-        repeats: Whether a recording of this run may be that of an earlier attempt.
+        attempt: The meeting address and the number of the attempt; the same for all ranks.
+        repeats: Whether an existing recording of this run may be that of an earlier attempt.
     """
 
     rank: int = 0
@@ -52,7 +52,7 @@ class LaunchedRank:
 
     @classmethod
     def here(cls, environment: Mapping[str, str] = os.environ) -> LaunchedRank:
-        """Read the environment; a rank without a world, or beyond it, counts for nothing."""
+        """Return the rank in the environment; a rank without a world, or beyond it, is ignored."""
         rank, world = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
         run = environment.get("TORCHELASTIC_RUN_ID")
         if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)) or (world == "1" and run is None):
@@ -65,26 +65,26 @@ class LaunchedRank:
 
     @property
     def leads(self) -> bool:
-        """Whether this process makes the recording, and speaks for all."""
+        """Whether this process makes the recording, and reports for all ranks."""
         return self.rank == 0
 
     @property
     def label(self) -> str:
-        """What tells recordings of one program apart: the process, or what all ranks of the run share."""
+        """The part of a recording's name that is unique: the process, or an id that all ranks of the run share."""
         if self.run is None:
             return str(os.getpid())
         uuid = _UUID.fullmatch(self.run)
         return uuid[1] if uuid else re.sub(r"[^\w.-]", "_", self.run)
 
     def describe(self) -> dict[str, Any]:
-        """Say it in the words of ``manifest.json``."""
+        """Return its entries in ``manifest.json``."""
         return {"rank": self.rank, "world": self.world, "run": self.run, "attempt": self.attempt}
 
     def settle(self, name: str, force: bool) -> str:
-        """Find out where rank 0 is to record; see Note [One folder].
+        """Return the place where rank 0 records; see Note [One folder].
 
         Args:
-            name: The place that was asked for.
+            name: The requested place.
             force: Whether an old recording there may be replaced.
 
         Raises:
@@ -97,7 +97,12 @@ class LaunchedRank:
         return str(place)
 
     def await_others(self, place: Path, seconds: float = PATIENCE) -> None:
-        """Let the other ranks write their last rows before what all have written is judged, but not for long."""
+        """Wait until the other ranks have written their last rows, before the recording of all is judged.
+
+        Args:
+            place: The recording.
+            seconds: Most seconds to wait.
+        """
         until = time.monotonic() + seconds
         while self.world > 1 and time.monotonic() < until:
             try:
@@ -108,21 +113,21 @@ class LaunchedRank:
                 return
 
     def _keeps(self, place: Path, *, first: str, force: bool) -> bool:
-        """Whether what is at a place stays there: an earlier attempt's recording, and what is in the way beside it."""
+        """Whether existing files at a place stay: an earlier attempt's recording, or other files beside it."""
         if not self.repeats or not os.path.lexists(place):
             return False
         return _run_at(place) == self.run or not (force or place == Path(first))
 
 
 def places(place: Path) -> Iterator[Path]:
-    """Name a place and those of further attempts: ``train.kedge``, ``train.restart-1.kedge``."""
+    """Yield a place and those of further attempts: ``train.kedge``, ``train.restart-1.kedge``."""
     yield place
     for number in count(1):
         yield place.with_name(f"{place.stem}.restart-{number}{place.suffix}")
 
 
 def _run_at(place: Path) -> str | None:
-    """Read of which run there is a recording at a place."""
+    """Return the run id of the recording at a place; None if there is none."""
     try:
         run = json.loads((place / "manifest.json").read_bytes()).get("run")
     except (OSError, ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""What a watched program gives, written to disk; the program never suffers from the writing."""
+"""The sink that writes the data of a watched program to disk; a failure to write never affects the program."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from kedge.store.writing.folder import RecordingWriter
 
 PATIENCE = 120.0
-"""For how many seconds a rank keeps what it sees, until rank 0 has made the recording; at least."""
+"""Least seconds that a rank keeps its data while rank 0 has not made the recording."""
 
 PATIENCE_AT_THE_END = 10.0
 
 _FEW, _MANY = 100, 10_000
-"""How many writes are always kept for rank 0, and how many never."""
+"""Number of writes that are kept in any case while rank 0 has not made the recording, and most that are kept."""
 
 _PAUSE = 0.05
 
 
 class RecordingSink:
-    """Takes what was seen to disk.
+    """Writes the data of a watched run to disk.
 
-    The recording begins with the first step: by then the device is known, and a program that
-    calls no model leaves nothing behind. When the disk refuses, the program runs on unrecorded.
-    What a rank sees before rank 0 has made the recording is kept; the program does not wait for it.
+    The recording begins with the first step: by then the device is known, and a program that calls no model leaves
+    nothing behind. If writing fails, the program runs on unrecorded. Data that a rank has before rank 0 has made the
+    recording is kept; the program does not wait.
 
     Args:
-        place: Where the recording will be.
-        begin: Makes it there, or takes part in it; None as long as there is nothing to take part in.
+        place: The path of the recording.
+        begin: Makes the recording there, or joins it; returns None as long as there is none to join.
             See `kedge.watch.run.begin.begin_recording`.
-        complain: Tells the user.
+        complain: Reports to the user.
         strict: Whether a failure ends the program.
     """
 
@@ -67,7 +67,7 @@ class RecordingSink:
         return self._shield.failure is not None
 
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
-        """Write which sites there are; the first call makes the recording."""
+        """Write the list of sites; the first call makes the recording."""
         self._attempt(lambda writer: writer.sites(sites, roots))
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ class RecordingSink:
         self._attempt(lambda writer: writer.stats(step, columns))
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Write a note, if there is a recording."""
+        """Write an event, if there is a recording."""
         if self.writer is not None or self._kept:
             self._attempt(lambda writer: writer.event(event))
 
@@ -119,5 +119,5 @@ class RecordingSink:
     def _give_up(self) -> None:
         self._kept.clear()
         if self.writer is not None:
-            with suppress(Exception):  # the recording may be out of reach; others shall not find it locked
+            with suppress(Exception):  # the recording may be out of reach; it must not stay locked
                 self.writer.close()

@@ -1,4 +1,4 @@
-"""A recording, handed to a sink as if its run were under way."""
+"""Passes a recording to a sink as if its run were active."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kedge.watch.run.sinks import RunSink, entry_of
 
 
 def replay(recording: Recording | str | os.PathLike[str], sink: RunSink) -> None:
-    """Hand a sink everything that a recording holds, step by step, and then what the rules find.
+    """Pass everything in a recording to a sink, step by step, and then the findings of the rules.
 
     Args:
-        recording: The recording, or where it is; its run may still be under way.
+        recording: The recording, or its path; its run may still be active.
         sink: Gets the sites, the steps and the events, and is closed.
     """
     if not isinstance(recording, Recording):
@@ -47,7 +47,7 @@ def _hand(recording: Recording, sink: RunSink) -> None:
 
 
 def _columns(recording: Recording) -> dict[str, Any]:
-    """Give all rows, those of one site and step merged, as columns."""
+    """Return all rows as columns, with the rows of one site and step merged."""
     each = [(site.id, recording.rows(site)) for site in recording.sites]
     columns: dict[str, Any] = {
         name: np.concatenate([np.zeros(0, dtype), *(getattr(rows, name) for _, rows in each)])

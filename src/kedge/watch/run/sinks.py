@@ -1,4 +1,4 @@
-"""What a watched run gives, handed to several that take it."""
+"""The data of a watched run, passed to several sinks."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ Entries = Sequence[Mapping[str, Any]]
 
 
 class RunSink(Protocol):
-    """Takes what a watched run gives: while it goes, or later, from its recording."""
+    """Receives the data of a watched run: during the run, or later from its recording."""
 
     def sites(self, sites: Entries, roots: Entries) -> None:
-        """Take the sites and roots, as ``sites.json`` has them; again whenever there are more."""
+        """Receive the sites and roots, in the form of ``sites.json``; called again when there are more."""
 
     def stats(self, step: int, columns: Columns) -> None:
-        """Take the statistics of one step: one array a column, one row a site."""
+        """Receive the statistics of one step: one array for each column, one row for each site."""
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Take a line of ``events.jsonl``, or a finding: its fields, and ``"kind": "finding"``."""
+        """Receive a line of ``events.jsonl``, or a finding: its fields, and ``"kind": "finding"``."""
 
     def close(self) -> None:
-        """End."""
+        """Called at the end of the run."""
 
 
 class Sinks:
-    """The recorder, and sinks that get the same; a sink that fails is told of and gets nothing more.
+    """Passes the same data to the recorder and to further sinks; a sink that fails is reported and gets nothing more.
 
-    Findings are looked for as soon as something is not finite, and at the end.
+    Findings are searched for as soon as something is not finite, and at the end.
     """
 
     def __init__(self, recorder: RecordingSink, sinks: Iterable[RunSink], complain: Callable[[str], None]) -> None:
@@ -51,12 +51,12 @@ class Sinks:
         self._told: set[tuple[str, ...]] = set()
 
     def sites(self, sites: Entries, roots: Entries) -> None:
-        """Hand on the sites and roots."""
+        """Pass on the sites and roots."""
         self.recorder.sites(sites, roots)
         self._each(lambda sink: sink.sites(sites, roots))
 
     def stats(self, step: int, columns: Columns) -> None:
-        """Hand on the statistics of a step, or of several; each sink gets them step by step."""
+        """Pass on the statistics of a step, or of several; each sink gets them step by step."""
         self.recorder.stats(step, columns)
         for number, part in by_step(step, columns) if self._shields else ():
             self._each(partial(_give, number, part))
@@ -65,12 +65,12 @@ class Sinks:
             self._tell_findings()
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Hand on a note."""
+        """Pass on an event."""
         self.recorder.event(event)
         self._each(lambda sink: sink.event(event))
 
     def close(self) -> None:
-        """Hand on what was found, and end all."""
+        """Pass on the findings, and close all sinks."""
         self.recorder.close()
         if self._shields:
             self._tell_findings()
@@ -89,7 +89,7 @@ class Sinks:
 
 
 def by_step(step: int, columns: Columns) -> Iterator[tuple[int, Columns]]:
-    """Yield the rows of each step: all of them are of `step` unless there is a column ``step``."""
+    """Yield the rows of each step: all are of `step` unless there is a column ``step``."""
     if "step" not in columns:
         yield step, columns
         return
@@ -113,12 +113,12 @@ def _tell(event: Mapping[str, Any], sink: RunSink) -> None:
 
 
 def entry_of(finding: Finding) -> dict[str, Any]:
-    """Make the event that brings a finding to a sink."""
+    """Return the event that passes a finding to a sink."""
     return {"kind": "finding", **asdict(finding)}
 
 
 def rows_of(step: int, columns: Columns) -> Rows:
-    """Make rows of the columns of one step, one a site; what is left out was not measured."""
+    """Return the columns of one step as rows, one for each site; missing columns count as not measured."""
     count = len(columns["site"])
     held: dict[str, Any] = {name: _column(name, columns, count) for name in COLUMNS if name != "site"}
     held["step"] = np.full(count, step, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How a recording ends, and what its user is told then."""
+"""The end of a recording, and the last lines for its user."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from kedge.watch.run.recorder import RecordingSink
 NO_MODULE = "the program called no module in this process, outside of functions that are compiled as a whole"
 NO_SITE = "modules were called, but nothing that can be measured was seen at the sites to be watched; see them with kedge sites"
 CHECKING = "checking the recording", "its findings are not known"
-#: How many rules the last lines name.
+#: Most rules that the last lines name.
 NAMED_RULES = 3
 
 
 def end_of(summary: WatchSummary, status: int, error: BaseException | None) -> dict[str, Any]:
-    """Make the event that ends a recording.
+    """Return the event that ends a recording.
 
     Args:
-        summary: What came out of watching.
-        status: What the program ended with.
-        error: What ended it; None where it ran to its last line.
+        summary: The figures of the run.
+        status: The exit status of the program.
+        error: The error that ended it; None if it ran to its last line.
     """
     uncaught = None if isinstance(error, SystemExit) else error
     return {
@@ -48,7 +48,7 @@ def end_of(summary: WatchSummary, status: int, error: BaseException | None) -> d
 
 
 def last_words(name: str, recorder: RecordingSink, summary: WatchSummary) -> Iterator[str]:
-    """Tell how much was seen, what was found, and what to type next."""
+    """Yield the last lines for the user: the figures of the run, the findings, and the next command."""
     if recorder.writer is None:
         why = "" if recorder.failed or summary.failed else f": {NO_SITE if summary.steps else NO_MODULE}"
         yield f"nothing was recorded{why}"
@@ -66,10 +66,10 @@ def last_words(name: str, recorder: RecordingSink, summary: WatchSummary) -> Ite
 
 
 def _whose(place: Path) -> str:
-    """Say that these are one rank's figures, and how many have recorded, if there are several."""
+    """Return a prefix that marks figures as rank 0's and counts the ranks that recorded; empty for a single process."""
     try:
         world, ranks = int(read_manifest(place).get("world") or 1), read_ranks(place)
-    except RecordingError:  # what is wrong with it is said when it is checked
+    except RecordingError:  # `_checked` reports what is wrong with it
         return ""
     if world == 1:
         return ""
@@ -88,7 +88,10 @@ def _judged(place: Path) -> Judgement:
 
 
 def in_short(judgement: Judgement) -> str:
-    """Count findings, name the first rules and those that could not judge: ``1 error: NAN-BORN at log:out and 2 more``."""
+    """Return the findings in short: ``1 error: NAN-BORN at log:out and 2 more``.
+
+    The line counts them, and names the first rules and those that could not judge.
+    """
     findings = judgement.findings
     if not findings:
         return "; ".join([verdict(judgement, NAMED_RULES), *advice(judgement)])

@@ -1,1 +1,1 @@
-"""When and how much: what makes the steps, what each may cost, and how the program is kept safe from it."""
+"""The steps: which events end them, how much each may cost, and the shield that keeps the program safe."""

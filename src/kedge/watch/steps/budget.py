@@ -1,31 +1,31 @@
-"""How much of a run is watched: what watching costs, and what that allows for the next step.
+"""The budget: the measured cost of watching, and the kind of step that it allows next.
 
 # Note [Three kinds of steps]
 A *measured* step has the statistics of every value. A *guarded* step has the loss and the norm of all gradients, and
-whether they are finite; no module is hooked in it. A *skipped* step is counted, and no more is done than to ask, on a CPU,
-whether its loss is finite. The first steps are
-all measured, since most mistakes show there; then as many as the budget pays for.
+checks whether they are finite; it hooks no module. A *skipped* step is counted and, on a CPU, its loss checked for
+being finite; nothing more. The first steps are all measured, since most mistakes show there; then as many as the budget
+pays for.
 
 # Note [The budget]
 Watching may take a share of the run's time, 3 % by default, or two seconds, whichever is more. The two seconds are
 not spent at once: half a second is free from the beginning, and the rest comes with the square root of the time, so
-that it lasts until the share has overtaken it. Measured steps may take three fifths of what is allowed, guarded steps
+that it lasts until the share has overtaken it. Measured steps may take three fifths of the allowed time, guarded steps
 the rest.
 
-To count a step takes time in each one, skipped or not. It comes first, but takes two thirds of what is allowed at most, so
-that something is measured however short the steps are.
+Counting takes time in every step, also in skipped ones. It is paid first, but with two thirds of the allowed time at
+most, so that something is measured however short the steps are.
 
-What is done besides costs what the hooks are timed to take, or more: code that runs rarely finds nothing in the
-processor's caches. So the length of a step is compared with the median of those that were skipped, and the mean difference
-counts, up to three times what was timed; a quarter is added, as the program's own code finds the caches cold in the steps
-after it. The first step attaches the hooks, and the end of a run takes about as long: both are charged beforehand, and
+The rest costs as much as the hooks are timed to take, or more: code that runs rarely finds nothing in the processor's
+caches. So the length of a step is compared with the median length of skipped steps, and the mean difference counts, up
+to three times the timed cost; a quarter is added, since the program's own code finds the caches cold in the following
+steps. The first step attaches the hooks, and the end of a run takes about as long: both are charged beforehand, and
 half a second is free besides.
 
 # Note [Common steps]
-Two runs that are to be compared, and the ranks of one, each have a budget, and yet should measure the same steps. So
-after the first ones the distance between two measured steps is `every` times a power of two, which doubles when the
-budget does not pay for one, and each measured step is a multiple of it: a run that measures more often also measures
-the steps of the others.
+Two runs that are to be compared, and the ranks of one run, have a budget each, and yet should measure the same steps.
+So after the first ones the distance between two measured steps is `every` times a power of two, which doubles when the
+budget does not pay for a measured step, and each measured step is a multiple of this distance: a run that measures more
+often also measures the steps of the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from statistics import median
 
 
 class StepKind(IntEnum):
-    """What is done in a step; see Note [Three kinds of steps]."""
+    """The kind of a step; see Note [Three kinds of steps]."""
 
     SKIPPED = 0
     GUARDED = 1
@@ -47,34 +47,34 @@ class StepKind(IntEnum):
 
 
 FIRST_STEPS = 40
-"""How many steps are measured at first, as far as the free time reaches."""
+"""Steps that are measured at first, as far as the free time reaches."""
 ALLOWANCE, FREE = 2.0, 0.5
-"""Seconds that any run may take, and those of them that it may take at once."""
+"""Seconds that watching may take in any run, and those of them that are free at once."""
 _LEARNING = 0.25
-"""How much of a step's cost goes into the running mean of its kind."""
+"""Weight of a step's cost in the running mean of its kind."""
 _MOST = 3.0
-"""How many times what was timed a step is taken to have cost at most."""
+"""Most that a step is assumed to cost, as a multiple of its timed cost."""
 _AFTERWARDS = 1.25
-"""What a step costs with the steps after it, in times of itself: measured with models of three and of twelve layers."""
+"""Cost of a step with the steps after it, as a multiple of its own: measured with models of 3 and of 12 layers."""
 _COUNTING = 2 / 3
-"""The part of what is allowed that may go into counting steps before the others have less."""
+"""Largest part of the allowed time that counting steps may take from the other work."""
 _REMEMBERED = 15
-"""How many lengths of steps are remembered."""
+"""How many step lengths are remembered."""
 _LONGEST_SKIPPED, _LONGEST_GUARDED = 4096, 16
-"""How many steps are skipped or guarded at most before the next decision."""
+"""Most steps that are skipped, or guarded, before the next decision."""
 _GRANTED = 8
-"""How many measured steps that were asked for are made, whether the budget pays for them or not."""
+"""How many requested measured steps are granted regardless of the budget."""
 
 
 @dataclass
 class StepKindCost:
-    """What the steps of one kind cost.
+    """The cost of the steps of one kind.
 
     Attributes:
-        share: The part of what is allowed that they may take.
-        spent: Seconds that they took.
-        timed: Seconds that one was timed to take; a running mean, as the next.
-        extra: Seconds by which one was longer than a skipped one.
+        share: The part of the allowed time that they may take.
+        spent: Seconds that they have taken.
+        timed: Timed seconds of one step; a running mean, like the next.
+        extra: Seconds by which one step was longer than a skipped one.
     """
 
     share: float
@@ -84,29 +84,29 @@ class StepKindCost:
 
     @property
     def cost(self) -> float:
-        """What one step costs, in seconds; 0 as long as there was none."""
+        """The cost of one step, in seconds; 0 as long as there was none."""
         timed = self.timed or 0.0
         return _AFTERWARDS * min(max(self.extra or 0.0, timed), _MOST * timed)
 
     def charge(self, steps: int, timed: float, extra: float) -> float:
-        """Charge some steps; returns what they cost."""
+        """Charge some steps; returns their cost in seconds."""
         self.timed, self.extra = _learn(self.timed, timed), _learn(self.extra, extra)
         self.spent += steps * self.cost
         return steps * self.cost
 
 
 class Budget:
-    """Decides what is done in each step; see Note [The budget].
+    """Decides the kind of each step; see Note [The budget].
 
     Args:
-        every: After the first steps, one step in this many is measured at most; without a limit, exactly one.
+        every: After the first steps, at most one step in this many is measured; without a limit, exactly one.
         share: The share of the run's time that watching may take, such as 0.03; None for no limit.
 
     Attributes:
-        kind: What is done in the step under way.
-        counts: How many steps had which kind.
-        seconds: What watching took in all steps that ended.
-        run: How many steps of this kind there are before the next decision, the one under way included.
+        kind: The kind of the current step.
+        counts: Steps of each kind.
+        seconds: Seconds that watching took in all steps that ended.
+        run: Steps of this kind before the next decision, the current one included.
     """
 
     def __init__(self, every: int, share: float | None) -> None:
@@ -128,23 +128,23 @@ class Budget:
 
         Args:
             now: The time, in seconds.
-            per_step: Seconds that it takes to count a step of any kind.
+            per_step: Seconds that counting one step of any kind takes.
         """
         self._began = self._mark = now
         self._per_step = per_step
 
     def run_ended(self, step: int, now: float, timed: float) -> StepKind:
-        """Charge a run of steps of one kind, and choose what is done in the next ones.
+        """Charge a run of steps of one kind, and choose the kind of the next ones.
 
         Args:
             step: The last step of the run.
-            now: The time.
-            timed: Seconds that watching was timed to take in the run, besides counting the steps.
+            now: The time, in seconds.
+            timed: Timed seconds of watching in the run, besides counting the steps.
         """
         kind, steps = self.kind, self.done + 1
         length, self._mark = (now - self._mark) / steps, now
         self._count(steps)
-        if not any(self.counts.values()):  # it attaches the hooks, and the end of the run takes about as long
+        if not any(self.counts.values()):  # attaches the hooks; the end of the run takes about as long
             self._setup = 2 * timed
             self.seconds += timed
         elif kind is StepKind.SKIPPED:
@@ -160,11 +160,11 @@ class Budget:
         return self._choose(step + 1, now)
 
     def interrupt(self, now: float, timed: Callable[[], float] = lambda: 0.0) -> None:
-        """Guard the step under way, in the midst of a run: something in it is not finite.
+        """Make the current step a guarded one, in the middle of a run, because something in it is not finite.
 
         Args:
-            now: The time.
-            timed: Returns the seconds that watching was timed to take in the run so far; asked for if steps are charged.
+            now: The time, in seconds.
+            timed: Returns the timed seconds of watching in the run so far; called only if steps are charged.
         """
         self.counts[self.kind] += self.done
         self._count(self.done)
@@ -174,22 +174,22 @@ class Budget:
         self.kind, self.run, self._planned, self._mark = StepKind.GUARDED, 1, 1, now
 
     def wish(self) -> None:
-        """Ask for the next step to be measured; that is granted a few times, and then if the budget pays for it."""
+        """Request a measured step next; granted a few times in any case, then if the budget pays for it."""
         self._wishes += 1
         self._wished |= self._wishes <= _GRANTED
 
     @property
     def counting(self) -> float:
-        """Seconds that it took to count the steps of the run under way that have ended."""
+        """Seconds spent on counting those steps of the current run that have ended."""
         return self.done * self._per_step
 
     @property
     def done(self) -> int:
-        """How many steps of the run under way have ended."""
+        """Steps of the current run that have ended."""
         return self._planned - self.run
 
     def charge_device(self, seconds: float) -> None:
-        """Charge time that measuring took on devices, which is known later."""
+        """Charge seconds that measuring took on devices, which are known later."""
         self.seconds += seconds
         self._accounts[StepKind.MEASURED].spent += seconds
 
@@ -198,7 +198,7 @@ class Budget:
         self.seconds += steps * self._per_step
 
     def _allowed(self, now: float) -> float:
-        """Return the seconds that measuring and guarding may have taken by now, besides the run's first step and its end."""
+        """Return the seconds allowed by now for measuring and guarding, besides the run's first step and its end."""
         if self.share is None:
             return math.inf
         passed = now - self._began
@@ -219,7 +219,7 @@ class Budget:
         return self.kind
 
     def _choose_between(self, step: int, now: float) -> None:
-        """Choose what is done in the steps until the next one that may be measured."""
+        """Choose the kind of the steps before the next one that may be measured."""
         cost, left = self._cost_and_left(StepKind.GUARDED, now)
         distance = self.every * self._spacing
         due = distance - step % distance if step >= FIRST_STEPS else 1
@@ -234,7 +234,7 @@ class Budget:
         return account.cost, account.share * self._allowed(now) - account.spent
 
     def _is_due(self, step: int, now: float) -> bool:
-        """Whether a step is to be measured; see Note [Common steps]."""
+        """Whether a step is measured; see Note [Common steps]."""
         cost, left = self._cost_and_left(StepKind.MEASURED, now)
         if step < FIRST_STEPS and left >= cost:
             return True
@@ -249,7 +249,7 @@ class Budget:
         return left >= cost
 
     def _until_paid(self, lack: float) -> float:
-        """Return in how many steps a guarded one is paid for."""
+        """Return the number of steps after which a guarded one is paid for."""
         lengths = self._bare or self._between
         if not lengths or self.share is None:
             return 1
@@ -258,7 +258,7 @@ class Budget:
 
 
 def _learn(known: float | None, value: float) -> float:
-    """Take a value into a running mean, but not one too far from it; a step may be slow for reasons of its own."""
+    """Add a value to a running mean, limited to a distance from it; single steps may be slow for other reasons."""
     if known is None:
         return value
     far = (_MOST - 1) * abs(known)

@@ -1,4 +1,4 @@
-"""What watching costs: measuring and writing are timed, PyTorch's calls of hooks are calibrated."""
+"""The cost of watching: measuring and writing are timed, PyTorch's calls of hooks are estimated from a calibration."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable
 from kedge.watch.models.roots import WatchMeter
 
 _PER_EVENT, _PER_STEP = 3.0, 24.0
-"""What it takes to bring one event to the meter, and to count a step with cold caches, in calls of an empty module hook."""
+"""Cost of passing one event to the meter, and of counting a step with cold caches, in calls of an empty module hook."""
 
 
 class Costs:
-    """Adds up what watching costs. As a ``with`` block it takes the block's time; blocks may be nested.
+    """Adds up the cost of watching. As a ``with`` block it times the block; blocks may be nested.
 
     Args:
-        meter: What measures; it times itself, on devices too.
+        meter: The meter, which times itself, on devices too.
 
     Attributes:
-        others: Set to what returns the seconds that are timed elsewhere.
+        others: Set to a function that returns the seconds timed elsewhere.
     """
 
     def __init__(self, meter: WatchMeter) -> None:
@@ -40,12 +40,12 @@ class Costs:
             self._timed += self._now() - self._block_began
 
     def _now(self) -> float:
-        """The time, without that which the meter counts itself."""
+        """Return the time, without the meter's own seconds."""
         return time.perf_counter() - self.meter.seconds
 
     @property
     def timed(self) -> float:
-        """Seconds that all blocks took so far, the one under way included."""
+        """Seconds of all blocks so far, an active one included."""
         return self._timed + (self._now() - self._block_began if self._depth else 0.0)
 
     def begin(self) -> None:
@@ -54,34 +54,34 @@ class Costs:
 
     @property
     def passed(self) -> float:
-        """Seconds since the watch was made."""
+        """Seconds since the watcher was made."""
         return time.perf_counter() - self._began
 
     @property
     def per_step(self) -> float:
-        """Seconds that it takes to count a step."""
+        """Seconds that counting a step takes."""
         return _PER_STEP * self._unit
 
     @property
     def uncharged(self) -> float:
-        """The seconds that were not charged yet, besides those of counting steps."""
+        """Seconds that are not charged yet, without those of counting steps."""
         called = _PER_EVENT * self.meter.events * self._unit
         return self.timed + self.others() + self.meter.seconds + called - self._charged
 
     def charge(self) -> float:
-        """Return the seconds since this was last called."""
+        """Return the seconds since the last call."""
         seconds = self.uncharged
         self._charged += seconds
         return seconds
 
     def charge_device(self) -> float:
-        """Return the seconds that measuring took on devices since this was last called: they are known later."""
+        """Return the seconds that measuring took on devices since the last call; they are known later."""
         before, self._charged_on_device = self._charged_on_device, self.meter.device_seconds
         return self._charged_on_device - before
 
 
 def _unit() -> float:
-    """Estimate the seconds that PyTorch takes to call a hook of a module: some 20 calls of a Python function.
+    """Return an estimate of the seconds that PyTorch takes to call a module hook: some 20 calls of a Python function.
 
     No module is called for it, as the program may have hooks on all of them.
     """
@@ -95,4 +95,4 @@ def _unit() -> float:
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    """Empty function to time."""

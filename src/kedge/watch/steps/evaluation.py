@@ -1,9 +1,10 @@
-"""Which forward passes are measured: evaluation between the steps of a training is not.
+"""Decides which forward passes are measured: evaluation between the steps of a training is not.
 
 # Note [Passes without gradients]
-Once a program trains, passes without gradients are evaluation, and are not measured. Before its first step it is not known
-whether it will: an optimizer may have been made for a checkpoint alone. So as long as one is waited for, the first such
-pass of each root is measured; it is dropped as soon as a model with parameters is called for gradients.
+Once a program trains, passes without gradients are evaluation, and are not measured. Before its first step it is
+unknown whether it will train: an optimizer may exist only for loading a checkpoint. So while a first step is awaited,
+the first such pass of each root is measured; these measurements are dropped as soon as a model with parameters is
+called for gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kedge.watch.models.roots import RootModule, WatchMeter
 from kedge.watch.steps.steps import StepSource
 
 _MOST = 256
-"""How many passes of a step are measured at most."""
+"""Most measured passes of a step."""
 
 
 class Evaluation:
@@ -31,7 +32,7 @@ class Evaluation:
         self._measured = 0
 
     def began(self, passes: PassCounter, steps_by: StepSource, *, graded: bool) -> None:
-        """Decide whether the pass of a root that has begun is measured, where something makes the steps."""
+        """Decide whether a root's forward pass that has begun is measured; called with the source of the steps."""
         measured = graded or steps_by is StepSource.FORWARD
         if steps_by not in (StepSource.FORWARD, StepSource.OPTIMIZER) and not self._trains:
             if not graded:

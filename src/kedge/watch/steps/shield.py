@@ -1,4 +1,4 @@
-"""What surrounds each piece of Kedge's work inside the program, and keeps it from ending the program."""
+"""The wrapper around each piece of Kedge's work inside the program, which never ends the program."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ OFF = 0
 
 
 class WatchShield:
-    """Surrounds the work of a watch: it is timed, done by one thread at a time, and never ends the program.
+    """Wraps the work of a watcher: it is timed, runs in one thread at a time, and never ends the program.
 
     Args:
-        meter: What measures.
-        costs: Take its time.
+        meter: The meter.
+        costs: Times the work.
 
     Attributes:
         shield: Reports the first failure, after which nothing is watched.
-        in_child: This is a forked child process, which only counts that it trains.
+        in_child: Whether this is a forked child process, which only counts its optimizer steps.
     """
 
     def __init__(self, meter: WatchMeter, costs: Costs) -> None:
@@ -34,7 +34,7 @@ class WatchShield:
 
     @property
     def failure(self) -> Exception | None:
-        """The error that Kedge failed with; None where all goes well."""
+        """Kedge's failure; None if there is none."""
         return self.shield.failure
 
     @property
@@ -43,7 +43,7 @@ class WatchShield:
         return self.shield.pid
 
     def around(self, work: Callable[..., None]) -> Callable[..., None]:
-        """Make a hook of some work."""
+        """Return a hook that runs some work."""
 
         def hook(*args: Any) -> None:
             if not torch.compiler.is_compiling() and not modes.is_under_jit():
@@ -60,6 +60,6 @@ class WatchShield:
 
 
 def leave_to_parent(shield: WatchShield | None) -> None:
-    """In a forked child, where the recording belongs to the parent, measure nothing; the watch may be gone by then."""
+    """Stop measuring in a forked child, whose parent owns the recording; None if the watcher no longer exists."""
     if shield is not None:
         shield.meter.level, shield.in_child = OFF, True

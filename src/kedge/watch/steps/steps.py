@@ -1,15 +1,16 @@
-"""What makes the steps of a run: an optimizer, or else each backward pass, or else each forward pass.
+"""The events that end the steps of a run: updates of an optimizer, else backward passes, else forward passes.
 
 # Note [What makes the steps]
-    NOTHING    no model with parameters was called: the passes of a transform are no steps
-    FORWARD    each forward pass of a model is a step: the first one with parameters, or the next when it is gone
-    EXPECTED   the same model, but there is an optimizer that may be its: its passes are no steps, as far as patience lasts
+    NOTHING    no model with parameters was called: the passes of a transform are not steps
+    FORWARD    each forward pass of a model is a step: of the first one with parameters, or the next after its deletion
+    EXPECTED   the same model, but an optimizer may belong to it: while patience lasts, its passes are not steps
     BACKWARD   each backward pass is a step: there was one, and no optimizer holds a watched parameter
     OPTIMIZER  the steps of one optimizer are the run's; see Note [Whose steps] in `kedge.watch.models.optimizers`
 
 A run goes down this list, and back only from EXPECTED to FORWARD: at the second pass if no optimizer is new or holds a
-parameter of the model - to look through all objects takes as long as hundreds of small steps, so not before it is
-needed - and after 256 passes with gradients. A policy may be rolled out thousands of times before its first update.
+parameter of the model, and after 256 passes with gradients. Searching all objects for optimizers takes as long as
+hundreds of small steps, so it waits until it is needed. A policy may be rolled out thousands of times before its first
+update.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kedge.watch.steps.budget import Budget
 
 
 class StepSource(IntEnum):
-    """What makes the steps; see Note [What makes the steps]."""
+    """The event that ends a step; see Note [What makes the steps]."""
 
     NOTHING = 0
     FORWARD = 1
@@ -36,17 +37,17 @@ class StepSource(IntEnum):
 
 
 class Steps(StepClock):
-    """The clock of a watched program.
+    """The step clock of a watched program.
 
     Args:
         optimizers: The program's optimizers.
-        budget: Says how many steps of one kind follow each other, of which only the last one is reported.
+        budget: Decides how many steps of one kind follow each other; only the last one of them is reported.
 
     Attributes:
-        by: What makes the steps.
-        backward_passes: How many there were as long as no optimizer had stepped.
-        on_pass: Set to what is called when a forward pass of a root begins, with whether it has gradients.
-        on_step_of_run: Set to what is called when a step has ended that others of its kind follow.
+        by: The events that end the steps.
+        backward_passes: How many there were while no optimizer had stepped.
+        on_pass: Called when a forward pass of a root begins, with the root's pass counter and whether it has gradients.
+        on_step_of_run: Called when a step has ended that others of its kind follow.
     """
 
     by_models = False
@@ -65,7 +66,7 @@ class Steps(StepClock):
         return self.led if self.by < StepSource.BACKWARD else self.step
 
     def add(self, root: RootModule, roots: Sequence[RootModule]) -> None:
-        """Let the forward passes of a new root be the steps, if no other root has parameters and nothing else makes them."""
+        """Make the forward passes of a new root the steps, if it alone has parameters and nothing else ends steps."""
         others = any(r.parameters and r.target for r in roots if r is not root)
         if self.by >= StepSource.BACKWARD or root.passes is None or not root.parameters or others:
             return
@@ -77,7 +78,7 @@ class Steps(StepClock):
         self.looked, self.awaited = not self._any_optimizer, AWAITED
 
     def look(self) -> None:
-        """Look, once, whether there is an optimizer whose steps are to be waited for."""
+        """Search, once, for an optimizer whose steps are worth waiting for."""
         super().look()
         self.by = StepSource.EXPECTED if self.awaited else StepSource.FORWARD
 
@@ -92,7 +93,7 @@ class Steps(StepClock):
             if self.by is StepSource.EXPECTED:
                 self._wait(graded)
             if self.by is StepSource.FORWARD and self.led:
-                super().end_step()  # none is left out: its hooks are up, and what they see belongs to one step
+                super().end_step()  # each is reported: the hooks are installed, and their values belong to one step
             self.led += 1
         if self.by is StepSource.FORWARD and not self._any_optimizer and any_optimizer():  # made after the first pass
             self._any_optimizer = True
@@ -109,7 +110,7 @@ class Steps(StepClock):
         """Count a backward pass before any optimizer has stepped; it may be a step.
 
         Returns:
-            The optimizers that hold watched parameters, at the pass at which that was looked at.
+            The optimizers that hold watched parameters, at the one pass that searches for them; else none.
         """
         self.backward_passes += 1
         waiting: list[Optimizer] = []
@@ -122,13 +123,13 @@ class Steps(StepClock):
         return waiting
 
     def count_update(self, optimizer: Optimizer) -> None:
-        """Count a step of an optimizer, which may end one of the run."""
+        """Count an update of an optimizer, which may end a step of the run."""
         if self.optimizers.stepped(optimizer):
             self.by = StepSource.OPTIMIZER
             self.optimized()
 
     def end_step(self) -> None:
-        """Count one step; of a run of steps of one kind only the end of the last one is reported."""
+        """Count one step; of several steps of one kind only the last one is reported."""
         if self.budget.run > 1:
             self.budget.run -= 1
             self.step += 1

@@ -20,7 +20,7 @@ class OfTwo(RebuildRule):
     """A product or a quotient; its node saves a side if the other one needs a gradient.
 
     Attributes:
-        name: What the account calls it.
+        name: Its name in the account.
         nodes: The type name of its node.
         function: The operation.
     """

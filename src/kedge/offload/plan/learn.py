@@ -109,7 +109,7 @@ class Learner:
         timings, ended = self._timings, self._timings.clock.mark()
         if self._store is not None and self._link is None and self._store.takes(timings.device):
             self._link = measured(self._store, timings.device)
-            if self._link is None:  # no room to measure it: treat all as in the first step, and try again after the next
+            if self._link is None:  # no room to measure it: another step as the first, then try again
                 self._learn()
                 return
         table = MeasuredStep(timings.clock, timings.started, ended, timings.notes).table(self._link)

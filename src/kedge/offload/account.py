@@ -81,7 +81,7 @@ class RestoredBytes:
 
     Attributes:
         reads: The number of reads, and their bytes.
-        repeated: Those of them whose bytes had been brought back before.
+        repeated: The repeated reads of bytes that had been brought back before.
         stalled: The seconds for which backward waited for them.
     """
 

@@ -27,7 +27,7 @@ class Cpu:
     """Saved tensors of an accelerator go to host memory.
 
     Attributes:
-        rebuild: Whether what can be rebuilt exactly is rebuilt instead of moved.
+        rebuild: Whether tensors that can be rebuilt exactly are rebuilt instead of moved.
         pin: Whether to page-lock that memory, so that copies run beside the computation.
     """
 
@@ -45,7 +45,7 @@ class Disk:
 
     Attributes:
         path: An existing folder; None: the folder for temporary files.
-        rebuild: Whether what can be rebuilt exactly is rebuilt instead of moved.
+        rebuild: Whether tensors that can be rebuilt exactly are rebuilt instead of moved.
         uncached: Whether the file stays out of the system's file cache; None: under memory pressure.
         checksum: Whether to compare the bytes read back with a checksum of those written.
     """

@@ -100,7 +100,7 @@ class RecentlyRestored:
         self._last: deque[weakref.ref[StorageEntry]] = deque()
 
     def hold(self, entry: StorageEntry, home: Tensor) -> None:
-        """Hold an entry's restored bytes; drops the oldest ones if there is no room."""
+        """Keep an entry's restored bytes; drops the oldest ones if there is no room."""
         entry.held = home
         live: list[StorageEntry] = []
         for ref in list(self._last):

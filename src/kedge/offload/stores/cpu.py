@@ -36,7 +36,7 @@ _SHARE = 0.8  # of the free memory: the share that Kedge may take
 
 
 class ReadOrder:
-    """Which number is read after which; see Note [Read ahead]."""
+    """The order of reads: the number that follows each number; see Note [Read ahead]."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}

@@ -47,7 +47,7 @@ class Store(Protocol):
     """A place for bytes.
 
     Attributes:
-        name: What the account calls it: "disk", "cpu".
+        name: Its name in the account: "disk", "cpu".
     """
 
     name: str

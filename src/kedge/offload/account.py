@@ -71,7 +71,7 @@ class Count:
         self.bytes += nbytes
 
     def join(self, other: Count) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         self.number += other.number
         self.bytes += other.bytes
 
@@ -89,14 +89,14 @@ class RestoredBytes:
         self.reads, self.repeated, self.stalled = Count(), Count(), 0.0
 
     def add(self, nbytes: int, seconds: float, *, again: bool) -> None:
-        """Count bytes that were brought back, and how long that took with all that it needed."""
+        """Count bytes that were brought back, and the seconds that this took, with the reads of its inputs."""
         self.reads.add(nbytes)
         self.stalled += seconds
         if again:
             self.repeated.add(nbytes)
 
     def join(self, other: RestoredBytes) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         self.reads.join(other.reads)
         self.repeated.join(other.repeated)
         self.stalled += other.stalled
@@ -147,7 +147,7 @@ class Tally:
         return sum(self.kept[why].bytes for why in _OWNED if why in self.kept)
 
     def book(self, outcome: Outcome) -> None:
-        """Count what became of a saved tensor."""
+        """Count the outcome of a saved tensor."""
         if outcome.group == "again":
             self.again.add(outcome.nbytes)
             return
@@ -171,7 +171,7 @@ class Tally:
         return total
 
     def join(self, other: Tally) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         for name in _COUNTS:
             getattr(self, name).join(getattr(other, name))
         for name in _GROUPS:
@@ -208,7 +208,7 @@ class ModuleAccount:
         self.small = self.step.small
 
     def turn(self) -> None:
-        """Begin a step."""
+        """Begin a step: the current one is over."""
         over, self.step = self.step, Tally()
         self.small = self.step.small
         self.before.join(over)
@@ -223,7 +223,7 @@ class ModuleAccount:
             step.book(outcome)
 
     def restored(self, nbytes: int, seconds: float, *, again: bool) -> None:
-        """Count bytes that were brought back, and how long that took with all that it needed."""
+        """Count bytes that were brought back, and the seconds that this took, with the reads of its inputs."""
         with self._lock:
             self.step.restored.add(nbytes, seconds, again=again)
 
@@ -268,7 +268,7 @@ class OffloadAccount:
             return self.rows.setdefault(path, ModuleAccount(self, path))
 
     def turn(self) -> None:
-        """Begin a step."""
+        """Begin a step: the current one is over."""
         with self.lock:
             self.steps += 1
             self.seen = {}

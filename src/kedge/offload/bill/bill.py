@@ -175,7 +175,7 @@ def bill_of(
 
 
 def _charged(items: Sequence[SavedTensor], sizes: Sequence[int]) -> dict[int, SavedTensor]:
-    """Charge each storage to the first item that saved it, with the first rule that can rebuild an item on it.
+    """Return the items charged for storages: each storage for its first item, with the first rule that rebuilds one on it.
 
     Returns:
         The items that bear a storage, by their numbers, each with the bytes of its storages.

@@ -179,7 +179,7 @@ def _parts(kept: Tensor, count: int, work: torch.dtype, code: torch.dtype) -> tu
 
 
 def _pieces(size: int, kind: str) -> list[tuple[int, int, bool]]:
-    """Cut elements into pieces of whole blocks, and a last piece with the rest, smaller than a block."""
+    """Return pieces of whole blocks (first, last, True), and a last piece with the rest (..., False), smaller than a block."""
     step = _AT_ONCE.get(kind, _AT_ONCE["cuda"]) * BLOCK
     whole = size // BLOCK * BLOCK
     pieces = [(first, min(first + step, whole), True) for first in range(0, whole, step)]

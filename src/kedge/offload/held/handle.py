@@ -30,17 +30,17 @@ class Handle(ABC):
     @property
     @abstractmethod
     def stride(self) -> tuple[int, ...]:
-        """Its strides."""
+        """The tensor's strides, in elements."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """The tensor's dtype."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Its device."""
+        """The tensor's device."""
 
     @property
     def exact(self) -> bool:
@@ -75,17 +75,17 @@ class HandleByReference(Handle):
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """Its strides."""
+        """The tensor's strides, in elements."""
         return self._kept.tensor.stride()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """The tensor's dtype."""
         return self._kept.tensor.dtype
 
     @property
     def device(self) -> torch.device:
-        """Its device."""
+        """The tensor's device."""
         return self._kept.tensor.device
 
     def read(self) -> Tensor:

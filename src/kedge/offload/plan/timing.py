@@ -169,7 +169,7 @@ class TimedCodec:
         self.exact: bool = codec.exact
 
     def encode(self, value: Tensor) -> tuple[Tensor, Any] | None:
-        """Encode."""
+        """Return the encoded bytes and the extra argument for `decode`; None if the codec does not apply."""
         self._timings.device = value.device
         note = self._timings.current
         if note is None:
@@ -184,7 +184,7 @@ class TimedCodec:
         return coded[0], (note, coded[1])
 
     def decode(self, kept: Tensor, extra: Any) -> Tensor:
-        """Decode."""
+        """Return the decoded tensor."""
         note, inner = extra
         if note is None:
             return self._codec.decode(kept, inner)

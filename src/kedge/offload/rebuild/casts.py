@@ -12,7 +12,7 @@ from kedge.offload.rebuild.recipe_builder import Apply, RebuildRule, RecipeBuild
 
 
 class Cast(RebuildRule):
-    """A copy in another dtype, of a parameter (autocast makes one of each weight) or of a tensor that can be rebuilt."""
+    """The rule of a copy in another dtype, of a parameter (autocast copies each weight) or of a tensor that can be rebuilt."""
 
     name = "cast"
     nodes = ("ToCopyBackward0",)

@@ -25,7 +25,7 @@ _known: WeakKeyDictionary[torch.UntypedStorage, float] = WeakKeyDictionary()
 
 
 class LayerNorm(RebuildRule):
-    """Layer normalisation."""
+    """The rule of layer normalisation."""
 
     name = "layer_norm"
     nodes = ("NativeLayerNormBackward0",)

@@ -18,7 +18,7 @@ Sizes = tuple[int, ...]
 
 
 class Copy(RebuildRule):
-    """A copy of a transposed, reshaped or expanded tensor, as `contiguous` and `reshape` make."""
+    """The rule of a copy of a transposed, reshaped or expanded tensor, as `contiguous` and `reshape` make."""
 
     name = "copy"
     nodes = ("CloneBackward0", "UnsafeViewBackward0")

@@ -28,7 +28,7 @@ from kedge.torch_internals.autograd_nodes import number_in, raw, saved
 
 
 class BatchNorm(RebuildRule):
-    """Batch normalisation, and with it instance normalisation."""
+    """The rule of batch normalisation, and of instance normalisation."""
 
     name = "batch_norm"
     nodes = ("NativeBatchNormBackward0",)
@@ -49,7 +49,7 @@ class BatchNorm(RebuildRule):
 
 
 class GroupNorm(RebuildRule):
-    """Group normalisation."""
+    """The rule of group normalisation."""
 
     name = "group_norm"
     nodes = ("NativeGroupNormBackward0",)
@@ -92,7 +92,7 @@ def _is_as_one_row(source: Handle | None) -> bool:
 def _by_batch(
     source: Tensor, mean: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """See Note [The transformation alone]."""
+    """Return the result by batch statistics; see Note [The transformation alone]."""
     if source.device.type != "cpu" or spread.dtype not in {torch.float32, torch.float64}:
         return torch.native_batch_norm(source, weight, bias, None, None, True, 0.0, eps)[0]
     factor = spread if weight is None else spread * weight
@@ -112,7 +112,7 @@ def _by_group(source: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes
 def _by_group_statistics(
     source: Tensor, mean: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """See Note [Groups without an epsilon]."""
+    """Return the result by group statistics; see Note [Groups without an epsilon]."""
     samples, channels = source.shape[:2]
     each = channels // mean.shape[1]
     mean, spread = mean.repeat_interleave(each, 1), spread.repeat_interleave(each, 1)

@@ -144,7 +144,7 @@ class RecipeBuilder:
         return self._handle_of(raw(node, field))
 
     def settle(self, node: Any) -> bool:
-        """Store the depth of this node's output; False if it is too deep."""
+        """Whether this node's output is not too deep; if so, stores its depth at the node."""
         if self.depth >= DEEPEST:
             return False
         node.metadata[_DEPTH] = self.depth + 1
@@ -174,7 +174,7 @@ class Apply:
         self._function, self._terms, self._numbers = function, tuple(terms), tuple(numbers)
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Evaluate."""
+        """Return the value of the term."""
         return self._function(*[term(inputs) for term in self._terms], *self._numbers)
 
 
@@ -187,7 +187,7 @@ class Unchanged:
         self._tensor, self._version = variable.detach(), changes(variable)
 
     def __call__(self, _: Sequence[Tensor]) -> Tensor:
-        """Evaluate.
+        """Return the value of the term.
 
         Raises:
             RuntimeError: The parameter was changed in place.

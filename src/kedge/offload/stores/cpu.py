@@ -262,7 +262,7 @@ class CopiesIn:
 
 
 class CpuStore:
-    """Moves bytes between devices and host memory, beside the computation.
+    """The store that moves bytes between devices and host memory, beside the computation.
 
     Args:
         pin: Whether to lock the memory's pages.

@@ -240,7 +240,7 @@ class RangeFile:
             self._closing = True
 
     def lose(self) -> None:
-        """Leave the file to the parent process; see Note [Forked processes]."""
+        """Close the file in a forked child, and mark it lost there; see Note [Forked processes]."""
         self.lock = threading.Lock()  # the thread that held the old lock is not in this process
         self.lost = True
         self.file.close()

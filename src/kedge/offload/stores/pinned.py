@@ -63,7 +63,7 @@ class PinnedRanges:
         return sum(block.extents.used for block in self._blocks)
 
     def take(self, nbytes: int) -> PinnedRange:
-        """Return a range of at least so many bytes.
+        """Return a range of so many bytes.
 
         Raises:
             OSError: The limit would be exceeded, or the system has no memory left.

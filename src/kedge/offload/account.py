@@ -1,4 +1,4 @@
-"""What became of saved tensors: counted by module while it happens, printable as a table."""
+"""The account of an offload: the outcome of each saved tensor, counted by module, printable as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 _MB = 1e6
 _MOST = 24
-"""How many modules are printed."""
+"""The number of modules that are printed."""
 _COUNTS = ("small", "again", "unique", "stored", "freed", "failed")
 _GROUPS = ("kept", "rebuilt", "moved")
 _OWNED = ("parameter", "buffer", "input")
@@ -25,19 +25,20 @@ _SAID = {
 
 
 class Outcome(NamedTuple):
-    """What became of one saved tensor that is not small: decided by the engine, and booked once.
+    """The outcome of one saved tensor that is not small; the engine decides it, and the account books it once.
 
     Attributes:
-        group: Whether it is kept by reference, rebuilt or moved, or was decided on before.
-        name: Why it is kept, by which rule it is rebuilt, or where it was moved to.
+        group: Kept by reference, rebuilt, moved, or again: decided before, for the same storage.
+        name: The reason why it is kept, the rule that rebuilds it, or the store that it was moved to.
         nbytes: Its bytes.
-        storage: Its storage, to be counted once a step; None where it is not looked at.
+        storage: Its storage, counted once a step; None if the storage is not counted.
         number: The number of its storage.
-        held: What holds its bytes, and so has to live as long as it: an entry or a kept storage; None if it stays in any case.
-        chosen: Whether there was a choice, which a planner is informed of.
+        held: The holder of its bytes, which has to live as long as the tensor: an entry or a kept storage; None if the
+            tensor stays in any case.
+        chosen: Whether there was a choice, which the planner is notified of.
         extra: The bytes kept in memory to rebuild it.
-        stored: The bytes put away for it.
-        seconds: How long that took.
+        stored: The bytes written to the store for it.
+        seconds: The seconds that this took.
     """
 
     group: Literal["kept", "again", "rebuilt", "moved"]
@@ -53,7 +54,7 @@ class Outcome(NamedTuple):
 
 
 class Count:
-    """How many, and how many bytes."""
+    """A number of tensors, and their bytes."""
 
     __slots__ = ("bytes", "number")
 
@@ -61,64 +62,64 @@ class Count:
         self.number = self.bytes = 0
 
     def __repr__(self) -> str:
-        """As read."""
+        """The number and the bytes as text."""
         return f"{self.number} of {self.bytes} bytes"
 
     def add(self, nbytes: int) -> None:
-        """Count one more."""
+        """Count one more tensor."""
         self.number += 1
         self.bytes += nbytes
 
     def join(self, other: Count) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         self.number += other.number
         self.bytes += other.bytes
 
 
 class RestoredBytes:
-    """What was brought back.
+    """The bytes that were brought back.
 
     Attributes:
-        reads: How often, and how many bytes.
-        repeated: What of that had been brought back before.
-        stalled: The seconds for which backward waited for it.
+        reads: The number of reads, and their bytes.
+        repeated: The repeated reads of bytes that had been brought back before.
+        stalled: The seconds for which backward waited for them.
     """
 
     def __init__(self) -> None:
         self.reads, self.repeated, self.stalled = Count(), Count(), 0.0
 
     def add(self, nbytes: int, seconds: float, *, again: bool) -> None:
-        """Count bytes that were brought back, and how long that took with all that it needed."""
+        """Count bytes that were brought back, and the seconds that this took, with the reads of its inputs."""
         self.reads.add(nbytes)
         self.stalled += seconds
         if again:
             self.repeated.add(nbytes)
 
     def join(self, other: RestoredBytes) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         self.reads.join(other.reads)
         self.repeated.join(other.repeated)
         self.stalled += other.stalled
 
 
 class Tally:
-    """What was saved and what became of it.
+    """The saved tensors of a module or of all, by outcome.
 
     Attributes:
-        small: What is kept by reference because it is small.
-        kept: What is kept by reference, by why: ``"parameter"``, ``"buffer"``, ``"input"``, ``"excluded"`` by the
+        small: Kept by reference because they are small.
+        kept: Kept by reference, by reason: ``"parameter"``, ``"buffer"``, ``"input"``, ``"excluded"`` by the
             selector, ``"unknown"`` (sparse tensors and subclasses), ``"no rule"`` that rebuilds it and no store,
-            ``"here"`` (it is where the store would move it), ``"planned"``, ``"failed"``.
-        rebuilt: What is rebuilt instead of kept, by rule.
-        moved: What was moved, by where to; ``"memory"`` is what a codec made smaller in its place.
-        again: What was decided on already, for a tensor on the same storage.
-        unique: The distinct storages of all that is not small; parameters, buffers and inputs are among them.
+            ``"here"`` (already where the store would move it), ``"planned"``, ``"failed"``.
+        rebuilt: Rebuilt instead of kept, by rule.
+        moved: Moved, by store; ``"memory"``: encoded by a codec, and still in memory.
+        again: Decided before, for a tensor on the same storage.
+        unique: The distinct storages of all tensors that are not small, parameters, buffers and inputs among them.
         extra: The bytes kept in memory so that others can be rebuilt.
-        stored: What was put away for `moved`: fewer bytes, with a codec.
+        stored: The bytes written to the store for `moved`: fewer with a codec.
         freed: The entries that no handle needs any more.
-        restored: What was brought back.
-        failed: What could not be moved.
-        putting: The seconds for which forward was held up by putting away.
+        restored: The bytes that were brought back.
+        failed: The tensors that could not be moved.
+        putting: The seconds for which forward waited for writes to the store.
     """
 
     def __init__(self) -> None:
@@ -132,21 +133,21 @@ class Tally:
 
     @property
     def packs(self) -> int:
-        """How many tensors autograd saved."""
+        """The number of tensors that autograd saved."""
         return sum(count.number for count in self._all())
 
     @property
     def naive(self) -> int:
-        """Their bytes, each counted as often as it was saved."""
+        """The bytes of all saved tensors, each counted as often as it was saved."""
         return sum(count.bytes for count in self._all())
 
     @property
     def resident(self) -> int:
-        """The bytes of that which are parameters', buffers' and inputs', in memory in any case."""
+        """The saved bytes that belong to parameters, buffers and inputs, in memory in any case."""
         return sum(self.kept[why].bytes for why in _OWNED if why in self.kept)
 
     def book(self, outcome: Outcome) -> None:
-        """Count what became of a saved tensor."""
+        """Count the outcome of a saved tensor."""
         if outcome.group == "again":
             self.again.add(outcome.nbytes)
             return
@@ -161,7 +162,7 @@ class Tally:
             self.failed.add(outcome.nbytes)
 
     def sum(self, group: str) -> Count:
-        """Sum `kept`, `rebuilt` or `moved` up; what is small is kept."""
+        """Return the sum of `kept`, `rebuilt` or `moved`; small tensors count as kept."""
         total = Count()
         for count in list(getattr(self, group).values()):
             total.join(count)
@@ -170,7 +171,7 @@ class Tally:
         return total
 
     def join(self, other: Tally) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         for name in _COUNTS:
             getattr(self, name).join(getattr(other, name))
         for name in _GROUPS:
@@ -188,62 +189,62 @@ class Tally:
 
 
 class ModuleAccount:
-    """One module in the account: the step under way, and all before it.
+    """One module in the account: the current step, and all steps before it.
 
     Attributes:
-        path: The module; None for what is saved outside of all modules.
-        step: The step under way.
+        path: The path of the module; None outside of all modules.
+        step: The current step.
         before: All steps before it.
-        small: Its small tensors, which have to be counted fast.
+        small: The small tensors of the current step, which have to be counted fast.
     """
 
     __slots__ = ("_account", "_lock", "before", "path", "small", "step")
 
     def __init__(self, account: OffloadAccount, path: str | None) -> None:
         self._account, self.path = account, path
-        # Of the kind that its holder can take again: the last handle of an entry may go at any moment.
+        # A reentrant lock: the last handle of an entry may be collected at any moment.
         self._lock = account.lock
         self.step, self.before = Tally(), Tally()
         self.small = self.step.small
 
     def turn(self) -> None:
-        """Begin a step."""
+        """Begin a step: the current one is over."""
         over, self.step = self.step, Tally()
         self.small = self.step.small
         self.before.join(over)
 
     def book(self, outcome: Outcome) -> None:
-        """Count what became of a saved tensor; its storage only if it is the first time in this step."""
+        """Count the outcome of a saved tensor; its storage only at its first occurrence in this step."""
         with self._lock:
             step, storage = self.step, outcome.storage
             if storage is not None and outcome.number not in (seen := self._account.seen):
-                seen[outcome.number] = StorageWeakRef(storage)  # which keeps the number from being given to another one
+                seen[outcome.number] = StorageWeakRef(storage)  # the reference keeps the number from being reused
                 step.unique.add(storage.nbytes())
             step.book(outcome)
 
     def restored(self, nbytes: int, seconds: float, *, again: bool) -> None:
-        """Count bytes that were brought back, and how long that took with all that it needed."""
+        """Count bytes that were brought back, and the seconds that this took, with the reads of its inputs."""
         with self._lock:
             self.step.restored.add(nbytes, seconds, again=again)
 
     def gone(self, nbytes: int) -> None:
-        """Count an entry whose last handle is gone."""
+        """Count an entry that was freed with its last handle."""
         with self._lock:
             self.step.freed.add(nbytes)
 
 
 class OffloadAccount:
-    """What became of what autograd saved; prints as a table.
+    """The outcome of all that autograd saved; prints as a table.
 
     Attributes:
-        rows: By module, in the order in which they first saved something.
-        steps: How many steps are over: forward passes with their backward passes; see Note [Steps].
-        checkpointed: How many calls of the selected modules ran in a checkpoint, which computes again what they save.
-        dropped: Rules that were found wrong here and are not used, with why.
-        plan: What a planner has decided on, and what it predicts; None if there is none.
-        file: The disk store of the block under way, or of the last one, which says what it did; None if there is none.
-        seen: The storages of the step under way.
-        staying: The bytes that are kept by choice now, those of earlier steps among them.
+        rows: The rows by module path, in the order in which the modules first saved something.
+        steps: The number of completed steps: forward passes with their backward passes; see Note [Steps].
+        checkpointed: The number of calls of selected modules that ran in a checkpoint, which recomputes what they save.
+        dropped: Rules that gave a wrong result here and are not used, each with the reason.
+        plan: The planner's decisions and predictions; None if there is no plan.
+        file: The disk store of the current block, or of the last one, which prints its own figures; None if there is none.
+        seen: The storages of the current step, by number.
+        staying: The bytes kept by choice now, those of earlier steps among them.
     """
 
     def __init__(self) -> None:
@@ -257,7 +258,7 @@ class OffloadAccount:
         self.staying = 0
 
     def stays(self, nbytes: int) -> None:
-        """Count bytes that are kept by choice, or are so no longer."""
+        """Add bytes that are kept by choice; a negative number for bytes that are no longer kept."""
         with self.lock:
             self.staying += nbytes
 
@@ -267,7 +268,7 @@ class OffloadAccount:
             return self.rows.setdefault(path, ModuleAccount(self, path))
 
     def turn(self) -> None:
-        """Begin a step."""
+        """Begin a step: the current one is over."""
         with self.lock:
             self.steps += 1
             self.seen = {}
@@ -275,7 +276,7 @@ class OffloadAccount:
                 row.turn()
 
     def module(self, path: str | None) -> Tally:
-        """Return what one module saved, in all steps."""
+        """Return the sums of one module over all steps."""
         total = Tally()
         if path in self.rows:
             total.join(self.rows[path].before)
@@ -284,7 +285,7 @@ class OffloadAccount:
 
     @property
     def step(self) -> Tally:
-        """What was saved in the step under way, or the last one if no other has begun."""
+        """The sums of the current step, or of the last one if no other has begun."""
         total = Tally()
         for row in list(self.rows.values()):
             total.join(row.step)
@@ -292,14 +293,14 @@ class OffloadAccount:
 
     @property
     def total(self) -> Tally:
-        """What was saved in all steps."""
+        """The sums of all steps."""
         total = Tally()
         for path in list(self.rows):
             total.join(self.module(path))
         return total
 
     def __str__(self) -> str:
-        """One line a module, the sum, and what it came to: what a step had on average."""
+        """A table of averages over steps: a line for each module, the sum, and remarks."""
         steps = self.steps + 1
         tallies = {_name(path): self.module(path) for path in list(self.rows)}
         largest = sorted(tallies, key=lambda name: tallies[name].resident - tallies[name].naive)[:_MOST]

@@ -19,16 +19,16 @@ def _check_flag(owner: object, name: str, *, optional: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Nothing leaves the device: what can be computed again exactly from other saved tensors is not kept."""
+    """Nothing leaves the device: a tensor that can be computed again exactly from other saved ones is not kept."""
 
 
 @dataclass(frozen=True)
 class Cpu:
-    """Saved tensors of an accelerator go to the memory of the host.
+    """Saved tensors of an accelerator go to host memory.
 
     Attributes:
-        rebuild: Whether what can be rebuilt exactly is rebuilt instead of moved.
-        pin: Whether the host's memory is page-locked, which lets copies run beside the computation.
+        rebuild: Whether tensors that can be rebuilt exactly are rebuilt instead of moved.
+        pin: Whether to page-lock that memory, so that copies run beside the computation.
     """
 
     rebuild: bool = True
@@ -41,13 +41,13 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Disk:
-    """Saved tensors go to one file without a name, which is gone however the process ends.
+    """Saved tensors go to one unnamed file, which the system deletes however the process ends.
 
     Attributes:
-        path: A folder that exists; None takes the one for temporary files.
-        rebuild: Whether what can be rebuilt exactly is rebuilt instead of moved.
-        uncached: Whether the file goes past the memory that the system keeps of files; None: under memory pressure.
-        checksum: Whether what is read back is compared with a checksum of what was written.
+        path: An existing folder; None: the folder for temporary files.
+        rebuild: Whether tensors that can be rebuilt exactly are rebuilt instead of moved.
+        uncached: Whether the file stays out of the system's file cache; None: under memory pressure.
+        checksum: Whether to compare the bytes read back with a checksum of those written.
     """
 
     path: str | os.PathLike[str] | None = None

@@ -1,4 +1,4 @@
-"""The way in: `kedge.offload`, for the length of a block or of one call."""
+"""The entry point `kedge.offload`, for the length of a block or of one call."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _REBUILD = Rebuild()
 
 
 class Offload:
-    """An offload of a model's saved tensors: a block that gives the running account, or a wrapper of the model.
+    """An offload of a model's saved tensors: a context that returns the running account, or a wrapper of the model.
 
     Attributes:
-        account: What became of what was saved, in all blocks and calls.
+        account: The outcome of all saved tensors, in all blocks and calls.
     """
 
     def __init__(self, model: nn.Module, where: str, to: Destination, policy: Policy) -> None:
@@ -50,7 +50,7 @@ class Offload:
         self.account = self._engine.account
 
     def __enter__(self) -> OffloadAccount:
-        """Offload what is saved on this thread from now on, and on others while they call the model."""
+        """Offload the tensors saved on this thread from now on, and on others while they call the model."""
         if self._block is not None:
             raise OffloadError("this kedge.offload block is open already; make another one to nest them")
         self._block = ExitStack()
@@ -64,7 +64,7 @@ class Offload:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End it; what was saved can be read as long as it is needed."""
+        """End the block; saved tensors can be read as long as they are needed."""
         block, self._block = self._block, None
         if block is not None:
             block.close()
@@ -74,7 +74,7 @@ class Offload:
                 self._store = self._close = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, and offload what is saved in this call."""
+        """Call the model, and offload the tensors saved in this call."""
         with self._lock:
             if not self._calls:
                 self._put_in_force(self._calling, ambient=False)
@@ -112,30 +112,30 @@ def offload(
     max_memory: str | int | None = None,
     max_slowdown: float | None = None,
 ) -> Offload:
-    """Have what autograd saves for backward take less memory; gradients are the same to the last bit.
+    """An offload that reduces the memory of the tensors that autograd saves; gradients are the same to the last bit.
 
-    Each storage is kept once; what can be computed again exactly from something else that is saved is not kept; and
-    with a destination the rest is moved there. Parameters, buffers and the model's inputs stay where they are::
+    Each storage is kept once; a tensor that can be computed again exactly from other saved ones is not kept; and with a
+    destination the rest is moved there. Parameters, buffers and the model's inputs stay where they are::
 
         with kedge.offload(model, to=kedge.Disk()) as account:
             loss_fn(model(x), y).backward()
         print(account)
 
-    or, for what one module saves, wherever it is called: ``offloaded = kedge.offload(layer)``, ``offloaded(x)``.
+    or, for the tensors that one module saves, wherever it is called: ``offloaded = kedge.offload(layer)``, ``offloaded(x)``.
 
     Args:
         model: The model.
-        where: A selector of modules: only what is saved while one of them is the innermost one. ``"**"``: all that
-            is saved on this thread while the block lasts, and on others while they call the model.
+        where: A selector of modules: only tensors saved while one of them is the innermost one. ``"**"``: all tensors
+            saved on this thread while the block lasts, and on others while they call the model.
         to: `kedge.Rebuild`, `kedge.Cpu` or `kedge.Disk`.
-        min_bytes: What is smaller stays where it is; bytes, or a text such as ``"64 KiB"``.
-        codec: ``"bf16"``, ``"fp8"`` or ``"int8"`` store it in fewer bits; the gradients are then close, not equal.
-        max_memory: How much saved tensors may take, ``"2 GB"`` or bytes: no more than needed is done.
-        max_slowdown: How much longer a step may take, such as 1.05: as much as fits is done.
+        min_bytes: Smaller tensors stay where they are; bytes, or a text such as ``"64 KiB"``.
+        codec: ``"bf16"``, ``"fp8"`` or ``"int8"`` store tensors in fewer bits; the gradients are then close, not equal.
+        max_memory: The memory that saved tensors may take, ``"2 GB"`` or bytes; Kedge does no more than that needs.
+        max_slowdown: The factor by which a step may take longer, such as 1.05; Kedge does as much as fits.
 
     Raises:
-        OffloadError: For what cannot be done, with what can.
-        NoSiteMatched: When `where` selects no module.
+        OffloadError: An argument is invalid; the message lists the valid ones.
+        NoSiteMatched: `where` selects no module.
         NoSuchCodec: There is no such codec.
     """
     if not isinstance(model, nn.Module):
@@ -152,7 +152,7 @@ def offload(
 
 
 def _paths(model: nn.Module, where: str) -> frozenset[str]:
-    """Return the modules that a selector stands for."""
+    """Return the paths of the modules that a selector matches."""
     if not isinstance(where, str):
         raise OffloadError(f'where={where!r}: it is a selector of modules, such as "layer[34].**"')
     selector = select(where)
@@ -166,7 +166,7 @@ def _paths(model: nn.Module, where: str) -> frozenset[str]:
 
 
 def _open(to: Destination) -> Store | None:
-    """Make the store of a destination."""
+    """Return a new store for a destination; None for `Rebuild`."""
     match to:
         case Cpu():
             return CpuStore(pin=to.pin)

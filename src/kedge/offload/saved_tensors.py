@@ -1,4 +1,4 @@
-"""Looking at what one forward saves: ``kedge.saved(model)(x)``."""
+"""The bill of one forward: ``kedge.saved(model)(x)``."""
 
 from __future__ import annotations
 
@@ -28,25 +28,24 @@ from kedge.torch_internals.module_tables import own_buffers, put_back
 def saved(
     model: nn.Module, *, loss: Callable[[Any], Any] | None = None, backward: bool = False, min_bytes: int = LEAST
 ) -> Callable[..., Bill]:
-    """Look at what autograd saves when a model is called: ``print(kedge.saved(model)(x))``.
+    """A function that returns the bill of what autograd saves in one call of a model: ``print(kedge.saved(model)(x))``.
 
-    The model is called once, as ``model(x)`` would be, with gradients on, and nothing of it is kept: not the output, not
-    the graph. The look leaves no mark: random numbers, buffers such as BatchNorm's running statistics, and
-    ``.grad`` are as they were before; a counter that a forward keeps in a plain attribute counts on. Hooks that are on the
-    model run.
+    The function calls the model once, as ``model(x)`` would, with gradients on, and keeps neither the output nor the graph.
+    It restores random numbers, buffers such as BatchNorm's running statistics, and ``.grad``; a counter that a forward
+    keeps in a plain attribute counts on. The model's own hooks run.
 
     Args:
         model: The model.
-        loss: Is given the output and returns the loss, so that what it saves is on the bill as well.
+        loss: Called with the output, returns the loss; the bill then includes the tensors that the loss saves.
         backward: Whether to run the backward pass too, for `Bill.timeline`: from the loss, or else from all outputs.
-            Gradients go nowhere. With it the peak is known, and who holds how much there.
+            The gradients are dropped. Only with it does the bill know the peak, and the holders at the peak.
         min_bytes: The bytes of the smallest storage that counts as movable.
 
     Returns:
-        What takes the model's arguments, calls it, and gives the `Bill` of what is held when the forward is over.
+        A function that takes the model's arguments and returns the `Bill` of the tensors held at the end of the forward.
 
     Raises:
-        NoSuchKind: It is no module.
+        NoSuchKind: The model is not a `torch.nn.Module`.
     """
     if not isinstance(model, nn.Module):
         raise NoSuchKind(
@@ -61,7 +60,7 @@ def saved(
 
 
 class _Look:
-    """One look at one model."""
+    """One recording of one model."""
 
     def __init__(self, model: nn.Module, least: int) -> None:
         self.model, self.storages = model, StorageNumbers()
@@ -69,7 +68,7 @@ class _Look:
         self.keeper = BillKeeper(lambda: self.spans.innermost, self.storages, find, least, lambda: self.spans.around)
 
     def bill(self, call: Callable[[], Any], loss: Callable[[Any], Any] | None, *, backward: bool) -> Bill:
-        """Call the model and draw up the bill."""
+        """Return the bill of one call of the model."""
         before = self._owned()
         with _as_before(self.model), torch.inference_mode(mode=False), torch.enable_grad():
             made = self._forward(call, loss)
@@ -100,7 +99,7 @@ class _Look:
 
 
 def _back(made: list[Tensor], model: nn.Module) -> None:
-    """Run the backward pass, and let go of the gradients."""
+    """Run the backward pass, and drop the gradients."""
     roots = [tensor for tensor in made if tensor.requires_grad]
     wanted = [param for param in model.parameters() if param.requires_grad]
     if roots and wanted:
@@ -109,7 +108,7 @@ def _back(made: list[Tensor], model: nn.Module) -> None:
 
 @contextmanager
 def _as_before(model: nn.Module) -> Iterator[None]:
-    """Put random numbers and buffers back to what they were."""
+    """Context that restores random number generators and buffers at its end."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
     buffers = [(module, dict(own_buffers(module))) for module in model.modules()]

@@ -1,1 +1,1 @@
-"""The bill: who holds how much of what backward needs, when, and what would free it."""
+"""The bill: the modules and lines that hold memory for backward, when, and the remedies that would free it."""

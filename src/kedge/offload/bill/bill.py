@@ -1,4 +1,4 @@
-"""The bill: who holds how much of what backward needs, and what would free it."""
+"""The bill: the modules and lines that hold memory for backward, and the remedies that would free it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Given = Mapping[str, Iterable[int]]
 
 
 class Bill:
-    """What autograd held for backward: tensor by tensor, and added up.
+    """The tensors that autograd held for backward, one by one and added up.
 
-    ``print(bill)`` draws the tables. Nothing of the model or of its tensors is kept.
+    ``print(bill)`` prints the tables. The bill holds no reference to the model or to its tensors.
 
     Args:
         items: The tensors.
-        given: What each module was given: the numbers of storages by its path.
+        given: The inputs of each module: the numbers of their storages, by its path.
         sizes: The bytes of each storage, by its number.
-        followed: The bytes over the time.
-        roots: How the paths of each model begin.
+        followed: The bytes held over time.
+        roots: The path of each model, with which the paths of its modules begin.
 
     Attributes:
         items: The tensors, in the order in which they were saved.
@@ -46,26 +46,26 @@ class Bill:
 
     @property
     def total(self) -> Sums:
-        """All together."""
+        """The sums of all tensors."""
         return self._sums(None, self.items)
 
     @property
     def parameters(self) -> int:
-        """Bytes of parameters and buffers that were saved, each storage once; in memory in any case."""
+        """Bytes of saved parameters and buffers, each storage once; in memory in any case."""
         known = {storage for item in self.items if not item.counts for storage in item.storages}
         return sum(self._sizes[storage] for storage in known)
 
     @property
     def inputs(self) -> int:
-        """Bytes of the model's inputs that were saved, each storage once."""
+        """Bytes of saved inputs of the model, each storage once."""
         return sum(item.held for item in self._charged.values() if item.origin == "input")
 
     def by_module(self, *, inner: bool = False) -> tuple[Sums, ...]:
-        """Add up by module, in the order of the data.
+        """Return the sums by module, in the order of the data.
 
         Args:
             inner: Whether a module counts with all modules in it, as it does if they are checkpointed together; otherwise
-                each tensor counts for the innermost module that was running alone.
+                each tensor counts only for the innermost module that was running.
         """
         if not inner:
             own: dict[str | None, list[SavedTensor]] = {}
@@ -75,14 +75,14 @@ class Bill:
         return tuple(self._tree())
 
     def by_line(self) -> tuple[LineSums, ...]:
-        """Add up by the line of the program that was running, the largest first."""
+        """Return the sums by the running line of the program, the largest first."""
         lines: dict[tuple[str, int] | None, list[SavedTensor]] = {}
         for item in self.items:
             lines.setdefault(None if item.source is None else (item.source.file, item.source.line), []).append(item)
         return tuple(sorted(map(self._line, lines.values()), key=lambda line: -line.bytes))
 
     def account(self) -> SavedAccount:
-        """Add up everything, without the single tensors but the largest."""
+        """Return all sums, and the largest tensors."""
         largest = sorted((item for item in self._charged.values() if item.counts), key=lambda item: -item.held)
         return SavedAccount(
             total=self.total,
@@ -122,7 +122,7 @@ class Bill:
         return replace(known, tensors=sums.tensors, packed=sums.packed, bytes=sums.bytes, rebuild=sums.rebuild)
 
     def _tree(self) -> Iterator[Sums]:
-        """Add up what each module holds with those in it; a module stands before what it holds."""
+        """The sums of each module with the modules in it; a module comes before its inner modules."""
         inside: dict[str | None, list[SavedTensor]] = {}
         for item in self.items:
             for path in _holders(item.path, self._roots):
@@ -133,7 +133,7 @@ class Bill:
             yield sums if never else replace(sums, checkpoint=self._checkpoint(str(path), items))
 
     def _checkpoint(self, path: str, items: Sequence[SavedTensor]) -> int:
-        """Return what a checkpoint around a module frees; see Note [What a remedy frees]."""
+        """Return the bytes that a checkpoint around a module frees; see Note [What a remedy frees]."""
         inside, given = {item.number for item in items}, set(self._given[path])
         made = {s: item for item in items if item.origin == "made" for s in item.storages}
         mine = {s for s, item in made.items() if inside.issuperset(item.shared)}
@@ -145,14 +145,14 @@ class Bill:
 def bill_of(
     keeper: BillKeeper, given: Given, origins: Origins, moment: int | None, roots: Sequence[str] = ("",)
 ) -> Bill:
-    """Return the bill of what a keeper has noted.
+    """Return the bill of a keeper's records.
 
     Args:
         keeper: The keeper.
-        given: What each module was given.
-        origins: What was there before.
-        moment: After how many saves and releases; None for the peak.
-        roots: How the paths of each model begin.
+        given: The storage numbers of each module's inputs.
+        origins: The storages that existed before the forward.
+        moment: The number of saves and releases after which to draw up the bill; None for the peak.
+        roots: The path of each model, with which the paths of its modules begin.
     """
     resident = origins.parameters | origins.buffers
     sizes = keeper.storages.sizes
@@ -175,10 +175,10 @@ def bill_of(
 
 
 def _charged(items: Sequence[SavedTensor], sizes: Sequence[int]) -> dict[int, SavedTensor]:
-    """Charge each storage to the first that saved it, with the rule by which any that saved it can be rebuilt.
+    """Return the items charged for storages: each storage for its first item, with the first rule that rebuilds one on it.
 
     Returns:
-        By their numbers those items that bear a storage, each with the bytes of what it bears.
+        The items that bear a storage, by their numbers, each with the bytes of its storages.
     """
     bearers: dict[int, SavedTensor] = {}
     rules: dict[int, tuple[str, int]] = {}
@@ -209,7 +209,7 @@ def _holders(path: str | None, roots: Sequence[str]) -> list[str | None]:
 
 
 def _aligned(section: TextTable) -> Iterator[str]:
-    """Lay a table out in plain text."""
+    """The lines of a table in plain text."""
     lines: list[tuple[str, ...]] = [section.columns, *section.rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(section.columns))]
     for line in lines:
@@ -225,7 +225,7 @@ def _aligned(section: TextTable) -> Iterator[str]:
 
 
 def _table(section: TextTable) -> str:
-    """Lay a table out as HTML."""
+    """Return a table as HTML."""
     figures = len(section.columns) - 1 - (section.columns[-1] == WORDS)
     align = ("m" + "r" * figures).ljust(len(section.columns), "m")
     return notebook.table(section.columns, section.rows, title=section.title, note=section.note.strip(), align=align)

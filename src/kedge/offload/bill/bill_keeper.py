@@ -1,4 +1,4 @@
-"""Notes what autograd saves and when it lets go of it, and changes nothing about it."""
+"""The keeper of the bill: it records what autograd saves and when it releases it, and changes nothing."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from kedge.torch_internals.graph_task import current_node, in_backward
 from kedge.torch_internals.tensors import base_of, version_of
 
 LEAST = 65_536
-"""Tensors in smaller storages than this are not worth moving."""
+"""The bytes of the smallest storage that is worth moving."""
 
 Find = Callable[[Tensor, Callable[[Any], Any]], Any]
 
 
 class BilledReference(HandleByReference):
-    """A tensor kept by reference, whose release is noted when autograd lets go of it.
+    """A tensor kept by reference, whose release is recorded when autograd drops it.
 
     Attributes:
-        packed: What keeps it and checks its version.
-        number: Which save it was.
-        keeper: The keeper that notes its release.
+        packed: The reference, which checks its version.
+        number: The number of its save.
+        keeper: The keeper that records its release.
         maker: Name and number of the node that made it; None for a leaf.
     """
 
@@ -51,20 +51,20 @@ class BilledReference(HandleByReference):
         self.maker = None if made_by is None else (made_by.name(), sequence_number(made_by))
 
     def __del__(self) -> None:
-        """Note that it is not needed any more."""
+        """Record the release of the tensor."""
         self.keeper.timeline.released(self.number)
 
 
 @dataclass(frozen=True)
 class Origins:
-    """The numbers of the storages that were there before the forward."""
+    """The numbers of the storages that existed before the forward."""
 
     parameters: frozenset[int] = frozenset()
     buffers: frozenset[int] = frozenset()
     inputs: frozenset[int] = frozenset()
 
     def of(self, storages: Iterable[int]) -> Origin:
-        """Return where some storages come from."""
+        """Return the origin of some storages."""
         known: list[tuple[Origin, frozenset[int]]] = [
             ("parameter", self.parameters),
             ("buffer", self.buffers),
@@ -74,17 +74,17 @@ class Origins:
 
 
 class BillKeeper:
-    """The keeper that keeps everything by reference, as autograd does, and notes what it is.
+    """The keeper that keeps everything by reference, as autograd does, and records a description of it.
 
     Args:
-        innermost: Returns which call of which module is running.
-        find: Finds out how a tensor could be rebuilt; None where that is not asked.
+        innermost: Returns the innermost active module call.
+        find: Returns the recipe that could rebuild a tensor; None: recipes are not looked for.
         least: The bytes of the smallest storage that is worth moving.
-        around: Returns which call has called that one; by default the same.
+        around: Returns the call around the innermost one; by default the innermost itself.
 
     Attributes:
         storages: The numbers of all storages.
-        timeline: When what was saved and released.
+        timeline: The saves and releases in their order.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class BillKeeper:
         self._checkpoints: dict[int, weakref.ref[Any]] = {}
 
     def pack(self, value: Tensor, place: object = None) -> BilledReference:  # noqa: ARG002 - the spans say where it is
-        """Note a tensor that autograd saves."""
+        """Record a tensor that autograd saves."""
         held = BilledReference(value, self._draft(value, self.innermost()), self)
         self.timeline.saved(held.number)
         return held
 
     def beside(self, owner: Any, place: object = None) -> None:  # noqa: ARG002
-        """Note what a checkpoint holds without saving it, given its frame or context; once for each."""
+        """Record the tensors that a checkpoint holds without saving them, given its frame or context; once for each."""
         known = self._checkpoints.get(id(owner))
         if known is not None and known() is owner:
             return
@@ -130,7 +130,7 @@ class BillKeeper:
         self._checkpoints[id(owner)] = weakref.ref(owner, gone)
 
     def _draft(self, value: Tensor, span: Span) -> int:
-        """Describe a tensor that is held from now on; returns its number."""
+        """Record the description of a tensor that is held from now on; returns its number."""
         storages, plain = self.storages.of(value), is_plain(value)
         held = self.storages.held(storages)
         size = value.numel() * value.element_size() if value.layout == torch.strided else held
@@ -140,7 +140,7 @@ class BillKeeper:
             alias=base_of(value) is not None or size < held, source=self._lines.here(),
         )  # fmt: skip
         if self.find is not None and plain:
-            with suppress(RuleFailed):  # then it is moved or kept, as without a rule
+            with suppress(RuleFailed):  # then offload moves or keeps it, as without a rule
                 recipe = self.find(value, _held_in)
                 if recipe is not None:
                     draft = replace(draft, rule=recipe.rule, extra=recipe.nbytes)
@@ -148,11 +148,11 @@ class BillKeeper:
         return draft.number
 
     def _learn(self, number: int, **known: Any) -> None:
-        """Complete the description of a tensor."""
+        """Update the description of a tensor."""
         self.drafts[number] = replace(self.drafts[number], **known)
 
     def unpack(self, held: BilledReference) -> Tensor:
-        """Return it; in a backward pass, the node that runs is the one that saved it."""
+        """Return the tensor; in a backward pass, the running node is the one that saved it, and is recorded."""
         if self.drafts[held.number].node is None and in_backward():
             node = current_node()
             if node is not None:
@@ -160,7 +160,7 @@ class BillKeeper:
         return held.read()
 
     def meet(self, node: Node) -> None:
-        """Note for which tensors a node is the one that needs them."""
+        """Record a node as the one that needs the tensors that it saved."""
         for field, saved in saved_by(node):
             packed = packed_of(saved.data)
             if isinstance(packed, BilledReference) and packed.keeper is self:
@@ -168,14 +168,14 @@ class BillKeeper:
                 self._learn(packed.number, node=node.name(), field=field, output=output)
 
     def walk(self, made: Iterable[Tensor]) -> None:
-        """Note every node behind some results, and every checkpoint."""
+        """Record every node behind some results, and every checkpoint."""
         for node in behind(tensor.grad_fn for tensor in made):
             self.meet(node)
             if (owner := owner_behind(node)) is not None:
                 self.beside(owner)
 
     def items(self, numbers: Iterable[int], origins: Origins) -> tuple[SavedTensor, ...]:
-        """Describe some of what was saved."""
+        """Return the descriptions of some saves, with origins and shared storages."""
         chosen = [self.drafts[number] for number in numbers]
         sharers: dict[int, set[int]] = {}
         for draft in chosen:
@@ -191,6 +191,6 @@ class BillKeeper:
 
 
 def _held_in(saved: Any) -> Any:
-    """Return the handle in what a node saved, if it is one of this keeper's kind."""
+    """Return the handle behind a node's saved tensor; None if it is not a `BilledReference`."""
     packed = packed_of(saved.data)
     return packed if isinstance(packed, BilledReference) else None

@@ -1,4 +1,4 @@
-"""One tensor that autograd saved, described; no reference to it is kept."""
+"""The description of one saved tensor, without a reference to it."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from kedge.torch_internals.source_lines import SourceLine
 Origin = Literal["parameter", "buffer", "input", "made"]
 
 _BLOCK, _SCALE = 256, 4
-"""How many numbers share a scale in 8 bits, and the scale's bytes."""
+"""The numbers that share a scale in 8 bits, and the scale's bytes."""
 
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor that was saved, once for each time that it was.
+    """One save of a tensor; a tensor that is saved several times has several.
 
     Attributes:
-        number: Which save it was, counted from 0.
+        number: The number of the save, from 0.
         path: The innermost module that was running; None outside of all.
-        call: Which call of that module in this forward, counted from 0.
-        node: The autograd node that needs it; None where that could not be seen.
-        field: What that node calls it, such as ``"self"`` or ``"result"``.
+        call: The number of that module's call in this forward, from 0.
+        node: The autograd node that needs it; None if unknown.
+        field: The node's name for it, such as ``"self"`` or ``"result"``.
         shape: Its shape.
-        dtype: Its number format.
-        device: Where it is.
+        dtype: Its dtype.
+        device: Its device.
         bytes: Its own bytes, as if it were contiguous.
         storages: The numbers of its storages in this bill: one, unless it consists of several tensors.
         held: The bytes of these storages, of which it may be a part.
-        version: How often it had been changed in place when it was saved.
-        origin: Whether it is a parameter's storage, a buffer's, an input's of the model, or was made in the forward.
+        version: Its version when it was saved: the number of changes in place before.
+        origin: The origin of its storage: a parameter, a buffer, an input of the model, or made in the forward.
         alias: Whether it is a view of another tensor, or of a part of its storage.
-        output: Whether the node that needs it is the one that made it.
-        shared: The numbers of the other items with its storage.
+        output: Whether the node that needs it also made it.
+        shared: The numbers of the other saves on its storage.
         source: The line of the program that saved it.
-        rule: By which rule it can be rebuilt; None if by none.
-        extra: The bytes that have to be kept to rebuild it.
+        rule: The rule that can rebuild it; None if there is none.
+        extra: The bytes to keep for rebuilding it.
         movable: Whether `kedge.offload` could move it.
     """
 
@@ -66,12 +66,12 @@ class SavedTensor:
 
     @property
     def storage(self) -> int | None:
-        """The number of its storage; the first where it consists of several tensors."""
+        """The number of its storage; the first one if it consists of several tensors; None without a storage."""
         return self.storages[0] if self.storages else None
 
     @property
     def counts(self) -> bool:
-        """Whether its storage is there for backward, and not in any case, as a parameter's or a buffer's is."""
+        """Whether its storage is held only for backward, unlike that of a parameter or a buffer."""
         return self.origin in ("input", "made")
 
     @property
@@ -85,7 +85,7 @@ class SavedTensor:
         return self.held if self.movable else 0
 
     def compressed(self, bits: Literal[8, 16]) -> int:
-        """The bytes that keeping its storage in floats of so many bits frees."""
+        """Return the bytes that storing it in floats of so many bits frees."""
         if not (self.movable and self.dtype.is_floating_point) or self.dtype.itemsize * 8 <= bits:
             return 0
         numbers = self.held // self.dtype.itemsize
@@ -93,7 +93,7 @@ class SavedTensor:
         return max(self.held - numbers * (bits // 8) - scales, 0)
 
     def entry(self) -> dict[str, Any]:
-        """Describe it as a recording does."""
+        """Return the description as a recording stores it."""
         where = None if self.source is None else f"{self.source.file}:{self.source.line}"
         return {
             "path": self.path, "call": self.call, "node": self.node, "field": self.field, "shape": list(self.shape),

@@ -1,4 +1,4 @@
-"""Numbers for storages: the same for all tensors that share one, and never given twice."""
+"""Numbers of storages: the same for all tensors that share one, and never reused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kedge.torch_internals.storages import parts
 
 
 class StorageNumbers:
-    """Numbers storages in the order in which they are met, and keeps none of them alive.
+    """The numbers of storages in the order of their first use; keeps no storage alive.
 
     Attributes:
         sizes: The bytes of each, by its number.
@@ -25,7 +25,7 @@ class StorageNumbers:
         self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
 
     def of(self, tensor: Tensor) -> tuple[int, ...]:
-        """Return the numbers of a tensor's storages: one, unless it consists of several; none if it has none."""
+        """Return the numbers of a tensor's storages: one, several if it consists of several tensors, or none."""
         return tuple(self._number(part.untyped_storage()) for part in parts(tensor))
 
     def of_all(self, tensors: Iterable[Tensor]) -> frozenset[int]:
@@ -33,7 +33,7 @@ class StorageNumbers:
         return frozenset(number for tensor in tensors if not is_lazy(tensor) for number in self.of(tensor))
 
     def held(self, numbers: tuple[int, ...]) -> int:
-        """Add up the bytes of some storages."""
+        """Return the sum of the bytes of some storages."""
         return sum(self.sizes[number] for number in numbers)
 
     def _number(self, storage: torch.UntypedStorage) -> int:

@@ -1,4 +1,4 @@
-"""What was held when: every save and every release in their order."""
+"""The timeline of saved tensors: every save and every release in their order."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ MOST_POINTS = 400
 class SaveTimeline:
     """Saves and releases of numbered tensors in the order in which they happened.
 
-    A release may come from any thread, and from the garbage collector; to note one is to append to a list.
+    A release may come from any thread, and from the garbage collector; recording one only appends to a list.
     """
 
     def __init__(self) -> None:
         self.events: list[int] = []
 
     def saved(self, number: int) -> None:
-        """Note that a tensor was saved."""
+        """Record the save of a tensor."""
         self.events.append(number)
 
     def released(self, number: int) -> None:
-        """Note that autograd holds it no longer."""
+        """Record that autograd has released a tensor."""
         self.events.append(~number)
 
     def __len__(self) -> int:
-        """How many saves and releases there were."""
+        """The number of saves and releases."""
         return len(self.events)
 
     def alive(self, moment: int | None = None) -> list[int]:
-        """List the numbers of what was saved and not released, after so many events; after all if None."""
+        """Return the numbers of the tensors saved and not released, after so many events; after all if None."""
         held: dict[int, None] = {}
         for event in self.events[:moment]:
             if event >= 0:
@@ -46,7 +46,7 @@ class HeldBytes:
     """The bytes of storages that are held at least once, as their holders come and go.
 
     Args:
-        storages: Tells the storages of a tensor by its number, and the bytes of each.
+        storages: Returns the storages of a tensor, given its number, and the bytes of each.
     """
 
     def __init__(self, storages: Callable[[int], Iterable[tuple[int, int]]]) -> None:
@@ -55,7 +55,7 @@ class HeldBytes:
         self._holders: Counter[int] = Counter()
 
     def apply(self, event: int) -> int:
-        """Take one save or release, and tell what is held after it."""
+        """Apply one save or release; returns the bytes held after it."""
         for storage, size in self.storages(event if event >= 0 else ~event):
             before = self._holders[storage]
             self._holders[storage] = before + (1 if event >= 0 else -1)
@@ -71,12 +71,12 @@ def course(
     storages: Callable[[int], Iterable[tuple[int, int]]],
     holders: Callable[[int], Sequence[tuple[str | None, int]]],
 ) -> BytesOverStep:
-    """Follow the bytes over some events.
+    """Return the bytes held over some events.
 
     Args:
         events: Saves, and releases as their complement.
-        storages: The storages of a tensor that count, each with its bytes.
-        holders: Tells who holds how much after so many events.
+        storages: Returns the storages of a tensor that count, each with its bytes.
+        holders: Returns the holders after so many events, each with its bytes.
     """
     levels = HeldBytes(storages)
     heights = [levels.apply(event) for event in events]
@@ -96,7 +96,7 @@ def course(
 
 
 def _thinned(heights: Sequence[int]) -> Iterator[int]:
-    """Choose the highest place of each stretch, and both ends."""
+    """The index of the highest point of each stretch, and both ends."""
     stretch = max(len(heights) * 2 // MOST_POINTS, 1)
     yield 0
     for begin in range(0, len(heights), stretch):

@@ -1,4 +1,4 @@
-"""Fewer bits for saved tensors, where the user asked for a loss: 16 bits, or 8 with a scale a block."""
+"""Lossy codecs for saved tensors: 16 bits a number, or 8 with a scale for each block."""
 
 from kedge.errors import NoSuchCodec
 from kedge.offload.codecs.blocks import Fp8, Int8
@@ -14,7 +14,7 @@ def codec_of(name: str) -> Codec:
     """Return the codec of this name.
 
     Raises:
-        NoSuchCodec: There is none.
+        NoSuchCodec: There is no codec of this name.
     """
     if name not in CODECS:
         raise NoSuchCodec(f"codec={name!r}: there is {', '.join(map(repr, CODECS))}, or None for no loss at all")

@@ -1,15 +1,15 @@
-"""Eight bits an element, and a scale for every 256 of them.
+"""The 8-bit codecs: eight bits an element, and a scale for every 256 of them.
 
 # Note [What is not finite]
-A block's scale is positive. If a block holds a NaN or an infinity, no peak can be taken of it: its finite elements
-use one code fewer, the freed codes stand for what is not finite, and the sign of the scale says that it is so. Nothing
-has to be read from the device to decide it, so nothing waits; on a CPU, where reading waits for nothing, the
-whole of it is skipped when there is no such block.
+A block's scale is positive. If a block holds a NaN or an infinity, it has no peak: its finite elements use one code fewer,
+the freed codes stand for the non-finite values, and a negative scale marks the block. The decision needs no value read
+from the device, so nothing waits; on a CPU, where reading waits for nothing, the encoder skips all of this
+if every block is finite.
 
 # Note [The scale's last bit]
-A scale is rounded down by one unit in its last place, so that the largest code times the scale is never beyond the
-block's peak: else the largest number of a dtype would come back as an infinity. It is never below the smallest normal
-number, so that dividing by it stays finite; a block whose peak is smaller still comes back within that number's half.
+A scale is rounded down by one unit in its last place, so that the largest code times the scale never exceeds the block's
+peak: otherwise the largest number of a dtype would come back as an infinity. It is at least the smallest normal
+number, so that division by it stays finite; a block with a smaller peak still comes back within half that number.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from kedge.offload.codecs.layout import flatten, restore
 
 BLOCK = 256
 _AT_ONCE = {"cpu": 1 << 10, "cuda": 1 << 16}
-"""Blocks encoded at once: what fits into a processor's memories, or fills a GPU; and what bounds the room it takes."""
+"""Blocks encoded at once: as many as fit into a CPU's caches, or fill a GPU; this also bounds the memory that encoding takes."""
 
 
 class Blockwise:
-    """The frame of both: cuts into blocks, scales, and puts scales and codes into one row of bytes.
+    """The base of both codecs: cuts into blocks, scales, and puts scales and codes into one row of bytes.
 
     Attributes:
         code: The dtype of a code.
         top: The largest code.
-        top_beside: The largest code of a finite element where a block holds what is not finite.
+        top_beside: The largest code of a finite element in a block that holds non-finite values.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Blockwise:
     top_beside: float
 
     def encode(self, value: Tensor) -> tuple[Tensor, Any] | None:
-        """Return scales and codes; None unless it is of floats of at least 16 bits, and a block of them."""
+        """Return scales and codes; None unless the tensor has at least a block of floats of at least 16 bits."""
         if not value.is_floating_point() or value.element_size() < 2 or value.numel() < BLOCK:
             return None
         found = flatten(value.detach())
@@ -65,7 +65,7 @@ class Blockwise:
         return kept, (layout, work)
 
     def decode(self, kept: Tensor, extra: Any) -> Tensor:
-        """Multiply codes with their scales."""
+        """Return the codes multiplied by their scales, in the layout of the encoded tensor."""
         layout, work = extra
         size = math.prod(layout.stored)
         scales, codes = _parts(kept, -(-size // BLOCK), work, self.code)
@@ -85,7 +85,7 @@ class Blockwise:
             scales.copy_(scale)
             codes.copy_(self._round(torch.div(blocks, scale.unsqueeze(1), out=room)).view(-1))
             return
-        # The rest is for blocks that are not finite, or may be; see Note [What is not finite].
+        # From here on blocks are not finite, or may not be; see Note [What is not finite].
         tame = blocks.nan_to_num(0, 0, 0)
         top = torch.where(finite, self.top, self.top_beside).to(peak.dtype)
         scale = _scale_of(torch.abs(tame, out=room).amax(1) / top)
@@ -117,7 +117,7 @@ class Blockwise:
 
 
 class Int8(Blockwise):
-    """Round to 255 even steps: the error is at most 1/254 of the largest magnitude in the block of 256.
+    """Rounding to 255 even steps: the error is at most 1/254 of the largest magnitude in the block of 256.
 
     NaN and infinities come back as they are; beside one, the error is at most 1/252 of the largest finite magnitude.
     """
@@ -138,7 +138,7 @@ class Int8(Blockwise):
 
 
 class Fp8(Blockwise):
-    """Round to float8 (4 bits of exponent, 3 of mantissa): the error is at most 1/16 of each value.
+    """Rounding to float8 (4 bits of exponent, 3 of mantissa): the error is at most 1/16 of each value.
 
     Values below 1/28672 of the largest in the block of 256 have an error of at most 1/458752 of it instead.
     NaN and infinities come back as they are.
@@ -150,7 +150,7 @@ class Fp8(Blockwise):
     top_beside = 416.0
 
     def _widen(self, codes: Tensor, work: torch.dtype) -> Tensor:
-        # On a CPU, PyTorch's own cast takes three times as long as looking each code up.
+        # On a CPU, PyTorch's own cast takes three times as long as a table lookup of each code.
         if codes.device.type == "cpu" and work is torch.float32:
             return _values().take(codes.view(torch.uint8).long())
         return codes.to(work)
@@ -167,7 +167,7 @@ class Fp8(Blockwise):
 
 @cache
 def _values() -> Tensor:
-    """What each code of float8 stands for."""
+    """The value of each float8 code."""
     with torch.inference_mode(mode=False):
         return torch.arange(256, dtype=torch.uint8).view(Fp8.code).float()
 
@@ -179,7 +179,7 @@ def _parts(kept: Tensor, count: int, work: torch.dtype, code: torch.dtype) -> tu
 
 
 def _pieces(size: int, kind: str) -> list[tuple[int, int, bool]]:
-    """Cut elements into pieces of whole blocks, and what is left over into one that is less than a block."""
+    """Return pieces of whole blocks (first, last, True), and a last piece with the rest (..., False), smaller than a block."""
     step = _AT_ONCE.get(kind, _AT_ONCE["cuda"]) * BLOCK
     whole = size // BLOCK * BLOCK
     pieces = [(first, min(first + step, whole), True) for first in range(0, whole, step)]
@@ -187,6 +187,6 @@ def _pieces(size: int, kind: str) -> list[tuple[int, int, bool]]:
 
 
 def _scale_of(ratio: Tensor) -> Tensor:
-    """Round a scale down; see Note [The scale's last bit]."""
+    """Return a scale, rounded down; see Note [The scale's last bit]."""
     known = torch.finfo(ratio.dtype)
     return (ratio * (1 - known.eps)).clamp_(min=known.tiny)

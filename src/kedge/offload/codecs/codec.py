@@ -1,4 +1,4 @@
-"""What stores a saved tensor in fewer bits."""
+"""The interface of codecs, which store a saved tensor in fewer bits."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from torch import Tensor
 
 
 class Codec(Protocol):
-    """Encodes a tensor into fewer bytes, and makes one like it of them.
+    """A codec: encodes a tensor into fewer bytes, and decodes them.
 
     Attributes:
-        name: What a user calls it.
-        exact: Whether what comes back is equal to the last bit.
+        name: The name that a user passes.
+        exact: Whether decoded tensors are equal to the last bit.
     """
 
     name: str
     exact: bool
 
     def encode(self, value: Tensor) -> tuple[Tensor, Any] | None:
-        """Return the bytes to keep, as a flat contiguous tensor, and what `decode` needs besides.
+        """Return the bytes to keep, as a flat contiguous tensor, and the extra argument for `decode`.
 
         Returns:
             None if the codec does not apply to this tensor: keep it as it is.
         """
 
     def decode(self, kept: Tensor, extra: Any) -> Tensor:
-        """Make a tensor with the shape, dtype, device and strides of the one that was encoded, in memory of its own."""
+        """Return a tensor with the shape, dtype, device and strides of the encoded one, in memory of its own."""

@@ -1,4 +1,4 @@
-"""Where a tensor's elements lie: they are encoded in the order of memory, so that no stride is lost."""
+"""The layout of a tensor's elements: codecs encode them in the order of memory, and restore all strides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class ElementLayout(NamedTuple):
-    """What it takes to put flat elements back where they lay.
+    """The layout to put flat elements back where they lay.
 
     Attributes:
         size: The shape.
@@ -23,11 +23,11 @@ class ElementLayout(NamedTuple):
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The shape, with 1 for each expanded dimension: what has to be stored."""
+        """The shape to store: with 1 for each expanded dimension."""
         return tuple(1 if step == 0 else n for n, step in zip(self.size, self.stride, strict=True))
 
     def order(self) -> tuple[list[int], list[int]]:
-        """The dimensions of more than one stored element, from the largest stride to the smallest; and the others."""
+        """Return the dimensions of more than one stored element, from the largest stride to the smallest; and the others."""
         stored = self.stored
         several = [d for d, n in enumerate(stored) if n > 1]
         return sorted(several, key=lambda d: -self.stride[d]), [d for d, n in enumerate(stored) if n <= 1]
@@ -39,7 +39,7 @@ def flatten(value: Tensor) -> tuple[Tensor, ElementLayout] | None:
     Nothing is copied if they lie without gaps.
 
     Returns:
-        None if some share their memory in a way that strides of 0 do not describe.
+        A 1-D tensor and its layout; None if elements share memory in a way that strides of 0 do not describe.
     """
     layout = ElementLayout(tuple(value.shape), value.stride(), value.dtype)
     order, rest = layout.order()
@@ -52,13 +52,13 @@ def flatten(value: Tensor) -> tuple[Tensor, ElementLayout] | None:
 
 
 def restore(flat: Tensor, layout: ElementLayout) -> Tensor:
-    """Put elements back where they lay, in their dtype; into `flat` itself if it has that dtype and there are no gaps."""
+    """Return elements where they lay, in their dtype: an alias of `flat` if it has that dtype and there are no gaps."""
     stored = layout.stored
     order, rest = layout.order()
     flat = flat.to(layout.dtype)
     if _is_dense(stored, layout.stride, order):
         return flat.as_strided(layout.size, layout.stride)
-    # Room for all that lies between the first element and the last.
+    # Room for everything between the first element and the last.
     room = 1 + sum((n - 1) * step for n, step in zip(stored, layout.stride, strict=True))
     whole = flat.new_zeros(room)
     ordered = [stored[d] for d in order + rest]

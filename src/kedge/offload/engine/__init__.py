@@ -1,1 +1,1 @@
-"""The decision over each saved tensor, and what it rests on."""
+"""The engine: the decision for each saved tensor, and its grounds."""

@@ -1,9 +1,9 @@
-"""Decides over each tensor that autograd saves: kept by reference, or an entry of its own, or one that there is.
+"""The engine: the decision for each tensor that autograd saves, by reference, in a new entry or in an existing one.
 
 # Note [Filled later]
-`torch.rrelu` saves its noise while that is still blank, then draws it, and no version counts that. Where the tensor itself is
-held it is right in backward; bytes that were taken when it was saved are not. The hook is not told which operation saves: the
-code that calls it names it.
+`torch.rrelu` saves its noise tensor before it draws the noise, and no version counts that. A tensor kept by reference is
+right in backward; bytes taken when it was saved are not. PyTorch does not pass the hook the operation that saves: the code
+that calls the operation names it.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from kedge.torch_internals.tensors import is_only_zeros
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _ROOM = 64 << 20
-"""The bytes of what was brought back that are held for a moment more."""
+"""The restored bytes that are held a moment longer."""
 _REMEMBERED = 1 << 16
-"""How many storages are remembered of one step."""
+"""The number of storages remembered for one step."""
 _REBUILDS = (Choice.ALL, Choice.REBUILD)
 _ENCODES = (Choice.ALL, Choice.COMPRESS)
 _MOVES = (Choice.ALL, Choice.MOVE, Choice.COMPRESS)
 _FILLING = frozenset({"rrelu", "rrelu_", "rrelu_with_noise", "rrelu_with_noise_"})
 _BETWEEN = frozenset({"__torch_function__", "__call__"})
-"""What may lie between Kedge and the call: a mode, or an overload, calls the operation for the program."""
+"""Functions that may lie between Kedge and the call: a mode, or an overload, calls the operation for the program."""
 
 
 class Engine:
     """The keeper behind `kedge.offload`.
 
     Attributes:
-        account: What became of what was saved.
-        policy: What it works by.
+        account: The outcome of all saved tensors.
+        policy: The policy in force.
     """
 
     def __init__(self, policy: Policy, model: nn.Module) -> None:
@@ -66,17 +66,17 @@ class Engine:
         self._warned = False
 
     def work_by(self, policy: Policy) -> None:
-        """Work by a policy from now on."""
+        """Set the policy from now on."""
         self.policy, self._least = policy, policy.least
         self._takes = functools.cache(_nowhere if policy.store is None else policy.store.takes)
 
     def begin(self, inputs: Any) -> None:
-        """Note that the model is called; see Note [Steps]."""
+        """Called when the model is called, with its inputs; see Note [Steps]."""
         self._known.of_model.look(inputs)
         self._steps.begin()
 
     def pack(self, value: Tensor, place: SavingPlace) -> PartOfEntry | KeptByReference:
-        """Return what stands for a tensor; a `KeptByReference` leaves it where it is."""
+        """Return the handle that replaces a saved tensor; a `KeptByReference` leaves the tensor in memory."""
         steps = self._steps
         if steps.called or steps.step.read:  # rarely
             self._advance(place)
@@ -104,12 +104,12 @@ class Engine:
         return packed
 
     def unpack(self, packed: PartOfEntry) -> Tensor:
-        """Return a tensor that `pack` took."""
+        """Return the tensor that a handle from `pack` replaced."""
         packed.call.unpacked()
         return packed.read()
 
     def stays(self, value: Tensor, place: SavingPlace) -> None:
-        """Count a tensor that a checkpoint holds in a way that leaves it where it is."""
+        """Count a tensor that a checkpoint holds in a way that keeps it in memory."""
         if place.selected and not _is_unknown(value) and value.nbytes >= self._least:
             storage = value.untyped_storage()
             number = identity_of(storage)
@@ -118,11 +118,11 @@ class Engine:
             row.book(Outcome("kept", why, value.nbytes, storage, number))
 
     def passed(self, place: SavingPlace) -> None:
-        """Count a call of a module in a checkpoint's forward, of which nothing is saved."""
+        """Count a module call in a checkpoint's forward, which saves nothing."""
         self.account.checkpointed += place.selected
 
     def _decide(self, value: Tensor, place: SavingPlace, row: ModuleAccount) -> Outcome:
-        """Return what becomes of a tensor; if nothing is known of its storage, choose and do it."""
+        """Return the outcome of a tensor; if its storage is new in this step, choose an outcome and carry it out."""
         if not place.selected:
             return Outcome("kept", "excluded", value.nbytes)
         if _is_unknown(value):
@@ -140,7 +140,7 @@ class Engine:
         return self._take(value, number, place.path, row)
 
     def _take(self, value: Tensor, number: int, path: str | None, row: ModuleAccount) -> Outcome:
-        """Rebuild a tensor if that is chosen and a rule applies; otherwise put it away or keep it."""
+        """Rebuild a tensor if that is chosen and a rule applies; otherwise encode, move or keep it."""
         policy, choice = self.policy, Choice.ALL
         index, nth = self._numbers.following(path, self._steps.step.calls)
         if policy.planner is not None:
@@ -155,7 +155,7 @@ class Engine:
         return self._put_away(value, number, choice, row)
 
     def _put_away(self, value: Tensor, number: int, choice: Choice, row: ModuleAccount) -> Outcome:
-        """Encode or move a tensor; keep it where neither is chosen, or can be done."""
+        """Encode or move a tensor; keep it if neither is chosen or possible."""
         policy, known, storage = self.policy, self._known, value.untyped_storage()
         alone, begun = is_alone(value), time.perf_counter()
         store = policy.store if choice in _MOVES and self._takes(value.device) else None
@@ -191,7 +191,7 @@ class Engine:
             )
 
     def _forget(self) -> None:
-        """Bound what is remembered of a step, for programs in which no step is seen to end."""
+        """Forget the storages of this step; this bounds memory in programs whose steps never end."""
         self._known.kept.forget()
         self.account.seen = {}
 
@@ -200,7 +200,7 @@ class Engine:
         return row
 
     def _advance(self, place: SavingPlace) -> None:
-        """Go on to another step if the tensor that is about to be saved begins one."""
+        """Begin another step if the tensor that is about to be saved belongs to one."""
         if self._steps.advance(place.path, recompute=place.recompute):
             self._known.kept.forget()
             self._numbers = TensorNumbers()
@@ -210,7 +210,7 @@ class Engine:
 
 
 class TensorNumbers:
-    """Numbers the tensors of each module for which there is a choice, in one step."""
+    """Numbers for those tensors of each module that leave a choice, in one step."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -220,19 +220,19 @@ class TensorNumbers:
     def following(self, path: str | None, calls: int) -> tuple[int, int]:
         """Return the number of a module's next tensor in the step, and in this call of the model, both from 0."""
         if calls != self._calls:
-            if calls > 1:  # what is saved before the first call counts with it
+            if calls > 1:  # tensors saved before the first call count with it
                 self._in_call.clear()
             self._calls = calls
         return next(self._in_step[path]), next(self._in_call[path])
 
 
 def _nowhere(_: torch.device) -> bool:
-    """Whether bytes can go to a store, where there is none."""
+    """Whether bytes can go to a store, without a store: never."""
     return False
 
 
 def _is_unknown(value: Tensor) -> bool:
-    """Whether nothing can be done with a tensor of this kind."""
+    """Whether tensors of this kind can only be kept by reference."""
     plain = type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
     return not plain or value.is_inference() or is_only_zeros(value) or _is_filled_later(value)
 

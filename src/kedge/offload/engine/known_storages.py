@@ -1,15 +1,15 @@
-"""What is known of the storage of a tensor that is being saved: whose it is, and what was decided for it in this step.
+"""Known storages: those of the model, and those for which this step has a decision.
 
 # Note [What stays in any case]
-Parameters, buffers and what the model was called with live as long as the program wants; to move them frees
-nothing. They are known by their storages, not by their type: a linear layer saves its weight's transpose. Storages
-that parameters have for a while only, as under FSDP, are known by the leaf of the graph that the saved
+Parameters, buffers and the model's inputs live as long as the program holds them; moving them frees nothing. Kedge knows
+them by their storages, not by their type: a linear layer saves its weight's transpose. Storages that parameters have for a
+while only, as under FSDP, are recognised by the leaf of the graph that the saved
 tensor is, or is a view of.
 
 # Note [Kept in place]
-What is kept by reference by choice is known by storage within a step, so that each is decided on once, and counted for as
-long as it is held. A graph of an earlier step may live on, such as one that is retained. A plan, which is for one step,
-does not see what that holds; this count does.
+Tensors kept by reference by choice are known by storage within a step, so that each storage is decided on once, and
+counted for as long as it is held. A graph of an earlier step may still be alive, such as a retained one. A plan, which is
+for one step, does not include what that graph holds; this count does.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class KnownStorages:
     """The storages of the model, those that have an entry, and those that are kept in place.
 
     Attributes:
-        of_model: Those of parameters, buffers and inputs.
-        entries: The entries that live.
-        kept: Those that are kept in place in this step.
+        of_model: The storages of parameters, buffers and inputs.
+        entries: The live entries.
+        kept: The storages that are kept in place in this step.
     """
 
     def __init__(self, model: nn.Module, entries: StorageEntries, account: OffloadAccount) -> None:
         self.of_model, self.entries, self.kept = ModelStorages(model), entries, KeptInPlace(account)
 
     def find(self, value: Tensor, number: int) -> StorageEntry | KeptStorage | None:
-        """Return what holds the bytes of a tensor, on the storage of this number; None if that is not decided yet."""
+        """Return the holder of a tensor's bytes, on the storage of this number; None if nothing is decided yet."""
         entry = self._entry(number, value)
         if entry is None and value.nbytes < value.untyped_storage().nbytes():
             entry = self._entry(own_key(value, number), value)
@@ -67,11 +67,11 @@ class ModelStorages:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.lasting = True
-        self._known: dict[int, tuple[str, StorageWeakRef]] = {}  # the reference keeps the number from another storage
+        self._known: dict[int, tuple[str, StorageWeakRef]] = {}  # the reference keeps the number from being reused
         self.look(())
 
     def look(self, inputs: Any) -> None:
-        """Read the storages again, as a forward pass begins: some may have been replaced."""
+        """Read the storages again at the beginning of a forward pass: some may have been replaced."""
         self.lasting = self.lasting and not any(map(is_sharded, self._model.parameters()))
         self._known = {
             identity_of(storage): (why, StorageWeakRef(storage))
@@ -84,7 +84,7 @@ class ModelStorages:
         }
 
     def why(self, value: Tensor, number: int) -> str | None:
-        """Return why a tensor, on the storage of this number, stays in any case; None if it does not."""
+        """Return the reason why a tensor, on the storage of this number, stays in any case; None if it does not."""
         known = self._known.get(number)
         if known is not None:
             return known[0]
@@ -95,7 +95,7 @@ class ModelStorages:
 
 
 class KeptStorage:
-    """Lives as long as a storage is held by what was saved on it."""
+    """A storage kept by choice; lives as long as a tensor saved on it, and counts its bytes in the account."""
 
     __slots__ = ("__weakref__", "_account", "_nbytes")
 
@@ -109,18 +109,18 @@ class KeptStorage:
 
 @dataclass(slots=True, eq=False)
 class KeptReader:
-    """The reader of one tensor on such a storage; see `kedge.hooks.saved.reference.UnpackListener`.
+    """The listener of one tensor on a kept storage; see `kedge.hooks.saved.reference.UnpackListener`.
 
     Attributes:
         call: The call that saved it.
-        kept: The storage, which is counted for as long as this is held.
+        kept: The storage, which is counted as long as this object lives.
     """
 
     call: ModelCall
     kept: KeptStorage
 
     def unpacked(self) -> None:
-        """Note in the call that something of it is read back."""
+        """Called when autograd reads the tensor; notifies the call."""
         self.call.unpacked()
 
 
@@ -135,19 +135,19 @@ class KeptInPlace:
         return len(self._known)
 
     def begin(self, nbytes: int, number: int | None) -> KeptStorage:
-        """Note that a storage is kept; without its number, only one tensor of it."""
+        """Return a new record of a kept storage; without its number, of one tensor on it only."""
         kept = KeptStorage(self._account, nbytes)
         if number is not None:
             self._known[number] = nbytes, weakref.ref(kept)
         return kept
 
     def find(self, number: int) -> KeptStorage | None:
-        """Return what a tensor on a kept storage has to hold; None if it was not decided to keep that storage."""
+        """Return the record that a tensor on a kept storage has to hold; None if that storage is not kept by choice."""
         known = self._known.get(number)
         return None if known is None else known[1]() or self.begin(known[0], number)
 
     def forget(self) -> None:
-        """Begin a step."""
+        """Forget all storages, as a step begins."""
         self._known = {}
 
 

@@ -1,4 +1,4 @@
-"""What is done with a saved tensor that is worth the trouble: the choice, and what may choose."""
+"""The choice for a saved tensor that is not small, and the planner and policy that make it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kedge.offload.stores.store import Store
 
 
 class Choice(Enum):
-    """What is done with one saved tensor; where it cannot be, the tensor is kept by reference."""
+    """The treatment of one saved tensor; if it is not possible, the tensor is kept by reference."""
 
     KEEP = "keep"
     REBUILD = "rebuild"
@@ -24,37 +24,37 @@ class Choice(Enum):
 
 
 class Planner(Protocol):
-    """Chooses, tensor by tensor. The first step is there to learn from: what is chosen in it holds as well."""
+    """A planner that chooses tensor by tensor; its choices in the first step, which it learns from, are carried out too."""
 
     def equip(self, policy: Policy) -> Policy:
-        """Return what the engine works by, with parts that report to the planner what they do; before the first step."""
+        """Return the policy with parts that report to the planner; called before the first step."""
 
     def choose(self, path: str | None, index: int, nbytes: int) -> Choice:
-        """Choose for one saved tensor that is neither small, nor stays in any case, nor is known already.
+        """Return the choice for one saved tensor that is not small, does not stay in any case, and is not known yet.
 
         Args:
             path: The innermost module that runs; None outside of all.
-            index: Which such tensor of the step it is in this module, from 0.
+            index: The number of the tensor among those of this module in the step, from 0.
             nbytes: The bytes that it takes: those of its storage, or its own if only it is taken of a large storage.
         """
 
     def took(self, outcome: Outcome) -> None:
-        """Note what was done with the tensor that was chosen for last."""
+        """Called with the outcome of the tensor of the last choice."""
 
     def turn(self, account: OffloadAccount) -> None:
-        """End a step, of which the account says what it came to."""
+        """Called at the end of a step, with the account."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What an engine works by.
+    """The policy of an engine.
 
     Attributes:
         least: Tensors of fewer bytes are kept by reference.
-        find: Finds how a tensor can be rebuilt; None: nothing is rebuilt.
-        store: Where bytes go; None: they stay in memory.
-        codec: Stores them in fewer bits; None: as they are.
-        planner: Chooses; None: everything is done that can be.
+        find: Returns the recipe of a tensor; None: nothing is rebuilt.
+        store: The store for moved bytes; None: they stay in memory.
+        codec: The codec that stores them in fewer bits; None: they are stored as they are.
+        planner: The planner that chooses; None: `Choice.ALL` for every tensor.
     """
 
     least: int = 65536
@@ -64,11 +64,11 @@ class Policy:
     planner: Planner | None = None
 
     def equipped(self) -> Policy:
-        """The same, with parts that report to the planner, if there is one."""
+        """Return the policy with parts that report to the planner, if there is one."""
         return self if self.planner is None else self.planner.equip(self)
 
     def why_kept(self, choice: Choice) -> str:
-        """Return why a tensor is kept for which nothing that was chosen could be done."""
+        """Return the reason why a tensor is kept, if its choice could not be carried out or was to keep it."""
         if choice is Choice.KEEP:
             return "planned"
         return "no rule" if self.store is None or choice is Choice.REBUILD else "here"

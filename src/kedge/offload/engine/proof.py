@@ -1,10 +1,10 @@
-"""Which recipes are believed: what a rule rebuilds is compared with what it stands for, to the last bit.
+"""The proof of recipes: a rebuilt tensor is compared with the original, to the last bit.
 
 # Note [Proof]
-For each place (the n-th tensor that a module saves in one call of the model), a rule's first result is compared with
-the truth. What a rule assumes may hold at one place and not at another: a program can change what lies between under
-``no_grad``, where the graph does not show it. Later results are compared by what their bytes come to, when they are
-rebuilt (Note [Digest] in `kedge.offload.held.raw_bytes`).
+For each place (the n-th tensor that a module saves in one call of the model), a rule's first result is compared with the
+original. A rule's assumption may hold at one place and not at another: a program can change tensors in between under
+``no_grad``, where the graph does not show it. Later results are compared by their digests, when they are rebuilt
+(Note [Digest] in `kedge.offload.held.raw_bytes`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kedge.offload.rebuild.recipe import Find, Recipe
 
 _NEAR = 0.25
 _FULL = "can't allocate memory"
-"""What PyTorch's allocator of host memory says, in a plain RuntimeError."""
+"""The message of PyTorch's allocator of host memory, which raises a plain RuntimeError."""
 
 
 class _PassingParameters:
-    """Returns handles where parameters do not last.
+    """`handle_of` for models whose parameters do not last.
 
     See Note [Parameters that do not last] in `kedge.offload.rebuild.recipe_builder`.
     """
@@ -42,10 +42,10 @@ _passing_parameters = _PassingParameters()
 
 
 class ProvenRecipes:
-    """Finds recipes, and believes those that were right at their place; see Note [Proof].
+    """Recipes that were right at their place; see Note [Proof].
 
     Attributes:
-        dropped: Rules that were found wrong and are not used, with why.
+        dropped: Rules that gave a wrong result and are not used, each with the reason.
     """
 
     def __init__(self, dropped: dict[str, str]) -> None:
@@ -54,12 +54,12 @@ class ProvenRecipes:
         self._wrong: set[Any] = set()
 
     def find(self, find: Find, value: Tensor, place: tuple[str | None, int], *, lasting: bool) -> Recipe | None:
-        """Return how a tensor is rebuilt; None if it cannot be.
+        """Return the recipe of a tensor; None if there is none, or if it was wrong.
 
         Args:
             find: Finds a recipe.
             value: The tensor.
-            place: The module that saves it, and which of its tensors it is in this call of the model.
+            place: The path of the module that saves it, and the tensor's number there in this call of the model.
             lasting: Whether the parameters' memory lasts until backward.
         """
         kind = value.device.type
@@ -93,19 +93,19 @@ class ProvenRecipes:
 
 
 def handle_of(saved: Any) -> Handle | None:
-    """Return the handle that stands for what a node saved, if its bytes are still those that were saved."""
+    """Return the handle of a node's saved tensor; None without one, or if its bytes have changed since."""
     data = packed_of(saved.data)
     handle = HandleByReference(data) if type(data) is KeptByReference else data
     return handle if isinstance(handle, Handle) and handle.intact() else None
 
 
 class Mismatch(NamedTuple):
-    """What is wrong with a recipe.
+    """The reason why a recipe is wrong.
 
     Attributes:
-        why: In words.
-        false: Whether its rule makes other values, and so is not to be believed anywhere; otherwise it could not be tried here.
-        passing: Whether it may well be tried again: there was no memory for it.
+        why: The reason in words.
+        false: Whether its rule makes other values, and so is used nowhere; otherwise it only could not be tried here.
+        passing: Whether to try it again later: there was no memory for it.
     """
 
     why: str
@@ -114,7 +114,7 @@ class Mismatch(NamedTuple):
 
 
 def mismatch(recipe: Recipe, value: Tensor) -> Mismatch | None:
-    """Return what is wrong with what a recipe makes of its inputs now; None if nothing is."""
+    """Return the mismatch between a recipe's result now and the tensor; None if they are equal."""
     try:
         with torch.no_grad():
             made = recipe.run(*(handle.read() for handle in recipe.inputs))
@@ -128,12 +128,12 @@ def mismatch(recipe: Recipe, value: Tensor) -> Mismatch | None:
         return Mismatch(f"it made strides {made.stride()} of what are {value.stride()}")
     if not all(handle.exact for handle in recipe.inputs):
         return None if _is_near(made, value.detach()) else Mismatch("it made values far from those it stands for")
-    # As bytes a NaN is equal to itself, and -0.0 is not 0.0.
+    # Compared as bytes, a NaN is equal to itself, and -0.0 is not 0.0.
     return None if torch.equal(words(made), words(value)) else Mismatch("it made other values")
 
 
 def _is_near(made: Tensor, value: Tensor) -> bool:
-    """Whether a result of inputs that a codec has rounded is the right one, but for that rounding."""
+    """Whether a result equals a tensor except for the rounding of its inputs by a codec."""
     if not value.is_floating_point():
         return True
     apart = torch.linalg.vector_norm((made - value).float())

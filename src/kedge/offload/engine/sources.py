@@ -1,4 +1,4 @@
-"""What an entry's bytes are brought back from: a slot, a codec's bytes, or the computation that made them."""
+"""The sources that an entry's bytes are brought back from: a slot, a codec's bytes, or a recipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kedge.offload.stores.store import Store, StoreSlot
 
 
 class InMemory:
-    """A slot whose bytes stay in memory: what a codec made of a tensor when there is no store."""
+    """A slot whose bytes stay in memory: a codec's result without a store."""
 
     __slots__ = ("_data", "nbytes")
 
@@ -28,15 +28,15 @@ class InMemory:
         return self._data
 
     def prefetch(self) -> None:
-        """Do nothing: they are there."""
+        """Nothing: the bytes are in memory."""
 
     def free(self) -> None:
-        """Do nothing: they go with the last reference."""
+        """Nothing: the bytes are freed with the last reference."""
 
 
 @dataclass(slots=True, eq=False)
 class InSlot:
-    """The bytes, or what a codec made of them, are in a slot.
+    """The base of sources whose bytes, plain or encoded, are in a slot.
 
     Attributes:
         slot: The slot.
@@ -46,11 +46,11 @@ class InSlot:
     computed = False
 
     def intact(self) -> bool:
-        """Whether the bytes can be had: always."""
+        """Whether the bytes can be brought back: always."""
         return True
 
     def prefetch(self) -> None:
-        """Have the slot bring its bytes."""
+        """Begin to bring the bytes back."""
         self.slot.prefetch()
 
     def free(self) -> None:
@@ -60,12 +60,12 @@ class InSlot:
 
 @dataclass(slots=True, eq=False)
 class Moved(InSlot):
-    """The bytes are in a slot: those of a whole storage, or of one tensor of which `layout` says where they lay."""
+    """Plain bytes in a slot: those of a whole storage, or of one tensor that lay as `layout` describes."""
 
     layout: ElementLayout | None
 
     def bring(self) -> Tensor:
-        """Get the bytes."""
+        """Return the bytes."""
         data = self.slot.get()
         return data if self.layout is None else restore(data.view(self.layout.dtype), self.layout)
 
@@ -77,13 +77,13 @@ class Moved(InSlot):
 
 @dataclass(slots=True, eq=False)
 class Coded(InSlot):
-    """The bytes were encoded, and put into a slot."""
+    """Encoded bytes in a slot."""
 
     codec: Codec
     extra: Any
 
     def bring(self) -> Tensor:
-        """Get and decode the bytes."""
+        """Return the decoded tensor."""
         return self.codec.decode(self.slot.get(), self.extra)
 
     @property
@@ -93,7 +93,7 @@ class Coded(InSlot):
 
 
 class Rebuilt:
-    """The bytes are computed from those of others."""
+    """Bytes that a recipe computes from those of other saved tensors."""
 
     __slots__ = ("recipe",)
     computed = True
@@ -103,27 +103,27 @@ class Rebuilt:
 
     @torch.no_grad()
     def bring(self) -> Tensor:
-        """Compute the bytes: a recipe makes a storage that is the same from its first byte to its last."""
+        """Return the computed bytes: a recipe makes a storage that is equal from its first byte to its last."""
         return words(self.recipe.run(*(handle.read() for handle in self.recipe.inputs)))
 
     @property
     def exact(self) -> bool:
-        """Whether what they are computed from comes back to the last bit."""
+        """Whether the recipe's inputs come back to the last bit."""
         return all(handle.exact for handle in self.recipe.inputs)
 
     def intact(self) -> bool:
-        """Whether what they are computed from is as it was."""
+        """Whether the recipe's inputs are unchanged."""
         return all(handle.intact() for handle in self.recipe.inputs)
 
     def prefetch(self) -> None:
-        """Do nothing: what they are computed from is asked for by its own turn."""
+        """Nothing: the recipe's inputs are prefetched by themselves."""
 
     def free(self) -> None:
-        """Do nothing: only the handles are held, which go with this."""
+        """Nothing: this object holds only handles, which are freed with it."""
 
 
 def encode(store: Store | None, codec: Codec, value: Tensor, *, alone: bool) -> Coded | None:
-    """Encode a tensor's whole storage, or the tensor alone, and put the result into a store, or keep it in memory."""
+    """Return the encoded storage, or tensor alone, in a store or in memory; None if the codec does not apply."""
     coded = codec.encode(plain(value) if alone else flat(value))
     if coded is None:
         return None

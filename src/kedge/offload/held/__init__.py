@@ -1,1 +1,1 @@
-"""What stands in for a saved tensor, and the entries of bytes that several share."""
+"""Handles, which replace saved tensors, and the entries of bytes that several handles share."""

@@ -1,26 +1,26 @@
-"""Bytes that several saved tensors share: moved, compressed or to be computed again, and once at most.
+"""Entries: the bytes that several saved tensors share, moved, compressed or rebuilt, and brought back once at most.
 
 # Note [What makes two saved tensors one]
-The same storage object at the same version. An address is no identity: it is given away again when
-its storage is freed. A weak reference to the storage keeps its number from that.
+The same storage object at the same version. An address does not identify a storage: it is reused after the storage is
+freed. A weak reference to the storage prevents the reuse of its number.
 
-Versions are counted by tensor, not by storage: ``x.data`` and what ``set_()`` makes count on their
-own. So two tensors at the same version that is not 0 must also be the same tensor, or views of one;
-and the bytes must come to the same as they did (Note [Digest]): that finds what a program
-changes behind autograd's back (``x.data[3] = 0`` between two uses of ``x``).
+Versions are counted by tensor, not by storage: ``x.data`` and the results of ``set_()`` have their own counters. So two
+tensors at the same version other than 0 must also be the same tensor, or views of one; and their digests must be equal
+(Note [Digest]): that detects changes that autograd does not see (``x.data[3] = 0`` between two uses of ``x``).
 
 # Note [Brought back]
-Bytes that were brought back are shared by weak reference: while a node runs, all its handles get the same. Those
-brought back last are held for a moment more if other handles want them too: autograd's nodes run one after the other, and
-each lets go before the next begins. If one has not, the next gets its own: a node can return what it saved as a
-gradient, which then is ``.grad`` without a copy, since nothing else seems to hold it; two of them must not be one.
+Restored bytes are shared by weak reference: while a node runs, all its handles read the same ones. The latest restored
+bytes are held a moment longer if other handles need them too: autograd's nodes run one after the other, and each releases
+its tensors before the next begins. If a node has not, the next node gets bytes of its own: a node can return its saved
+tensor as a gradient, which then becomes ``.grad`` without a copy, because autograd sees no other holder; two gradients
+must not share memory.
 
 # Note [Changed since]
-What is given out can be changed in place: by a Function that works in what it saved, or through a node's
-``_saved_self``. That is never given out again: the next handle gets what was saved, brought anew. To tell, all tensors
-that are given out on one storage share one version counter, that of an empty tensor of ours, which holds no
-memory; autograd gives what it unpacks the counter of what it was given. What counts nowhere, a change through ``.data``,
-is not seen, as it is not where autograd holds the tensor itself.
+A program can change restored bytes in place: in a Function that works in its saved tensor, or through a node's
+``_saved_self``. An entry never returns changed bytes: the next handle gets the saved bytes, brought back once more. To
+detect a change, all tensors that an entry returns on one storage share one version counter, that of an empty tensor, which
+takes no memory; autograd gives the unpacked tensor the counter of the tensor that it received. A change through ``.data``
+counts nowhere and stays undetected, as it does where autograd holds the tensor itself.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from kedge.torch_internals.tensors import changes, root_of
 
 
 class ByteSource(Protocol):
-    """What an entry's bytes are brought back from.
+    """The source that an entry's bytes are brought back from.
 
     Attributes:
-        computed: Whether they are computed, and so may have come out wrong.
+        computed: Whether the bytes are computed, and so may be wrong.
     """
 
     computed: bool
@@ -66,19 +66,19 @@ class ByteSource(Protocol):
         """Whether `bring` can return the bytes that were saved."""
 
     def prefetch(self) -> None:
-        """Begin to bring them, as they are needed soon; doing nothing is right too."""
+        """Begin to bring the bytes back, as they are needed soon; may do nothing."""
 
     def free(self) -> None:
-        """Release them."""
+        """Release the bytes."""
 
 
 class Restored(NamedTuple):
     """Bytes that were brought back.
 
     Attributes:
-        storage: What has them.
-        begin: Where in it they begin.
-        counter: Counts the changes of what is given out on them; see Note [Changed since].
+        storage: The storage that has them.
+        begin: Their offset in it, in bytes.
+        counter: The empty tensor that counts changes of all tensors returned on them; see Note [Changed since].
     """
 
     storage: torch.UntypedStorage
@@ -93,14 +93,14 @@ class Restored(NamedTuple):
 
 
 class RecentlyRestored:
-    """Holds on to what was brought back last, a bounded number of bytes of it; see Note [Brought back]."""
+    """The entries restored last, held up to a number of bytes; see Note [Brought back]."""
 
     def __init__(self, room: int) -> None:
         self._room = room
         self._last: deque[weakref.ref[StorageEntry]] = deque()
 
     def hold(self, entry: StorageEntry, home: Tensor) -> None:
-        """Hold what an entry was brought back as; what was held longest goes if there is no room."""
+        """Keep an entry's restored bytes; drops the oldest ones if there is no room."""
         entry.held = home
         live: list[StorageEntry] = []
         for ref in list(self._last):
@@ -114,11 +114,11 @@ class RecentlyRestored:
 
 
 class SavedVersion:
-    """Which bytes an entry stands for; see Note [What makes two saved tensors one].
+    """The storage and version that an entry was made from; see Note [What makes two saved tensors one].
 
     Attributes:
-        alone: Whether they are those of one tensor, and not of its whole storage.
-        digest: What they come to; None where that is not known.
+        alone: Whether the entry has the bytes of one tensor only, not of its whole storage.
+        digest: The digest of the bytes; None where it cannot be computed.
     """
 
     __slots__ = ("_root", "_storage", "_version", "alone", "digest")
@@ -130,13 +130,13 @@ class SavedVersion:
         self._root = weakref.ref(root_of(value)) if self._version else None
 
     def stands_for(self, value: Tensor) -> bool:
-        """Whether these are the bytes that a tensor has now."""
+        """Whether a tensor has these bytes now."""
         if changes(value) != self._version or (self._root is not None and self._root() is not root_of(value)):
             return False
         return self.digest is None or self.is_what(value, alone=self.alone)
 
     def is_what(self, value: Tensor, *, alone: bool) -> bool:
-        """Whether the bytes of a tensor come to the same."""
+        """Whether the bytes of a tensor have the same digest."""
         found = digest(value, alone=alone)
         return found is not None and self.digest is not None and same(found, self.digest)
 
@@ -145,11 +145,11 @@ class StorageEntry:
     """The bytes of one storage at one version, or of one small part of a large storage.
 
     Attributes:
-        source: What they are brought back from.
-        saved: Which bytes they are.
-        nbytes: How many they are.
-        device: Where they belong.
-        held: What they were brought back as, for as long as that is held; see `RecentlyRestored`.
+        source: The source that they are brought back from.
+        saved: The storage and version that they were saved from.
+        nbytes: The number of bytes.
+        device: The device that they are restored to.
+        held: The tensor that they were restored as, as long as it is held; see `RecentlyRestored`.
         itself: A weak reference to the entry.
     """
 
@@ -188,13 +188,13 @@ class StorageEntry:
         self.source.free()
 
     def restore(self) -> Restored:
-        """Return a storage that has the bytes, and where in it they begin; see Note [Brought back]."""
+        """Return the bytes in a storage; see Note [Brought back]."""
         asker = _asker()
         there = None if self._back is None else self._still_there(asker)
         return self._bring(asker) if there is None else there
 
     def _still_there(self, asker: object) -> Restored | None:
-        """Return what was brought back before, if it is there, unchanged, and no other node may have it."""
+        """Return the bytes restored before; None if they are freed, changed, or perhaps in use by another node."""
         back = self._back
         if back is None:
             return None
@@ -204,7 +204,7 @@ class StorageEntry:
             if alone or back[3] == asker:
                 self._back = *back[:3], asker
                 return Restored(there, *back[1:3])
-        self._back = self.held = None  # what was changed makes room for what was saved
+        self._back = self.held = None  # changed bytes are dropped for the saved ones
         return None
 
     def _bring(self, asker: object) -> Restored:
@@ -217,15 +217,15 @@ class StorageEntry:
         storage = home.untyped_storage()
         begin = int(home.storage_offset()) * home.itemsize
         counter = torch.empty(0, device=self.device)
-        self._back = StorageWeakRef(storage), begin, counter, asker  # in one go: another thread may read
+        self._back = StorageWeakRef(storage), begin, counter, asker  # in one assignment: another thread may read
         self._entries.window.hold(self, home)
         before = self._before() if self._before is not None else None
         if before is not None and before.held is None:
-            before.source.prefetch()  # what was saved before is asked for next
+            before.source.prefetch()  # the entry saved before this one is read next
         return Restored(storage, begin, counter)
 
     def _check(self, home: Tensor) -> None:
-        """Make sure that what was rebuilt is what was saved; see Note [Proof] in `kedge.offload.engine.proof`."""
+        """Raise RebuiltWrong if the rebuilt bytes are not the saved ones; see Note [Proof] in `kedge.offload.engine.proof`."""
         if not self.saved.is_what(home, alone=False):
             raise RebuiltWrong(
                 "a saved tensor was rebuilt from others, and is not what it was: something that it depends on was changed where "
@@ -235,12 +235,12 @@ class StorageEntry:
 
 
 class StorageEntries:
-    """The entries that live, by storage.
+    """The live entries, by storage.
 
     Attributes:
-        table: A weak reference to each entry, by what it is found by.
-        latest: The entry made last.
-        window: What was brought back last.
+        table: A weak reference to each entry, by its key.
+        latest: A weak reference to the newest entry; None before the first.
+        window: The entries restored last.
     """
 
     def __init__(self, window: RecentlyRestored) -> None:
@@ -250,11 +250,11 @@ class StorageEntries:
 
 
 class PartOfEntry(Handle):
-    """Stands for a tensor that lies in what an entry holds: all of it, or a part.
+    """A handle of a tensor whose bytes are an entry's, or a part of them.
 
     Attributes:
-        entry: What holds the bytes. It lasts as long as its handles.
-        call: The call that saved it, which lasts as long as what it saved.
+        entry: The entry that holds the bytes. It lives as long as its handles.
+        call: The call that saved it, which lives as long as the tensors that it saved.
     """
 
     __slots__ = ("_conjugated", "_negated", "_offset", "call", "device", "dtype", "entry", "size", "stride")
@@ -271,12 +271,12 @@ class PartOfEntry(Handle):
 
     @property
     def exact(self) -> bool:
-        """Whether `read` gives it to the last bit."""
+        """Whether `read` returns the saved values to the last bit."""
         return self.entry.source.exact
 
     def read(self) -> Tensor:
-        """Return a tensor on the entry's bytes, which are brought back if they are not there, or were changed."""
-        if torch.is_inference_mode_enabled():  # what is made in it counts no changes
+        """Return a tensor on the entry's bytes, which are brought back if they are freed or changed."""
+        if torch.is_inference_mode_enabled():  # tensors made in it count no changes
             with torch.inference_mode(mode=False):
                 return self.read()
         home = self.entry.restore()
@@ -287,12 +287,12 @@ class PartOfEntry(Handle):
         return home.give(negated_alias(value) if self._negated else value)
 
     def intact(self) -> bool:
-        """Whether what the bytes are made of is there."""
+        """Whether the entry's source can still return the saved bytes."""
         return self.entry.source.intact()
 
 
 def _asker() -> object:
-    """Return what tells the node that runs now from others, and from itself in another backward pass."""
+    """Return an identity of the running node in this backward pass; None if no node runs."""
     node = current_node()
     if node is None:
         return None

@@ -1,10 +1,9 @@
-"""What stands in for a saved tensor: it is what autograd holds, and gives the tensor when asked.
+"""Handles: autograd holds one in place of a saved tensor, and reads the tensor from it.
 
 # Note [A changed tensor]
-Autograd remembers the version of what it saves and refuses to use it when it was changed in place
-since, and so does what is kept by reference here (`kedge.hooks.saved.reference`). What was moved or is rebuilt
-has the bytes of the time it was saved, whatever happened to the tensor since: its gradient is right,
-and nothing is raised.
+Autograd remembers the version of a saved tensor and refuses to use it after a change in place; tensors kept by reference
+here behave the same (`kedge.hooks.saved.reference`). A moved or rebuilt tensor has the bytes of the time it was saved,
+whatever happened to the original since: its gradient is right, and nothing is raised.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kedge.torch_internals.tensors import changes
 
 
 class Handle(ABC):
-    """Stands for one saved tensor."""
+    """A handle of one saved tensor."""
 
     __slots__ = ()
 
@@ -31,21 +30,21 @@ class Handle(ABC):
     @property
     @abstractmethod
     def stride(self) -> tuple[int, ...]:
-        """Its strides."""
+        """The tensor's strides, in elements."""
 
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """The tensor's dtype."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Its device."""
+        """The tensor's device."""
 
     @property
     def exact(self) -> bool:
-        """Whether `read` gives it to the last bit."""
+        """Whether `read` returns the saved values to the last bit."""
         return True
 
     @abstractmethod
@@ -53,7 +52,7 @@ class Handle(ABC):
         """Return the tensor: same values, shape, strides and dtype; without a graph.
 
         Raises:
-            RuntimeError: It is kept by reference, and was changed in place since.
+            RuntimeError: The tensor is kept by reference, and was changed in place since.
         """
 
     @abstractmethod
@@ -62,7 +61,7 @@ class Handle(ABC):
 
 
 class HandleByReference(Handle):
-    """Stands for one that is kept by reference."""
+    """A handle of a tensor that is kept by reference."""
 
     __slots__ = ("_kept",)
 
@@ -76,17 +75,17 @@ class HandleByReference(Handle):
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """Its strides."""
+        """The tensor's strides, in elements."""
         return self._kept.tensor.stride()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its dtype."""
+        """The tensor's dtype."""
         return self._kept.tensor.dtype
 
     @property
     def device(self) -> torch.device:
-        """Its device."""
+        """The tensor's device."""
         return self._kept.tensor.device
 
     def read(self) -> Tensor:
@@ -94,5 +93,5 @@ class HandleByReference(Handle):
         return self._kept.read()
 
     def intact(self) -> bool:
-        """Whether it was not changed since."""
+        """Whether the tensor is unchanged since it was saved."""
         return self._kept.version is not None and changes(self._kept.tensor) == self._kept.version

@@ -1,18 +1,18 @@
-"""The bytes of a saved tensor: how much of its storage is taken, as an alias of it, and what they come to.
+"""The bytes of a saved tensor: the part of its storage that is taken, as an alias, and its digest.
 
 # Note [Alone]
-Of a storage of which the saved tensor spans less than half, only the tensor is taken. So it is if it spans more
-but is a comb, with less than a fifth of the storage's elements. Otherwise the whole storage is taken, once, for
-all that share it: three interleaved parts of one projection go as one, with their strides.
+If the saved tensor spans less than half of its storage, only the tensor is taken; so too if it spans more but leaves gaps
+and has less than a fifth of the storage's elements. Otherwise the whole storage is taken, once, for all tensors that share
+it: three interleaved parts of one projection are moved together, with their strides.
 
 # Note [Digest]
-Sums of 512 words each, which wrap around, and the bytes behind the last of them as they are. To sum is to read memory
-once, at the speed of reading; every change of a single element is found, and one of several unless their
-differences cancel out in each of the sums.
+Sums of 512 words of 64 bits each, which wrap around, and the bytes behind the last full block as they are. A digest reads
+the memory once, at the speed of reading; it detects every change of a single element, and a change of several unless
+their differences cancel out in each of the sums.
 
 # Note [Without waiting]
-On a CUDA device the sums are compared there, and the host does not wait for the answer: if it is no, the device stops with
-an assertion, which ends the program at its next use. That is harsh, but a wrong gradient would not be noticed at all.
+On a CUDA device, the device compares the sums, and the host does not wait for the answer: if they differ, the device stops
+with an assertion, which ends the program at its next use. That is harsh, but a wrong gradient would otherwise go unnoticed.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _WORDS = 512
 _BLOCK = 8 * _WORDS
 
 KNOWN = frozenset({"cpu", "cuda"})
-"""The devices on which what was rebuilt can be compared; on others nothing is rebuilt."""
+"""The devices on which rebuilt bytes can be compared; on others nothing is rebuilt."""
 _CHANGED = "kedge.offload: saved bytes are not what they were: something was changed where autograd does not see it"
 
 Digest = tuple[Tensor, Tensor]
 EntryKey: TypeAlias = int | tuple[object, ...]
-"""What an entry is found by: the number of its storage, or this and where in it the tensor lies that is alone."""
+"""The key of an entry: the number of its storage; of an entry with one tensor only, also its place in the storage."""
 
 
 class TakenBytes(NamedTuple):
     """The bytes of a storage, or of one tensor of it.
 
     Attributes:
-        data: The bytes in a row: an alias, or a copy where the elements of one tensor do not lie in a row.
-        layout: Where the elements of a tensor that is alone lay; None if the bytes are as they lay.
-        digest: What they come to; None on devices where it is not known how.
+        data: The bytes, contiguous: an alias, or a copy if the elements of one tensor are not contiguous.
+        layout: The layout of a tensor that is taken alone; None if the bytes have their original order and gaps.
+        digest: Their digest; None on devices that are not in `KNOWN`.
     """
 
     data: Tensor
@@ -58,14 +58,14 @@ def take(value: Tensor, *, alone: bool) -> TakenBytes:
 
 
 def digest(value: Tensor, *, alone: bool) -> Digest | None:
-    """Return what the bytes of a tensor's storage, or of the tensor alone, come to; None where it is not known how."""
+    """Return the digest of a tensor's storage, or of the tensor alone; None on devices that are not in `KNOWN`."""
     if value.device.type not in KNOWN:
         return None
     return _sums(_row(value)[0] if alone else words(value))
 
 
 def same(one: Digest, other: Digest) -> bool:
-    """Whether two are of the same bytes; on a device that is assumed, and the device makes sure: see Note [Without waiting]."""
+    """Whether two digests are equal; on a device True, and the device asserts it: see Note [Without waiting]."""
     if one[0].device.type != "cpu":
         demand(one, other)
         return True
@@ -73,7 +73,7 @@ def same(one: Digest, other: Digest) -> bool:
 
 
 def demand(one: Digest, other: Digest) -> None:
-    """Have the device make sure that two are of the same bytes."""
+    """Queue an assertion on the device that two digests are equal."""
     alike = torch.logical_and((one[0] == other[0]).all(), (one[1] == other[1]).all())
     assert_on_device(alike, _CHANGED)
 
@@ -88,17 +88,17 @@ def is_alone(value: Tensor) -> bool:
 
 
 def taken_bytes(value: Tensor) -> int:
-    """Return how many bytes are taken of a tensor: those of its storage, or its own."""
+    """Return the number of bytes taken for a tensor: those of its storage, or its own."""
     return value.nbytes if is_alone(value) else value.untyped_storage().nbytes()
 
 
 def own_key(value: Tensor, number: int) -> EntryKey:
-    """Return the key of the entry of a tensor's own elements, in whatever order it has its dimensions."""
+    """Return the key of the entry of a tensor's own elements, independent of the order of its dimensions."""
     return number, value.storage_offset(), value.itemsize, tuple(sorted(_reach(value)))
 
 
 def plain(value: Tensor) -> Tensor:
-    """Return an alias without a graph, and without the bits that say "conjugate" or "negative" of what is in memory."""
+    """Return an alias without a graph and without the conjugate and negative bits: the values as they are in memory."""
     value = value.detach()
     if value.is_conj():
         value = value.conj()
@@ -120,7 +120,7 @@ def flat(value: Tensor) -> Tensor:
 
 
 def _row(value: Tensor) -> tuple[Tensor, ElementLayout | None]:
-    """Return a tensor's own bytes in a row; if its elements overlap, with all that lies between them."""
+    """Return a tensor's own bytes, contiguous; if its elements overlap, with all bytes between them."""
     value = plain(value)
     found = flatten(value)
     if found is not None:

@@ -1,16 +1,17 @@
-"""Where one step ends and the next one begins.
+"""Step boundaries: where one step ends and the next one begins.
 
 # Note [Steps]
-A step is what is saved together and gone together: forward passes that are alive at the same time are of one step, so what a
-plan keeps in memory it keeps once. The first tensor that is saved in a call of the model begins a step if something of the step
-before was read back, or if what its first call saved has gone: its graph was abandoned, or each graph is dropped when the next
-one is there. A call that saves nothing, as under ``no_grad``, is nothing. Outside of the model a saved tensor begins a step if
-something was read back and all is gone: what belongs to the next call may be saved before it, and what is saved
-beside a graph that was read and retained is of its step. Within a call no step ends, whatever is differentiated in it. A model
-of which only parts are called has a step from the first to the last that is read. In a backward pass no step begins.
+A step is a set of tensors saved together and freed together: forward passes that are alive at the same time belong to one
+step, so a plan's limit of memory covers all of them. The first tensor saved in a call of the model begins a step if
+something of the step before was read back, or if all that its first call saved is freed: its graph was abandoned, or the
+program drops each graph after the next forward. A call that saves nothing, as under ``no_grad``, does not count. Outside of
+the model a saved tensor begins a step if something was read back and the first call's tensors are freed: the program may
+save tensors of the next call before it, and tensors saved beside a graph that was read and retained belong to its step.
+Within a call no step ends, whatever the program differentiates in it. If only parts of a model are called, a step
+lasts from the first saved tensor to the last one read. In a backward pass no step begins.
 
-What is gone is known without asking autograd: whatever stands in a saved tensor's place holds a `ModelCall`, what is kept
-by reference too, and the step has a weak reference to its first one.
+Kedge knows without autograd what is freed: every handle, also of a tensor kept by reference, holds a `ModelCall`, and the
+step has a weak reference to its first one.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ def _none() -> None:
 
 
 class OffloadStep:
-    """What is saved together; see Note [Steps].
+    """One step: tensors that are saved together; see Note [Steps].
 
     Attributes:
-        read: Whether something of it was read back.
-        calls: How many calls of the model have saved something in it.
-        latest: Returns what `call` would, without waiting for a lock, if something holds it already.
+        read: Whether a tensor of it was read back.
+        calls: The number of calls of the model that have saved something in it.
+        latest: Returns the same as `call` without a lock; None if no saved tensor holds that call yet.
     """
 
     __slots__ = ("_first", "_lock", "calls", "latest", "read")
@@ -43,21 +44,21 @@ class OffloadStep:
         self.read, self.calls = False, 0
         self._first: weakref.ref[ModelCall] | None = None
         self.latest: Callable[[], ModelCall | None] = _none
-        self._lock = threading.RLock()  # what is collected meanwhile may save, too
+        self._lock = threading.RLock()  # reentrant: a garbage collection meanwhile may save, too
 
     @property
     def gone(self) -> bool:
-        """Whether nothing is left of what was saved first."""
+        """Whether all tensors of the first call are freed."""
         return self._first is not None and self._first() is None
 
     def called(self) -> None:
-        """Begin another call: what is saved from now on is that one's."""
+        """Begin another call: tensors saved from now on belong to it."""
         self.calls += 1
         if self.calls > 1:
             self.latest = _none
 
     def call(self) -> ModelCall:
-        """Return what is to be held by what the call under way saves."""
+        """Return the object that the handles of the current call have to hold."""
         with self._lock:  # other threads save too
             latest = self.latest()
             if latest is None:
@@ -69,7 +70,7 @@ class OffloadStep:
 
 
 class ModelCall:
-    """Lives as long as anything that one call of the model saved."""
+    """One call of the model; lives as long as any tensor that it saved."""
 
     __slots__ = ("__weakref__", "step")
 
@@ -77,15 +78,15 @@ class ModelCall:
         self.step = step
 
     def unpacked(self) -> None:
-        """Note that something is read back."""
+        """Called when autograd reads a tensor of this call."""
         self.step.read = True
 
 
 class StepBoundaries:
-    """Knows which step is under way.
+    """The current step, and the rule that ends it.
 
     Attributes:
-        step: The step.
+        step: The current step.
         called: Whether the model was called since a tensor was saved last.
     """
 
@@ -93,21 +94,21 @@ class StepBoundaries:
         self.step, self.called = OffloadStep(), False
 
     def begin(self) -> None:
-        """Note that the model is called."""
+        """Called when the model is called."""
         if torch.is_grad_enabled() and not in_backward():
             self.called = True
 
     def advance(self, path: str | None, *, recompute: bool) -> bool:
-        """Go on to another step, or another call, if a tensor that is about to be saved begins one.
+        """Begin another step, or another call, if the tensor that is about to be saved belongs to one.
 
-        It need not be asked as long as the model was not called, and nothing of the step was read back.
+        The call can be skipped as long as the model was not called, and nothing of the step was read back.
 
         Args:
             path: The module that saves the tensor; None outside of all.
-            recompute: Whether activation checkpointing makes it again.
+            recompute: Whether activation checkpointing recomputes it.
 
         Returns:
-            Whether it is another step.
+            Whether another step began.
         """
         step, called = self.step, self.called
         if recompute or in_backward():
@@ -122,7 +123,7 @@ class StepBoundaries:
 
 
 def _is_over(step: OffloadStep, path: str | None, *, called: bool) -> bool:
-    """See Note [Steps]."""
+    """Whether a tensor saved now begins another step; see Note [Steps]."""
     if called:
         return step.read or (step.calls > 0 and step.gone)
     return step.read and (step.gone if path is None else not step.calls)

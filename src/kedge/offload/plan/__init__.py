@@ -1,4 +1,4 @@
-"""What to keep, rebuild, move and compress under a limit of memory or of time: learned, planned, and said."""
+"""The planner: it learns, under a limit of memory or of time, which tensors to keep, rebuild, move and compress."""
 
 from kedge.offload.plan.learn import Learner
 from kedge.offload.plan.limits import planner_for

@@ -1,4 +1,4 @@
-"""When things happened: on the host, or on a device without waiting for it."""
+"""Clocks: of the host, or of a device without waiting for it."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import torch
 
 
 class TimingClock(Protocol):
-    """Marks moments now, and returns the time between two of them later."""
+    """A clock that marks moments now, and returns the time between two marks later."""
 
     def mark(self) -> Any:
-        """Mark this moment."""
+        """Return a mark of this moment."""
 
     def between(self, first: Any, last: Any) -> float:
         """Return the seconds between two marks; it may wait for them."""
 
 
 class HostClock:
-    """The time of the host, where what is asked for is done when the call returns."""
+    """The clock of the host, where an operation is done when its call returns."""
 
     def mark(self) -> float:
-        """Read the clock."""
+        """Return the time in seconds."""
         return time.perf_counter()
 
     def between(self, first: float, last: float) -> float:
-        """Subtract."""
+        """Return the seconds between two marks."""
         return last - first
 
 
 class DeviceClock:
-    """The time of a CUDA device: its events, on the stream that the program computes on.
+    """The clock of a CUDA device: events on the stream that the program computes on.
 
-    Where the host makes the device wait, the time between two events is that of the wait.
+    If the device waits for the host, the time between two events includes the wait.
 
     Args:
         device: The device.
@@ -43,13 +43,13 @@ class DeviceClock:
         self._device = device
 
     def mark(self) -> torch.cuda.Event:
-        """Record an event."""
+        """Return a new event, recorded on the current stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
 
     def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
-        """Wait for the later one, and ask."""
+        """Return the seconds between two events; waits for the later one."""
         last.synchronize()
         return float(first.elapsed_time(last)) / 1e3
 

@@ -1,12 +1,12 @@
-"""The planner that learns: a step to warm up, a step to take notes of, and then a plan.
+"""The planner that learns: a warm-up step, a timed step, and then a plan.
 
 # Note [Phases]
-In the first step rules are verified, memory grows and kernels are chosen, so its times are no times. Notes are taken of the
-second. In both, all that can be done is done, so that they stay within a limit of memory if that can be
-had. From the third step on the plan holds. A tensor that it does not know, or that is larger than it was planned for, is treated
-as in the first step, and notes are taken anew of the step that follows; one that is smaller is treated as
-planned. What is planned to be kept is treated so, too, if graphs of earlier steps live on, and hold so much that it would not
-fit. So a program whose batches differ in length soon has a plan for the longest.
+In the first step rules are verified, memory grows and kernels are chosen, so its times are not representative. The second
+step is timed. In both, every tensor is rebuilt, compressed or moved if possible, so that they stay within a limit of memory
+if that can be reached. From the third step on the plan is in force. A tensor that the plan does not know, or that is larger
+than planned, is treated as in the first step, and the following step is timed again; a smaller one is treated as planned. A
+tensor that the plan keeps is also treated as in the first step if graphs of earlier steps are still alive and hold so much
+that it would not fit. So a program whose batches differ in length soon has a plan for the longest.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from kedge.offload.stores.store import Store
 
 
 class Learner:
-    """Chooses within a limit; see Note [Phases].
+    """The planner that chooses within a limit; see Note [Phases].
 
     Args:
-        limit: What to stay within.
+        limit: The limit of memory or of time.
 
     Attributes:
-        plan: What holds now; None while it learns.
+        plan: The plan in force; None while it learns.
     """
 
     def __init__(self, limit: Limit) -> None:
@@ -49,13 +49,13 @@ class Learner:
         self._warm = False
         self._stale = False
         self._told = False
-        self._room = math.inf  # for what is kept by choice, whenever it was saved
+        self._room = math.inf  # for tensors kept by choice, whenever they were saved
         self._beyond = False
         self._account = OffloadAccount()
         self._met: Counter[tuple[str | None, int]] = Counter()
 
     def equip(self, policy: Policy) -> Policy:
-        """Return the policy with parts that are timed."""
+        """Return the policy with timed parts."""
         timings = self._timings
         self._store = policy.store
         return Policy(
@@ -67,7 +67,7 @@ class Learner:
         )
 
     def choose(self, path: str | None, index: int, nbytes: int) -> Choice:
-        """Choose as planned, or all while there is no plan."""
+        """Return the planned choice, or `Choice.ALL` while there is no plan."""
         nth = self._met[path, index]
         self._met[path, index] = nth + 1
         key = TensorKey(path, index, nth)
@@ -82,14 +82,14 @@ class Learner:
         return Choice.ALL if self._beyond else choice
 
     def took(self, outcome: Outcome) -> None:
-        """Note what was done."""
+        """Record the outcome of the tensor chosen last."""
         if self._timings.current is not None:
             self._timings.end_tensor(outcome.group)
         elif self.plan is not None and not self._beyond and outcome.group == "kept" and outcome.name != "planned":
-            self._stale = True  # it was planned to be rebuilt or moved, and cannot be any more
+            self._stale = True  # the plan rebuilds or moves it, and that is not possible any more
 
     def turn(self, account: OffloadAccount) -> None:
-        """End a step: plan, or learn, or go on."""
+        """End a step: plan, learn or keep the plan."""
         self._met.clear()
         self._account = account
         if self._timings.started is not None:
@@ -109,7 +109,7 @@ class Learner:
         timings, ended = self._timings, self._timings.clock.mark()
         if self._store is not None and self._link is None and self._store.takes(timings.device):
             self._link = measured(self._store, timings.device)
-            if self._link is None:  # no room to measure it: do all that can be done, and ask in the next step
+            if self._link is None:  # no room to measure it: another step as the first, then try again
                 self._learn()
                 return
         table = MeasuredStep(timings.clock, timings.started, ended, timings.notes).table(self._link)
@@ -133,13 +133,13 @@ class Learner:
 
 
 class MeasuredStep:
-    """A step that notes were taken of, in the program's own time; see Note [Own time].
+    """A timed step, in the program's own time; see Note [Own time].
 
     Args:
-        clock: What marked the moments.
+        clock: The clock that marked the moments.
         started: When the step began.
-        ended: When it was over.
-        notes: What is known of its saved tensors.
+        ended: When it ended.
+        notes: The measurements of its saved tensors.
     """
 
     def __init__(self, clock: TimingClock, started: Any, ended: Any, notes: list[TensorTimes]) -> None:
@@ -150,7 +150,7 @@ class MeasuredStep:
         self.seconds = max(self._at(ended) - self._own[-1], 0.0)
 
     def table(self, link: Link | None) -> StepTable:
-        """Return the step as a planner sees it."""
+        """Return the table that the planner works on."""
         return StepTable(tuple(self._candidate(note) for note in self._notes), self.seconds, link)
 
     def _candidate(self, note: TensorTimes) -> Candidate:
@@ -171,7 +171,7 @@ class MeasuredStep:
     def _spans(self) -> Iterator[tuple[Any, Any]]:
         for note in self._notes:
             yield note.took
-            # What was decoded lies after what was got for it; each has its own span.
+            # Decoding follows the read of its bytes; each has its own span.
             yield from {*note.asked, *note.ran, *note.coding[1:]}
 
     def _sum(self, spans: list[tuple[Any, Any]]) -> float:

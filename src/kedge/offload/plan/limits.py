@@ -1,4 +1,4 @@
-"""The limits as a user gives them."""
+"""The user's limits, parsed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def planner_for(max_memory: str | int | None, max_slowdown: float | None) -> Planner | None:
-    """Return what chooses within a limit; None if no limit is given.
+    """Return the planner for a limit; None without a limit.
 
     Raises:
-        OffloadError: Both limits are given, or one is none.
+        OffloadError: Both limits are given, or one is invalid.
     """
     if max_memory is not None and max_slowdown is not None:
         raise OffloadError(
@@ -33,10 +33,10 @@ def planner_for(max_memory: str | int | None, max_slowdown: float | None) -> Pla
 
 
 def bytes_of(name: str, given: str | int) -> int:
-    """Read a number of bytes, such as ``"2 GB"``, for the argument of this name.
+    """Return a number of bytes, given as one or as a text such as ``"2 GB"``, for the argument of this name.
 
     Raises:
-        OffloadError: It is none.
+        OffloadError: It is not a number of bytes.
     """
     if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
         return given

@@ -1,4 +1,4 @@
-"""How fast bytes go to a store and come back, measured by sending some."""
+"""The rates of the link to a store and back, measured by sending bytes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ROUNDS = 2
 
 
 def measured(store: Store, device: torch.device) -> Link | None:
-    """Send 64 MB and get them back, twice, and give the faster rates; fewer where that is too much.
+    """Return the rates of a store, the faster of two rounds with 64 MB there and back; with fewer if there is no room.
 
     Args:
-        store: Where to.
-        device: Where from.
+        store: The store.
+        device: The device that the bytes come from.
 
     Returns:
-        The rates; None if there is no room now.
+        The link with its rates; None if there is no room now.
     """
     rates, nbytes = _rates(store, device, _NBYTES), _NBYTES
     while rates is None and nbytes > _LEAST:
@@ -39,7 +39,7 @@ def measured(store: Store, device: torch.device) -> Link | None:
 
 
 def _rates(store: Store, device: torch.device, nbytes: int) -> list[tuple[float, float]] | None:
-    """Send so many bytes; None if there is no room for them."""
+    """Return the rates of each round with so many bytes; None if there is no room for them."""
     try:
         data = torch.zeros(nbytes, dtype=torch.uint8, device=device)
         return [_round(store, data) for _ in range(_ROUNDS)]
@@ -54,7 +54,7 @@ def _round(store: Store, data: torch.Tensor) -> tuple[float, float]:
     try:
         back = slot.get()
         if data.device.type == "cpu":
-            back[:: mmap.PAGESIZE].amax()  # what is mapped comes when it is looked at
+            back[:: mmap.PAGESIZE].amax()  # mapped pages arrive when they are read
         got = _now(data.device)
     finally:
         slot.free()
@@ -62,7 +62,7 @@ def _round(store: Store, data: torch.Tensor) -> tuple[float, float]:
 
 
 def _now(device: torch.device) -> float:
-    """The time, when the device has done what it was given."""
+    """Return the time after the device has finished its queued work, in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

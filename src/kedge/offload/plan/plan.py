@@ -1,4 +1,4 @@
-"""A plan as a value: what is done with each saved tensor, and its predicted cost. Prints as a table."""
+"""The plan: the treatment of each saved tensor, and the predicted cost. Prints as a table."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class OffloadPlan:
     """A choice for each saved tensor of a step.
 
     Attributes:
-        table: The step that it is for.
-        limit: What it was to stay within.
-        ways: What is done with each candidate of the table, in its order.
-        outcome: What that comes to.
+        table: The step that it was made from.
+        limit: The limit that it was made for.
+        ways: The treatment of each candidate of the table, in its order.
+        outcome: The predicted cost.
         peak: The most bytes that saved tensors take, with those on their way.
-        hidden: The bytes that the link could move each way without a second of it showing.
-        everything: The seconds that would show if all were moved.
+        hidden: The bytes that the link could move each way fully hidden behind the computation.
+        everything: The seconds that would be exposed if all tensors were moved.
     """
 
     table: StepTable
@@ -37,28 +37,28 @@ class OffloadPlan:
 
     @cached_property
     def choices(self) -> dict[TensorKey, tuple[Choice, int]]:
-        """What is done with each saved tensor, and the bytes for which it was planned."""
+        """The choice for each saved tensor, and the bytes that it was planned for."""
         pairs = zip(self.table.candidates, self.ways, strict=True)
         return {each.key: (way.choice, each.nbytes) for each, way in pairs}
 
     @property
     def slowdown(self) -> float:
-        """How many times as long as with all kept a step takes, at least."""
+        """The predicted time of a step as a multiple of the time with all tensors kept; a lower bound."""
         return 1 + self.outcome.exposed / self.table.step if self.table.step else 1.0
 
     @property
     def feasible(self) -> bool:
-        """Whether it stays within its limit; one of time it always can, by keeping all."""
+        """Whether the plan stays within its limit; always true of a limit of time, because keeping all costs none."""
         return self.limit.memory is None or self.peak <= self.limit.memory
 
     def bytes_of(self, choice: Choice) -> tuple[int, int]:
-        """How many tensors something is done with, and their bytes."""
+        """The number of tensors with a choice, and their bytes."""
         pairs = zip(self.table.candidates, self.ways, strict=True)
         sizes = [each.nbytes for each, way in pairs if way.choice is choice]
         return len(sizes), sum(sizes)
 
     def __str__(self) -> str:
-        """What is done with how much, and what it comes to."""
+        """The table: tensors and bytes of each choice, and the predicted cost."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -104,5 +104,5 @@ class OffloadPlan:
 
 
 def size(nbytes: float) -> str:
-    """Bytes as people write them."""
+    """Return bytes as text, in MB or GB."""
     return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.1f} MB"

@@ -1,11 +1,10 @@
-"""What a choice for every saved tensor comes to: the bytes that stay, and the time that shows.
+"""The predicted cost of a choice for every saved tensor: the bytes that stay, and the exposed time.
 
 # Note [What hides]
-On a link that works beside the computation, bytes go out one after the other from when each is saved, and come back one
-after the other in the order in which they are asked for, from when the forward pass is over. What the queue out has left
-when the forward pass ends shows, since the memory is needed then; and so does what backward waits for at the worst moment.
-It is a floor: reading ahead takes memory, and what is not there cannot be read into. Without such a link each move shows
-in full.
+On a link that works beside the computation, bytes go out one tensor after another, each from when it is saved, and come
+back one after another in the order of their reads, from the end of the forward pass. The rest of the outgoing queue at the
+end of the forward pass is exposed, since the memory is needed then; and so is the longest wait of backward. The prediction
+is a lower bound: reading ahead takes memory, which may be missing. Without such a link each move is exposed in full.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class PredictedCost(NamedTuple):
 
 
 class Forecast:
-    """Predicts the cost of choices; one for each candidate of a table, in its order.
+    """The forecast for choices, one for each candidate of a table, in its order.
 
     Args:
         table: The step.
@@ -49,17 +48,17 @@ class Forecast:
         self._due = np.maximum(self._asked[self._order], self._turn)
 
     def of(self, ways: Sequence[Treatment]) -> PredictedCost:
-        """Predict the cost of all choices."""
+        """Return the predicted cost of all choices."""
         moved = np.array([way.moved for way in ways], dtype=np.float64)
         seconds = sum(way.seconds for way in ways) + self.waits(moved)
         return PredictedCost(sum(way.kept for way in ways), sum(way.moved for way in ways), seconds)
 
     def peak(self, outcome: PredictedCost) -> int:
-        """The most bytes in memory: what stays, and what is on its way."""
+        """Return the most bytes in memory: those that stay, and those on their way."""
         return outcome.kept + (min(self._link.window, outcome.moved) if self._link is not None else 0)
 
     def waits(self, moved: NDArray[np.float64]) -> float:
-        """Predict the seconds for which a step waits for the link; see Note [What hides].
+        """Return the seconds for which a step waits for the link; see Note [What hides].
 
         Args:
             moved: The bytes of each candidate that go over the link.
@@ -69,7 +68,7 @@ class Forecast:
             return 0.0
         if not link.overlaps:
             return total / link.write + total / link.read
-        # Of those that do not move, none is later than one that does, so they need not be left out.
+        # Candidates that do not move need no exclusion: they are never later than those that do.
         out = np.cumsum(moved) / link.write
         done = float((self._saved - out + moved / link.write).max()) + float(out[-1])
         back = self._turn + np.cumsum(moved[self._order]) / link.read

@@ -1,10 +1,11 @@
-"""The plan: which saved tensors to keep, and what to do with the others.
+"""The solver: the saved tensors to keep, and the treatment of the others.
 
 # Note [Greedy]
-All are kept at first. Then, one by one, the tensor is taken that frees the most bytes for each second that shows: first those
-that are free of charge, in the order in which they are saved, because the first saved is needed last. The sequence does not
-depend on the limit of memory, so a smaller limit only goes further along it. Under a limit of time what
-does not fit is passed over. The last saved are needed first, so nothing hides a move of theirs, and they are kept the longest.
+All are kept at first. Then the solver treats, one by one, the tensor that frees the most bytes for each exposed second:
+first those that cost nothing, in the order in which they are saved, because the first saved is needed last. The sequence
+does not depend on the limit of memory, so a smaller limit only goes further along it. Under a limit of time the solver
+skips changes that do not fit. The last saved tensors are needed first, so nothing hides their moves, and they are kept the
+longest.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from kedge.offload.plan.predict import Forecast, PredictedCost
 from kedge.offload.plan.tables import Candidate, Limit, StepTable, Treatment
 
 _NOTHING = 1e-9
-"""Seconds that do not count, so that rounding decides nothing."""
+"""Seconds that are ignored, so that rounding decides nothing."""
 _RANKS = (Choice.REBUILD, Choice.MOVE, Choice.COMPRESS)
-"""Nothing goes over the link if it need not, and nothing loses bits if it need not."""
+"""Choices in order of preference: no move without need, and no lossy codec without need."""
 
 
 def solve(table: StepTable, limit: Limit) -> OffloadPlan:
-    """Choose for each saved tensor.
+    """Return the plan for a step within a limit.
 
     Args:
         table: The step.
-        limit: What the choices have to stay within.
+        limit: The limit of memory or of time.
 
     Returns:
-        The plan. If not even doing everything stays within a limit of memory, everything is done.
+        The plan. If no choices stay within a limit of memory, the plan treats every tensor.
     """
     forecast = Forecast(table)
     search = _Search(table, forecast)
@@ -65,7 +66,7 @@ def _all_moved(table: StepTable) -> list[Treatment]:
 
 
 def _hidden(table: StepTable) -> int:
-    """The bytes that can move without a second of it showing."""
+    """The bytes that can move each way fully hidden behind the computation."""
     if table.link is None or not table.link.overlaps:
         return 0
     search = _Search(table, Forecast(table), only=Choice.MOVE)
@@ -75,15 +76,15 @@ def _hidden(table: StepTable) -> int:
 
 
 class _Step(NamedTuple):
-    """A change of one choice; the least is the best.
+    """A change of one choice; the smallest is the best.
 
     Attributes:
-        price: Seconds that show for each byte that is freed.
+        price: Exposed seconds for each byte that it frees.
         saved: When the tensor is saved.
-        which: Which tensor.
-        rank: What is done rather than what, other things being equal.
-        way: What to do with it.
-        age: How many changes had been made when the price was found.
+        which: The index of the tensor.
+        rank: The preference of its choice, all else being equal.
+        way: The treatment of the tensor.
+        age: The number of changes made before the price was computed.
     """
 
     price: float
@@ -95,11 +96,11 @@ class _Step(NamedTuple):
 
 
 class _Search:
-    """Goes along the sequence of changes; see Note [Greedy].
+    """The sequence of changes; see Note [Greedy].
 
     Attributes:
-        ways: What is chosen so far.
-        outcome: What that comes to.
+        ways: The treatments chosen so far.
+        outcome: Their predicted cost.
     """
 
     def __init__(self, table: StepTable, forecast: Forecast, only: Choice | None = None) -> None:
@@ -112,10 +113,10 @@ class _Search:
         self._additive = table.link is None or not table.link.overlaps
 
     def steps(self, most: float | None) -> Iterator[None]:
-        """Make change after change; yields before each, and at the end.
+        """Iterator that makes one change after another; yields before each, and at the end.
 
         Args:
-            most: The seconds that may show; None for no limit.
+            most: The seconds that may be exposed; None for no limit.
         """
         heap = [self._priced(i, way, 0) for i, each in enumerate(self._table.candidates) for way in self._ways(each)]
         heapq.heapify(heap)
@@ -149,7 +150,7 @@ class _Search:
         self.ways[step.which] = step.way
 
     def _with(self, step: _Step) -> PredictedCost:
-        """Predict the cost after a change, from the cost before it."""
+        """Return the predicted cost after a change."""
         before, after = self.ways[step.which], step.way
         self._moved[step.which] = after.moved
         waits = self._forecast.waits(self._moved)

@@ -1,4 +1,4 @@
-"""What a plan is made of: the saved tensors of a step, when each is needed, and how fast bytes move."""
+"""The input of a plan: the saved tensors of a step, when each is needed, and how fast bytes move."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kedge.offload.engine.policy import Choice
 
 
 class TensorKey(NamedTuple):
-    """Which saved tensor: the same one in each step.
+    """The key of a saved tensor, the same in each step.
 
     Attributes:
         path: The innermost module that saves it; None outside of all.
-        number: Which one of that module it is.
-        nth: Which one of that name it is in the step, where a module is called several times.
+        number: The number of the tensor in that module.
+        nth: The number among the step's tensors with the same path and number, for a module that is called several times.
     """
 
     path: str | None
@@ -24,13 +24,13 @@ class TensorKey(NamedTuple):
 
 
 class Treatment(NamedTuple):
-    """One thing that can be done with a saved tensor.
+    """One possible treatment of a saved tensor, with its cost.
 
     Attributes:
-        choice: What.
+        choice: The choice.
         kept: The bytes that stay in memory.
         moved: The bytes that go over the link, each way.
-        seconds: What it computes for it.
+        seconds: The seconds of computing.
     """
 
     choice: Choice
@@ -41,16 +41,16 @@ class Treatment(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A saved tensor that something can be done with.
+    """A saved tensor with its possible treatments.
 
     Attributes:
-        key: Which one.
+        key: Its key.
         nbytes: Its bytes.
         saved: When it is saved, in seconds of computing since the step began.
-        asked: When it is asked for first.
-        rebuild: The seconds that computing it again takes; None if it cannot be.
-        extra: The bytes that are kept to compute it again.
-        coded: The bytes that a codec makes of it; None without one, or if it does not apply.
+        asked: When it is read first, in the same seconds.
+        rebuild: The seconds that rebuilding takes; None if it cannot be rebuilt.
+        extra: The bytes that are kept to rebuild it.
+        coded: The bytes of its encoded form; None without a codec, or if the codec does not apply.
         coding: The seconds of encoding and decoding.
         movable: Whether a store takes it.
     """
@@ -66,7 +66,7 @@ class Candidate:
     movable: bool = True
 
     def ways(self, link: Link | None) -> Iterator[Treatment]:
-        """Yield what can be done with it besides keeping it."""
+        """The treatments other than keeping."""
         if self.rebuild is not None and self.extra < self.nbytes:
             yield Treatment(Choice.REBUILD, self.extra, seconds=self.rebuild)
         if self.coded is not None and self.coded < self.nbytes:
@@ -80,13 +80,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Link:
-    """The way to a store and back.
+    """The link to a store and back.
 
     Attributes:
         name: The store's name.
-        write: Bytes a second that go out.
-        read: Bytes a second that come back.
-        overlaps: Whether bytes move beside the computation, or it waits for each.
+        write: Bytes a second to the store.
+        read: Bytes a second from the store.
+        overlaps: Whether bytes move beside the computation; otherwise the computation waits for each move.
         window: The bytes in memory that may be on their way.
     """
 
@@ -99,12 +99,12 @@ class Link:
 
 @dataclass(frozen=True)
 class StepTable:
-    """A step as a planner sees it.
+    """The measurements of a step that a planner works on.
 
     Attributes:
         candidates: Its saved tensors, in the order in which they are saved.
-        step: How long the step takes when all of them are kept, in seconds.
-        link: Where bytes can go; None: nowhere.
+        step: The seconds that the step takes with all of them kept.
+        link: The link to the store; None without a store.
     """
 
     candidates: tuple[Candidate, ...]
@@ -118,16 +118,16 @@ class StepTable:
 
 
 class Limit(NamedTuple):
-    """What a plan has to stay within; one of the two.
+    """The limit of a plan: one of the two.
 
     Attributes:
         memory: Bytes that saved tensors may take at the peak.
-        slowdown: How many times as long as with all kept a step may take.
+        slowdown: The longest step, as a multiple of the step with all tensors kept.
     """
 
     memory: int | None = None
     slowdown: float | None = None
 
     def __str__(self) -> str:
-        """As it was given."""
+        """The argument of `kedge.offload` as text."""
         return f"max_memory={self.memory:,} bytes" if self.memory is not None else f"max_slowdown={self.slowdown}"

@@ -1,9 +1,9 @@
-"""The times of each saved tensor in the step that is learned from, and of the store, the codec and the recipes.
+"""The times of each saved tensor in the timed step, and of the store, the codec and the recipes.
 
 # Note [Own time]
-What Kedge does in that step - move, encode, find, rebuild - is marked at its beginning and its end, and taken out of
-every time that is noted: what is left is when the program itself saves and asks. On a device, the marks are its events
-on the stream that computes, so a wait for a copy lies between two of them as well.
+Each of Kedge's own operations in that step (move, encode, find, rebuild) has a mark at its beginning and its end, and its
+time is subtracted from every recorded time: the rest is when the program itself saves and reads. On a device, the marks are
+events on the stream that computes, so a wait for a copy also lies between two of them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Span = tuple[Any, Any]
 
 
 class TensorTimes:
-    """What is known of one saved tensor.
+    """The measurements of one saved tensor.
 
     Attributes:
-        key: Which one.
+        key: Its key.
         nbytes: Its bytes.
-        group: What was done: the group of its `Outcome`.
-        took: From when to when it was saved.
-        asked: From when to when bytes were got for it, for each time.
-        ran: From when to when it was rebuilt, for each time.
-        coding: From when to when it was encoded or decoded.
+        group: The group of its `Outcome`.
+        took: The span in which it was saved.
+        asked: The span of each read of its bytes.
+        ran: The span of each rebuild.
+        coding: The span of each encoding and decoding.
         extra: The bytes that are kept to rebuild it.
-        coded: The bytes that a codec made of it.
+        coded: The bytes of its encoded form; None if no codec encoded it.
     """
 
     __slots__ = ("asked", "coded", "coding", "extra", "group", "key", "nbytes", "ran", "took")
@@ -52,14 +52,14 @@ class TensorTimes:
 
 
 class Timings:
-    """The times of one step, while it is learned from; otherwise it costs nothing.
+    """The times of one step, recorded only in a timed step.
 
     Attributes:
-        current: Those of the tensor that is being saved; None while nothing is learned.
-        clock: What marks moments.
-        device: The device of what was saved last.
-        started: When the step began; None while nothing is learned.
-        notes: Those of the step's tensors.
+        current: The times of the tensor that is being saved; None outside of a timed step.
+        clock: The clock that marks moments.
+        device: The device of the tensor saved last.
+        started: When the step began; None outside of a timed step.
+        notes: The times of the step's tensors.
     """
 
     def __init__(self) -> None:
@@ -70,22 +70,22 @@ class Timings:
         self.notes: list[TensorTimes] = []
 
     def begin_step(self) -> None:
-        """Learn from the step that begins."""
+        """Begin to time a step."""
         self.clock = clock_of(self.device)
         self.started, self.notes = self.clock.mark(), []
 
     def end_step(self) -> None:
-        """Learn nothing more."""
+        """Stop timing."""
         self.started, self.notes = None, []
 
     def begin_tensor(self, key: TensorKey, nbytes: int) -> None:
-        """Note that a tensor is being saved, if the step is learned from."""
+        """Begin to time the saving of a tensor, in a timed step."""
         if self.started is not None:
             self.current = TensorTimes(key, nbytes, self.clock.mark())
             self.notes.append(self.current)
 
     def end_tensor(self, group: str) -> None:
-        """Note what was done with it."""
+        """Stop timing the tensor, and record the group of its outcome."""
         if self.current is not None:
             self.current.group = group
             self.current.took = self.current.took[0], self.clock.mark()
@@ -104,7 +104,7 @@ class TimedRecipe:
         self.cost: Cost = recipe.cost
 
     def run(self, *inputs: Tensor) -> Tensor:
-        """Run it; a run while it is saved is one that verifies it, and not counted."""
+        """Run the recipe, and time it; a run while the tensor is being saved only verifies the recipe, and does not count."""
         begun = self._timings.clock.mark()
         made = self._recipe.run(*inputs)
         if self._timings.current is not self._note:
@@ -113,7 +113,7 @@ class TimedRecipe:
 
 
 class TimedSlot:
-    """A slot that notes when it is asked for its bytes."""
+    """A slot that times the reads of its bytes."""
 
     __slots__ = ("_note", "_slot", "_timings", "nbytes")
 
@@ -122,14 +122,14 @@ class TimedSlot:
         self.nbytes = slot.nbytes
 
     def get(self) -> Tensor:
-        """Get the bytes."""
+        """Return the bytes."""
         begun = self._timings.clock.mark()
         data = self._slot.get()
         self._note.asked.append((begun, self._timings.clock.mark()))
         return data
 
     def prefetch(self) -> None:
-        """Have the slot bring its bytes."""
+        """Begin to bring the bytes back."""
         self._slot.prefetch()
 
     def free(self) -> None:
@@ -138,7 +138,7 @@ class TimedSlot:
 
 
 class TimedStore:
-    """A store whose slots note when they are asked, while one is learned."""
+    """A store whose slots time their reads, in a timed step."""
 
     def __init__(self, store: Store, timings: Timings) -> None:
         self._store, self._timings = store, timings
@@ -149,7 +149,7 @@ class TimedStore:
         return self._store.takes(device)
 
     def put(self, data: Tensor) -> StoreSlot:
-        """Put the bytes into the store."""
+        """Put bytes into the store."""
         self._timings.device = data.device
         slot = self._store.put(data)
         note = self._timings.current
@@ -161,7 +161,7 @@ class TimedStore:
 
 
 class TimedCodec:
-    """A codec that notes how long it takes, and how many bytes it makes."""
+    """A codec that records its time and the size of its result, in a timed step."""
 
     def __init__(self, codec: Codec, timings: Timings) -> None:
         self._codec, self._timings = codec, timings
@@ -169,7 +169,7 @@ class TimedCodec:
         self.exact: bool = codec.exact
 
     def encode(self, value: Tensor) -> tuple[Tensor, Any] | None:
-        """Encode."""
+        """Return the encoded bytes and the extra argument for `decode`; None if the codec does not apply."""
         self._timings.device = value.device
         note = self._timings.current
         if note is None:
@@ -184,7 +184,7 @@ class TimedCodec:
         return coded[0], (note, coded[1])
 
     def decode(self, kept: Tensor, extra: Any) -> Tensor:
-        """Decode."""
+        """Return the decoded tensor."""
         note, inner = extra
         if note is None:
             return self._codec.decode(kept, inner)
@@ -197,7 +197,7 @@ class TimedCodec:
 
 
 def timed_find(find: Find, timings: Timings) -> Callable[[Tensor, HandleOf], Recipe | None]:
-    """Find recipes that note how long they run, while one is learned."""
+    """Return a `Find` whose recipes time their runs, in a timed step."""
 
     def finds(value: Tensor, handle_of: HandleOf) -> Recipe | None:
         timings.device = value.device

@@ -1,4 +1,4 @@
-"""What need not be kept, because what is kept in any case determines it: exactly, to the last bit."""
+"""Rebuilding: tensors that other saved tensors determine to the last bit are not kept."""
 
 from kedge.offload.rebuild.recipe import Recipe
 from kedge.offload.rebuild.rules import RULES, find

@@ -1,4 +1,4 @@
-"""Products, quotients and sums of what is saved."""
+"""The rules for products, quotients and sums of saved tensors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kedge.torch_internals.autograd_nodes import raw, saved
 
 @dataclass(frozen=True, slots=True)
 class OfTwo(RebuildRule):
-    """A product or a quotient; its node saves a side if the other one needs a gradient.
+    """The rule of a product or a quotient; its node saves a side if the other one needs a gradient.
 
     Attributes:
-        name: What the account calls it.
+        name: Its name in the account.
         nodes: The type name of its node.
         function: The operation.
     """
@@ -30,20 +30,20 @@ class OfTwo(RebuildRule):
     function: Callable[..., Tensor]
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
-        """Combine both sides."""
+        """Return the term that combines both sides."""
         left = _side(node, builder, "self", 0)
         right = None if left is None else _side(node, builder, "other", 1)
         return None if left is None or right is None else Apply(self.function, (left, right))
 
 
 class SumOfTwo(RebuildRule):
-    """A sum, whose node saves nothing: of what made both sides, as where a residual branch comes back."""
+    """The rule of a sum, whose node saves nothing, from the origins of both sides, as at the end of a residual branch."""
 
     name = "sum"
     nodes = ("AddBackward0",)
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
-        """Add both sides."""
+        """Return the term that adds both sides."""
         left = builder.behind(node.next_functions[0])
         right = None if left is None else builder.behind(node.next_functions[1])
         return (
@@ -61,7 +61,7 @@ ARITHMETIC = (
 
 
 def _side(node: Any, builder: RecipeBuilder, field: str, edge: int) -> Term | None:
-    """Return one side: as it was saved, a number, or what made it."""
+    """Return the term of one side: saved, a number, or rebuilt."""
     held = raw(node, field).data
     if held is None:
         return builder.behind(node.next_functions[edge])
@@ -71,7 +71,7 @@ def _side(node: Any, builder: RecipeBuilder, field: str, edge: int) -> Term | No
 
 
 def _number(held: Tensor) -> Term | None:
-    """Return a Python number, which PyTorch wraps into a tensor in CPU memory that no hook sees."""
+    """Return the term of a Python number, which PyTorch wraps into a CPU tensor that no hook sees; None if it is not one."""
     if held.dim() or held.device.type != "cpu" or held.dtype not in {torch.float64, torch.int64, torch.bool}:
         return None
     return partial(constant, held.item())
@@ -82,6 +82,6 @@ def _add(left: Tensor, right: Tensor, alpha: Any) -> Tensor:
 
 
 def _add_inside(left: Tensor, right: Tensor, alpha: Any) -> Tensor:
-    """Add in place to what was made for this alone."""
+    """Return the sum, in place in the left side if it fits: that was computed for this sum alone."""
     fits = left.shape == right.shape and torch.result_type(left, right) == left.dtype
     return left.add_(right, alpha=alpha) if fits else torch.add(left, right, alpha=alpha)

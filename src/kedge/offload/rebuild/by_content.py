@@ -1,4 +1,4 @@
-"""Tensors that say little: masks, noise of two values, indices of a narrow range."""
+"""Tensors of low information: masks, noise of two values, indices of a narrow range."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Found = tuple[str, Tensor, Term]
 
 
 def by_content(whole: Tensor) -> Found | None:
-    """Find a shorter way to say a dense tensor: by which rule, in what bytes, and how it is made of them."""
+    """Return a shorter form of a dense tensor: the rule, the bytes, and the term that decodes them; None if there is none."""
     flat = whole.as_strided((whole.numel(),), (1,), 0)
     if whole.dtype == torch.bool:
         return "bits", pack(flat), partial(_mask, tuple(whole.size()), whole.stride())
@@ -33,7 +33,7 @@ def by_content(whole: Tensor) -> Found | None:
 
 
 def pack(mask: Tensor) -> Tensor:
-    """Put eight booleans into a byte."""
+    """Return booleans, eight in a byte."""
     if mask.device.type == "cpu":
         return torch.from_numpy(np.packbits(mask.numpy(), bitorder="little"))
     ones = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.numel() % 8)).reshape(-1, 8)
@@ -41,7 +41,7 @@ def pack(mask: Tensor) -> Tensor:
 
 
 def unpack(bits: Tensor, count: int) -> Tensor:
-    """Undo `pack`."""
+    """Return the first booleans that `pack` encoded."""
     if bits.device.type == "cpu":
         return torch.from_numpy(np.unpackbits(bits.numpy(), count=count, bitorder="little").view(np.bool_))
     shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
@@ -57,7 +57,7 @@ def _integers(how: Any, inputs: Sequence[Tensor]) -> Tensor:
 
 
 def _of_two_values(whole: Tensor, flat: Tensor) -> Found | None:
-    """Return how a tensor of two values, such as the noise of dropout, is made of bits; None if it has more values."""
+    """Return a tensor of two values, such as the noise of dropout, as bits; None if it has more, or 4096 equal first ones."""
     values = flat.view(torch.uint8).numpy().view(_INTEGERS[whole.element_size()])
     head = values[:_HEAD]
     others = head[head != head[0]]
@@ -72,7 +72,7 @@ def _of_two_values(whole: Tensor, flat: Tensor) -> Found | None:
 
 
 def _pack_two(values: Any, low: Any, high: Any) -> Any:
-    """Return which are the high ones, a bit each, in pieces that stay near the processor; None if there is a third value."""
+    """Return a bit for each value, 1 for the high one, in cache-sized pieces; None if there is a third value."""
     count = values.size
     bits = np.empty((count + 7) // 8, np.uint8)
     are_low, are_high = np.empty(_PIECE, np.bool_), np.empty(_PIECE, np.bool_)
@@ -87,7 +87,7 @@ def _pack_two(values: Any, low: Any, high: Any) -> Any:
 
 
 class _TwoValues:
-    """Makes a tensor of two values of its bits."""
+    """The term that decodes a tensor of two values from its bits."""
 
     __slots__ = ("_dtype", "_size", "_stride", "_table")
 

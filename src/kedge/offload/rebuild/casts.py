@@ -1,4 +1,4 @@
-"""Copies in another number format."""
+"""The rule for copies in another dtype."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kedge.offload.rebuild.recipe_builder import Apply, RebuildRule, RecipeBuild
 
 
 class Cast(RebuildRule):
-    """A copy in another format, of a parameter (autocast makes one of each weight) or of what can be rebuilt."""
+    """The rule of a copy in another dtype, of a parameter (autocast copies each weight) or of a tensor that can be rebuilt."""
 
     name = "cast"
     nodes = ("ToCopyBackward0",)
     cost = "copy"
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
-        """Cast what is behind; the node does not know into what, so it has to be the outermost."""
+        """Return the term that casts the source; the node does not know the dtype, so the rule has to be the outermost."""
         whole = builder.whole
         source = None if whole is None else builder.behind(node.next_functions[0])
         return None if whole is None or source is None else Apply(_cast, (source,), (whole.dtype,))

@@ -1,9 +1,8 @@
-"""A rule that fails where it looks for a way: the tensor stays where it is, and the program goes on.
+"""Failing rules: the tensor stays in memory, and the program goes on.
 
 # Note [Whatever fails]
-A rule reads what PyTorch's nodes keep, which another release may name otherwise. So a rule that fails, for whatever
-reason, is a rule that does not apply. Only what the program's own signal handler raises meanwhile is the program's, and
-goes on.
+A rule reads fields of PyTorch's nodes, which another release may rename. So a rule that fails, for whatever reason, does not
+apply. Only an error raised meanwhile by the program's own signal handler belongs to the program, and propagates.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import traceback
 
 
 class RuleFailed(Exception):
-    """A rule raised an error instead of saying whether it applies.
+    """An error in a rule, which should have returned a recipe or None.
 
     Attributes:
         rule: The rule's name.
-        why: What it raised, in words.
+        why: The error in words.
     """
 
     def __init__(self, rule: str, cause: Exception) -> None:
@@ -27,7 +26,7 @@ class RuleFailed(Exception):
 
 
 def is_the_programs(error: Exception) -> bool:
-    """Whether an error comes out of a signal handler, and so is none of the code that it came through."""
+    """Whether an error comes from a signal handler, and not from the code that the signal interrupted."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = [code for each in handlers if (code := getattr(each, "__code__", None)) is not None]
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -1,12 +1,12 @@
-"""64-bit indices in as many bits as they need.
+"""64-bit indices, stored in as few bits as they need.
 
 # Note [Pool indices]
-Pooling saves, for each window, where in the plane its largest value lay. The window's own place is known:
-it goes on by the same number of elements from window to window along each dimension. What is left is the
-place in the window, which needs a byte as long as a window spans 256 elements of the plane. The steps are
-read off the indices themselves, from averages over windows next to one another, so nothing need be known
-of the pooling: padding or a rounded-up last window only make the rest a bit larger. If it is larger than a
-byte but takes few values, as in windows of several rows of a wide plane, these are numbered.
+Pooling saves, for each window, the place of its largest value in the plane. The window's own place is known: it advances by
+the same number of elements from window to window along each dimension. The rest is the place in the window, which needs a
+byte as long as a window spans at most 256 elements of the plane. `narrow` computes the steps from the indices themselves,
+from averages over neighbouring windows, so it needs no knowledge of the pooling: padding or a rounded-up last
+window only make the rest a bit larger. If the rest is larger than a byte but takes few values, as in windows of several
+rows of a wide plane, `narrow` numbers these values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HALF = 1 << 30
 
 
 class NarrowCode(NamedTuple):
-    """How short codes become indices: by a table or as they are, plus a smallest one, plus steps along the dimensions."""
+    """The way from short codes to indices: a table, if any, plus the smallest index, plus steps along the dimensions."""
 
     least: int
     steps: tuple[int, ...]
@@ -29,7 +29,7 @@ class NarrowCode(NamedTuple):
 
 
 def narrow(whole: Tensor) -> tuple[Tensor, NarrowCode] | None:
-    """Encode dense 64-bit integers in fewer bits; None if they need more than half of theirs."""
+    """Return dense 64-bit integers in fewer bits; None if they need more than half of their bits."""
     if not whole.numel():
         return None
     least, most = _ends(whole)
@@ -56,7 +56,7 @@ def narrow(whole: Tensor) -> tuple[Tensor, NarrowCode] | None:
 
 
 def expand(how: NarrowCode, codes: Tensor) -> Tensor:
-    """Undo `narrow`."""
+    """Return the integers that `narrow` encoded."""
     whole = codes.to(torch.int64) if how.table is None else how.table[codes.to(torch.int32)]
     whole += how.least
     return whole.add_(_ramp(whole, how.steps)) if how.steps else whole
@@ -68,7 +68,7 @@ def _ends(whole: Tensor) -> tuple[int, int]:
 
 
 def _numbered(codes: Tensor, span: int) -> tuple[Tensor, Tensor | None]:
-    """Number the values that occur, if a byte is enough for that."""
+    """Return the numbers of the occurring values, and the values, if a byte is enough; otherwise the codes and None."""
     occurs = torch.zeros(span, dtype=torch.bool, device=codes.device)
     occurs[codes.reshape(-1)] = True
     table = occurs.nonzero().reshape(-1)
@@ -80,7 +80,7 @@ def _numbered(codes: Tensor, span: int) -> tuple[Tensor, Tensor | None]:
 
 
 def _fit(whole: Tensor) -> tuple[int, ...]:
-    """Find the step along each of the last three dimensions; the ends are left out, as windows are cut there."""
+    """Return the step along each of the last three dimensions; ignores the ends, where windows may be cut off."""
     steps = []
     for dim in range(max(0, whole.dim() - 3), whole.dim()):
         count = whole.size(dim)
@@ -94,7 +94,7 @@ def _fit(whole: Tensor) -> tuple[int, ...]:
 
 
 def _ramp(whole: Tensor, steps: tuple[int, ...]) -> Tensor:
-    """Return the place of each window, as far as it follows from the steps."""
+    """Return the part of each window's place that follows from the steps."""
     ramp = torch.zeros([1] * len(steps), dtype=torch.int32, device=whole.device)
     for place, step in enumerate(steps):
         shape = [1] * len(steps)

@@ -1,9 +1,9 @@
-"""Layer normalisation: from the saved input, with an epsilon that the node does not tell.
+"""The rule for layer normalisation: from the saved input, with an epsilon that the node does not show.
 
 # Note [The epsilon]
-What it is follows from the saved statistics, as inverse deviation = 1 / sqrt(variance + epsilon): the
-usual ones are tried on the row that varies least, and the one found must give all the statistics bit by
-bit. It is remembered with the weight, and each rebuilding compares the statistics again.
+The epsilon follows from the saved statistics, as inverse deviation = 1 / sqrt(variance + epsilon): the rule tries the
+usual ones on the row that varies least, and the one found must reproduce all the statistics bit by bit. The rule remembers
+it with the weight, and each rebuild compares the statistics again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _known: WeakKeyDictionary[torch.UntypedStorage, float] = WeakKeyDictionary()
 
 
 class LayerNorm(RebuildRule):
-    """Layer normalisation."""
+    """The rule of layer normalisation."""
 
     name = "layer_norm"
     nodes = ("NativeLayerNormBackward0",)
     cost = "norm"
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
-        """Normalise the input again."""
+        """Return the term that normalises the input again."""
         source, spread = builder.saved(node, "input", 0), builder.saved(node, "result2")
         weight, bias = _optional(node, builder, "weight", 1), _optional(node, builder, "bias", 2)
         if source is None or spread is None or weight is None or bias is None:
@@ -47,7 +47,7 @@ def _optional(node: Any, builder: RecipeBuilder, field: str, edge: int) -> Term 
 
 
 def _epsilon(node: Any, builder: RecipeBuilder, shape: list[int]) -> float | None:
-    """See Note [The epsilon]."""
+    """Return the epsilon; None if it cannot be found; see Note [The epsilon]."""
     weight = builder.handle(node, "weight")
     key = None if weight is None else _alone(weight.read())
     if key is not None and key in _known:
@@ -63,7 +63,7 @@ def _epsilon(node: Any, builder: RecipeBuilder, shape: list[int]) -> float | Non
 
 
 def _alone(weight: Tensor) -> torch.UntypedStorage | None:
-    """Return a weight's storage, unless other layers have theirs in it too."""
+    """Return a weight's storage; None if other tensors share it."""
     storage = weight.untyped_storage()
     return storage if storage.nbytes() == weight.nbytes else None
 

@@ -1,4 +1,4 @@
-"""Copies of what is there in another order, or several times."""
+"""The rule for copies of tensors in another order, or expanded."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ Sizes = tuple[int, ...]
 
 
 class Copy(RebuildRule):
-    """A copy of what was transposed, reshaped or expanded, as `contiguous` and `reshape` make."""
+    """The rule of a copy of a transposed, reshaped or expanded tensor, as `contiguous` and `reshape` make."""
 
     name = "copy"
     nodes = ("CloneBackward0", "UnsafeViewBackward0")
     cost = "copy"
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
-        """Take the same steps from what was copied; they are known from the end, so it has to be the outermost."""
+        """Return the term that repeats the steps from the copied tensor.
+
+        Only their last shape is known, so the rule has to be the outermost.
+        """
         whole = builder.whole
         if whole is None:
             return None
@@ -39,7 +42,7 @@ class Copy(RebuildRule):
 
 
 def _steps(node: Any, size: Sizes) -> tuple[Any, list[Step]]:
-    """Go back from a copy; return the edge where the way ends, and the steps from there in their order."""
+    """Return the edge behind a copy and its views, and the steps from there in forward order."""
     steps: list[Step] = []
     if type(node).__name__ == "UnsafeViewBackward0":
         steps.append(partial(_reshape, size))
@@ -59,7 +62,7 @@ def _size_before(node: Any) -> Sizes:
 
 
 def _replay(steps: Sequence[Step], source: Tensor) -> Tensor:
-    """Take steps, and copy: what is returned shares no memory with what is kept."""
+    """Return a copy of the source after the steps; it shares no memory with the source."""
     for step in steps:
         source = step(source)
     return source.clone(memory_format=torch.contiguous_format)
@@ -119,7 +122,7 @@ _BACK: dict[str, Callable[[Any, Sizes], tuple[Step, Sizes]]] = {
 
 
 def _once(whole: Tensor, node: Any, builder: RecipeBuilder) -> Term | None:
-    """Store once what was expanded and then copied, as the keys that several heads of attention share."""
+    """Return the term of an expanded and then copied tensor, stored once, such as keys that several attention heads share."""
     size = tuple(whole.size())
     if type(node).__name__ == "UnsafeViewBackward0":
         size, node = _size_before(node), node.next_functions[0][0]

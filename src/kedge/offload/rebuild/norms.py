@@ -1,16 +1,16 @@
-"""Normalised tensors: from the input and the statistics that their node saves.
+"""The rules for batch and group normalisation: from the input and the statistics that the node saves.
 
 # Note [The transformation alone]
-In training, batch normalisation first takes a mean and an inverse deviation of each channel, which it saves,
-and then makes of an input x: x * a + (bias - mean * a), where a is deviation * weight. Asked to normalise by
-given statistics it does only the latter, but takes a variance, from which the same deviation cannot always be
-had. So it is given a variance of 1, and a for the weight: the same kernel then computes the same.
+In training, batch normalisation first computes a mean and an inverse deviation of each channel, which it saves, and then
+transforms an input x into x * a + (bias - mean * a), where a is deviation * weight. With given statistics it does only the
+latter, but takes a variance, which does not always yield the same deviation. So the rule passes a variance of 1, and a as
+the weight: the same kernel then computes the same result.
 
 # Note [Groups without an epsilon]
-Since 2.14 the node of group normalisation does not keep its epsilon any more, only the means and deviations. On a CPU its
-kernel is that transformation, with one mean and one deviation for each group of channels of each sample: so every
-channel of every sample becomes a channel of one sample, and Note [The transformation alone] holds. It has other kernels for
-other layouts and for few bits, which round otherwise: there the tensor stays.
+Since 2.14 the node of group normalisation keeps only the means and deviations, not its epsilon. On a CPU its kernel is that
+transformation, with one mean and one deviation for each group of channels of each sample: so every channel of every
+sample becomes a channel of one sample, and Note [The transformation alone] holds. Other layouts and narrow dtypes have
+other kernels, which round otherwise: for them the tensor is kept.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from kedge.torch_internals.autograd_nodes import number_in, raw, saved
 
 
 class BatchNorm(RebuildRule):
-    """Batch normalisation, and with it instance normalisation."""
+    """The rule of batch normalisation, and of instance normalisation."""
 
     name = "batch_norm"
     nodes = ("NativeBatchNormBackward0",)
     cost = "norm"
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
-        """Normalise the input by the same statistics."""
+        """Return the term that normalises the input by the same statistics."""
         training = saved(node, "training")
         if training:
             statistics = [builder.saved(node, field) for field in ("result1", "result2")]
-        else:  # the next forward in training changes them, and counts no change
+        else:  # the next forward in training changes them without increasing their versions
             statistics = [builder.copied(node, field) for field in ("running_mean", "running_var")]
         terms = [builder.saved(node, "input", 0), *statistics]
         affine = _affine(node, builder)
@@ -49,14 +49,14 @@ class BatchNorm(RebuildRule):
 
 
 class GroupNorm(RebuildRule):
-    """Group normalisation."""
+    """The rule of group normalisation."""
 
     name = "group_norm"
     nodes = ("NativeGroupNormBackward0",)
     cost = "norm"
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
-        """Normalise the input again."""
+        """Return the term that normalises the input again."""
         source, affine = builder.saved(node, "input", 0), _affine(node, builder)
         if source is None or affine is None:
             return None
@@ -73,7 +73,7 @@ NORMS = (BatchNorm(), GroupNorm())
 
 
 def _affine(node: Any, builder: RecipeBuilder) -> tuple[Term, Term] | None:
-    """Return weight and bias; the bias is not saved, but stands at the end of an edge while it is trained."""
+    """Return the terms of weight and bias; a trained bias is not saved, but found at the end of an edge."""
     bias = node.next_functions[2]
     if raw(node, "weight").data is None:
         return (NOTHING, NOTHING) if bias[0] is None else None
@@ -82,7 +82,7 @@ def _affine(node: Any, builder: RecipeBuilder) -> tuple[Term, Term] | None:
 
 
 def _is_as_one_row(source: Handle | None) -> bool:
-    """Whether an input is one that Note [Groups without an epsilon] speaks of."""
+    """Whether an input is contiguous float32 or float64 on a CPU, as Note [Groups without an epsilon] needs."""
     if source is None or source.device.type != "cpu" or source.dtype not in {torch.float32, torch.float64}:
         return False
     steps = [math.prod(source.size[dim + 1 :]) for dim in range(len(source.size))]
@@ -92,7 +92,7 @@ def _is_as_one_row(source: Handle | None) -> bool:
 def _by_batch(
     source: Tensor, mean: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """See Note [The transformation alone]."""
+    """Return the result by batch statistics; see Note [The transformation alone]."""
     if source.device.type != "cpu" or spread.dtype not in {torch.float32, torch.float64}:
         return torch.native_batch_norm(source, weight, bias, None, None, True, 0.0, eps)[0]
     factor = spread if weight is None else spread * weight
@@ -112,7 +112,7 @@ def _by_group(source: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes
 def _by_group_statistics(
     source: Tensor, mean: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """See Note [Groups without an epsilon]."""
+    """Return the result by group statistics; see Note [Groups without an epsilon]."""
     samples, channels = source.shape[:2]
     each = channels // mean.shape[1]
     mean, spread = mean.repeat_interleave(each, 1), spread.repeat_interleave(each, 1)

@@ -1,4 +1,4 @@
-"""Activations: from the input that their node saves, or from what their input is made of."""
+"""The rules for activations: from the input that the node saves, or from the input's own recipe."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _aten: Any = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class FromInput(RebuildRule):
-    """An elementwise operation whose node saves its input.
+    """The rule of an elementwise operation whose node saves its input.
 
     Attributes:
-        name: What the account calls it.
+        name: Its name in the account.
         nodes: The type name of its node.
         function: The operation, which takes the input and then the numbers.
-        numbers: What the node calls the operation's numbers.
+        numbers: The node's names of the operation's numbers.
     """
 
     name: str
@@ -33,7 +33,7 @@ class FromInput(RebuildRule):
     numbers: tuple[str, ...] = ()
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
-        """Apply the operation to the input."""
+        """Return the term that applies the operation to the input."""
         source = builder.saved(node, "self", 0)
         numbers = [signed(saved(node, name)) for name in self.numbers]
         return None if source is None else Apply(self.function, (source,), numbers)
@@ -41,13 +41,13 @@ class FromInput(RebuildRule):
 
 @dataclass(frozen=True, slots=True)
 class FromBehind(RebuildRule):
-    """An elementwise operation whose node saves its own output: it is made again from what made the input.
+    """The rule of an elementwise operation whose node saves its own output, rebuilt from the origin of the input.
 
     Attributes:
-        name: What the account calls it.
+        name: Its name in the account.
         nodes: The type name of its node.
         function: The operation.
-        inside: The same in place, for an input that is itself made again and needed for this alone.
+        inside: The same in place, for an input that is itself rebuilt and needed for this alone.
     """
 
     name: str
@@ -58,7 +58,7 @@ class FromBehind(RebuildRule):
     result = "result"
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
-        """Apply the operation to what its input is made of."""
+        """Return the term that applies the operation to its rebuilt input."""
         source = builder.behind(node.next_functions[0])
         if source is None:
             return None
@@ -67,11 +67,11 @@ class FromBehind(RebuildRule):
 
 @dataclass(frozen=True, slots=True)
 class OutputOnly(RebuildRule):
-    """An operation whose node saves its own output, which cannot be made again, but others from it.
+    """The rule of an operation whose node saves its own output, which cannot be rebuilt, but serves to rebuild others.
 
     Attributes:
         nodes: The type name of its node.
-        result: Under which name it is saved.
+        result: The name under which the output is saved.
     """
 
     nodes: tuple[str, ...]
@@ -79,8 +79,8 @@ class OutputOnly(RebuildRule):
 
     name = "kept"
 
-    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:  # noqa: ARG002 - what a rule is asked with
-        """Return None: the output cannot be made again."""
+    def term(self, node: Any, builder: RecipeBuilder) -> Term | None:  # noqa: ARG002 - the arguments of every rule
+        """Return None: the output cannot be rebuilt."""
         return None
 
 

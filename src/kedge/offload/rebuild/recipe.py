@@ -1,10 +1,10 @@
-"""How a tensor that is not kept is made again, bit for bit.
+"""Recipes: how a tensor that is not kept is rebuilt, bit for bit.
 
 # Note [The same bits]
-The same kernel on the same bytes gives the same bits only under the circumstances of then. Autocast
-is switched off: what a node saved it saved after autocast had cast it. The number of threads is put
-back: threads divide a tensor among them, and where one's part ends, the last elements of a vectorised
-kernel take another path, whose exponential may differ in the last bit.
+The same kernel on the same bytes gives the same bits only under the same circumstances. Autocast is switched off: a node
+saves its tensors after autocast has cast them. The number of threads is restored: threads divide a tensor among them, and
+at the end of each part the last elements of a vectorised kernel take another path, whose exponential may
+differ in the last bit.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from torch import Tensor
 from kedge.offload.held.handle import Handle
 
 Term = Callable[[Sequence[Tensor]], Tensor]
-"""An expression over the tensors that a recipe's inputs give."""
+"""An expression over the tensors of a recipe's inputs."""
 
 Cost = Literal["copy", "elementwise", "norm"]
 
 HandleOf = Callable[[Any], Handle | None]
-"""Returns the handle in what a node saved; None if there is none."""
+"""Returns the handle behind a node's saved tensor; None if there is none."""
 
 
 class Recipe(Protocol):
-    """How a saved tensor is made again from what is kept in any case.
+    """A recipe that rebuilds a saved tensor from tensors that are kept in any case.
 
     Attributes:
-        rule: By which rule.
+        rule: The name of its rule.
         inputs: The handles whose tensors `run` takes.
-        extra: What has to be stored for it and is only for it; what moves it puts it back before `run`.
-        nbytes: The bytes that have to be stored for it, those of `extra` among them.
-        cost: What `run` costs: as much as copying the tensor, as an elementwise operation, as a normalisation.
+        extra: A tensor that is stored for this recipe only; code that moves it puts it back before `run`.
+        nbytes: The bytes that are stored for it, those of `extra` included.
+        cost: The cost of `run`: as much as a copy of the tensor, an elementwise operation or a normalisation.
     """
 
     rule: str
@@ -49,7 +49,7 @@ class Recipe(Protocol):
 
 
 Find = Callable[[Tensor, HandleOf], Recipe | None]
-"""Returns how a tensor can be rebuilt; None if it cannot be."""
+"""Returns the recipe of a tensor; None if there is none."""
 
 
 class WholeLayout:
@@ -64,7 +64,7 @@ class WholeLayout:
         self._dtype, self._nbytes, self.device = whole.dtype, whole.untyped_storage().nbytes(), whole.device
 
     def fit(self, made: Tensor) -> Tensor:
-        """Return what was made with the strides of then, at its place in the storage."""
+        """Return a rebuilt tensor with the saved strides, at its place in the storage."""
         if made.dtype != self._dtype or made.size() != self._whole_size:
             raise RuntimeError(
                 f"rebuilt {made.dtype} {tuple(made.size())}, saved {self._dtype} {tuple(self._whole_size)}"
@@ -103,7 +103,7 @@ class Replay:
 
 @contextmanager
 def _circumstances(kind: str, threads: int) -> Iterator[None]:
-    """See Note [The same bits]."""
+    """Context with the saved number of threads and without autocast; see Note [The same bits]."""
     now = torch.get_num_threads()
     if now == threads and not torch.is_autocast_enabled(kind):
         yield

@@ -1,18 +1,19 @@
-"""From a node of the graph to an expression over what is saved.
+"""Rules and their builder: from a node of the graph to an expression over saved tensors.
 
 # Note [What a recipe may hold]
-A node of the graph holds what it saved, so whatever autograd saved must not hold a node: it would
+A node of the graph holds its saved tensors, so nothing that replaces a saved tensor may hold a node: the cycle would
 never be freed. Rules read a node and keep only handles, numbers and small copies.
 
 # Note [How deep]
-What is rebuilt may itself be made from what is rebuilt: a residual stream goes through the whole
-network, and its last block would be made from all the others. So the depth of what a node's output
-is rebuilt from is written down at that node, as a number, and ends at `DEEPEST`; what comes next is kept.
+A tensor may be rebuilt from rebuilt tensors: a residual stream goes through the whole network, and its last block would
+be rebuilt from all the others. So each node stores the depth of its output's recipe as a number, which ends at `DEEPEST`;
+the next tensor is kept.
 
 # Note [Parameters that do not last]
-Under FSDP a parameter's memory is given back after the forward of its group of modules, and filled again just before
-their backward; its version does not tell. What another group saved is needed earlier than that. So there, nothing is made
-from a parameter, nor from what may be one, but from copies of small ones. Who asks says so: ``handle_of.lasting`` is False.
+Under FSDP a parameter's memory is freed after the forward of its group of modules, and filled again just before their
+backward; its version does not show that. Backward needs the saved tensors of other groups earlier. So under FSDP nothing
+is rebuilt from a parameter, nor from a tensor that may be one, except from copies of small ones. The caller passes
+``handle_of.lasting = False``.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from kedge.torch_internals.autograd_nodes import raw
 from kedge.torch_internals.tensors import changes
 
 DEEPEST = 3
-"""How often what is rebuilt may be made from what is rebuilt."""
+"""The greatest depth of tensors rebuilt from rebuilt tensors."""
 
 WIDEST = 6
-"""How many operations one recipe may replay."""
+"""The number of operations that one recipe may replay."""
 
 SMALL = 1 << 16
-"""Up to how many bytes a parameter that is not saved is copied."""
+"""The largest parameter, in bytes, that is copied if it is not saved."""
 
 _DEPTH = "kedge.depth"
 
@@ -45,13 +46,13 @@ Edge = tuple[Any, int]
 
 
 class RebuildRule(ABC):
-    """How the output of a kind of node is made again.
+    """A rule that rebuilds the output of a kind of node.
 
     Attributes:
-        name: What the account calls it.
-        nodes: The type names of the nodes that it knows.
-        cost: What it costs to run.
-        result: Under which name the node saves its own output, if it does. What is saved there is as the
+        name: Its name in the account.
+        nodes: The type names of the nodes that it applies to.
+        cost: The cost of a run.
+        result: The name under which the node saves its own output; None if it does not. The output saved there is as the
             operation left it, however often it was changed in place before.
     """
 
@@ -63,19 +64,19 @@ class RebuildRule(ABC):
 
     @abstractmethod
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
-        """Return how the node's first output is made; None if that is not known."""
+        """Return the term that makes the node's first output; None if the rule does not apply."""
 
 
 class RecipeBuilder:
-    """What a rule finds the parts of its term with.
+    """The access of a rule to the parts of its term.
 
     Attributes:
-        whole: The tensor that is to be rebuilt, while the rule that is asked is the outermost; else None.
+        whole: The tensor to rebuild, as long as the outermost rule is called; afterwards None.
         inputs: The handles found so far.
-        nbytes: What had to be copied so far.
-        extra: What has to be stored; the term gets it as the last input.
-        depth: How deep what has been found so far is.
-        replayed: How many operations besides the outermost have been found so far.
+        nbytes: The bytes copied so far.
+        extra: A tensor that has to be stored; the term receives it as the last input.
+        depth: The depth of the parts found so far; see Note [How deep].
+        replayed: The number of operations found so far besides the outermost.
     """
 
     __slots__ = (
@@ -101,14 +102,14 @@ class RecipeBuilder:
         self.nbytes = self.depth = self.replayed = 0
 
     def saved(self, node: Any, field: str, edge: int | None = None) -> Term | None:
-        """Return what the node saved under a name; ``edge`` is by which of its edges it came in."""
+        """Return the tensor that the node saved under a name; ``edge`` is the index of the edge by which it came in."""
         came = None if edge is None else node.next_functions[edge][0]
         if edge is not None and not self._lasting and _may_be_parameter(came):
             return self.copied(node, field)
         return self._leaf(self._handle_of(raw(node, field)), came)
 
     def behind(self, edge: Edge) -> Term | None:
-        """Return what an operation got along an edge: a parameter, what its maker saved, or what can be made again."""
+        """Return the tensor that came in by an edge: a parameter, an output that its node saved, or one that can be rebuilt."""
         node, output = edge
         if node is None or output:
             return None
@@ -122,7 +123,7 @@ class RecipeBuilder:
         return rule.term(node, self) if self.replayed < WIDEST else None
 
     def parameter(self, edge: Edge) -> Term | None:
-        """Return the parameter at the end of an edge: itself, as long as it is not changed."""
+        """Return the parameter at the end of an edge, by reference; reading it fails once it is changed."""
         variable = parameter(edge)
         if variable is None or variable.device != self._device or not variable.untyped_storage().nbytes():
             return None
@@ -134,23 +135,23 @@ class RecipeBuilder:
         return None if variable is None else self._copy(variable)
 
     def copied(self, node: Any, field: str) -> Term | None:
-        """Return a copy of something small that the node saved under a name."""
+        """Return a copy of a small tensor that the node saved under a name."""
         handle = self._handle_of(raw(node, field))
         return self._copy(handle.read()) if handle is not None and handle.intact() else None
 
     def handle(self, node: Any, field: str) -> Handle | None:
-        """Return the handle of what the node saved under a name, to look at it now."""
+        """Return the handle of the tensor that the node saved under a name, for reading now."""
         return self._handle_of(raw(node, field))
 
     def settle(self, node: Any) -> bool:
-        """Write down how deep this node's output is; False if it is too deep."""
+        """Whether this node's output is not too deep; if so, stores its depth at the node."""
         if self.depth >= DEEPEST:
             return False
         node.metadata[_DEPTH] = self.depth + 1
         return True
 
     def _copy(self, tensor: Tensor) -> Term | None:
-        """Return a copy of what is small; what FSDP has given back is not there."""
+        """Return a copy of a small tensor; None if it is large, or if FSDP has freed its memory."""
         if tensor.nbytes > min(SMALL, tensor.untyped_storage().nbytes()):
             return None
         self.nbytes += tensor.nbytes
@@ -165,7 +166,7 @@ class RecipeBuilder:
 
 
 class Apply:
-    """A term that applies a function to terms, and then to numbers."""
+    """A term that applies a function to the values of terms, followed by numbers."""
 
     __slots__ = ("_function", "_numbers", "_terms")
 
@@ -173,12 +174,12 @@ class Apply:
         self._function, self._terms, self._numbers = function, tuple(terms), tuple(numbers)
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Evaluate."""
+        """Return the value of the term."""
         return self._function(*[term(inputs) for term in self._terms], *self._numbers)
 
 
 class Unchanged:
-    """A term that is a parameter, which must not have changed."""
+    """A term whose value is a parameter, which must not have changed."""
 
     __slots__ = ("_tensor", "_version")
 
@@ -186,10 +187,10 @@ class Unchanged:
         self._tensor, self._version = variable.detach(), changes(variable)
 
     def __call__(self, _: Sequence[Tensor]) -> Tensor:
-        """Evaluate.
+        """Return the value of the term.
 
         Raises:
-            RuntimeError: It was changed in place.
+            RuntimeError: The parameter was changed in place.
         """
         if changes(self._tensor) != self._version:
             raise RuntimeError(
@@ -211,27 +212,27 @@ def parameter(edge: Edge) -> Tensor | None:
 
 
 def signed(number: Any) -> Any:
-    """Return a number of a node as it was; a node shows a negative dimension as an enormous one."""
+    """Return a node's number with its sign: a node shows a negative dimension as a number of 2**63 or more."""
     return number - (1 << 64) if type(number) is int and number >= 1 << 63 else number
 
 
 def constant(value: Any, _: Sequence[Tensor]) -> Any:
-    """Evaluate to a value, whatever the inputs are: ``partial(constant, value)`` is a term."""
+    """Return a value, regardless of the inputs: ``partial(constant, value)`` is a term."""
     return value
 
 
 NOTHING: Term = partial(constant, None)
-"""The term of an argument that was not given."""
+"""The term of an argument that was omitted."""
 
 
 def _depth(node: Any) -> int:
-    """See Note [How deep]; views on the way are passed by."""
+    """Return the depth stored at a node, or at the node behind its views; see Note [How deep]."""
     node = _maker(node)
     return 0 if node is None else int(node.metadata.get(_DEPTH, 0))
 
 
 def _may_be_parameter(node: Any) -> bool:
-    """Whether what came from a node may be a parameter, trained or frozen, or a view of one."""
+    """Whether the output of a node may be a parameter, trained or frozen, or a view of one."""
     node = _maker(node)
     return node is None or type(node).__name__ == "AccumulateGrad"
 

@@ -1,4 +1,4 @@
-"""All rules, and the question that they answer."""
+"""All rules, and the search for a recipe among them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _BY_NODE: dict[str, RebuildRule] = {node: rule for rule in RULES for node in rul
 
 
 def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
-    """Return how a tensor that autograd is about to save can be rebuilt from what it has saved before.
+    """Return the recipe of a tensor that autograd is about to save, from tensors saved before.
 
-    What is rebuilt is always a whole storage: for a view that of the tensor it is a view of.
+    A recipe always rebuilds a whole storage: for a view, that of its base.
 
     Args:
         value: The tensor, with its graph.
-        handle_of: Gives our handle in what a node saved; None if it is not kept by us.
+        handle_of: Returns Kedge's handle behind a node's saved tensor; None if there is none.
 
     Returns:
-        A recipe that holds neither the tensor nor its graph; None if there is no way.
+        A recipe that holds neither the tensor nor its graph; None if no rule applies.
 
     Raises:
-        RuleFailed: The rule did not know what it found; see Note [Whatever fails].
+        RuleFailed: The rule raised an error; see Note [Whatever fails].
     """
     whole = root_of(value)
     node = whole.grad_fn
@@ -63,7 +63,7 @@ def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
 
 def _by_rule(rule: RebuildRule, node: Any, value: Tensor, builder: RecipeBuilder) -> Recipe | None:
     whole = builder.whole
-    assert whole is not None  # noqa: S101 - the rule has not been asked yet
+    assert whole is not None  # noqa: S101 - the rule has not been called yet
     if rule.result is not None and raw(node, rule.result).data is not None:
         return None  # the node has saved its output; this is another version of it
     term = rule.term(node, builder)
@@ -86,5 +86,5 @@ def _by_content(value: Tensor, whole: Tensor) -> Recipe | None:
 
 
 def _is_dense(whole: Tensor) -> bool:
-    """Whether a tensor is its storage, in some order."""
+    """Whether a tensor has every element of its storage once, in some order."""
     return whole.nbytes == whole.untyped_storage().nbytes() > 0 and not whole.is_conj() and not whole.is_neg()

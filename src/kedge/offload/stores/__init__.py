@@ -1,1 +1,1 @@
-"""Where moved bytes are held: the host's memory, or a file."""
+"""Stores for moved bytes: host memory, or a file."""

@@ -1,14 +1,14 @@
-"""The host's memory as a place for what a device saved.
+"""The CPU store: saved tensors of a device, moved to host memory.
 
 # Note [Bytes of now]
-A copy out runs some time after `put` has returned. If the program changes the tensor in place before it is done, it is
-not known which bytes were copied. The version counter, which `put` is given with the bytes, shows that it
-happened: then the slot has nothing to return, and raises the error that autograd raises for a changed saved tensor.
+A copy out runs some time after `put` has returned. If the program changes the tensor in place before the copy is done,
+the slot may hold the old bytes, the new ones or a mixture. The version counter, which `put` receives with the bytes,
+reveals such a change: the slot then raises the error that autograd raises for a changed saved tensor.
 
 # Note [Read ahead]
-Backward asks for what was saved in about the reverse order, and in the same order in each step. So each slot is known
-by its number within the step, and which number was asked for after which is remembered from the step before; where that
-is not known yet, it is the number before. While there is room in the window, the slots that come next are on their way.
+Backward reads saved tensors in about the reverse order, and in the same order in each step. So each slot has a number
+within its step, and the store remembers from the step before which number followed which; where it does not know that
+yet, it expects the preceding number. While the window has room, the store copies the slots that come next.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from kedge.offload.stores.streams import Cuda
 from kedge.torch_internals.tensors import version_of
 
 WINDOW = 512 << 20
-"""How many bytes may be on their way out, and how many on their way in, before they are needed."""
-_SHARE = 0.8  # of the memory that is free, for ours
+"""The bytes that may be on their way out, and the bytes that may be on their way in before they are needed."""
+_SHARE = 0.8  # of the free memory: the share that Kedge may take
 
 
 class ReadOrder:
-    """Which number is asked for after which; see Note [Read ahead]."""
+    """The order of reads: the number that follows each number; see Note [Read ahead]."""
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
@@ -44,19 +44,19 @@ class ReadOrder:
         self._last: int | None = None
 
     def asked(self, number: int) -> None:
-        """Note that a number was asked for."""
+        """Record that a number was read."""
         if self._last is not None and self._last != number:
             self._seen[self._last] = number
         self._last = number
 
     def ended(self) -> None:
-        """End a step: what was asked for in it is what is expected in the next one."""
+        """End a step: its order is the order expected in the next one."""
         if self._seen:
             self._known = self._seen
         self._seen, self._last = {}, None
 
     def after(self, number: int) -> Iterator[int]:
-        """Yield the numbers that are expected next, each once."""
+        """The numbers expected next, each once."""
         met = {number}
         while (number := self._known.get(number, number - 1)) >= 0 and number not in met:
             met.add(number)
@@ -64,11 +64,11 @@ class ReadOrder:
 
 
 class LoadedBytes(NamedTuple):
-    """Bytes that are back on the device, or on their way.
+    """Bytes that are back on the device, or on their way there.
 
     Attributes:
         target: The bytes.
-        arrived: The event after which they are there.
+        arrived: The event after which they are complete.
         stream: The stream that the memory was allocated on.
     """
 
@@ -78,20 +78,20 @@ class LoadedBytes(NamedTuple):
 
 
 class CpuSlot:
-    """Bytes of a device in the host's memory.
+    """Bytes of a device in host memory.
 
     Attributes:
-        nbytes: How many.
-        number: How many slots its step had before it.
-        place: Where they are.
-        device: Where they came from.
-        written: The event after which they are there.
-        source: Where they are copied from, until that is known to be done.
+        nbytes: The number of bytes.
+        number: The number of slots that its step had before it.
+        place: The host memory that holds them.
+        device: The device that they came from.
+        written: The event after which the copy out is complete.
+        source: The device bytes that are copied, until that copy is known to be done; then None.
         stream: The stream that the source was computed on.
-        version: The version of the source at the time it was put.
-        torn: Whether the source was changed while it was copied.
-        read: The events of copies from the place.
-        loaded: What was read ahead.
+        version: The version of the source when it was put.
+        torn: Whether the source changed before its copy was done.
+        read: The events of copies back from the place.
+        loaded: The bytes that were read ahead, if any.
     """
 
     __slots__ = (
@@ -113,12 +113,12 @@ class CpuSlot:
         """Return the bytes, on the device that they came from.
 
         Raises:
-            RuntimeError: They were changed in place before they could be copied.
+            RuntimeError: The program changed them in place before they were copied.
         """
         return self.store.fetch(self)
 
     def prefetch(self) -> None:
-        """Bring the bytes back now, if there is room in the window."""
+        """Start the copy back now, if the window has room."""
         self.store.prefetch(self)
 
     def free(self) -> None:
@@ -127,11 +127,11 @@ class CpuSlot:
 
 
 class CopiesOut:
-    """The copies to the host's memory that may not be done, and what is held for them.
+    """The copies to host memory that may not be done yet, with the sources held for them.
 
     Args:
-        device: What is asked to copy.
-        window: How many bytes may be on their way.
+        device: The device interface that copies.
+        window: The bytes that may be on their way.
     """
 
     def __init__(self, device: Cuda, window: int) -> None:
@@ -140,9 +140,9 @@ class CopiesOut:
         self._nbytes = 0
 
     def begin(self, slot: CpuSlot, data: Tensor) -> None:
-        """Copy bytes to a slot's place."""
+        """Start to copy bytes to a slot's place."""
         device = self._device
-        # Before the stream for copies is entered: Note [Who waits for whom]
+        # Before the copy stream is entered: Note [Who waits for whom]
         stream = slot.stream = device.current(data.device)
         out = device.own(data.device, "out")
         for event in (device.mark(stream), *slot.place.busy):
@@ -153,18 +153,18 @@ class CopiesOut:
         self._nbytes += slot.nbytes
 
     def settle(self) -> None:
-        """Let go of the sources of what is copied."""
+        """Drop the sources of finished copies."""
         while self._slots and self._device.reached(self._slots[0].written):
             self._landed()
 
     def wait(self) -> None:
-        """Wait as long as more bytes than the window has are on their way."""
+        """Wait while more bytes than the window allows are on their way."""
         while self._nbytes > self._window:
             self._device.wait(self._slots[0].written)
             self._landed()
 
     def finish(self) -> None:
-        """Wait for all."""
+        """Wait for all copies."""
         while self._slots:
             self._device.wait(self._slots[0].written)
             self._landed()
@@ -178,25 +178,25 @@ class CopiesOut:
 
 
 class CopiesIn:
-    """The copies back to the devices, when they are asked for and ahead of that; see Note [Read ahead].
+    """The copies back to the devices, on demand and ahead of demand; see Note [Read ahead].
 
     Args:
-        device: What is asked to copy.
-        window: How many bytes may be read ahead.
+        device: The device interface that copies.
+        window: The bytes that may be read ahead.
     """
 
     def __init__(self, device: Cuda, window: int) -> None:
         self._device, self._most = device, window
         self._order = ReadOrder()
-        self._ahead = 0  # bytes read ahead and not asked for
-        self._retired: list[LoadedBytes] = []  # read ahead for nothing, and perhaps still being written to
+        self._ahead = 0  # bytes read ahead and not yet requested
+        self._retired: list[LoadedBytes] = []  # read ahead in vain, and perhaps still being written to
 
     def step_ended(self) -> None:
-        """Expect in the next step the order of this one."""
+        """End a step: its order is the order expected in the next one."""
         self._order.ended()
 
     def get(self, slot: CpuSlot, stream: Any) -> Tensor:
-        """Return what was read ahead, or is read now; a stream waits for it."""
+        """Return a slot's bytes, read ahead or read now; the stream waits for their arrival."""
         found, slot.loaded = slot.loaded, None
         if found is None:
             found = self._load(slot)
@@ -208,7 +208,7 @@ class CopiesIn:
         return found.target
 
     def follow(self, slot: CpuSlot, alive: Mapping[int, CpuSlot]) -> None:
-        """Read ahead what is expected after a slot that was asked for."""
+        """Read ahead the slots expected after the given one."""
         self._order.asked(slot.number)
         for number in self._order.after(slot.number):
             following = alive.get(number)
@@ -216,7 +216,7 @@ class CopiesIn:
                 return
 
     def prefetch(self, slot: CpuSlot) -> bool:
-        """Bring a slot's bytes back; False if there is no room in the window, or none on the device."""
+        """Start to copy a slot's bytes back; False if the window or the device has no room."""
         if slot.loaded is not None or slot.source is not None or slot.torn:
             return True
         if self._ahead + slot.nbytes > max(self._most, slot.nbytes if self._most else 0):
@@ -224,25 +224,25 @@ class CopiesIn:
         try:
             slot.loaded = self._load(slot)
         except torch.OutOfMemoryError:
-            # What is not needed yet must not be what ends the program.
+            # Bytes that are not needed yet must not end the program.
             self._most = self._ahead
             return False
         self._ahead += slot.nbytes
         return True
 
     def forget(self, slot: CpuSlot) -> None:
-        """Drop what was read ahead for a slot that is free."""
+        """Drop the bytes that were read ahead for a freed slot."""
         if slot.loaded is not None:
             self._retired.append(slot.loaded)
             self._ahead -= slot.nbytes
             slot.loaded = None
 
     def settle(self) -> None:
-        """Let go of what was read ahead for nothing, and has arrived."""
+        """Drop the bytes that were read ahead in vain and have arrived."""
         self._retired = [each for each in self._retired if not self._device.reached(each.arrived)]
 
     def finish(self) -> None:
-        """Wait for what was read ahead for nothing."""
+        """Wait for the bytes that were read ahead in vain, and drop them."""
         for each in self._retired:
             self._device.wait(each.arrived)
         self._retired = []
@@ -262,13 +262,13 @@ class CopiesIn:
 
 
 class CpuStore:
-    """Moves bytes of devices to the host's memory and back, beside the computation.
+    """The store that moves bytes between devices and host memory, beside the computation.
 
     Args:
         pin: Whether to lock the memory's pages.
-        most: How many bytes of the host's memory may be taken; None: four fifths of what is free.
-        window: How many bytes may be on their way, each way.
-        device: What is asked to copy; None is CUDA.
+        most: The bytes of host memory that the store may take; None: four fifths of the free memory.
+        window: The bytes that may be on their way, each way.
+        device: The device interface that copies; None: CUDA.
 
     Attributes:
         window: How many bytes may be on their way, each way.
@@ -295,11 +295,11 @@ class CpuStore:
 
     @property
     def pinned(self) -> int:
-        """How many bytes of the host's memory are taken."""
+        """The bytes of host memory that the store has taken."""
         return self._memory.size
 
     def takes(self, device: torch.device) -> bool:
-        """Whether moving bytes from this device frees memory there; where it does not, a warning says so once."""
+        """Whether moving bytes from this device frees memory there; if not, warns once."""
         known = self._takes.get(device)
         if known is None:
             reason = self._device.gains(device)
@@ -309,10 +309,10 @@ class CpuStore:
         return known
 
     def put(self, data: Tensor) -> CpuSlot:
-        """Copy bytes to the host's memory, behind what the current stream has been given so far.
+        """Copy bytes to host memory, after all work queued on the current stream so far.
 
         Raises:
-            OSError: There is no room, or no copy can run now.
+            OSError: There is no room, or no copy can run now (closed store, CUDA graph capture).
         """
         with self._lock:
             self._settle()
@@ -330,7 +330,7 @@ class CpuStore:
         return slot
 
     def fetch(self, slot: CpuSlot) -> Tensor:
-        """Return a slot's bytes on its device; what the current stream is given from now on comes after them."""
+        """Return a slot's bytes on its device; work queued on the current stream from now on waits for them."""
         with self._lock:
             self._settle()
             _check(slot)
@@ -342,17 +342,17 @@ class CpuStore:
         return target
 
     def prefetch(self, slot: CpuSlot) -> None:
-        """Bring a slot's bytes back, if there is room in the window."""
+        """Start to copy a slot's bytes back, if the window has room."""
         with self._lock:
             self._settle()
             self._in.prefetch(slot)
 
     def release(self, slot: CpuSlot) -> None:
-        """Release a slot's place, when it is safe: this may be called in the middle of anything."""
+        """Release a slot's place as soon as that is safe; callable at any moment, also by the garbage collector."""
         if sys.is_finalizing() or os.getpid() != self._process:
-            return  # the memory goes with the process; a child has copies of the slots, and no device
+            return  # the process frees its memory at exit; a child has copies of the slots, and no device
         self._freed.append(slot)
-        # If a method of this store is under way, in this thread or another one, the next one does it.
+        # If a method of this store is active, in this thread or another one, the next method call does it.
         while self._freed and not self._device.capturing() and self._lock.acquire(blocking=False):
             try:
                 self._settle()
@@ -366,9 +366,9 @@ class CpuStore:
             self._settle()
 
     def _settle(self) -> None:
-        """Let go of what was held for copies that are done."""
+        """Drop what was held for finished copies."""
         if self._device.capturing():
-            return  # to ask an event would spoil the capture
+            return  # querying an event would invalidate the capture
         self._out.settle()
         while self._freed:
             self._forget(self._freed.popleft())
@@ -384,7 +384,7 @@ class CpuStore:
         self._memory.give(slot.place, [slot.written, *slot.read])
 
     def _from_source(self, slot: CpuSlot, stream: Any) -> Tensor | None:
-        """Copy what has not left yet on the device itself; None if it has, or was made on another stream."""
+        """Copy on the device itself if the source is still held; None if not, or if another stream computed it."""
         if slot.source is None or slot.stream != stream:
             return None
         target = self._device.room(slot.nbytes, slot.device)
@@ -393,7 +393,7 @@ class CpuStore:
 
 
 def _check(slot: CpuSlot) -> None:
-    """Raise if a slot does not have the bytes that it was given; see Note [Bytes of now]."""
+    """Raise RuntimeError if the source of a slot changed before its copy was done; see Note [Bytes of now]."""
     now = slot.version + 1 if slot.torn else slot.version if slot.source is None else version_of(slot.source)
     if now == slot.version:
         return

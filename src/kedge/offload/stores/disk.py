@@ -1,8 +1,8 @@
-"""Saved tensors on disk.
+"""The disk store: saved tensors in a file.
 
-While memory is free, a put is one write into the memory that the system keeps of files, and a get maps it: nothing
-waits for the disk, and nothing is copied on the way back. When memory is short, or on request, a window of what was
-put last stays in memory, and what is older is written out and dropped, to be read ahead in reverse order.
+While memory is free, a put is one write into the system's file cache, and a get maps it: nothing waits for the disk, and
+nothing is copied on the way back. When memory is short, or on request, a window with the bytes put last stays in memory,
+and older ones are written out and dropped, to be read ahead in reverse order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kedge.offload.stores.pressure import Pressure
 from kedge.offload.stores.writer import MemoryWindow
 
 WINDOW = 96 << 20
-_LOOK_EVERY = 32 << 20  # bytes put between two looks at the system's memory
+_LOOK_EVERY = 32 << 20  # bytes put between two readings of the system's memory
 _CPU = torch.device("cpu")
 
 
@@ -31,10 +31,10 @@ class DiskSlot:
 
     Attributes:
         file: The open file of the store.
-        extent: Where in it they are.
-        nbytes: How many.
-        device: Where they came from.
-        checksum: That of what was put; None without one.
+        extent: Their range in the file.
+        nbytes: The number of bytes.
+        device: The device that they came from.
+        checksum: The checksum of the bytes put; None without checksums.
     """
 
     file: OpenFile
@@ -44,34 +44,34 @@ class DiskSlot:
     checksum: int | None
 
     def get(self) -> Tensor:
-        """Return the bytes, on the device that they came from; what is returned can be changed.
+        """Return the bytes, on the device that they came from; the caller may change the result.
 
         Raises:
             StoreError: They cannot be read.
-            ChecksumMismatch: They are not what was put.
+            ChecksumMismatch: They are not the bytes that were put.
         """
         data = self.file.read(self.extent, self.checksum)
         return data if self.device == _CPU else data.to(self.device)
 
     def prefetch(self) -> None:
-        """Read the bytes into memory in the background, if they are not there."""
+        """Read the bytes into memory in the background, if they are not in memory."""
         self.file.prefetch(self.extent)
 
     def free(self) -> None:
-        """Release the range; from any thread, at any time."""
+        """Release the range; callable from any thread, at any time."""
         self.file.ranges.release(self.extent)
 
 
 class DiskStore:
-    """Puts bytes into one file without a name.
+    """The store that puts bytes into one unnamed file.
 
     Args:
-        path: A folder; None: the one for temporary files.
-        uncached: Whether the file is kept out of memory. None: when memory is short.
-        checksum: Whether what is read is compared with a checksum (CRC-32) of what was put.
+        path: A folder; None: the folder for temporary files.
+        uncached: Whether the store keeps the file out of memory. None: when memory is short.
+        checksum: Whether to compare the bytes read with a checksum (CRC-32) of the bytes put.
 
     Raises:
-        StoreError: The folder cannot be used, or the system cannot do what was asked for.
+        StoreError: The folder cannot be used, or the system cannot keep a file out of memory (`uncached`).
     """
 
     name = "disk"
@@ -87,17 +87,17 @@ class DiskStore:
         self._open = OpenFile(path, uncached, checksum)
 
     def takes(self, device: torch.device) -> bool:
-        """Whether moving bytes from this device frees memory: from all that hold any."""
+        """Whether moving bytes from this device frees memory: for all devices but ``"meta"``."""
         return device.type != "meta"
 
     def put(self, data: Tensor) -> DiskSlot:
-        """Write bytes; when this returns they are in the file, whatever happens to the tensor.
+        """Write bytes; after the return they are in the file, whatever happens to the tensor.
 
         Raises:
             DiskFull: There is no room for them.
             StoreError: They cannot be written.
         """
-        if self._open.ranges.lost:  # by a fork: this process has no slot in it that it can read
+        if self._open.ranges.lost:  # after a fork: this process cannot read any slot of the parent's file
             self._open = OpenFile(self._path, self._uncached, self._checksum)
         return self._open.put(data)
 
@@ -110,7 +110,7 @@ class DiskStore:
 
 
 class OpenFile:
-    """The file of a store in one process, and the account of it."""
+    """The file of a store in one process, and its figures."""
 
     def __init__(self, path: str | os.PathLike[str] | None, uncached: bool | None, checksum: bool) -> None:
         self.window = MemoryWindow(WINDOW)
@@ -137,7 +137,7 @@ class OpenFile:
         return DiskSlot(self, extent, extent.nbytes, data.device, checksum)
 
     def read(self, extent: FileRange, checksum: int | None) -> Tensor:
-        """Return bytes, in CPU memory."""
+        """Return the bytes of a range, in CPU memory."""
         if self._tight:
             self.window.read_ahead(self.ranges, extent)
         data = self.ranges.read(extent)
@@ -162,7 +162,7 @@ class OpenFile:
         self.ranges.close()
 
     def _is_tight(self, with_more: int) -> bool:
-        """Whether older bytes have to leave memory once so many more are put."""
+        """Whether older bytes have to leave memory after so many more are put."""
         written = self.ranges.written + with_more
         if self._pressure is not None and written - self._looked >= _LOOK_EVERY:
             self._looked = written

@@ -1,14 +1,14 @@
-"""One file without a name, and ranges of it that hold bytes.
+"""An unnamed file, and ranges of it that hold bytes.
 
 # Note [Who gives ranges back]
-A range is held by its slot and by each map of it, and is free when none is left. Both are released by the thread that
-drops the last reference: any thread, also by the garbage collector in the middle of a method here that holds the
-lock. So `release` never waits: it puts the range on a queue, which is worked off by the thread that holds the lock, or finds it
-free. A thread that has let go of the lock looks at the queue once more, so nothing stays on it.
+Its slot holds a range, and so does each map of it; the range is free when neither is left. The thread that drops the last
+reference releases them: any thread, also the garbage collector in the middle of a method here that holds the lock. So
+`release` never waits: it puts the range on a queue, and the thread that holds the lock, or finds it free, empties that
+queue. A thread that has released the lock checks the queue once more, so nothing stays on it.
 
 # Note [Forked processes]
-A child inherits the file, and the parent goes on using it. The child closes its descriptor at once, so that
-the file's room is the parent's to give back; it can neither read nor write what the parent saved.
+A child inherits the file, and the parent goes on using it. The child closes its descriptor at once, so that the parent
+alone decides when the file's room is freed; the child can neither read nor write what the parent saved.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class FileRange:
     """A range of the file.
 
     Attributes:
-        start: Where it begins.
-        nbytes: How many bytes were put.
-        room: How many the file has for them: whole pages.
-        number: The first that was put is 1, the next is 2, ...
-        holders: How many need it: its slot, and each map of it. 0: it is free.
-        out: Whether the system was told to write it to the disk and drop it from memory.
+        start: The offset in the file.
+        nbytes: The number of bytes put.
+        room: The bytes reserved for them in the file: whole pages.
+        number: The number of the put: 1 for the first, 2 for the next, ...
+        holders: The number of its holders: its slot, and each map of it. 0: it is free.
+        out: Whether the system was asked to write it to the disk and drop it from memory.
     """
 
     start: int
@@ -61,24 +61,24 @@ class FileRange:
 
 
 def pages(nbytes: int) -> int:
-    """Return the bytes of as many whole pages as this many bytes need; one at least."""
+    """Return the size in bytes of the whole pages that so many bytes need; at least one page."""
     return max(1, -(-nbytes // PAGE)) * PAGE
 
 
 def memory_of(data: Tensor) -> memoryview:
-    """Return a tensor's bytes, not a copy; they stay valid as long as the tensor lives."""
+    """Return a view of a tensor's bytes, valid as long as the tensor lives."""
     nbytes = data.numel() * data.element_size()
     return memoryview((ctypes.c_ubyte * nbytes).from_address(data.data_ptr())).cast("B")
 
 
 class UnnamedFile:
-    """A file without a name, written and read at places.
+    """An unnamed file, written and read at offsets.
 
     Args:
-        path: Its folder; None: the one for temporary files.
+        path: Its folder; None: the folder for temporary files.
 
     Attributes:
-        descriptor: Its descriptor; -1 once it is closed.
+        descriptor: Its descriptor; -1 after `close`.
         folder: Its folder.
 
     Raises:
@@ -89,7 +89,7 @@ class UnnamedFile:
         self.descriptor, self.folder = open_scratch(path)
 
     def grow(self, size: int, least: int) -> int:
-        """Reserve room behind a file of this size, by at least so many bytes; returns by how many.
+        """Reserve at least so many bytes behind a file of this size; returns the number reserved.
 
         Raises:
             StoreError: There is no room for them.
@@ -103,8 +103,8 @@ class UnnamedFile:
                 raise refused(error, self.descriptor, self.folder, least) from error
 
     def write(self, start: int, memory: memoryview, room: int) -> None:
-        """Write bytes at a place, up to the end of their room."""
-        # A page of which a part is written has to be read from the disk first.
+        """Write bytes at an offset, padded to the end of their room."""
+        # The system would have to read a partly written page from the disk first.
         padding = memoryview(_PADDING)[: room - len(memory)]
         written = 0
         try:
@@ -114,7 +114,7 @@ class UnnamedFile:
             raise refused(error, self.descriptor, self.folder, room) from error
 
     def copied(self, start: int, nbytes: int) -> Tensor:
-        """Return a copy of the bytes at a place."""
+        """Return a copy of the bytes at an offset, as a uint8 tensor."""
         data = torch.empty(nbytes, dtype=torch.uint8)
         memory = memory_of(data)
         done = 0
@@ -126,7 +126,7 @@ class UnnamedFile:
         return data
 
     def close(self) -> None:
-        """Close it; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -136,7 +136,7 @@ class UnnamedFile:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(self.descriptor, size, more)
             else:
-                os.ftruncate(self.descriptor, size + more)  # and a full disk shows when it is written to
+                os.ftruncate(self.descriptor, size + more)  # a full disk then fails the write
         except OSError:
             os.ftruncate(self.descriptor, size)
             raise
@@ -144,19 +144,19 @@ class UnnamedFile:
 
 
 class RangeFile:
-    """A file for bytes that come and go.
+    """A file whose ranges are taken and freed.
 
     Args:
         path: Its folder; None: the one for temporary files.
-        taken: Called with each range that is taken, before its bytes are written; under the lock, as `freed`.
-        freed: Called with each range that became free.
+        taken: Called under the lock with each range that is taken, before its bytes are written.
+        freed: Called under the lock with each range that became free.
 
     Attributes:
         file: The file.
-        lock: Held while ranges are taken and given back.
-        lost: Whether it was lost to a fork; see Note [Forked processes].
-        pieces: How many ranges were put.
-        written: The bytes of these.
+        lock: Held while ranges are taken and freed.
+        lost: Whether this process is a fork that cannot use the file; see Note [Forked processes].
+        pieces: The number of ranges put.
+        written: The bytes put.
 
     Raises:
         StoreError: The folder cannot be used.
@@ -179,16 +179,16 @@ class RangeFile:
 
     @property
     def used(self) -> int:
-        """How many bytes of the file are taken."""
+        """The bytes of the file that are taken."""
         return self._ranges.used
 
     @property
     def size(self) -> int:
-        """How many bytes the file has on its disk."""
+        """The bytes that the file has on its disk."""
         return self._ranges.size
 
     def put(self, data: Tensor) -> FileRange:
-        """Write the bytes of a tensor in CPU memory; when this returns, the system has them.
+        """Write the bytes of a tensor in CPU memory; after the return, the system has them.
 
         Raises:
             DiskFull: There is no room for them.
@@ -208,7 +208,7 @@ class RangeFile:
         return extent
 
     def read(self, extent: FileRange) -> Tensor:
-        """Return the bytes of a range: a private map of the file where the system can, else a copy.
+        """Return the bytes of a range as a uint8 tensor: a private map of the file where the system can, else a copy.
 
         Raises:
             StoreError: They cannot be read.
@@ -229,25 +229,25 @@ class RangeFile:
             ) from error
 
     def release(self, extent: FileRange, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Let go of a range; see Note [Who gives ranges back]."""
+        """Drop one holder of a range; see Note [Who gives ranges back]."""
         if not _ending():
             self._released.append(extent)
             self._work_off()
 
     def close(self) -> None:
-        """Close the file as soon as no range of it is held."""
+        """Close the file as soon as none of its ranges is held."""
         with self.locked():
             self._closing = True
 
     def lose(self) -> None:
-        """Leave the file to the parent process; see Note [Forked processes]."""
-        self.lock = threading.Lock()  # the thread that held the old one is not in this process
+        """Close the file in a forked child, and mark it lost there; see Note [Forked processes]."""
+        self.lock = threading.Lock()  # the thread that held the old lock is not in this process
         self.lost = True
         self.file.close()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock, and afterwards work off what was released meanwhile."""
+        """Context that holds the lock, and then frees the ranges released meanwhile."""
         try:
             with self.lock:
                 yield
@@ -273,7 +273,7 @@ class RangeFile:
     def _let_go(self, extent: FileRange) -> None:
         extent.holders -= 1
         if extent.out:
-            # What was read of it is still in memory, and has to be read again to be used again.
+            # Reading it brought pages back into memory; drop them.
             os.posix_fadvise(self.file.descriptor, extent.start, extent.room, os.POSIX_FADV_DONTNEED)
         if not extent.holders:
             self._ranges.give(extent.start, extent.room)
@@ -288,7 +288,7 @@ class RangeFile:
         if start is None:
             self._ranges.grow(self.file.grow(self._ranges.size, self._ranges.missing(room)))
             start = self._ranges.take(room)
-        assert start is not None  # noqa: S101 - it has just grown by what was missing
+        assert start is not None  # noqa: S101 - it has just grown by the missing bytes
         extent = FileRange(start, nbytes, room, next(self._numbers))
         self.pieces += 1
         self.written += nbytes

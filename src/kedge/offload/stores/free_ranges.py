@@ -1,4 +1,4 @@
-"""Which ranges of a file are free: best fit, and neighbours joined."""
+"""The free ranges of a file or a block of memory: best fit, and neighbours joined."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from bisect import bisect_left, insort
 class FreeRanges:
     """The free ranges of a file that only grows.
 
-    A training step asks for the same sizes again and again, so the smallest range that is large enough is most often
-    one of exactly that size, and the file stops growing after the first step.
+    Training steps take the same sizes again and again, so the smallest range that is large enough mostly has exactly that
+    size, and the file stops growing after the first step.
 
     Attributes:
-        size: Where the file ends.
-        used: How many of its bytes are taken.
+        size: The size of the file in bytes.
+        used: The bytes of it that are taken.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class FreeRanges:
         self._ends: dict[int, int] = {}  # end -> start
 
     def take(self, size: int) -> int | None:
-        """Take a range and return where it begins; None if no free range is large enough."""
+        """Take a range; returns its start, or None if no free range is large enough."""
         place = bisect_left(self._sizes, (size, 0))
         if place == len(self._sizes):
             return None
@@ -46,7 +46,7 @@ class FreeRanges:
         self.size += size
 
     def missing(self, size: int) -> int:
-        """Return how many bytes the file has to grow by, so that its end has room for a range of this size."""
+        """Return the bytes by which the file has to grow, so that its end has room for a range of this size."""
         start = self._ends.get(self.size, self.size)
         return max(0, size - (self.size - start))
 

@@ -1,17 +1,17 @@
-"""Ranges of a file as tensors, without a copy.
+"""Ranges of a file, mapped as tensors without a copy.
 
 # Note [Mapped reads]
-Each tensor has a map of its own, which goes with the tensor's storage: no map ever moves, what was
-read counts as the process's memory only as long as it is used, and no address space is reserved.
-Maps are private, so what a backward function changes in place is copied by page, and neither reaches the
-file nor another map of the same range. They are never written through: a full disk would be a SIGBUS.
-MADV_POPULATE_READ brings in all pages at once, which is faster than one fault for every few, and says
+Each tensor has a map of its own, unmapped with the tensor's storage: no map ever moves, bytes read
+count as the process's memory only as long as they are used, and no address space is reserved.
+Maps are private, so a change in place by a backward function copies the page, and reaches neither the
+file nor another map of the same range. Nothing writes through them: a full disk would be a SIGBUS.
+MADV_POPULATE_READ brings in all pages at once, which is faster than one fault for every few, and returns
 EFAULT where a fault would be a SIGBUS, so a disk that cannot be read is an error.
 
 # Note [Maps and fork]
-A private map shows what is written to the file later. In a child process that would be what the parent puts
-in the same range, after *its* tensor is gone. So before a fork every page of every map is made the
-process's own (MADV_POPULATE_WRITE); there are next to none then, unless the fork is inside a backward pass.
+A private map shows later writes to the file. In a child process these would be the bytes that the parent puts into
+the same range, after *its* tensor is freed. So before a fork Kedge makes every page of every map the process's
+own (MADV_POPULATE_WRITE); there are hardly any maps then, unless the fork is inside a backward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POPULATE_WRITE = 23
 _NORESERVE = 0x4000
 
 LIBC: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
-_maps: dict[int, int] = {}  # address -> length, of every map that lives
+_maps: dict[int, int] = {}  # address -> length, of every live map
 
 if LIBC is not None:
     LIBC.mmap.restype = ctypes.c_void_p
@@ -45,7 +45,7 @@ if LIBC is not None:
 
 @lru_cache(maxsize=1)
 def can_map() -> bool:
-    """Whether this system has all that mapped reads need."""
+    """Whether this system supports mapped reads."""
     if not sys.platform.startswith("linux") or LIBC is None:
         return False
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
@@ -56,13 +56,13 @@ def can_map() -> bool:
 
 
 def map_range(file: int, offset: int, nbytes: int, released: Callable[[], None]) -> Tensor:
-    """Map a range of a file as a tensor of bytes.
+    """Return a private map of a file's range, as a uint8 tensor.
 
     Args:
         file: The descriptor.
         offset: Where the range begins, a multiple of the page size.
         nbytes: Its length; not zero.
-        released: Called when the tensor's storage is gone, by whichever thread lets go of it.
+        released: Called after the tensor's storage is freed, in the thread that drops its last reference.
 
     Raises:
         OSError: The range cannot be mapped, or not be read.
@@ -89,13 +89,13 @@ def _unmap(address: int, nbytes: int, released: Callable[[], None]) -> None:
 
 def _error() -> OSError:
     number = ctypes.get_errno()
-    if number == errno.EFAULT:  # what madvise says for a page that cannot be read
+    if number == errno.EFAULT:  # what madvise returns for a page that cannot be read
         number = errno.EIO
     return OSError(number, os.strerror(number))
 
 
 def _own_all_pages() -> None:
-    """See Note [Maps and fork]."""
+    """Make every mapped page the process's own; called before a fork; see Note [Maps and fork]."""
     for address, nbytes in list(_maps.items()):
         LIBC.madvise(address, nbytes, _POPULATE_WRITE)
 

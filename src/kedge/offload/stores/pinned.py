@@ -1,7 +1,7 @@
-"""Host memory that copies run to and from: a few large blocks of locked pages, handed out by the byte.
+"""Pinned host memory for copies: a few large blocks of locked pages, handed out in ranges.
 
-PyTorch's own allocator of pinned memory rounds each block up to a power of two, which takes up to twice what was asked
-for of a memory that nothing else can use then.
+PyTorch's own allocator of pinned memory rounds each block up to a power of two, and so takes up to twice the requested
+bytes of a memory that nothing else can use then.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kedge.offload.stores.free_ranges import FreeRanges
 from kedge.offload.stores.streams import Cuda
 
 _GRAIN = 512  # bytes; each range begins at a multiple of it
-_LEAST, _MOST = 64 << 20, 1 << 30  # by how many bytes memory grows
+_LEAST, _MOST = 64 << 20, 1 << 30  # the bytes by which memory grows
 
 
 class PinnedRange:
-    """Some bytes of host memory.
+    """A range of host memory.
 
     Attributes:
         host: The bytes.
-        busy: Events of copies from and to these bytes that may not be done; who writes to them comes after.
+        busy: Events of copies from and to these bytes that may not be done; a write to them has to wait for these.
     """
 
     __slots__ = ("block", "busy", "host", "size", "start")
@@ -41,15 +41,15 @@ class PinnedRange:
 
 
 class PinnedRanges:
-    """Grows by large blocks, up to a limit, and hands out ranges of them.
+    """Host memory that grows by large blocks, up to a limit, and is handed out in ranges.
 
     Args:
-        device: What locks the pages.
-        pin: Whether they are to be locked.
-        most: How many bytes it may take.
+        device: The device interface that locks the pages.
+        pin: Whether to lock them.
+        most: The bytes that it may take from the system.
 
     Attributes:
-        size: How many bytes it has taken from the system.
+        size: The bytes that it has taken from the system.
     """
 
     def __init__(self, device: Cuda, *, pin: bool, most: int) -> None:
@@ -59,14 +59,14 @@ class PinnedRanges:
 
     @property
     def used(self) -> int:
-        """How many bytes are handed out."""
+        """The bytes that are handed out."""
         return sum(block.extents.used for block in self._blocks)
 
     def take(self, nbytes: int) -> PinnedRange:
-        """Hand out a range.
+        """Return a range of so many bytes.
 
         Raises:
-            OSError: There would be more than the limit, or the system has none.
+            OSError: The limit would be exceeded, or the system has no memory left.
         """
         for block in self._blocks:
             start = block.extents.take(_rounded(nbytes))
@@ -81,15 +81,15 @@ class PinnedRanges:
         return taken
 
     def give(self, taken: PinnedRange, busy: Sequence[Any]) -> None:
-        """Take a range back; the next user of these bytes comes after the events."""
+        """Take a range back; the next copy to these bytes waits for the events."""
         block, start, end = taken.block, taken.start, taken.start + taken.size
         block.extents.give(start, taken.size)
-        # Whoever wrote to the range came after what was busy in it before.
+        # Copies to the range have waited for its earlier events.
         block.busy = [row for row in block.busy if not start <= row[0] < row[1] <= end]
         block.busy += [(start, end, event) for event in busy]
 
     def close(self) -> None:
-        """Return all memory to the system, when the copies from and to it are done."""
+        """Return all memory to the system; waits for the copies from and to it."""
         for block in self._blocks:
             for _, _, event in block.busy:
                 self._device.wait(event)
@@ -119,12 +119,12 @@ class PinnedRanges:
 
 
 class _Block:
-    """One piece of memory, as the system gave it.
+    """One mapping of memory from the system.
 
     Attributes:
         host: Its bytes.
-        extents: Which of them are free.
-        busy: Where copies may still run whose range was given back: from, to, event.
+        extents: Its free ranges.
+        busy: Copies that may still run in ranges already taken back: start, end, event.
         pinned: Whether its pages are locked.
     """
 
@@ -138,7 +138,7 @@ class _Block:
         self.pinned = False
 
     def pending(self, start: int, end: int, device: Cuda) -> list[Any]:
-        """Return the events after which bytes can be written, and forget those that are reached."""
+        """Return the events to wait for before bytes are written; forgets those that are reached."""
         rows = [row for row in self.busy if row[0] < end and start < row[1]]
         waiting = [row for row in rows if not device.reached(row[2])]
         if len(waiting) < len(rows):
@@ -147,7 +147,7 @@ class _Block:
 
 
 def _map(size: int) -> mmap.mmap:
-    """Take memory from the system; its pages lie where the thread is that first touches them."""
+    """Return memory from the system; each page is placed near the thread that first touches it."""
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,4 +1,4 @@
-"""Whether memory is short: for this process, in its control groups, or on the machine."""
+"""Memory pressure: whether memory is short in this process's control groups, or on the machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _STALLED = 10.0  # per cent of the last ten seconds in which some task waited for memory
-_SHARE = 0.5  # of the memory that files can have, for ours
+_SHARE = 0.5  # of the memory available to files: the share of Kedge's file
 
 
 class Pressure:
-    """Reads what Linux says of memory; where it says nothing, there is no pressure.
+    """The memory pressure that Linux reports; without a report there is none.
 
     Args:
-        proc: Where the process file system is.
-        groups: Where control groups are mounted, of version 1, 2 or both.
+        proc: The folder of the process file system.
+        groups: The folder where control groups are mounted, of version 1, 2 or both.
     """
 
     def __init__(self, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> None:
@@ -24,15 +24,15 @@ class Pressure:
     def tight(self, held: int) -> bool:
         """Whether a file of so many bytes would take memory from the program.
 
-        It would if tasks wait for memory already, or if it is more than half of what is left when the
-        program has its own. Files' pages are no loss as such: the system drops them when it needs
-        them, but those not yet on the disk it has to write first, and the program waits.
+        True if tasks already wait for memory, or if the file is larger than half of the memory left beside the
+        program's own. Cached pages of files alone cost nothing: the system drops them when it needs memory; but
+        pages not yet on the disk it has to write first, and the program waits.
         """
         room = self.room()
         return (room is not None and held > room * _SHARE) or self.stalled()
 
     def room(self) -> int | None:
-        """Return how much memory there is for files' pages, those that are there included."""
+        """Return the bytes of memory for files' pages, those in memory included; None if unknown."""
         rooms = [room for room in map(_room, self._levels) if room is not None]
         available = _numbers(self._proc / "meminfo").get("MemAvailable:")
         if available is not None:
@@ -46,7 +46,7 @@ class Pressure:
 
 
 def _levels(proc: Path, groups: Path) -> Iterator[Path]:
-    """Yield the folder of each control group that bounds this process's memory, innermost first."""
+    """The folder of each control group that bounds this process's memory, innermost first."""
     for line in _read(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -86,5 +86,5 @@ def _numbers(file: Path) -> dict[str, int]:
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except OSError:  # not there, not ours to read, or PSI switched off: the system says nothing
+    except OSError:  # missing, not readable, or PSI switched off: no report
         return ""

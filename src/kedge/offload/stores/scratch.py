@@ -1,4 +1,4 @@
-"""A file without a name: it is gone however the process ends."""
+"""Unnamed files: the system deletes them however the process ends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from kedge.errors import DiskFull, DiskIsMemory, StoreError, warn
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
-_told: set[int] = set()  # devices whose users have been told that they are memory
+_told: set[int] = set()  # devices for which the warning that they are memory was given
 
 
 def open_scratch(path: str | os.PathLike[str] | None) -> tuple[int, Path]:
-    """Open a new file that has no name, in a folder.
+    """Open a new unnamed file in a folder.
 
     Returns:
-        Its descriptor, which no started program inherits, and the folder.
+        Its descriptor, which started programs do not inherit, and the folder.
 
     Raises:
-        StoreError: The folder is not there, or files cannot be made in it.
+        StoreError: The folder does not exist, files cannot be made in it, or the system lacks ``pwritev``.
     """
     if not hasattr(os, "pwritev"):
         raise StoreError("saved tensors cannot go to disk on this system: it cannot write at a place of a file")
@@ -65,7 +65,7 @@ def _tell_of_memory(folder: Path) -> None:
 
 
 def filesystem(device: int, mounts: Path = Path("/proc/self/mountinfo")) -> str | None:
-    """Return the kind of file system that a device number stands for; None where that cannot be known."""
+    """Return the type of the file system with a device number; None if unknown."""
     if not mounts.exists():
         return None
     number = f"{os.major(device)}:{os.minor(device)}"
@@ -77,7 +77,7 @@ def filesystem(device: int, mounts: Path = Path("/proc/self/mountinfo")) -> str 
 
 
 def refused(error: OSError, file: int, folder: Path, asked: int) -> StoreError:
-    """Return the error to raise when a file in a folder does not take so many bytes more."""
+    """Return the error to raise when a file in a folder cannot take so many more bytes."""
     cause = error.strerror or str(error)
     if error.errno not in _FULL:
         return StoreError(

@@ -1,20 +1,20 @@
-"""All that is asked of CUDA to move bytes beside the computation, in one small class.
+"""The device interface of the CPU store: all CUDA calls that move bytes beside the computation, in one small class.
 
 # Note [Who waits for whom]
-Copies run on streams of their own, one in each direction on each device. What orders them:
+Copies run on streams of their own, one in each direction on each device. Their order:
 
-1. A copy out waits for what the compute stream had been given when the tensor was saved. That stream is looked
-   up at each call, and before any other stream is entered: inside `with stream(s)`, the current stream is `s`.
+1. A copy out waits for the work queued on the compute stream when the tensor was saved. Kedge looks that stream
+   up at each call, and before it enters any other stream: inside `with stream(s)`, the current stream is `s`.
 2. A copy in waits for the copy out of the same bytes.
 3. Its target is allocated on the compute stream, so the memory may have belonged to a tensor that this stream still
-   works on: a copy in also waits for what the compute stream had been given when the target was allocated.
-4. The compute stream waits for the copy in before anything is computed with the target. So it may be freed
+   works on: a copy in also waits for the work queued on the compute stream when the target was allocated.
+4. The compute stream waits for the copy in before it computes with the target. So the target may be freed
    like any tensor: the next user of that memory on the compute stream is behind the copy.
-5. The source of a copy out is held until the copy's event is reached, and so is a target that was not asked for.
+5. The source of a copy out is held until the copy's event is reached, and so is a target that was read ahead in vain.
    Bytes of host memory are written again only behind all copies from and to them.
 
-`record_stream` keeps memory until the host asks again and again whether an event was reached, and so leads to
-fragments; it is used only where a target is asked for on another stream than the one that it was allocated on.
+`record_stream` keeps memory until the host, which polls the event, finds it reached, and so leads to fragmentation; it is
+used only if a target is read on another stream than the one that it was allocated on.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not only for
 
 
 class Cuda:
-    """A GPU that PyTorch calls CUDA: what a store of host memory asks of a device.
+    """The device interface of the CPU store, for a GPU that PyTorch calls CUDA.
 
-    Streams and events are PyTorch's own objects; tests stand a device of their own in its place.
+    Streams and events are PyTorch's own objects; tests replace this class by a device of their own.
     """
 
     def __init__(self) -> None:
         self._own: dict[tuple[torch.device, Way], torch.cuda.Stream] = {}
 
     def gains(self, device: torch.device) -> str | None:
-        """Return why moving bytes from a device to the host frees nothing; None if it does.
+        """Return the reason why moving bytes from a device to the host frees nothing; None if it frees memory.
 
-        There may be one memory, or PyTorch has no streams for the device here.
+        Reasons are a shared memory, and a device without known streams.
         """
         if device.type == "cpu":
             return "these tensors are in CPU memory already"
@@ -52,7 +52,7 @@ class Cuda:
         return None
 
     def capturing(self) -> bool:
-        """Whether a CUDA graph is being captured: what is asked for now is recorded, to be run many times, instead of run."""
+        """Whether a CUDA graph is being captured: CUDA then records calls for later runs instead of running them."""
         return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
     def current(self, device: torch.device) -> torch.cuda.Stream:
@@ -60,20 +60,20 @@ class Cuda:
         return torch.cuda.current_stream(device)
 
     def own(self, device: torch.device, way: Way) -> torch.cuda.Stream:
-        """Return the stream for copies in one direction, which is made when it is first asked for."""
+        """Return the stream for copies in one direction; the first call creates it."""
         stream = self._own.get((device, way))
         if stream is None:
             stream = self._own[device, way] = torch.cuda.Stream(device)
         return stream
 
     def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """Return an event that is reached when all that this stream has been given so far is done."""
+        """Return an event that is reached when all work queued on this stream so far is done."""
         event = torch.cuda.Event()
         event.record(stream)
         return event
 
     def after(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        """Let what the stream is given from now on wait for an event."""
+        """Queue a wait for an event on a stream; work queued from now on comes after it."""
         stream.wait_event(event)
 
     def reached(self, event: torch.cuda.Event) -> bool:
@@ -81,36 +81,36 @@ class Cuda:
         return bool(event.query())
 
     def wait(self, event: torch.cuda.Event) -> None:
-        """Let this thread wait for an event."""
+        """Block this thread until an event is reached."""
         event.synchronize()
 
     def room(self, nbytes: int, device: torch.device) -> Tensor:
-        """Allocate bytes on the stream that the program computes on."""
+        """Return new bytes, a uint8 tensor, allocated on the stream that the program computes on."""
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
     def copy(self, target: Tensor, source: Tensor, stream: torch.cuda.Stream) -> None:
-        """Queue a copy on a stream, without waiting; PyTorch finds out itself whether the memory is pinned."""
+        """Queue a copy on a stream, without waiting; PyTorch itself detects whether the memory is pinned."""
         with torch.no_grad(), torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
 
     def lend(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """Keep a tensor's memory until another stream is through with it; see Note [Who waits for whom]."""
+        """Keep a tensor's memory until another stream has finished with it; see Note [Who waits for whom]."""
         tensor.record_stream(stream)
 
     def pin(self, address: int, nbytes: int) -> str | None:
-        """Lock pages of the host's memory, so that copies need not stop for them; returns why if that fails.
+        """Lock pages of host memory, so that copies run asynchronously; returns the error text if that fails, else None.
 
-        The driver takes exactly these bytes: no power of two is made of them.
+        The driver locks exactly these bytes, not rounded up to a power of two.
         """
         runtime: Any = torch.cuda.cudart()
         error = runtime.cudaHostRegister(address, nbytes, _PORTABLE)
         if int(error) == 0:
             return None
-        # The runtime remembers its last error, and PyTorch would raise it for the kernel that is launched next: this one.
+        # The runtime stores its last error, and PyTorch would raise it at the next kernel launch: this one.
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")
         return str(runtime.cudaGetErrorString(error))
 
     def unpin(self, address: int) -> None:
-        """Let the pages go."""
+        """Unlock the pages."""
         torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))

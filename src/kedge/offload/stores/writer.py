@@ -1,17 +1,17 @@
-"""What of the file stays in memory: one thread writes out, one reads ahead.
+"""The memory window of the file: one thread writes ranges out, another reads them ahead.
 
 # Note [When the bytes are taken]
-A program may change a tensor in place right after it was saved, also by ways that move no version (``.data``). A write
-in the background from its memory could be torn, and the bytes that were meant are gone then. So `RangeFile.put` copies them
-to the system before it returns, with one `pwritev`, and what is in the background is only the way from the
-system's memory to the disk. Reads of what is not yet out come from the same memory, and a slot that is freed
-first is not written at all. The system holds more of the file only by the bytes of the window.
+A program may change a tensor in place right after it was saved, also in ways that increase no version (``.data``). A
+background write from the tensor's memory could mix old and new bytes, and the saved ones would be lost. So `RangeFile.put`
+copies them to the system before it returns, with one `pwritev`, and only the way from the system's memory to the disk is
+in the background. Reads of ranges not yet written out come from the same memory, and a slot that is freed first is never
+written. Only the bytes of the window stay in the system's memory for longer.
 
 # Note [Why no RWF_DONTCACHE]
-A write with this flag (Linux 6.14) drops only pages that it brought into memory itself, so the thread, which finds those of
-its range there, would copy them once more and drop none: of 310 MB on ext4 all stayed, instead of 105 as it is. In
-`RangeFile.put` it would drop the window too, which is read first, and write what is freed first: puts took half as long then
-and gets a third longer, both together the same within the noise (medians of 15: 0.42 s and 0.49 s).
+A write with this flag (Linux 6.14) drops only pages that it brought into memory itself. The thread finds the pages of its
+range in memory, so it would copy them once more and drop none: of 310 MB on ext4 all stayed, instead of 105 now. In
+`RangeFile.put` the flag would drop the window too, which is read first, and write ranges that are freed first: puts took
+half as long and gets a third longer, both together the same within the noise (medians of 15: 0.42 s and 0.49 s).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from kedge.offload.stores.mapped import LIBC
 
 _Job: TypeAlias = Callable[[], None]
 _WRITE_AND_WAIT = 7  # SYNC_FILE_RANGE_WAIT_BEFORE | WRITE | WAIT_AFTER
-_LOOK_BACK = 64  # so many of the ranges put before the one that is read are looked at
+_LOOK_BACK = 64  # the number of earlier ranges that a read considers for reading ahead
 
 if hasattr(LIBC, "sync_file_range"):
     LIBC.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 class JobThread:
-    """A thread that does one job after the other; it starts with the first, and ends when it is told to, or not held any more."""
+    """A thread that runs jobs in order; it starts with the first job, and ends at `end` or when its object is collected."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -45,16 +45,16 @@ class JobThread:
         self._changing = threading.Lock()
 
     def do(self, job: _Job) -> None:
-        """Do a job after those before it."""
-        with self._changing:  # or two threads that come first at once would start one each
+        """Queue a job behind those before it."""
+        with self._changing:  # or two concurrent first calls would start a thread each
             if self._thread is None or not self._thread.is_alive():
-                # It holds the queue alone, so that a store that is never closed can go all the same.
+                # It holds only the queue, so that a store that is never closed can still be collected.
                 self._thread = threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True)
                 self._thread.start()
             self._jobs.put(job)
 
     def end(self) -> None:
-        """Do what is asked for already, and end."""
+        """Run the queued jobs, and end the thread."""
         with self._changing:
             if self._thread is not None and self._thread.is_alive():
                 self._jobs.put(None)
@@ -72,10 +72,10 @@ def _work(jobs: SimpleQueue[_Job | None]) -> None:
 
 
 class SummedRanges:
-    """Ranges by their numbers, so in the order of puts.
+    """Ranges by their numbers, and so in the order of puts.
 
     Attributes:
-        room: The room of them all.
+        room: The sum of their rooms, in bytes.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class SummedRanges:
         self.room += extent.room
 
     def remove(self, extent: FileRange) -> None:
-        """Remove a range, if it is there."""
+        """Remove a range, if present."""
         if self._ranges.pop(extent.number, None):
             self.room -= extent.room
 
@@ -103,23 +103,23 @@ class SummedRanges:
 
 
 class MemoryWindow:
-    """Bounds how much of the file is in memory.
+    """The bound on the file's bytes in memory.
 
     Args:
-        limit: How many bytes may stay in memory; as many again may be on their way out, and on their way in.
+        limit: The bytes that may stay in memory; as many again may be on their way out, and as many on their way in.
 
     Attributes:
         out: Bytes written out so far.
-        failed: The error of the disk when it took some of them, until the next put raises it.
+        failed: The disk's error in writing some of them, until the next put raises it.
     """
 
     def __init__(self, limit: int) -> None:
         self.out = 0
         self.failed: OSError | None = None
         self._limit = limit
-        self._known: dict[int, FileRange] = {}  # by number, so in the order of puts
-        self._inside = SummedRanges()  # those of them that were not told to leave
-        self._ahead = SummedRanges()  # those asked for before they are read
+        self._known: dict[int, FileRange] = {}  # by number, and so in the order of puts
+        self._inside = SummedRanges()  # those of them that stay in memory
+        self._ahead = SummedRanges()  # those read ahead and not yet read
         self._leaving = 0
         self._ended = False
         self._left = threading.Condition()
@@ -127,18 +127,18 @@ class MemoryWindow:
         self._reader = JobThread("kedge-reads-ahead")
 
     def add(self, extent: FileRange) -> None:
-        """Add a range that is put; under the file's lock, as `forget`."""
+        """Add a new range; called under the file's lock."""
         self._known[extent.number] = extent
         self._inside.add(extent)
 
     def forget(self, extent: FileRange) -> None:
-        """Forget a range that is free: it need not be written any more."""
+        """Forget a freed range, which need not be written any more; called under the file's lock."""
         self._known.pop(extent.number, None)
         self._inside.remove(extent)
         self._ahead.remove(extent)
 
     def squeeze(self, ranges: RangeFile) -> None:
-        """Let the oldest ranges leave memory until the rest is within the limit; wait if the disk is behind."""
+        """Write out the oldest ranges until the rest is within the limit; waits if the disk is behind."""
         with ranges.locked():
             leaving = []
             while self._inside.room > self._limit:
@@ -151,7 +151,7 @@ class MemoryWindow:
             self._left.wait_for(lambda: self._leaving <= self._limit)
 
     def read_ahead(self, ranges: RangeFile, extent: FileRange) -> None:
-        """Read ahead what was put before a range that is being read: it will be next."""
+        """Read ahead the ranges put before one that is being read: they are read next."""
         with ranges.locked():
             self._ahead.remove(extent)
             before = map(self._known.get, range(extent.number - 1, extent.number - 1 - _LOOK_BACK, -1))
@@ -165,13 +165,13 @@ class MemoryWindow:
         self._bring(ranges, wanted)
 
     def end(self) -> None:
-        """End both threads; what is not yet written out stays in memory."""
+        """End both threads; ranges not yet written out stay in memory."""
         self._ended = True
         self._writer.end()
         self._reader.end()
 
     def _fetch(self, extent: FileRange) -> bool:
-        """Whether a range is out and there is room to read it ahead; it then counts as read ahead."""
+        """Whether a range is out and there is room to read it ahead; if so, it counts as read ahead from now on."""
         if not extent.out or extent in self._ahead or self._ahead.room + extent.room > self._limit:
             return False
         self._ahead.add(extent)
@@ -189,7 +189,7 @@ class MemoryWindow:
                 self.out += extent.room
                 _advise(ranges, extent, os.POSIX_FADV_DONTNEED)
         except OSError as error:
-            # The system still has the bytes in memory, so they are left there, and the next put is refused.
+            # The system still has the bytes in memory, where they stay; the next put raises.
             self.failed = error
         finally:
             with self._left:

@@ -305,7 +305,7 @@ class Meter:
         return known, value if known is None else known.deciding(value)
 
     def _pass_over(self, seat: MeasuredSite, value: Tensor) -> int:
-        """Record an unmeasurable value; for integers also their number, and that all are finite."""
+        """Record an unmeasurable value; for integers and booleans also their number, and that all are finite."""
         whole = not (value.is_floating_point() or value.is_complex() or value.is_nested)
         host = self._host
         row = host.make_room(1)

@@ -79,7 +79,7 @@ class Meter:
         return table_of([s for seat in list(self.seats.values()) for s in course(seat.site, self._rows(seat.id))[-1:]])
 
     def bind(self, site: Site) -> Act:
-        """Return the function that measures a site's values; for operations, one function for each operation."""
+        """Return the function that measures a site's values; if it matches operations, each of them separately."""
         return self._bind(site) if site.op is None else each_operation(site, self._bind)
 
     def _bind(self, site: Site) -> Act:

@@ -219,7 +219,7 @@ def _explain_by_calls(path: str, called: set[str]) -> Cause:
 
 
 def _reads(kind: type[nn.Module], child: Any, name: str) -> list[str]:
-    """Return the attributes of a child that a module's methods read, as attention reads a dropout's ``p``."""
+    """Return the attributes of a child that a module's methods read, as attention reads a dropout's ``p`` for a fused kernel."""
     found: dict[str, None] = {}
     for node in ast.walk(_source(kind)):
         if isinstance(node, ast.FunctionDef) and node.name.startswith(("__init__", "_init", "init_", "reset_")):

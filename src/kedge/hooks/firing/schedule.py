@@ -143,11 +143,11 @@ class StepClock:
         return passes
 
     def lead(self, passes: PassCounter, expects_optimizer: Callable[[], bool]) -> None:
-        """Make a model define the steps: by its optimizer if there is one, else by its forward passes."""
+        """Set the model that defines the steps: by its optimizer if there is one, else by its forward passes."""
         self.leader, self.expects_optimizer, self.led = passes, expects_optimizer, 0
 
     def look(self) -> None:
-        """Check, once, whether there is an optimizer whose first step to wait for."""
+        """Check, once, whether there is an optimizer, and set how many forward passes to wait for its first step."""
         self.looked = True
         self.awaited = AWAITED if self.expects_optimizer() else 0
 

@@ -136,7 +136,7 @@ class InputGate(Gate):
         self.retime()
 
     def watch_overwrites(self, actions: Iterable[Preserving]) -> None:
-        """Make these actions, which keep values without a copy, copy the values that the module is about to overwrite."""
+        """Notify actions that keep values without a copy before the module overwrites these values."""
         self.preserving += [action for action in actions if action not in self.preserving]
         self.retime()
 

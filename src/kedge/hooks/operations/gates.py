@@ -38,7 +38,7 @@ class OpPattern:
     _each: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Compute whether it matches every operation whose name fits."""
+        """Compute whether it matches every operation with a fitting name."""
         self._each = self.op[1] is None and not self.without
 
     def may_mean(self, name: str) -> bool:
@@ -46,7 +46,7 @@ class OpPattern:
         return op_pattern(self.op[0]).fullmatch(name) is not None
 
     def means(self, op: tuple[str, int]) -> bool:
-        """Whether it matches this operation, whose name fits."""
+        """Whether it matches an operation, given that the name fits."""
         return self._each or (self.op[1] in (None, op[1]) and not any(means_op(other, op) for other in self.without))
 
 

@@ -5,7 +5,7 @@ A `TorchFunctionMode` sees all calls of PyTorch on a thread, from any caller. Th
 module pushes it and the module's forward hook pops it, so that it is active in a checkpoint's recompute
 too, and costs other modules nothing. The frames show which module an operation belongs to: no other module's frame lies
 between the call and the frame that runs the module's forward. So a module that a forward calls, however it holds it, keeps
-its own operations; the hooks on children only spare their operations the way through the mode. Computations of an
+its own operations; the hooks on children only keep their operations from passing the mode. Computations of an
 action belong to no module, and neither do those in another hook of the same module.
 
 # Note [The frames that count]
@@ -224,7 +224,7 @@ def _overwriting(
 
 
 def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
-    """Make a checkpoint that the forward has begun pass its recomputed operations through the mode.
+    """Wrap the recompute of a checkpoint that the forward has begun, so that its operations pass the mode.
 
     # Note [Checkpoints inside a forward]
     The recompute of a whole module calls its hooks. The recompute of a part of its forward calls a function, and no hook:

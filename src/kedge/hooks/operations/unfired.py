@@ -17,7 +17,9 @@ _SHOWN = 8
 
 
 def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | None:
-    """Return why an operation did not fire; None if another cause applies, as for a module that was not called.
+    """Return why there was no such operation; None if there was, or if its module was not called.
+
+    For a gradient of an operation there was, the cause may be a `torch.autograd.Function` around it.
 
     Args:
         tap: The tap.

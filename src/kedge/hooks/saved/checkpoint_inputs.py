@@ -292,7 +292,7 @@ def _put_back_before(owner: Any, back: list[tuple[Any, Any, _Instead]]) -> None:
 
     def whole(*args: Any) -> Any:
         now = list(args)
-        with lock, torch.no_grad():  # the recompute would count operations that save tensors as its own
+        with lock, torch.no_grad():  # the recompute would count the saves of these operations as its own
             while back:
                 holder, key, instead = back[0]
                 holder[key] = instead.read(args)
@@ -328,7 +328,7 @@ _ALONE = _count([object()], 0)
 
 
 class PendingCheckpoints:
-    """The checkpoints whose arguments one keeper has yet to be offered, on one thread; see Note [Withheld].
+    """The checkpoints with arguments still to offer to one keeper, on one thread; see Note [Withheld].
 
     A keeper with a method ``beside(owner, place)`` receives each checkpoint instead, and takes nothing out of it. A method
     ``stays(value, place)`` receives the tensors that could not be offered, and ``passed(place)`` each call of a

@@ -61,7 +61,7 @@ def arguments_of(owner: Any) -> Sequence[Any]:
 
 
 def give_one(owner: Any) -> None:
-    """Make a recompute receive one tensor where the forward did; see Note [One tensor in several places]."""
+    """Wrap a recompute so that it receives one tensor where the forward did; see Note [One tensor in several places]."""
     if owner in _met:
         return
     _met.add(owner)

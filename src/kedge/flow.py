@@ -1,4 +1,4 @@
-"""What flows between the parts: events, records, and what actions and sinks look like.
+"""The types shared by all parts: events, records, and the protocols of actions and sinks.
 
 Each firing of a site is an `Event`. Actions receive the site's value, and the event if they take two
 arguments. Observers keep or emit `Record`s. All other parts of Kedge share only these types.

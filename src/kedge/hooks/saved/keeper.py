@@ -82,7 +82,7 @@ class SavingPlace:
     """Where a tensor is saved: in which call of which module.
 
     Attributes:
-        path: The module of the innermost active call on this thread; None outside of all modules of the model.
+        path: The path of the innermost module of the model with an active call on this thread; None outside of all.
         call: Which call of the module within the model's forward pass, from 0.
         selected: Whether the selection covers this module (for `path` None: the tensors saved outside of all modules).
         recompute: Whether a checkpoint's recompute runs this call a second time.

@@ -1,7 +1,7 @@
-"""What flows between the parts: events, records, and what actions and sinks look like.
+"""The types shared by all parts: events, records, and the protocols of actions and sinks.
 
-A site fires; that is an `Event`. Actions receive its value, and the event if they take two
-arguments. Observers keep or emit `Record`s. Everything else in Kedge meets only here.
+Each firing of a site is an `Event`. Actions receive the site's value, and the event if they take two
+arguments. Observers keep or emit `Record`s. All other parts of Kedge share only these types.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class Event:
     All indices count from 0 within the session.
 
     Attributes:
-        site: Where, down to the leaf of a structured value.
-        call: Which call of the module within its forward pass.
-        pass_: Which forward pass of the hooked model.
-        backward: Which backward pass; -1 outside of one.
-        step: How many optimizer steps came before (forward passes, where nothing optimizes).
-        micro_batch: Which forward pass since the last optimizer step.
-        rank: The process's rank in `torch.distributed`, 0 without it.
+        site: The site, down to the leaf of a structured value.
+        call: The number of the module's call within its forward pass.
+        pass_: The number of the hooked model's forward pass.
+        backward: The number of the backward pass; -1 outside of one.
+        step: The number of optimizer steps before (of forward passes, where nothing optimizes).
+        micro_batch: The number of the forward pass since the last optimizer step.
+        rank: The process's rank: that of `torch.distributed`, else ``RANK`` of the environment, else 0.
         replica: The thread that ran the forward; "" for the main thread.
-        recompute: Whether activation checkpointing runs this forward a second time.
+        recompute: Whether a checkpoint's recompute runs this forward a second time.
     """
 
     site: Site
@@ -47,7 +47,7 @@ class Event:
 
 
 class Record(NamedTuple):
-    """What an observer kept of one event."""
+    """One event, and the value that an observer kept of it."""
 
     event: Event
     value: Any
@@ -60,18 +60,18 @@ Action: TypeAlias = Callable[..., Any]
 """An action as users write it: ``(value)`` or ``(value, event)``, returning None or a tensor."""
 
 Schedule: TypeAlias = Callable[[int], bool]
-"""When: told the step, says whether the action runs in it."""
+"""Whether an action runs in a step, given the step's number."""
 
 
 def as_act(action: Action) -> Act:
-    """Return an action as it is called with ``(value, event)``.
+    """Return an action as a function of ``(value, event)``.
 
     Raises:
         ActionArity: If it takes neither one nor two arguments.
     """
     try:
         params = list(inspect.signature(action).parameters.values())
-    except (TypeError, ValueError):  # builtins such as torch.zeros_like do not tell: they take the value
+    except (TypeError, ValueError):  # builtins such as torch.zeros_like have no signature: they take the value
         return lambda value, _event: action(value)
     places = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p for p in places if p.default is p.empty]
@@ -89,10 +89,10 @@ def as_act(action: Action) -> Act:
 
 @runtime_checkable
 class Bindable(Protocol):
-    """An action that wants to know its sites beforehand."""
+    """An action that receives its sites beforehand."""
 
     def bind(self, site: Site) -> Act:
-        """Return what is to be called at this site."""
+        """Return the function to call at this site."""
 
 
 @runtime_checkable
@@ -100,25 +100,25 @@ class Readable(Protocol):
     """An action whose records can be read through its handle: ``acts["layer4"]``."""
 
     def read(self, name: str, why: Callable[[str], str]) -> Any:
-        """Return what was recorded under this name; `why` tells for an error why there is nothing."""
+        """Return the value recorded under a name; for an error, `why` returns the reason why there is none."""
 
     def records(self, name: str) -> list[Record]:
-        """Return everything that was kept under this name, in order of arrival."""
+        """Return every record kept under a name, in order of arrival."""
 
 
 @runtime_checkable
 class Preserving(Protocol):
-    """An action that keeps values without copying and copies them before a module works in place."""
+    """An action that keeps values without copying, and copies them before a module or operation works in place."""
 
     def watch_overwrites(self) -> None:
-        """Learn that the model has such modules."""
+        """Called if the model has modules or hooked operations that may work in place."""
 
     def preserve(self, storages: Iterable[int]) -> None:
-        """Copy what is kept of these storages."""
+        """Copy the kept values of these storages."""
 
 
 class Sink(Protocol):
-    """Where the records of one step go."""
+    """The destination of each step's records."""
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
-        """Take the statistics of one step: one array a column, one row a site."""
+        """Called with the statistics of one step: one array a column, one row a site."""

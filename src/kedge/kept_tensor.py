@@ -1,9 +1,9 @@
-"""A tensor that is kept as it is, and whether the program has worked in place on it since.
+"""A tensor that is kept without a copy, and whether the program has changed it in place since.
 
 # Note [Kept without a copy]
-A kept tensor has its memory in common with the program's. PyTorch counts the changes in place of that memory, through
-whichever view they are made: another count than when the tensor was kept means that its value is gone. Of tensors that
-have no such count, as those of inference mode, a copy is kept.
+A kept tensor shares its memory with the program's. PyTorch counts in-place changes of that memory, made through
+any view: a count other than at the time of keeping means that the value is lost. Tensors without a count, such as
+those of inference mode, are copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class KeptTensor:
 
     Attributes:
         value: The tensor.
-        version: How often its memory had been changed when it was kept.
+        version: The number of in-place changes of its memory when it was kept; negative if PyTorch does not count them.
     """
 
     __slots__ = ("__weakref__", "value", "version")
@@ -30,11 +30,11 @@ class KeptTensor:
 
     @property
     def overwritten(self) -> bool:
-        """Whether its memory was changed after it was kept."""
+        """Whether the program changed its memory after it was kept."""
         return version_of(self.value) != self.version
 
     def preserve(self) -> None:
-        """Keep a copy from here on, if it still is what it was: its memory is about to be changed."""
+        """Replace the tensor by a copy, unless it was overwritten; called before a change of its memory."""
         if not self.overwritten:
             self._replace(self.value.clone())
 

@@ -15,7 +15,7 @@ from kedge.torch_internals.hook_tables import after_accumulation, for_modules, o
 
 
 def hook_tables(model: nn.Module) -> dict[str, Any]:
-    """Return every hook on a model by place: its modules, its parameters, and those on all modules."""
+    """Return every hook on a model, by place: on its modules, on its parameters, and on all modules."""
     tables: dict[str, Any] = {}
     for path, m in model.named_modules():
         own = tables_of(m)
@@ -37,7 +37,7 @@ def assert_unhooked(model: nn.Module) -> None:
 
 @contextmanager
 def assert_hooks_restored(model: nn.Module) -> Iterator[None]:
-    """Assert that after the block every hook table is what it was before."""
+    """Assert that the block leaves every hook table as it was before."""
     before = hook_tables(model)
     yield
     after = hook_tables(model)
@@ -64,15 +64,15 @@ def _bits(x: Tensor) -> Tensor:
 
 
 def training_step(model: nn.Module, loss: Callable[[nn.Module], Any], seed: int = 0) -> Mapping[str, Any]:
-    """Run one seeded forward and backward on a copy of a model, and return the results.
+    """Return the results of one seeded forward and backward on a copy of a model.
 
     Args:
-        model: The model, which is not changed.
+        model: The model, which stays unchanged.
         loss: A function that runs the forward and returns (outputs, scalar loss).
-        seed: For the random numbers of dropout and the like.
+        seed: The seed of the random numbers, such as those of dropout.
 
     Returns:
-        Outputs, loss, every gradient, the state dict and the state of the random numbers.
+        The outputs, the loss, every gradient, the state dict and the state of the random number generator.
     """
     twin = copy.deepcopy(model)
     torch.manual_seed(seed)

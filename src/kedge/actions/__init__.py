@@ -1,1 +1,1 @@
-"""What is done with a value: tensors in, records or tensors out. Nothing here knows a model."""
+"""Actions on values: tensors in, records or tensors out. Nothing here depends on a model."""

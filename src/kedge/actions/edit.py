@@ -19,20 +19,20 @@ class Edit:
         self.name, self.change, self.reshape = name, change, reshape
 
     def __call__(self, value: Tensor) -> Tensor:
-        """Return what takes the value's place."""
+        """Return the value's replacement."""
         return self.change(value)
 
     def __repr__(self) -> str:
-        """As one would write it."""
+        """The call that makes this edit."""
         return self.name
 
 
 def replace(new: Any, *, reshape: bool = False) -> Edit:
-    """Put something else in the value's place.
+    """Return the edit that replaces the value.
 
     Args:
         new: A tensor, a number that fills the value's shape, or a function of the value.
-        reshape: Allow another shape, dtype or device; for forward values only.
+        reshape: Whether to allow another shape, dtype or device; for forward values only.
     """
     if callable(new) and not isinstance(new, Tensor):
         return Edit(f"replace({getattr(new, '__name__', 'function')})", new, reshape=reshape)
@@ -42,17 +42,17 @@ def replace(new: Any, *, reshape: bool = False) -> Edit:
 
 
 def scale(factor: float | Tensor) -> Edit:
-    """Multiply the value by a number, or by a tensor that broadcasts to its shape."""
+    """Return the edit that multiplies the value by a number, or by a tensor that broadcasts to its shape."""
     return Edit(f"scale({_short(factor)})", lambda value: value * factor)
 
 
 def add(term: float | Tensor) -> Edit:
-    """Add a number, or a tensor that broadcasts to the value's shape, such as a steering vector."""
+    """Return the edit that adds a number, or a tensor that broadcasts to the value's shape, such as a steering vector."""
     return Edit(f"add({_short(term)})", lambda value: value + term)
 
 
 def clamp(*, min: float | None = None, max: float | None = None) -> Edit:  # noqa: A002 - torch.clamp's own names
-    """Limit each element to at least `min` and at most `max`."""
+    """Return the edit that limits each element to at least `min` and at most `max`."""
     if min is None and max is None:
         raise ValueError("clamp() without limits changes nothing; give min, max or both")
     limits = ", ".join(f"{k}={v}" for k, v in (("min", min), ("max", max)) if v is not None)
@@ -60,7 +60,7 @@ def clamp(*, min: float | None = None, max: float | None = None) -> Edit:  # noq
 
 
 def zero() -> Edit:
-    """Put zeros in the value's place: ablation, or a gradient that stops here."""
+    """Return the edit that replaces the value by zeros: ablation, or a gradient that stops here."""
     return Edit("zero()", torch.zeros_like)
 
 

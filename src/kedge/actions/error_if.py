@@ -1,4 +1,4 @@
-"""Stopping where something is found: `error_if`."""
+"""The action that raises an error on a condition: `error_if`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kedge.sites.leaves import untransformed
 
 
 class ErrorIf:
-    """The action that `error_if` makes."""
+    """The action that `error_if` returns."""
 
     observes = True
 
@@ -21,22 +21,22 @@ class ErrorIf:
         self.condition = condition
 
     def __call__(self, value: Tensor) -> None:
-        """Raise if the condition holds."""
+        """Raise `ConditionMet` if the condition holds."""
         found = self.condition(value)
         plain = untransformed(found) if isinstance(found, Tensor) else found
-        if found if plain is found else plain.any():  # under `vmap` one answer a sample
+        if found if plain is found else plain.any():  # under `vmap` one result a sample
             name = getattr(self.condition, "__name__", repr(self.condition))
             raise ConditionMet(f"{name} is true of {_summary(value)}")
 
     def __repr__(self) -> str:
-        """As one would write it."""
+        """The call that makes this action."""
         return f"error_if({getattr(self.condition, '__name__', 'condition')})"
 
 
 def error_if(condition: Callable[[Tensor], Any]) -> ErrorIf:
-    """Make the action that stops the program when a condition is true of a value.
+    """Return the action that raises an error when a condition is true of a value.
 
-    The error names site, pass and shape. Looking at the answer waits for the device.
+    The error names site, pass and shape. Reading the condition's result waits for the device.
 
     Args:
         condition: Takes the tensor; returns a bool or a tensor of one element.
@@ -45,7 +45,7 @@ def error_if(condition: Callable[[Tensor], Any]) -> ErrorIf:
 
 
 def nonfinite(value: Tensor) -> Tensor:
-    """Tell whether a tensor holds a NaN or an infinity; a condition for `error_if`."""
+    """Return whether a tensor holds a NaN or an infinity; a condition for `error_if`."""
     if not value.is_floating_point() and not value.is_complex():
         return torch.zeros((), dtype=torch.bool, device=value.device)
     return ~torch.isfinite(value).all()

@@ -1,4 +1,4 @@
-"""What is measured in this process's memory in one step: a table of rows, and which site each is of."""
+"""The statistics of one step in this process's memory: a table of rows, and the sites of each."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from kedge.native.reductions import flat
 from kedge.store import exponents
 
 _BLOCK, _PLACES = 256, 2
-"""How many rows there are at first, and places of sites for each: a value may stand at several."""
+"""The initial number of rows, and the places of sites for each row: one value may be at several sites."""
 _WHOLE = [STATISTICS.index("nonzero"), STATISTICS.index("nonfinite")]
 
 
 class DevicePart(NamedTuple):
-    """What was measured on one device in one step.
+    """The measurements of one step on one device.
 
     Attributes:
-        rows: A row a measured value: its statistics, and how many elements it has.
-        sampled: How many elements were drawn from each value; -1 where none were.
+        rows: One row for each measured value: its statistics, and its number of elements.
+        sampled: The number of elements drawn from each value; -1 where none were.
         histograms: A histogram of the drawn elements of each value; see `kedge.store.exponents`.
-        sites: The number of each site that a value stood at.
-        at: The row of that value; a value that stood at several sites was measured once.
-        saturated: How many of the drawn elements are saturated, at the places of `sites` where an activation may be; else -1.
-        active: A bit a channel, whether it has a number above zero, of some places of `sites`.
+        sites: The number of the site at each place; negative if the place was dropped.
+        at: The row of the value at each place; a value at several sites is measured once.
+        saturated: The number of saturated drawn elements at each place whose activation can saturate; else -1.
+        active: One bit for each channel, whether it has a number above zero, by place; for some places only.
     """
 
     rows: NDArray[np.float64]
@@ -43,7 +43,7 @@ class DevicePart(NamedTuple):
     active: dict[int, bytes]
 
     def columns(self) -> dict[str, Any]:
-        """The columns of the recording, without the places that were dropped."""
+        """Return the columns of the recording, without dropped places."""
         chosen = np.flatnonzero(self.sites >= 0) if (self.sites < 0).any() else slice(None)
         at = self.at[chosen]
         table = self.rows.T.take(at, axis=1)  # each column in one piece
@@ -60,18 +60,18 @@ class DevicePart(NamedTuple):
 
 
 class HostTable:
-    """Rows of float64 in this process's memory, used again in the next step.
+    """Rows of float64 in this process's memory, reused in the next step.
 
     Attributes:
-        rows: A row a value, as `kedge.native.measure_into` writes it.
+        rows: One row for each value, as `kedge.native.measure_into` writes it.
         sampled: See `DevicePart`.
         buckets: The counts of each value's histogram.
         sites: See `DevicePart`.
         at: See `DevicePart`.
         saturated: See `DevicePart`.
-        counts: How many rows and places of sites are in use.
+        counts: The numbers of rows and of places of sites in use.
         measurer: Measures values into all of these; None without the compiled part.
-        saturating: How the activations at some sites saturate, by the number of the site.
+        saturating: The saturation of activations, by the number of the site.
         active: See `DevicePart`.
     """
 
@@ -84,7 +84,7 @@ class HostTable:
         self._allocate(_BLOCK)
 
     def _allocate(self, room: int) -> None:
-        """Have room for so many rows, and keep what is there."""
+        """Allocate room for a number of rows, and keep the present ones."""
         places = room * _PLACES
         self.rows = _longer(native.table(room), self, "rows")
         self.sampled = _longer(np.full(room, -1, dtype=np.int32), self, "sampled")
@@ -98,29 +98,29 @@ class HostTable:
             self.observe = self.measurer.observe
 
     def saturates(self, site: int, saturation: Saturation) -> None:
-        """Note how the activation at a site saturates."""
+        """Set how the activation at a site saturates."""
         self.saturating[site] = saturation
         if self.measurer is not None:
             self.measurer.saturates(site, saturation.low, saturation.high)
 
     @property
     def used(self) -> int:
-        """How many rows are in use."""
+        """The number of rows in use."""
         return int(self.counts[0])
 
     def make_room(self, count: int) -> int:
-        """Have room for so many rows and places more; returns where the rows begin."""
+        """Ensure room for `count` more rows and places; returns the index of the first free row."""
         used, places = self.counts.tolist()
         while used + count > len(self.rows) or places + count > len(self.sites):
             self._allocate(2 * len(self.rows))
         return int(used)
 
     def take(self, site: int, drawing: Tensor | None = None) -> None:
-        """Take the next row, which has been written, for the value at a site.
+        """Assign the next row, already written, to the value at a site.
 
         Args:
             site: The number of the site.
-            drawing: What to draw elements from, if any are to be drawn.
+            drawing: The tensor to draw elements from; None to draw none.
         """
         row = self.used
         self.counts[0] += 1
@@ -129,13 +129,13 @@ class HostTable:
             self.draw_for_last(drawing)
 
     def place(self, site: int, row: int) -> None:
-        """Note that the value of a row stands at a site."""
+        """Assign a row to a site, at the next place."""
         places = int(self.counts[1])
         self.sites[places], self.at[places] = site, row
         self.counts[1] += 1
 
     def draw_for_last(self, value: Tensor) -> None:
-        """Draw elements for what was measured last: from its value, or from what decides in its place."""
+        """Draw elements for the last measurement, from its value or from the outputs that decide on saturation."""
         if self.measurer is not None and self.measurer.draw_for_last(value):
             return
         row, place = self.counts.tolist()
@@ -146,11 +146,11 @@ class HostTable:
             self.saturated[place - 1] = saturation.count(some)
 
     def activate(self, bits: bytes) -> None:
-        """Note which channels of the value that was measured last are active."""
+        """Set which channels of the last measured value are active, one bit for each."""
         self.active[int(self.counts[1]) - 1] = bits
 
     def observe_all(self, sites: Sequence[int], values: Sequence[Tensor], what: int, *, draws: bool) -> Sequence[int]:
-        """Measure a value at each of many sites; returns the places of those that one native call could not measure."""
+        """Measure a value at each of many sites; returns the indices of those that one native call could not measure."""
         self.make_room(len(values))
         if self.measurer is None:
             return range(len(values))
@@ -158,7 +158,7 @@ class HostTable:
         return refused
 
     def put(self, sites: Sequence[int], counts: Sequence[int], squares: Sequence[float]) -> None:
-        """Take sums of squares that are known already, one a site, each of so many numbers."""
+        """Add known sums of squares, one a site, with the number of elements that each is of."""
         first, more = self.make_room(len(sites)), len(sites)
         places = int(self.counts[1])
         self.rows[first : first + more, 1], self.rows[first : first + more, len(STATISTICS)] = squares, counts
@@ -166,16 +166,16 @@ class HostTable:
         self.counts += more
 
     def drop(self, sites: Collection[int]) -> None:
-        """Forget what was measured at some sites; their rows stay and belong to none."""
+        """Discard the measurements at some sites; their rows stay and belong to no site."""
         here = self.sites[: self.counts[1]]
         here[np.isin(here, list(sites))] = -1
 
     def spoiled(self) -> bool:
-        """Whether a sum or a sum of squares is not finite; what was not measured is NaN in both."""
+        """Whether a row has neither a finite sum nor a finite sum of squares; an unmeasured row has NaN in both."""
         return not np.isfinite(self.rows[: self.used, :2]).any(axis=1).all()
 
     def end(self) -> DevicePart:
-        """Hand over what was measured, and begin anew."""
+        """Return the measurements, and reset the table."""
         used, places = self.counts.tolist()
         part = DevicePart(
             self.rows[:used].copy(),
@@ -205,7 +205,7 @@ def _refuse(_value: Tensor, _site: int, _role: int, _what: int, _draws: bool) ->
 
 
 def _longer(fresh: NDArray[Any], table: HostTable, name: str) -> NDArray[Any]:
-    """Return a new array that begins with what the table's old one of this name holds."""
+    """Return a new array that begins with the contents of the table's array of this name."""
     old = getattr(table, name, None)
     if old is not None:
         fresh[: len(old)] = old

@@ -41,7 +41,7 @@ _SPOILED_KEPT = 32
 
 
 class Meter:
-    """The action that `measure` makes: sums values up on their device, one table a step."""
+    """The action that `measure` returns: reduces values on their device, into one table a step."""
 
     observes = True
 
@@ -70,7 +70,7 @@ class Meter:
         self.lock = threading.RLock()
 
     def __repr__(self) -> str:
-        """As one would write it."""
+        """The call that makes this action."""
         return f"measure({self.what!r})"
 
     def _repr_html_(self) -> str:
@@ -79,7 +79,7 @@ class Meter:
         return table_of([s for seat in list(self.seats.values()) for s in course(seat.site, self._rows(seat.id))[-1:]])
 
     def bind(self, site: Site) -> Act:
-        """Return what measures the values of one site; of operations, each by itself."""
+        """Return the function that measures a site's values; if it matches operations, each of them separately."""
         return self._bind(site) if site.op is None else each_operation(site, self._bind)
 
     def _bind(self, site: Site) -> Act:
@@ -87,7 +87,7 @@ class Meter:
         return lambda value, event: measure(value, event.step)
 
     def bind_value(self, site: Site) -> Measure | None:
-        """Return what measures values of a site that come without an event; operations tell each other apart by it."""
+        """Return the function that measures values without an event; None for operations, which the event identifies."""
         return self._measure_at(site) if site.op is None else None
 
     def _measure_at(self, site: Site) -> Measure:
@@ -115,7 +115,7 @@ class Meter:
         return measure
 
     def _observe_first(self, site: Site, value: Tensor) -> MeasuredSite:
-        """Measure the first value of a site, wherever it is."""
+        """Measure the first value of a site, also inside a transform of `torch.func`."""
         if not reduce.transforms(value):
             seat = self.seat(site, value)
             self._observe(seat, value)
@@ -127,14 +127,14 @@ class Meter:
         return seat
 
     def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:
-        """Tell how the activation at a path saturates; see `kedge.actions.saturation.saturation`."""
+        """Set how the activation at a path saturates; see `kedge.actions.saturation.saturation`."""
         self.saturations[path] = saturation(how, numbers)
         for seat in self.seats.values():
             if seat.site.path == path:
                 self._learn_specials(seat)
 
     def _learn_specials(self, seat: MeasuredSite) -> None:
-        """Find out what is taken of a site's values besides their statistics."""
+        """Determine which extra figures the site needs: saturation, and the activity of channels."""
         known = self.saturations.get(seat.site.path) if seat.site.kind == "out" else None
         if known is not None:
             known = known.rounded(getattr(torch, seat.dtype))
@@ -142,12 +142,12 @@ class Meter:
         seat.is_special = seat.channels is not None or (known is not None and known.dim is not None)
 
     def _observe(self, seat: MeasuredSite, value: Tensor, *, inner: bool = False) -> None:
-        """Measure a value, and along with it what its site asks for.
+        """Measure a value, and the extra figures that its site needs.
 
         Args:
             seat: The site.
             value: The value.
-            inner: It is what a transform has wrapped, and the transform is suspended.
+            inner: Whether the value is the tensor that a transform wraps, while the transform is suspended.
         """
         competing = self._competing(seat)
         draws = self._drawing and competing is None
@@ -163,17 +163,17 @@ class Meter:
             self._host.activate(_active(value, dim))
 
     def _read(self, seat: MeasuredSite, value: Tensor, *, draws: bool) -> int:
-        """Measure a value by one native call; returns what was done, as flags of `kedge.native`."""
+        """Measure a value by one native call; returns the outcome, as flags of `kedge.native`."""
         role = _ROLES.get(seat.site.kind, native.AS_VALUE)
         return self._host.observe(value, seat.id, role, self._code, draws)
 
     def _observe_inner(self, seat: MeasuredSite, inner: Tensor) -> None:
-        """Measure what a transform has wrapped; under `vmap` the samples' dimension may be anywhere, and so the channels'."""
+        """Measure the tensor that a transform wraps, without channels: `vmap` may put the batch dimension anywhere."""
         seat.channels = None
         self._observe(seat, inner, inner=True)
 
     def _settle(self, seat: MeasuredSite, value: Tensor, done: int, *, draws: bool, inner: bool = False) -> int:
-        """Do what one native call could not; returns what was done, as flags of `kedge.native`."""
+        """Complete a measurement that one native call could not; returns the outcome, as flags of `kedge.native`."""
         host = self._host
         while done == native.NO_ROOM:
             host.make_room(1)
@@ -189,7 +189,7 @@ class Meter:
         return done
 
     def _observe_slowly(self, seat: MeasuredSite, value: Tensor) -> None:
-        """Measure a value with PyTorch's reductions, unless this very tensor was measured in this step already."""
+        """Measure a value with PyTorch's reductions, unless this step has already measured this very tensor."""
         version = version_of(value)
         seen = self._seen.get(id(value))
         if seen is not None and seen[0]() is value and seen[1] == version >= 0:
@@ -208,7 +208,7 @@ class Meter:
         self._came(seat, None)
 
     def _measure_here(self, seat: MeasuredSite, value: Tensor) -> int:
-        """Measure a value in this process's memory that no single native call could; returns its row."""
+        """Measure a CPU value that a single native call could not; returns its row."""
         host, found = self._host, native.row(value, self._what)
         deciding = self._saturation(seat, value)[1] if self._drawing else None
         row = host.make_room(1)
@@ -220,7 +220,7 @@ class Meter:
         return row
 
     def observe_all(self, seats: Sequence[MeasuredSite], values: Sequence[Tensor], step: int) -> None:
-        """Measure one value of each of many sites, which are no module's: those that can be are read by one native call."""
+        """Measure one value for each of many sites that belong to no module, by one native call where possible."""
         with self.lock:
             if step != self.step:
                 self._begin(step)
@@ -228,7 +228,7 @@ class Meter:
                 self._observe(seats[i], values[i].detach())
 
     def _again(self, seat: MeasuredSite, seen: Seen) -> None:
-        """Note that a value which was measured in this step stands at a site too."""
+        """Record at another site a value that this step has already measured."""
         _, _, place, source = seen
         if isinstance(place, int):
             self._host.make_room(1)
@@ -238,13 +238,13 @@ class Meter:
         self._came(seat, source)
 
     def _came(self, seat: MeasuredSite, source: int | None) -> None:
-        """Note which site's output an input is, None for no site's."""
+        """Record the site whose output an input is; None if it is no site's output."""
         if source not in seat.sources and seat.site.kind == "in":
             seat.sources = (*seat.sources, source)
             self.wires += 1
 
     def _begin(self, step: int) -> None:
-        if self.step >= 0 or self._pending:  # there is something of another step
+        if self.step >= 0 or self._pending:  # values of another step are left
             self.flush()
         self.step, self._step_level = step, self.level
         self._what = "norm" if self.level == LIGHT else self.what
@@ -252,7 +252,7 @@ class Meter:
         self._drawing = self.draws and not self._code
 
     def seat(self, site: Site, value: Tensor) -> MeasuredSite:
-        """Return what is known of a site; with its first value it becomes known."""
+        """Return a site's entry, made from its first value."""
         known = self.seats.get(site)
         if known is not None:
             return known
@@ -271,7 +271,7 @@ class Meter:
         return 1 if value.dim() != 3 else self.channel_dims[site.path]
 
     def _measure_there(self, seat: MeasuredSite, value: Tensor, what: What) -> Measured:
-        """Measure a value on its device, without waiting for it."""
+        """Measure a value on its device, without synchronisation."""
         elements, table = reductions.flat(value), self._table_on(value.device)
         measured = Measured(seat.id, elements.numel(), value.device, table.used)
         start = table.now()
@@ -290,22 +290,22 @@ class Meter:
         return measured
 
     def _tracked_dim(self, seat: MeasuredSite, value: Tensor) -> int | None:
-        """The dimension of the channels of a value, where their activity is tracked."""
+        """The channel dimension of a value; None where channel activity is not tracked."""
         dim = self._channel_dim(seat.site, value)
         return dim if dim is not None and seat.channels == value.shape[dim] else None
 
     def _competing(self, seat: MeasuredSite) -> Saturation | None:
-        """How an activation saturates of whose outputs the largest decide; None where all do."""
+        """The saturation of an activation where only its largest outputs decide; None where all outputs do."""
         known = self._host.saturating.get(seat.id) if seat.is_special else None
         return None if known is None or known.dim is None else known
 
     def _saturation(self, seat: MeasuredSite, value: Tensor) -> tuple[Saturation | None, Tensor]:
-        """How the activation of a site saturates, and the outputs that decide; without one the value itself."""
+        """The site's saturation, and the outputs that decide; None and the value itself if it does not saturate."""
         known = self._host.saturating.get(seat.id)
         return known, value if known is None else known.deciding(value)
 
     def _pass_over(self, seat: MeasuredSite, value: Tensor) -> int:
-        """Note that a value was there; of whole numbers also how many, and that all are finite."""
+        """Record an unmeasurable value; for integers and booleans also their number, and that all are finite."""
         whole = not (value.is_floating_point() or value.is_complex() or value.is_nested)
         host = self._host
         row = host.make_room(1)
@@ -320,7 +320,7 @@ class Meter:
         return table
 
     def total_seat(self, site: Site, size: int) -> MeasuredSite:
-        """Return what is known of a site that stands for many tensors with `size` elements."""
+        """Return the entry of a site that stands for many tensors with `size` elements in all."""
         seat = self.seats.get(site)
         if seat is None:
             seat = self.seats[site] = MeasuredSite(site, len(self.seats), (size,), "float32", None, (), None)
@@ -329,14 +329,21 @@ class Meter:
     def add_squares(
         self, seats: Sequence[MeasuredSite], step: int, counts: Sequence[int], squares: Sequence[float]
     ) -> None:
-        """Take in sums of squares that are known already, one a site, each of so many numbers."""
+        """Add known sums of squares, one a site.
+
+        Args:
+            seats: The sites.
+            step: The step.
+            counts: How many numbers each sum is of.
+            squares: The sums.
+        """
         with self.lock:
             if step != self.step:
                 self._begin(step)
             self._host.put([seat.id for seat in seats], counts, squares)
 
     def spoiled(self) -> bool:
-        """Whether something measured in this step is known not to be finite; on a GPU, where asking waits, always true."""
+        """Whether this step has non-finite values; true on a GPU if it has any values, because reading them would wait."""
         if not (self._host.used or self._measured):
             return False
         if self._tables:
@@ -344,7 +351,7 @@ class Meter:
         return self._host.spoiled()
 
     def drop(self, seats: Sequence[MeasuredSite] | None = None) -> None:
-        """Forget what was measured in this step, at some sites or at all."""
+        """Discard this step's measurements, at some sites or at all."""
         with self.lock:
             if seats is None:
                 self._seen.clear()
@@ -358,10 +365,10 @@ class Meter:
             self._measured = [m for m in self._measured if m.site not in ids]
 
     def flush(self, *, finite: bool = False) -> None:
-        """End the step: send its tables on their way, and pass on those that have arrived.
+        """End the step: start copying its tables to the host, and pass on those that have arrived.
 
         Args:
-            finite: Nothing was measured in it and all was finite, so that what goes wrong later is news.
+            finite: Whether all was finite in a step without measurements, so that non-finite values later are news.
         """
         with self.lock, reduce.plainly():
             self._seen.clear()
@@ -371,12 +378,12 @@ class Meter:
                 self._measured = []
             elif finite and not self._pending:
                 self._spoiled = frozenset()
-            self.step = -1  # what comes, in the same step even, is measured as closely as is asked for then
+            self.step = -1  # later values, even of the same step, are measured at the level in force then
             while self._pending and (self._pending[0].ready() or len(self._pending) > _BEHIND):
                 self._emit(self._pending.popleft())
 
     def finish(self) -> None:
-        """Pass everything on, waiting for what is still on its way."""
+        """Pass everything on, waiting for the copies still in progress."""
         with self.lock:
             self.flush()
             while self._pending:
@@ -398,9 +405,9 @@ class Meter:
                 del self.series[next(iter(self.series))]
 
     def _is_news(self, step: FinishedStep) -> bool:
-        """Whether something is not finite in a step in between that was finite in the one before.
+        """Whether a site that was finite at the last check has non-finite values in this light step.
 
-        A module whose output is infinite in every step must not hide what goes wrong later.
+        So a module whose output is infinite in every step does not hide later failures.
         """
         spoiled, known = step.spoiled(), self._spoiled
         self._spoiled = spoiled
@@ -439,29 +446,29 @@ class Meter:
 
 
 def _active(value: Tensor, dim: int) -> bytes:
-    """A bit for each channel of a value on the host: whether one of its numbers is above zero."""
+    """One bit for each channel of a CPU value: whether any of its numbers is above zero."""
     found = native.channels_above_zero(value, dim)
     return bits(reduce.channels(value, dim).float().numpy()) if found is None else found
 
 
 def _keep(numbers: Tensor, table: DeviceTable) -> tuple[int, int]:
-    """Take some numbers along in a table; returns from where to where they are."""
+    """Copy numbers into a table; returns the range that they occupy."""
     start = table.wide_used
     table.room(numbers.numel()).copy_(numbers)
     return start, table.wide_used
 
 
 def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> Meter:
-    """Make the action that measures: one row of statistics a site and step, without synchronisation.
+    """Return the action that measures: one row of statistics a site and step, without synchronisation.
 
-    Several calls and passes of one step are merged. Read as ``stats["layer4"].rms``; a step's course
-    as ``stats.records("layer4")``.
+    Several calls and passes of one step are merged. ``stats["layer4"].rms`` reads the newest step,
+    ``stats.records("layer4")`` all steps.
 
     Args:
         what: "full" for count, sum, sum of squares, min, max, non-zero and non-finite elements; "norm" for
             the sum of squares; "finite" for the sum, which is finite if every element is.
         keep: How many of the last steps to keep; None for all.
-        recomputes: Also measure what a checkpoint's recompute makes.
+        recomputes: Whether to measure the values of a checkpoint's recompute, too.
     """
     if what not in _REDUCE:
         raise ValueError(f"measure({what!r}): it is one of {', '.join(map(repr, _REDUCE))}")

@@ -1,4 +1,4 @@
-"""Reading by name: what the text between the brackets of ``acts["layer4#1:out"]`` means."""
+"""The names by which recorded values are read, as in ``acts["layer4#1:out"]``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kedge.sites.site import Site
 
 
 def meant(term: Term, hooked: Site) -> bool:
-    """Whether a name may be that of a value which flowed at a hooked site, which may stand for many operations."""
+    """Whether a name fits values of a hooked site, which may match many operations."""
     if hooked.op is None or term.op is None:
         return term.names(hooked)
     same = hooked.path == term.literal and hooked.op[1] in (
@@ -24,16 +24,16 @@ def meant(term: Term, hooked: Site) -> bool:
 
 
 def kind_meant(term: Term, kinds: Collection[str]) -> str:
-    """The kind that a name means: the one it says, else ``out``, else the only one there is."""
+    """Return the kind that a name means: its own, else ``out`` if present, else the only one present, else ``out``."""
     return term.kind or ("out" if "out" in kinds or len(kinds) != 1 else next(iter(kinds)))
 
 
 def each_operation(site: Site, bind: Callable[[Site], Act]) -> Act:
-    """Make the action of a site that stands for operations: one of its own for each of them.
+    """Return the action of a site that matches operations, with a separate action for each operation.
 
     Args:
         site: The site.
-        bind: Makes the action of one operation's site.
+        bind: Returns the action of one operation's site.
     """
     acts: dict[tuple[str, int | None] | None, Act] = {}
 

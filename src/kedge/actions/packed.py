@@ -1,4 +1,4 @@
-"""One's own pair of saved-tensor hooks: `packed`."""
+"""The action for a user's own pair of saved-tensor hooks: `packed`."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from kedge.sites.site import Site
 
 
 class _Taken(threading.local):
-    """What was packed in a call of the action that is not over yet, each thread for itself."""
+    """The object packed by the action's last call on each thread, until `Packed.taken`."""
 
     def __init__(self) -> None:
         self.packed: list[Any] = []
 
 
 class Packed:
-    """The action that `packed` makes: it packs what autograd saves, and unpacks it when backward asks."""
+    """The action that `packed` returns: packs the tensors that autograd saves, and unpacks them in the backward."""
 
     def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
         self._pack, self.unpack = pack, unpack
         self._here = _Taken()
 
     def __repr__(self) -> str:
-        """As one would write it."""
+        """The call that makes this action."""
         names = (getattr(f, "__qualname__", repr(f)) for f in (self._pack, self.unpack))
         return f"packed({', '.join(names)})"
 
     def bind(self, site: Site) -> Act:
-        """Return what packs the values of one site.
+        """Return the function that packs the values of one site.
 
         Raises:
-            NoSuchKind: If that is not of kind ``saved``.
+            NoSuchKind: If the site is not of kind ``saved``.
         """
         if site.kind != "saved":
             raise NoSuchKind(
@@ -46,7 +46,7 @@ class Packed:
         return self._take
 
     def taken(self) -> list[Any]:
-        """Return what the last call on this thread has packed, and forget it."""
+        """Return the object packed by the last call on this thread, and forget it; an empty list without one."""
         packed, self._here.packed = self._here.packed, []
         return packed
 
@@ -55,13 +55,13 @@ class Packed:
 
 
 def packed(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Packed:
-    """Make the action that puts something of one's own in the place of what autograd saves, at ``:saved`` sites.
+    """Return the action that replaces the tensors that autograd saves, at ``:saved`` sites.
 
-    Several at one site work inside each other: each packs what the one before made, as long as that is a tensor.
+    Several at one site nest: each packs the result of the one before, as long as that is a tensor.
 
     Args:
-        pack: Takes the tensor, detached, and returns anything. It must not change it.
-        unpack: Takes that and returns a tensor of the same shape, dtype and device. It may be called more than
-            once, and in another thread.
+        pack: Takes the tensor, detached, and returns any object. It must not change the tensor.
+        unpack: Takes that object and returns a tensor of the same shape, dtype and device. It may be called more than
+            once, and on another thread.
     """
     return Packed(pack, unpack)

@@ -1,4 +1,4 @@
-"""Keeping values: `record`."""
+"""The action that keeps values: `record`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kedge.sites.site import Site
 
 _PRUNE = 1_000
 _ADOPTED = frozenset({"param.grad", "param.acc", "grad", "acc"})
-"""Gradients whose memory autograd takes for ``.grad``, which the next backward, clipping and zeroing overwrite."""
+"""Gradients whose memory autograd uses for ``.grad``, which the next backward, clipping and zeroing overwrite."""
 
 
 class RecordedTensor(KeptTensor):
-    """One recorded tensor, and the event that it came with."""
+    """One recorded tensor, and its event."""
 
     __slots__ = ("event",)
 
@@ -36,7 +36,7 @@ class RecordedTensor(KeptTensor):
         """Return the tensor.
 
         Raises:
-            Overwritten: If its memory was changed after it was recorded.
+            Overwritten: If the program changed its memory after it was recorded.
         """
         if self.overwritten:
             raise Overwritten(
@@ -47,7 +47,7 @@ class RecordedTensor(KeptTensor):
 
 
 class RecordedPass(NamedTuple):
-    """Which forward (for a gradient: which backward) a value is from, in which thread."""
+    """The number of a value's forward (for a gradient: of its backward), and its thread."""
 
     number: int
     replica: str
@@ -61,7 +61,7 @@ class SiteRecords:
         self.batches: OrderedDict[RecordedPass, list[RecordedTensor]] = OrderedDict()
 
     def put(self, kept: RecordedTensor) -> None:
-        """Add a value; with the first of a new pass the oldest pass goes."""
+        """Add a value; the first value of a new pass removes the oldest pass."""
         event = kept.event
         batch = RecordedPass(event.backward if self.site.is_gradient else event.pass_, event.replica)
         values = self.batches.get(batch)
@@ -85,7 +85,7 @@ class SiteRecords:
 
 
 class Recorder:
-    """The action that `record` makes: keeps values and hands them out by name."""
+    """The action that `record` returns: keeps values and returns them by name."""
 
     observes = True
     keeps = True
@@ -98,17 +98,17 @@ class Recorder:
         self._overwrites = False
 
     def __repr__(self) -> str:
-        """As one would write it."""
+        """The call that makes this action."""
         given = [("copy", self.copy, False), ("keep", self.keep, 1), ("recomputes", self.recomputes, False)]
         return f"record({', '.join(f'{name}={value}' for name, value, default in given if value != default)})"
 
     def bind(self, site: Site) -> Act:
-        """Return what keeps the values of one site."""
+        """Return the function that keeps the values of one site."""
         shelf = self.shelves.setdefault(site, SiteRecords(site, self.keep))
         copied = self.copy or site.kind in _ADOPTED
 
         def keep(value: Tensor, event: Event) -> None:
-            alias = untransformed(value.detach())  # a transform's wrapper is dead when the transform is over
+            alias = untransformed(value.detach())  # a transform's wrapper is invalid after the transform
             kept = RecordedTensor(event, alias, copied=copied)
             shelf.put(kept)
             if self._overwrites:
@@ -117,7 +117,7 @@ class Recorder:
         return keep
 
     def _remember(self, kept: RecordedTensor) -> None:
-        """Note whose memory this is, weakly: a value that is kept no longer must not live on."""
+        """Index a kept value by its storage, with a weak reference, so that a dropped value is freed."""
         self._by_storage.setdefault(storage_of(kept.value), []).append(weakref.ref(kept))
         self._remembered += 1
         if self._remembered > self._prune_at:
@@ -127,11 +127,11 @@ class Recorder:
             self._prune_at = 2 * self._remembered + _PRUNE
 
     def watch_overwrites(self) -> None:
-        """Remember from here on whose memory is whose, as modules of the model work in place."""
+        """Index kept values by storage from now on; called if the model has in-place modules or operations."""
         self._overwrites = True
 
     def preserve(self, storages: Iterable[int]) -> None:
-        """Copy what is kept of these storages: a module is about to work on them in place."""
+        """Copy the kept values of some storages; called before a module works on them in place."""
         for storage in storages:
             for ref in self._by_storage.pop(storage, ()):
                 kept = ref()
@@ -139,7 +139,7 @@ class Recorder:
                     kept.preserve()
 
     def read(self, name: str, why: Callable[[str], str]) -> Tensor:
-        """Return the one tensor of a name; see `kedge.hooks.handle.Hooked.__getitem__`."""
+        """Return the tensor of a name; see `kedge.hooks.handle.Hooked.__getitem__`."""
         found = self._find(name, SiteRecords.latest)
         if not found:
             there = [
@@ -166,7 +166,7 @@ class Recorder:
 
 
 def name_of(event: Event) -> str:
-    """The name under which one recorded value is read."""
+    """Return the name that reads one recorded value."""
     return str(event.site.at(call=None if event.site.op and not event.call else event.call))
 
 
@@ -183,16 +183,16 @@ def _several(name: str, found: list[RecordedTensor]) -> str:
 
 
 def record(*, copy: bool = False, keep: int | None = 1, recomputes: bool = False) -> Any:
-    """Make the action that keeps values: detached, not copied, checked when read.
+    """Return the action that keeps values: detached, not copied, checked when read.
 
-    A module that works in place and is about to overwrite a kept value makes Kedge copy it first, and
-    gradients of parameters and tensors are copied, because autograd adopts their memory as ``.grad``.
+    Kedge copies a kept value before an in-place module overwrites it, and copies gradients
+    of parameters and tensors, because autograd uses their memory for ``.grad``.
     If anything else overwrites a value, reading it is an error.
 
     Args:
-        copy: Copy each value at once, for programs that overwrite tensors.
+        copy: Whether to copy each value at once, for programs that overwrite tensors.
         keep: How many of the last forward passes (for gradients: backward passes) to keep; None for all.
-        recomputes: Also keep what a checkpoint's recompute makes.
+        recomputes: Whether to keep the values of a checkpoint's recompute, too.
     """
     if keep is not None and keep < 1:
         raise ValueError(f"record(keep={keep}) would keep nothing; use 1 or more, or None for all")

@@ -1,6 +1,6 @@
-"""What can be measured, and the reductions behind `measure` on a device.
+"""The reductions behind `measure` on a device, and which tensors they apply to.
 
-On a GPU every reduction runs at memory speed, and looking at a sum to decide whether to count would wait for it, so all are
+On a GPU every reduction runs at memory speed, and reading a sum to decide whether to count would wait for it; so all
 run. In this process's own memory `kedge.native` measures.
 """
 
@@ -17,14 +17,14 @@ from kedge.store.exponents import spacing
 from kedge.torch_internals import modes
 
 STATISTICS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite")
-"""The statistics of a row. A row on the host has the number of elements behind them."""
+"""The statistics of a row. In a row on the host, the number of elements follows them."""
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _COUNTED = _HALF | {torch.float32, torch.float64}
 _NARROW = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
 
 
 class StatisticsRow:
-    """One row of a table on a device: a scalar tensor a statistic, to write to."""
+    """One row of a table on a device: a scalar tensor for each statistic, to write to."""
 
     __slots__ = STATISTICS
 
@@ -33,7 +33,7 @@ class StatisticsRow:
 
 
 def measurable(value: Tensor) -> bool:
-    """Tell whether a tensor holds numbers that can be summed up where it is."""
+    """Return whether a tensor holds numbers that can be summed on its device."""
     dtype = value.dtype
     numbers = dtype in _COUNTED or dtype.is_complex or dtype in _NARROW
     there = value.layout is torch.strided and not value.is_meta and not value.is_nested
@@ -41,23 +41,23 @@ def measurable(value: Tensor) -> bool:
 
 
 def transforms(value: Tensor) -> bool:
-    """Tell whether a transform of `torch.func` or a trace is under way, or a mode in which tensors hold nothing."""
+    """Return whether a transform of `torch.func`, a trace, or a mode in which tensors hold no data is active."""
     return modes.is_transforming() or modes.is_fake(value) or modes.is_captured()
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Suspend what is under way, so that measuring is no part of it.
+    """Suspend active transforms, modes and traces for the length of the block, so that they do not include measuring.
 
-    Transforms refuse to write to what they did not make, fake tensors hold nothing, and a traced graph would hold our
-    operations, and write to our tables whenever it runs.
+    Transforms refuse to write to tensors that they did not make, fake tensors hold no data, and a traced graph would
+    contain Kedge's operations, and write to its tables at each run.
     """
     with modes.without_transforms(), modes.plainly():
         yield
 
 
 def norm(x: Tensor, slot: StatisticsRow) -> None:
-    """Write the sum of squares, and the sum, which is finite if every element is: squares can be too large where none is."""
+    """Write the sum of squares, and the sum, which is finite if every element is: squares of finite elements may overflow."""
     if x.dtype is torch.float32:
         torch.dot(x, x, out=slot.sumsq)
     else:
@@ -66,7 +66,7 @@ def norm(x: Tensor, slot: StatisticsRow) -> None:
 
 
 def finite(x: Tensor, slot: StatisticsRow) -> None:
-    """Write the sum: it is finite if every element is."""
+    """Write the sum, which is finite if every element is."""
     if x.dtype is torch.float32:
         torch.sum(x, 0, out=slot.sum)
     else:
@@ -87,7 +87,7 @@ def full(x: Tensor, slot: StatisticsRow) -> None:
 
 
 def drawn(x: Tensor) -> Tensor:
-    """Return up to 256 elements of a flat tensor, evenly spread."""
+    """Return up to 256 evenly spaced elements of a flat tensor."""
     return x[:: spacing(x.numel(), DRAWN)]
 
 

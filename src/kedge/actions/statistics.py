@@ -1,4 +1,4 @@
-"""What is known of a measured site, and its statistics as they are read."""
+"""A measured site, and its statistics in one step."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from kedge.sites.site import Site
 from kedge.store.rows import STATISTICS, Rows
 
 Seen: TypeAlias = tuple[weakref.ref[Tensor], int, Measured | int, int | None]
-"""A tensor that was measured in this step, so that nothing is measured twice: the tensor, its version, where its
-numbers are (on the host a row), and the number of the site whose output it is."""
+"""A tensor measured in this step, so that it is not measured twice: the tensor, its version, its measurement (on the
+host the row), and the number of the site whose output it is, None without one."""
 
 
 @dataclass
 class MeasuredSite:
-    """What is known of one measured site.
+    """One measured site.
 
     Attributes:
         site: The site.
         id: Its number, in the order of first firing.
-        shape: Shape of the first value.
-        dtype: Its dtype, as "float32".
-        channels: Number of channels, where activity is tracked.
-        sources: Numbers of the sites whose outputs it was given; None for a tensor no site made.
-        node: The autograd node that made its first value.
-        is_special: More is taken of its values than their statistics and elements drawn from them.
+        shape: The shape of the first value.
+        dtype: The dtype of the first value, as "float32".
+        channels: The number of channels where activity is tracked, else None.
+        sources: The numbers of the sites whose outputs were its inputs; None stands for a tensor of no site.
+        node: The name of the autograd node that made its first value; None without one.
+        is_special: Whether it needs more than statistics and drawn elements, such as channel activity.
     """
 
     site: Site
@@ -47,11 +47,11 @@ class MeasuredSite:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What was measured of one site in one step.
+    """The statistics of one site in one step.
 
-    `sum`, `sumsq`, `min` and `max` are of all elements, NaN or infinite if an element is, NaN also if not
-    measured; `nonzero` and `nonfinite` count elements, -1 if not measured. Sums are of float64 on a CPU (see
-    Note [How exact]), of float32 elsewhere.
+    `sum`, `sumsq`, `min` and `max` are over all elements, NaN or infinite if an element is, NaN also if not
+    measured; `nonzero` and `nonfinite` count elements, -1 if not measured. Sums are in float64 on a CPU (see
+    Note [How exact]), in float32 elsewhere.
     """
 
     site: Site
@@ -59,7 +59,7 @@ class Statistics:
     rows: Rows
 
     def __getattr__(self, name: str) -> float:
-        """Any column of the recording, and what is derived: mean, rms, std, absmax, zero."""
+        """A column of the recording, or a derived figure: mean, rms, std, absmax, zero."""
         rows: Rows = self.__dict__["rows"]
         if name in STATISTICS and name not in ("min", "max"):
             return float(rows.statistic(name)[0])
@@ -69,7 +69,7 @@ class Statistics:
         raise AttributeError(name)
 
     def __str__(self) -> str:
-        """One line."""
+        """The statistics in one line."""
         shown = "  ".join(f"{n} {getattr(self, n):.4g}" for n in _COLUMNS)
         return f"{self.site}  step {self.step}  count {self.count}  {shown}  nonfinite {self.nonfinite:g}"
 
@@ -82,7 +82,7 @@ _COLUMNS = ("mean", "std", "rms", "min", "max", "zero")
 
 
 def table_of(found: Sequence[Statistics]) -> str:
-    """Lay statistics of several sites out for a notebook, a row a site."""
+    """Return the statistics of several sites as a table for a notebook, a row a site."""
     rows = [
         (s.site, s.step, f"{s.count:,}", *(f"{getattr(s, name):.4g}" for name in _COLUMNS), f"{s.nonfinite:g}")
         for s in found
@@ -99,7 +99,7 @@ def course(site: Site, rows: Rows) -> list[Statistics]:
 
 
 def nth(rows: Rows, i: int) -> Rows:
-    """Return one of several rows alone."""
+    """Return one of several rows."""
     one = slice(i, i + 1)
     numbers = {n: getattr(rows, n)[one] for n in Rows.__dataclass_fields__}
     return Rows(**numbers)

@@ -1,4 +1,4 @@
-"""The statistics of one step: one table on each device, which leaves it once; see `kedge.actions.host` for those made here."""
+"""The statistics of one step on devices: one table each, copied to the host once. For the CPU see `kedge.actions.host`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BLOCK = 256
 
 
 class Snapshot(NamedTuple):
-    """A table on its way to the host.
+    """A table during its copy to the host.
 
     Attributes:
         rows: One row a measurement.
         wide: Channel maxima and drawn elements, one measurement after another.
-        arrived: The CUDA event after which they can be read; None if they can be already.
+        arrived: The CUDA event after which they can be read; None if they can be read now.
         spans: CUDA events before and after each measurement.
     """
 
@@ -35,22 +35,22 @@ class Snapshot(NamedTuple):
     spans: list[tuple[Any, Any]]
 
     def ready(self) -> bool:
-        """Whether reading would wait for nothing."""
+        """Whether the table has arrived, so that reading does not wait."""
         return self.arrived is None or bool(self.arrived.query())
 
     def seconds(self) -> float:
-        """How long the device measured; 0 where the host did, whose time is taken there."""
+        """The seconds that the device spent measuring; 0 for the host, which has its own clock."""
         return float(sum(start.elapsed_time(end) for start, end in self.spans)) / 1000
 
     def numpy(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
-        """Both, waiting for them if they have not arrived."""
+        """The rows and the wide numbers; waits for them if they have not arrived."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.rows, self.wide
 
 
 class DeviceTable:
-    """Rows of float32 on one device, handed out one by one and used again in the next step."""
+    """Rows of float32 on one device, allocated one by one and reused in the next step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -62,7 +62,7 @@ class DeviceTable:
         self.spans: list[tuple[Any, Any]] = []
 
     def now(self) -> Any:
-        """Mark this moment in the device's own time, without waiting for it; None where it has no such marks."""
+        """Record a CUDA event, without waiting for it; None on other devices."""
         if self.device.type != "cuda":
             return None
         mark = torch.cuda.Event(enable_timing=True)
@@ -70,7 +70,7 @@ class DeviceTable:
         return mark
 
     def slot(self) -> StatisticsRow:
-        """Hand out the next row, filled with NaN: nothing measured."""
+        """Return the next row, filled with NaN, which means not measured."""
         if self.used == len(self.slots):
             self._grow()
         slot = self.slots[self.used]
@@ -78,14 +78,14 @@ class DeviceTable:
         return slot
 
     def _grow(self) -> None:
-        # What is made in inference mode could not be written to outside of it.
+        # A tensor made in inference mode could not be written to outside of it.
         with torch.inference_mode(mode=False):
             block = torch.full((_BLOCK, len(STATISTICS)), float("nan"), dtype=torch.float32, device=self.device)
             self.slots.extend(map(StatisticsRow, block))
         self.blocks.append(block)
 
     def room(self, count: int) -> Tensor:
-        """Hand out room for some numbers more."""
+        """Return room for `count` more numbers."""
         if self.wide_used + count > len(self.wide):
             with torch.inference_mode(mode=False):
                 more = self.wide.new_empty(max(count, len(self.wide), _BLOCK))
@@ -94,7 +94,7 @@ class DeviceTable:
         return self.wide[start : self.wide_used]
 
     def take(self) -> Snapshot:
-        """Send the used rows to the host, in one copy, and begin anew."""
+        """Start copying the used rows to the host, in one copy, and reset the table."""
         used, wide, spans = self.used, self.wide_used, self.spans
         self.used, self.wide_used, self.spans = 0, 0, []
         filled = self.blocks[: -(-used // _BLOCK)]
@@ -108,9 +108,10 @@ class DeviceTable:
 
 
 def to_host(whole: Tensor) -> tuple[Tensor, Any]:
-    """Send a tensor to the host without waiting; returns it with the CUDA event of its arrival.
+    """Start copying a tensor to the host; returns the copy and the CUDA event of its arrival.
 
-    The copy runs on a stream of its own, so that what the program computes next does not wait for it either.
+    The copy runs on a stream of its own, so that the program's next kernels do not wait for it either. The event is
+    None for a tensor that can be read at once: one of the CPU, or of a device other than CUDA.
     """
     device = whole.device
     if device.type == "cpu":
@@ -136,12 +137,12 @@ class Measured(NamedTuple):
 
     Attributes:
         site: The number of its site.
-        size: How many elements it has.
-        device: Where its row is.
-        row: Which row that is.
-        channels: From where to where its channels' maxima are.
-        drawn: From where to where the elements drawn from it are.
-        saturation: How the site's activation saturates; None if it does not.
+        size: How many elements the value has.
+        device: The device of its row.
+        row: The index of its row.
+        channels: The range of its channels' maxima in the wide numbers.
+        drawn: The range of the elements drawn from it in the wide numbers.
+        saturation: The saturation of the site's activation; None if it does not saturate.
     """
 
     site: int
@@ -155,11 +156,11 @@ class Measured(NamedTuple):
 
 @dataclass
 class FinishedStep:
-    """A finished step whose tables may still be on their way.
+    """A finished step, whose tables may not have arrived yet.
 
     Attributes:
-        number: Which one.
-        level: How closely it was measured.
+        number: The number of the step.
+        level: The level at which it was measured.
     """
 
     number: int
@@ -169,7 +170,7 @@ class FinishedStep:
     host: DevicePart
 
     def spoiled(self) -> frozenset[int]:
-        """The sites that are known not to be finite."""
+        """The sites with non-finite values."""
         bad: set[int] = set()
         for part in (self.host, *self._there()):
             bad.update(part.sites[~_sound(part.rows)[part.at]].tolist())
@@ -187,7 +188,7 @@ class FinishedStep:
         return columns
 
     def _there(self) -> list[DevicePart]:
-        """What was measured on devices, each measurement in a row of its own."""
+        """The measurements on devices, each with a row of its own."""
         return [
             _part([m for m in self.measured if m.device == device], *snapshot.numpy())
             for device, snapshot in self.snapshots.items()
@@ -195,7 +196,7 @@ class FinishedStep:
 
 
 def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32]) -> DevicePart:
-    with np.errstate(invalid="ignore"):  # a NaN of a device's making may be one that signals
+    with np.errstate(invalid="ignore"):  # a device may write signaling NaNs
         table = rows[[m.row for m in measured]].astype(np.float64)
     runs = np.array([m.drawn for m in measured], dtype=np.intp).reshape(-1, 2)
     lengths = runs[:, 1] - runs[:, 0]
@@ -212,10 +213,10 @@ def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32
 
 
 def _sound(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows of a light step are of values whose elements are all finite."""
+    """Whether each row of a light step belongs to a value without non-finite elements."""
     return np.asarray(np.isfinite(rows[:, :2]).any(axis=1) | (rows[:, STATISTICS.index("nonfinite")] == 0))
 
 
 def bits(maxima: Any) -> bytes:
-    """Pack whether the largest number of each channel is above zero."""
+    """Return one bit for each channel: whether its maximum is above zero."""
     return np.packbits(maxima > 0).tobytes() if len(maxima) else b""

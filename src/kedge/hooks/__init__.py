@@ -1,1 +1,1 @@
-"""How and when: what PyTorch's hooks and modes are set for, and what happens when they are called."""
+"""Hooks and modes: their installation, their events, and the path of values to the actions."""

@@ -1,4 +1,4 @@
-"""From a target and a selector to taps at their gates, all of them or none."""
+"""Attaching actions to the sites of a target and a selector, all of them or none."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from kedge.torch_internals import dynamo
 
 
 class Attachments:
-    """All that is attached for one session: it is the `Owner` of its taps and gates.
+    """All that one session has attached; the `Owner` of its taps and gates.
 
     Attributes:
-        on_error: What an action's failure does: "raise" it, or "warn" and disable the action.
+        on_error: The effect of an action's failure: "raise" it, or "warn" and disable the action.
         clock: Counts the steps and the backward passes.
         taps: Every tap, in the order in which they were attached.
         targets: The hooked models, by their ids.
-        mounts: What was put into PyTorch's tables.
+        mounts: The hooks in PyTorch's tables.
         fired: The last 2,000 firings, in their order.
         ended: Whether the session is over.
     """
@@ -46,7 +46,7 @@ class Attachments:
         self.clock.on_step.append(self._retime)
 
     def complain(self, warning: ActionDisabled) -> None:
-        """Report that an action was switched off."""
+        """Warn that an action was switched off."""
         warn(warning)
 
     def refresh(self) -> None:
@@ -54,7 +54,7 @@ class Attachments:
         refresh()
 
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
-        """Attach taps to a target of any kind, all of them or none; returns what was attached."""
+        """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
         selector, actions = _split(what)
         spec = Spec(actions, when, self.clock.step, [])
         with self.mounts.standing(), self._all_or_nothing(spec):
@@ -73,7 +73,7 @@ class Attachments:
 
     @contextmanager
     def _all_or_nothing(self, spec: Spec) -> Iterator[None]:
-        """Keep what is attached in the block if all of it is; else leave everything as it was before."""
+        """Keep the taps attached in the block if it succeeds; else restore the previous state."""
         targets, leader = dict(self.targets), self.clock.leader
         tables = [(target, target.standing()) for target in targets.values()]
         try:
@@ -100,7 +100,7 @@ class Attachments:
         target.attach(places, spec, model)
 
     def _target(self, model: nn.Module, places: tuple[SitePlace, ...]) -> HookedModel:
-        """Return what is known of a model; code that was compiled without these places compiles again."""
+        """Return the `HookedModel` of a model; code that was compiled without these places compiles again."""
         known = self.targets.get(id(model))
         if known is None:
             self.refresh()
@@ -116,7 +116,7 @@ class Attachments:
             place_tensor(self, name, tensor, selector, spec)
 
     def drop(self, taps: list[Tap]) -> None:
-        """Take taps off before the session ends."""
+        """Remove taps before the session ends."""
         for tap in taps:
             tap.on, tap.when = False, None
             if tap.gate is not None:
@@ -125,7 +125,7 @@ class Attachments:
                 self.taps.remove(tap)
 
     def remove(self) -> None:
-        """Take everything off for good."""
+        """Remove everything for good."""
         self.ended = True
         for tap in self.taps:
             tap.on = False
@@ -134,7 +134,7 @@ class Attachments:
             target.release()
 
     def _retime(self, ended: int) -> None:
-        """Switch taps on and off for the next step; most schedules do not change from one to the next."""
+        """Switch taps on and off for the next step; only changed ones, since most schedules keep their value."""
         scheduled = [(tap, tap.when) for tap in self.taps if tap.when is not None]
         due = {when: when(self.clock.step) for when in {when for _, when in scheduled}}
         changed = [tap for tap, when in scheduled if tap.on is not due[when]]
@@ -156,11 +156,11 @@ def refresh() -> None:
 
 
 def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
-    """Split into the selector and the actions.
+    """Return the selector, None without one, and the actions.
 
     Raises:
-        SelectorError: If the text cannot be read.
-        TypeError: If there is no action, or something that cannot be called.
+        SelectorError: If the selector's text cannot be parsed.
+        TypeError: If there is no action, or one that cannot be called.
     """
     first = what[0] if what else None
     selector = Selector(first) if isinstance(first, str) else first if isinstance(first, Selector) else None

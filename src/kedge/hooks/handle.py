@@ -1,4 +1,4 @@
-"""The handle of one hook: it removes, and it reads."""
+"""The handle of one hook: removes it, and reads its records."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SHOWN = 3
 
 @dataclass(eq=False, repr=False)
 class Hooked:
-    """One hook of a session, on one or many sites: removes them, and reads their records.
+    """The handle of one hook of a session, on one or many sites: removes it, and reads its records.
 
     Attributes:
-        session: What is attached in the session.
+        session: The session's `Attachments`.
         taps: The taps of this hook.
         actions: Its actions, in order.
-        end: Ends the session with the hook; None if the session goes on.
+        end: Ends the hook's own session; None if the hook belongs to a longer session.
     """
 
     session: Attachments
@@ -35,22 +35,22 @@ class Hooked:
     end: Callable[..., None] | None = None
 
     def remove(self) -> None:
-        """Remove this hook before its session ends; what it recorded stays readable."""
+        """Remove this hook before its session ends; its records stay readable."""
         if self.end is not None:
             self.end()
         else:
             self.session.drop(self.taps)
 
     def ledger(self) -> Ledger:
-        """How often each of its sites fired, or why it did not."""
+        """Return how often each of its sites fired, or why it did not."""
         return Ledger.of(self.taps, self.session)
 
     def __getitem__(self, name: str) -> Any:
-        """Read what was recorded under a site's name, such as ``"layer4"`` or ``"layer4#1:out.grad"``.
+        """Return the value recorded under a site's name, such as ``"layer4"`` or ``"layer4#1:out.grad"``.
 
         Raises:
-            NotRecorded: If nothing was; the message says why.
-            SeveralRecorded: If the name stands for several values; the message lists their names.
+            NotRecorded: If there is none; the message has the cause.
+            SeveralRecorded: If the name matches several values; the message lists their names.
             Overwritten: If the program changed the tensor in place after it was recorded.
         """
         return self._readable().read(canonical(self, name), self.ledger().why)
@@ -60,7 +60,7 @@ class Hooked:
         return self._readable().records(canonical(self, name))
 
     def __repr__(self) -> str:
-        """Which actions it has, at which sites, and how often they ran there."""
+        """The actions, their sites, and how often they ran there."""
         fired: dict[str, int] = {}
         for tap in self.taps:  # the actions at one site run together
             fired[str(tap.site)] = max(fired.get(str(tap.site), 0), tap.fired)
@@ -69,7 +69,7 @@ class Hooked:
         return f"<hook {', '.join(dict.fromkeys(tap.label for tap in self.taps))} at {sites}: fired {sum(fired.values())} times>"
 
     def _repr_html_(self) -> str:
-        """What its actions show of themselves in a notebook, such as statistics; its ledger if they show nothing."""
+        """The actions' own notebook output, such as statistics; the ledger if they have none."""
         shows = [show for action in self.actions if (show := getattr(action, "_repr_html_", None)) is not None]
         return "".join(show() for show in shows) if shows else self.ledger()._repr_html_()
 
@@ -97,7 +97,7 @@ class Hooked:
 
 
 def canonical(hooked: Hooked, name: str) -> str:
-    """Return the name under which a site fires: the first of several, and arguments by their own names."""
+    """Return the name under which a site fires: the module's first name, and the names of arguments, not positions."""
     term = parse(name)[0]
     paths = {tap.site.path for tap in hooked.taps}
     path = term.literal

@@ -1,7 +1,7 @@
-"""What fired, in which order - and what did not, and why.
+"""The sites that fired, in order, and those that did not, with the cause.
 
-PyTorch's hooks are silent when they do not fire. The ledger never is: each site has either
-fired or has a cause, with what to do about it.
+PyTorch's hooks are silent when they do not fire. The ledger is not: each site has either
+fired or has a cause and a remedy.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class LedgerEntry:
     """One line of the ledger.
 
     Attributes:
-        site: The site, as it was asked for.
+        site: The site, as hooked.
         fired: How often its actions ran.
-        cause: Why they never did; None if they did.
+        cause: The cause of their never running; None if they ran.
     """
 
     site: Site
@@ -43,14 +43,14 @@ class LedgerEntry:
 
 
 class Ledger:
-    """Of each site of a session: how often it fired, or why not."""
+    """How often each site of a session fired, or why it did not."""
 
     def __init__(self, entries: Iterable[LedgerEntry]) -> None:
         self.entries = tuple(entries)
 
     @classmethod
     def of(cls, taps: Iterable[Tap], session: Attachments) -> Ledger:
-        """Draw up the ledger of some taps of a session, one entry a site."""
+        """Return the ledger of some taps of a session, one entry a site."""
         by_site: dict[tuple[int, Site], list[Tap]] = {}
         for tap in taps:
             by_site.setdefault((tap.gate.whose, tap.site), []).append(tap)
@@ -65,7 +65,7 @@ class Ledger:
         return iter(self.entries)
 
     def __len__(self) -> int:
-        """How many sites."""
+        """The number of sites."""
         return len(self.entries)
 
     def __getitem__(self, site: str) -> LedgerEntry:
@@ -78,7 +78,7 @@ class Ledger:
         )
 
     def __str__(self) -> str:
-        """A table: site, times fired, and the cause where that is none."""
+        """A table: site, and times fired or the cause."""
         if not self.entries:
             return "no site was hooked"
         width = max(len(str(e.site)) for e in self.entries)
@@ -89,7 +89,7 @@ class Ledger:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The table for a notebook; sites that never fired have their cause and what to do."""
+        """The table for a notebook; sites that never fired have their cause and remedy."""
         causes = [f"never: {e.cause.why}; {e.cause.remedy}" if e.cause else "" for e in self.entries]
         rows = [(e.site, f"{e.fired:,}", why) for e, why in zip(self.entries, causes, strict=True)]
         return notebook.table(("site", "fired", "cause"), rows, align="mrl") if rows else notebook.paragraph(str(self))
@@ -97,7 +97,7 @@ class Ledger:
     def silent(self) -> str:
         """The sites that never fired, grouped by cause, as a message; empty if all did.
 
-        Those that have nothing to show by their nature are not among them, if others of their kind fired.
+        Sites with an `ExpectedSilence` are left out if others of their kind and operation fired.
         """
         groups: dict[Cause, list[str]] = {}
         fired = {(e.site.kind, e.site.op) for e in self.entries if e.fired}
@@ -114,7 +114,7 @@ class Ledger:
         return "\n".join(lines)
 
     def why(self, name: str) -> str:
-        """Why nothing was recorded under a name, as far as the ledger knows."""
+        """Return why nothing was recorded under a name, as far as the ledger knows."""
         term = parse(name)[0]
         here = [e for e in self.entries if e.site.path == term.literal and (e.site.op is None) == (term.op is None)]
         causes = [str(e) for e in here if e.cause is not None]
@@ -124,17 +124,17 @@ class Ledger:
 
 
 class Timeline:
-    """The firings of a session in the order in which they happened."""
+    """The firings of a session, in order."""
 
     def __init__(self, entries: tuple[tuple[Event, str], ...]) -> None:
         self.entries = entries
 
     def __iter__(self) -> Iterator[tuple[Event, str]]:
-        """Each event with the name of the action that ran."""
+        """Each event, with the name of the action that ran."""
         return iter(self.entries)
 
     def __len__(self) -> int:
-        """How many firings are kept: the last 2,000."""
+        """The number of firings kept, 2,000 at most."""
         return len(self.entries)
 
     @property
@@ -143,7 +143,7 @@ class Timeline:
         return [str(event.site) for event, _ in self.entries]
 
     def __str__(self) -> str:
-        """One line a firing: which pass or backward, which call, which site, which action."""
+        """One line a firing: step, pass or backward, call, site and action."""
         lines = []
         for event, label in self.entries:
             again = "  recompute" if event.recompute else ""

@@ -1,4 +1,4 @@
-"""Which optimizer's steps are the steps of a session."""
+"""The optimizer whose steps are the steps of a session."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kedge.hooks.placing.installed import InstalledHook
 def has_optimizer(model: nn.Module | None) -> bool:
     """Whether an optimizer exists that holds one of a model's parameters; looks through all objects."""
     held = {id(p) for p in model.parameters()} if model is not None else set()
-    optimizers = (o for o in gc.get_objects() if issubclass(type(o), Optimizer))  # isinstance would ask odd objects
-    groups = (group for o in optimizers for group in getattr(o, "param_groups", ()))  # one whose making failed has none
+    optimizers = (o for o in gc.get_objects() if issubclass(type(o), Optimizer))  # isinstance runs code of odd objects
+    groups = (group for o in optimizers for group in getattr(o, "param_groups", ()))  # none after a failed __init__
     return bool(held) and any(id(p) in held for group in groups for p in group["params"])
 
 
 def count_steps(owner: Owner, model: nn.Module) -> None:
-    """Count, for a session, the steps of the optimizer that holds this model's parameters."""
+    """Count, for a session, the steps of the first optimizer to step that holds one of this model's parameters."""
     held, whose, clock = {id(p) for p in model.parameters()}, id(model), owner.clock
     if not held or not clock.by_models:
         return

@@ -1,4 +1,4 @@
-"""Until when: the block that attaches all or nothing and always removes what it attached."""
+"""The session: a block that attaches all hooks or none, and always removes them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Session(Attachments):
     """Hooks for the length of a ``with`` block: all attached or none, and always removed.
 
     Args:
-        strict: Raise `NeverFired` at the end if a site did not fire, instead of warning.
-        on_error: What an action's failure does: "raise" it, or "warn" and disable the action.
+        strict: Whether to raise `NeverFired` at the end if a site did not fire, instead of warning.
+        on_error: The effect of an action's failure: "raise" it, or "warn" and disable the action.
     """
 
     def __init__(self, *, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> None:
@@ -30,7 +30,7 @@ class Session(Attachments):
         self.strict = strict
 
     def hook(self, target: Any, *what: Any, when: Schedule | None = None) -> Hooked:
-        """Attach actions to the sites that a selector stands for.
+        """Attach actions to the sites that a selector matches.
 
         Args:
             target: A module with a selector; or a tensor, a dict of named tensors, or an autograd node.
@@ -38,13 +38,13 @@ class Session(Attachments):
             when: The schedule; None for always.
 
         Returns:
-            The handle: it removes the hook, and reads what its actions recorded.
+            The handle, which removes the hook and reads the records of its actions.
 
         Raises:
-            NoSiteMatched: If the selector stands for nothing.
+            NoSiteMatched: If the selector matches no site.
             NoSuchKind: If the target has no such kind of site.
             ActionArity: If an action cannot be called with (value) or (value, event).
-            SessionEnded: If the session is over.
+            SessionEnded: If the session has ended.
         """
         self._check_open()
         spec = self.attach(target, what, when)
@@ -55,32 +55,35 @@ class Session(Attachments):
             raise SessionEnded("this session has ended and its hooks are gone; open a new one")
 
     def pause(self) -> None:
-        """Take every hook out of PyTorch's tables, those of gradients under way too; records and counts stay."""
+        """Remove every hook from PyTorch's tables until `resume`, also those on existing graphs; records and counts stay."""
         self.mounts.out()
 
     def resume(self, *, eager: bool = False) -> None:
-        """Put every hook back in its place, unless the session is over.
+        """Restore every hook to its place.
 
         Args:
-            eager: Whether the models are going to be called uncompiled, so that code compiled meanwhile can stay.
+            eager: Whether the models will be called uncompiled, so that code compiled during the pause can stay.
+
+        Raises:
+            SessionEnded: If the session has ended.
         """
         self._check_open()
         if self.mounts.back() and not eager:
             self.refresh()
 
     def ledger(self) -> Ledger:
-        """How often each site fired, or why it did not."""
+        """Return how often each site fired, or why it did not."""
         return Ledger.of(self.taps, self)
 
     def timeline(self) -> Timeline:
-        """Return the last 2,000 firings in the order in which they happened."""
+        """Return the last 2,000 firings, in order."""
         return Timeline(tuple((event, tap.label) for tap, event in self.fired or ()))
 
     def end(self, *, quiet: bool = False) -> None:
         """Remove every hook, then report the sites that never fired. A second call does nothing.
 
         Args:
-            quiet: Report nothing, as when an exception is on its way.
+            quiet: Whether to report nothing, as when an exception is propagating.
 
         Raises:
             NeverFired: In a strict session, if a site did not fire.
@@ -112,7 +115,7 @@ def session(*, strict: bool = False, on_error: Literal["raise", "warn"] = "raise
 
 
 def hook(target: nn.Module | Tensor | Mapping[str, Tensor] | Any, *what: Any, when: Schedule | None = None) -> Hooked:
-    """Attach one hook in a session of its own, at once; arguments and errors as in `Session.hook`.
+    """Attach one hook, at once, in a session of its own; arguments and errors as in `Session.hook`.
 
     Use it as a block, or keep the handle and call its ``remove()``.
     """

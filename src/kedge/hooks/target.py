@@ -1,4 +1,4 @@
-"""A model that a session hooks: its passes, and what stands at each kind of site."""
+"""A model that a session hooks: its pass counter, and the gates of each kind of site."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class HookedModel:
         held: The model, until the session ends.
         passes: Counts its forward passes.
         modules: The gates on its modules.
-        parameters: The stations on its parameters.
-        saves: What looks at saved tensors, once that was asked for.
-        ops: What looks at operations, once that was asked for.
-        kinds: What its modules are, where it may be gone in the end.
+        parameters: The gates on its parameters.
+        saves: The keeper of its saved tensors; None until a ``:saved`` site is hooked.
+        ops: The switches of its operations; None until an operation is hooked.
+        kinds: The classes of its modules by path, for a session that may outlive the model.
         compiled: Whether it is called as compiled code.
     """
 
@@ -51,7 +51,7 @@ class HookedModel:
         count_steps(owner, model)
 
     def attach(self, places: Iterable[SitePlace], spec: Spec, model: nn.Module) -> None:
-        """Attach to sites of the model, and have what is kept of their values copied before it is overwritten."""
+        """Attach taps to sites of the model; actions that keep values copy them before they are overwritten."""
         for place in places:
             self._place(place, spec, model)
         keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
@@ -59,7 +59,7 @@ class HookedModel:
             self._watch_overwrites(keeping, model)
 
     def _place(self, place: SitePlace, spec: Spec, model: nn.Module) -> None:
-        """Attach to one site: each kind of site places itself."""
+        """Attach taps to one site, by the gates of its kind."""
         site = place.site
         if site.kind in ("param.grad", "param.acc"):
             self.parameters.place(place, spec)
@@ -75,7 +75,7 @@ class HookedModel:
             self.modules.place(place, spec)
 
     def _watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> None:
-        """Attach where values are overwritten in place, for actions that keep values without a copy."""
+        """Hook in-place modules and operations, for actions that keep values without a copy."""
         in_modules = self.modules.watch_overwrites(actions, model)
         in_operations = self.ops is not None and self.ops.watch_overwrites(actions)
         if in_modules or in_operations:
@@ -83,7 +83,7 @@ class HookedModel:
                 action.watch_overwrites()
 
     def first_name(self, name: str) -> str | None:
-        """The first of the names of what is registered under this one, if anything is."""
+        """Return the first name of the module or parameter with this name; None if there is none."""
         model = self.model()
         if model is None:
             return None
@@ -93,18 +93,18 @@ class HookedModel:
         return layout.first_param[id(layout.params[name])] if name in layout.params else None
 
     def knows(self, place: SitePlace) -> bool:
-        """Whether the place's module is hooked on a side already, so that code was compiled with hooks on it."""
+        """Whether the place's module is hooked already, so that code was compiled with hooks on it."""
         return self.modules.knows(place.module) or (self.ops is not None and self.ops.knows(place.module))
 
     def standing(self) -> dict[str, Any]:
-        """What stands so far, to go back to it."""
+        """Return a snapshot of the gates, for `restore`."""
         modules, ops = self.modules, self.ops
         tables = {"before": dict(modules.before), "after": dict(modules.after)}
         stations, doors = dict(self.parameters.stations), dict(ops.doors) if ops else {}
         return tables | {"stations": stations, "saves": self.saves, "ops": ops, "doors": doors}
 
     def restore(self, standing: dict[str, Any]) -> None:
-        """Go back to what stood."""
+        """Restore the gates of a snapshot."""
         self.modules.before, self.modules.after = standing["before"], standing["after"]
         self.parameters.stations = standing["stations"]
         self.saves, self.ops = standing["saves"], standing["ops"]

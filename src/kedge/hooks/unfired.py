@@ -1,4 +1,4 @@
-"""Why a site did not fire."""
+"""The causes of sites that did not fire."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kedge.sites.site import Site, escape
 
 
 def explain(tap: Tap, session: Attachments) -> Cause:
-    """Find out why a tap of a session never fired."""
+    """Return the cause of a session's tap never firing."""
     clock = session.clock
     if tap.when is not None and not any(tap.when(step) for step in range(clock.step + 1)):
         return Cause(f"its schedule did not come up in steps 0 to {clock.step}", "let it begin earlier, or run longer")
@@ -127,7 +127,7 @@ def _explain_unsaved(tap: Tap) -> Cause:
 
 
 def _explain_value(tap: Tap) -> Cause | None:
-    """Look for the cause in what the module took or returned."""
+    """Return a cause found in the module's inputs or outputs; None without one."""
     gate, site = tap.gate, tap.site
     if gate.seen.again == gate.called:
         return Cause(
@@ -188,7 +188,14 @@ def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
 
 
 def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: set[str]) -> Cause | None:
-    """Look in the source of what holds a module for what is done with it; of one that is gone its class is the child."""
+    """Return a cause found in the parent's source; None without one.
+
+    Args:
+        kind: The parent's class.
+        child: The module; its class if the model no longer exists.
+        place: The module's path.
+        called: The paths of the modules called.
+    """
     path, _, name = place.rpartition(".")
     remedy = f'hook "{path or ":out"}" instead'
     if name == "out_proj" and issubclass(kind, nn.MultiheadAttention):
@@ -196,7 +203,7 @@ def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: se
     if _calls_forward(kind, name):
         return Cause("its .forward() was called directly, which fires no hook", "call the module itself: layer(x)")
     if any(other.startswith(f"{place}.") for other in called):
-        return None  # it is passed by on the way to what it holds
+        return None  # the forward skips it and calls its children
     used = " and ".join(_reads(kind, child, name)) if path in called or not path else ""
     return Cause(f"bypassed: {kind.__name__} uses its {used} without calling it", remedy) if used else None
 
@@ -212,11 +219,11 @@ def _explain_by_calls(path: str, called: set[str]) -> Cause:
 
 
 def _reads(kind: type[nn.Module], child: Any, name: str) -> list[str]:
-    """Find what a module's methods read of a child, as attention does of a dropout's ``p`` for a fused kernel."""
+    """Return the attributes of a child that a module's methods read, as attention reads a dropout's ``p`` for a fused kernel."""
     found: dict[str, None] = {}
     for node in ast.walk(_source(kind)):
         if isinstance(node, ast.FunctionDef) and node.name.startswith(("__init__", "_init", "init_", "reset_")):
-            node.body.clear()  # `walk` has not looked inside yet: it goes level by level
+            node.body.clear()  # `walk` goes level by level and has not entered the body yet
         elif (
             isinstance(node, ast.Attribute)
             and _is_own(node.value, name)

@@ -1,1 +1,1 @@
-"""One event through its actions: taps, schedules, what an action may return, and why nothing fired."""
+"""The firing of actions: taps, schedules, checks of returned values, and causes of silence."""

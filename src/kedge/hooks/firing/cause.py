@@ -1,4 +1,4 @@
-"""What a cause is."""
+"""The causes of sites that did not fire."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class Cause(NamedTuple):
-    """Why a site did not fire, and what to do."""
+    """The reason why a site did not fire, and the remedy."""
 
     why: str
     remedy: str
 
 
 class ExpectedSilence(Cause):
-    """A cause with which nothing is wrong where many sites were hooked at once."""
+    """A cause that is expected where many sites were hooked at once."""

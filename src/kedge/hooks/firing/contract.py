@@ -1,4 +1,4 @@
-"""What an action that measures looks like, and what an action may return."""
+"""The protocol of measuring actions, and the check of the values that actions return."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from kedge.sites.leaves import describe, shape_of
 from kedge.sites.site import Site
 
 Measure: TypeAlias = Callable[[Tensor, int], None]
-"""What measures a value: it is given the value and the step, and nothing it does changes either."""
+"""Measures a value, given the value and the step; changes neither."""
 
 
 @runtime_checkable
 class Measuring(Protocol):
-    """An action that measures values: it needs no event and never returns anything."""
+    """An action that measures values: needs no event and never returns a value."""
 
     def bind_value(self, site: Site) -> Measure | None:
-        """Return what is to be called with each value at this site; None where it needs the event after all."""
+        """Return the function to call with each value at a site; None where it needs the event after all."""
 
 
 def check_edit(value: Tensor, result: Any, action: Any, site: Site, *, in_place: bool = False) -> None:
-    """Refuse a returned value that cannot take the old one's place.
+    """Refuse a returned value that cannot replace the old one.
 
     Raises:
-        InPlaceEdit: If the old value was changed in place.
-        EditError: If it is no tensor, or of another shape, dtype or device.
+        InPlaceEdit: If the action changed the old value in place.
+        EditError: If the site takes no edits, or the result is not a tensor or has another shape, dtype or device.
     """
     if in_place:
         raise InPlaceEdit(

@@ -1,11 +1,10 @@
-"""One event through its actions: in which order, what an edit hands on, what a failure does.
+"""Running the actions of one event: their order, edits and failures.
 
 # Note [The order of actions]
-The actions at one site stand in the order in which they were attached, and run in that order in
-forward and in backward alike, each on the value that the one before left. An action that was
-removed, is off schedule, or belongs to another leaf or call is passed over. In a recompute only
-those run that have changed a value before: an edit must be applied again, or the recomputed graph
-differs from the one that was differentiated; an observer would see everything twice.
+The actions at one site run in the order of their attachment, in forward and in backward alike, each on the
+value that the one before left. An action that was removed, is off schedule, or belongs to another leaf or call
+is skipped. In a recompute only actions run that have changed a value before, or that ask for recomputes: an edit must be
+applied again, or the recomputed graph differs from the one of the forward; an observer would see everything twice.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
     """Run a value through the taps of its site; see Note [The order of actions].
 
     Returns:
-        The value that goes on: the given one, or what the last edit made of it.
+        The value for the program: the given one, or the result of the last edit.
     """
     __tracebackhide__ = True
     for tap in taps:
@@ -51,7 +50,7 @@ def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
     except StopForward:
         tap.count(event)
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a user's action raises gets its place put in front
+    except Exception as error:  # noqa: BLE001 - any error of a user's action is raised with its place in front
         failed(tap, value, event, error)
         return value
     tap.count(event)
@@ -62,7 +61,7 @@ def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
 
 
 def failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
-    """Raise an action's failure with its place, or disable the action if the session says so."""
+    """Raise an action's failure with its place, or disable the action if the session's `on_error` is "warn"."""
     __tracebackhide__ = True
     kind: Callable[[str], Exception] = type(error) if isinstance(error, ActionError) else ActionError
     what = str(error) if isinstance(error, ActionError) else f"{type(error).__name__}: {error}"

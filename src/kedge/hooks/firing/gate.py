@@ -1,4 +1,4 @@
-"""What every gate does: it holds the taps of one place, counts what passes, and looks through values."""
+"""The base of all gates: holds the taps of one place, counts calls, and finds the tensors in values."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class PassedValues:
     Attributes:
         again: How many calls were a checkpoint's recompute.
         leaves: The leaves of the values that passed.
-        empty: What passed instead of a tensor; None if nothing else did.
-        listened: How many gradients were listened to.
-        pulses: By kind, whether memory that a listened-to value is a view of was changed in place.
-        no_share: Why a share could not be followed.
+        empty: A description of the value that passed instead of a tensor; None without one.
+        listened: How many gradient hooks were set.
+        pulses: By kind, the version of the memory that a hooked value is a view of, to detect changes in place.
+        no_share: The reason why a share could not be followed.
     """
 
     again: int = 0
@@ -48,7 +48,7 @@ class Gate(KedgeHook):
 
     kinds: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
-    """The kinds of which a value alone may be enough; see Note [Values alone]."""
+    """The kinds for which a value alone may be enough; see Note [Values alone]."""
 
     def __init__(self, owner: Owner, passes: PassCounter, path: str) -> None:
         self.owner, self.passes, self.path = owner, passes, path
@@ -60,37 +60,37 @@ class Gate(KedgeHook):
 
     @property
     def whose(self) -> int:
-        """Tells the sites of one model from those of another of the same names."""
+        """An id that separates this model's sites from those of another with the same names."""
         return id(self.passes)
 
     def is_last(self, table: Mapping[int, Any]) -> bool:
-        """Whether nobody has hooked the module since; behind others a new gate is needed to keep the order."""
+        """Whether this gate is the module's last hook; after others, a new gate is needed to keep the order."""
         return next(reversed(list(table.values())), None) is self
 
     def add(self, tap: Tap) -> None:
-        """Add a tap behind those of its kind."""
+        """Add a tap after those of its kind."""
         tap.gate = self
         self.taps[tap.site.kind] += (tap,)
         self.retime()
 
     def drop(self, tap: Tap) -> None:
-        """Remove a tap; an event that is firing still has the old tuple."""
+        """Remove a tap; an event that is firing keeps the old tuple."""
         self.taps[tap.site.kind] = tuple(t for t in self.taps[tap.site.kind] if t is not tap)
         self.retime()
 
     def retime(self) -> None:
-        """Find out whether anything here is on schedule, whether gradients are, and whether all that is done is to measure."""
+        """Update whether any tap is on schedule, whether any gradient tap is, and whether all taps only measure."""
         taps = [tap for taps in self.taps.values() for tap in taps]
         self.live = any(map(self.wakes, taps))
         self.backward = any(tap.on and tap.site.is_gradient for tap in taps)
         self.measures = all(tap.measure is not None and tap.site.kind in self.measured for tap in taps)
 
     def wakes(self, tap: Tap) -> bool:
-        """Whether a tap is on schedule, or is to edit again what a checkpoint will recompute of a step that was."""
+        """Whether a tap is on schedule, or must repeat its edit when a checkpoint recomputes an earlier step."""
         return tap.on or (tap.when is not None and tap.edited and self.passes.segments.some)
 
     def site(self, kind: str, leaf: str) -> Site:
-        """The site of one leaf, made once."""
+        """The site of one leaf, cached."""
         site = self.sites.get((kind, leaf))
         if site is None:
             site = self.sites[kind, leaf] = Site(self.path, kind, leaf or None)
@@ -98,7 +98,7 @@ class Gate(KedgeHook):
         return site
 
     def through(self, kind: str, found: Found, call: int, recompute: bool) -> dict[str, Tensor]:
-        """Run every leaf through the taps of a kind; return those that changed."""
+        """Run every leaf through the taps of a kind; returns the changed tensors by leaf."""
         new = {}
         for leaf, tensor in found:
             event = self.passes.event(self.site(kind, leaf), call, recompute)
@@ -108,7 +108,7 @@ class Gate(KedgeHook):
         return new
 
     def measure(self, kind: str, found: Found, call: int) -> None:
-        """Hand every leaf to what measures it; see Note [Values alone]."""
+        """Hand every leaf to the taps that measure it; see Note [Values alone]."""
         owner, taps, leaves, make = self.owner, self.taps[kind], self.seen.leaves, self._event
         step, latest = owner.clock.step, owner.fired
         for leaf, tensor in found:
@@ -119,14 +119,15 @@ class Gate(KedgeHook):
         return self.passes.event(self.site(kind, leaf), call, recompute=False)
 
     def look_through(self, find: Callable[..., Found], *what: Any) -> Found:
-        """Find the tensors in a value; values of the user's classes may refuse.
+        """Return the tensors in a value; values of the user's classes may raise.
 
         Args:
-            find: What looks.
-            what: What it looks through.
+            find: The function that searches the value.
+            what: Its arguments.
 
         Raises:
-            Exception: Whatever the value raises, if the session raises failures; else that is told once, and nothing is found.
+            Exception: Any error of the value, if the session raises failures; else a warning reports it once, and the
+                result is empty.
         """
         try:
             return find(*what)

@@ -1,10 +1,10 @@
-"""The short way of a value that is only measured.
+"""The fast path for values that are only measured.
 
 # Note [Values alone]
-Most hooked values are only measured, and a hook for that has to be cheap. Where every action at a gate is
-`Measuring` and asks for no leaf and no call, the value goes straight to what measures it (`measure_value`): no event
-is made unless the session keeps a timeline, nothing is looked for that an action may have done to the value. What
-a checkpoint or a backward runs again goes through `fire`.
+Most hooked values are only measured, and such a hook must be cheap. If every action at a gate is
+`Measuring` and names no leaf and no call, the value goes straight to the measuring functions (`measure_value`): without
+an event, unless the session keeps a timeline, and without a check whether an action changed the value. Values that
+a checkpoint or a backward computes again go through `fire`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def measure_value(
     Args:
         taps: The taps.
         value: The value.
-        step: The step under way.
-        latest: Where the events are kept for a timeline; None where they are not.
-        make: Makes the event, where one is needed after all: for a timeline or an error.
-        of: What to make it of.
+        step: The current step.
+        latest: The events kept for a timeline; None without one.
+        make: Returns the event, if a timeline or an error needs one.
+        of: The arguments of `make`.
     """
     __tracebackhide__ = True
     for tap in taps:
         if tap.on and (measure := tap.measure) is not None:
             try:
                 measure(value, step)
-            except Exception as error:  # noqa: BLE001 - as of any action
+            except Exception as error:  # noqa: BLE001 - as for any action
                 failed(tap, value, make(*of), error)
                 continue
             tap.fired += 1

@@ -1,4 +1,4 @@
-"""What taps and gates need of the session that they belong to."""
+"""The session's interface for its taps and gates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kedge.hooks.placing.installed import InstalledHooks
 
 
 class ShownTap(Protocol):
-    """A tap, as a timeline shows it."""
+    """A tap, with the label that a timeline shows."""
 
     @property
     def label(self) -> str:
@@ -23,11 +23,11 @@ class Owner(Protocol):
     """The session of taps and gates.
 
     Attributes:
-        on_error: What an action's failure does: "raise" it, or "warn" and disable the action.
+        on_error: The effect of an action's failure: "raise" it, or "warn" and disable the action.
         clock: Counts the steps and the backward passes.
-        mounts: What the session has put into PyTorch's tables.
-        fired: The latest firings, for the timeline; None where none is kept.
-        ended: Whether the session is over.
+        mounts: The session's hooks in PyTorch's tables.
+        fired: The latest firings, for the timeline; None without one.
+        ended: Whether the session has ended.
     """
 
     on_error: str
@@ -37,4 +37,4 @@ class Owner(Protocol):
     ended: bool
 
     def complain(self, warning: ActionDisabled) -> None:
-        """Report that an action was switched off."""
+        """Warn that an action was switched off."""

@@ -1,4 +1,4 @@
-"""When: schedules, and the counting of steps, forward passes, calls and backward passes."""
+"""Schedules, and the counting of steps, forward passes, calls and backward passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kedge.torch_internals.saved_hooks import top_hooks
 
 _TASKS_KEPT = 64
 AWAITED = 256
-"""For how many forward passes an optimizer that is known to exist is waited for."""
+"""The number of forward passes to wait for a known optimizer's first step."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class _When:
 
 
 def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
-    """Make a schedule: one step in `n`.
+    """Return a schedule: one step in `n`.
 
     Args:
-        n: Distance between two steps, 1 for each.
+        n: Distance between two steps, 1 for every step.
         after: The first step, counted from 0.
         until: The step to stop before; None for never.
     """
@@ -51,7 +51,7 @@ def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
 
 
 def at(*steps: int) -> Schedule:
-    """Make a schedule: exactly these steps, counted from 0."""
+    """Return a schedule: exactly these steps, counted from 0."""
     wanted: Collection[int] = frozenset(steps)
     return lambda step: step in wanted
 
@@ -60,8 +60,8 @@ class BackwardNumbers:
     """The backward passes of one session, numbered in the order in which their first hook fires.
 
     Attributes:
-        count: How many there were.
-        ending: The backward pass at whose end a step is counted.
+        count: How many there were so far.
+        ending: The autograd task of the backward pass at whose end a step is counted; -1 for none.
     """
 
     def __init__(self) -> None:
@@ -70,11 +70,11 @@ class BackwardNumbers:
         self._known: dict[int, int] = {}
 
     def now(self, within: int = -1) -> int:
-        """Return which backward pass this thread is in, -1 for none.
+        """Return the number of this thread's backward pass, -1 outside of any.
 
         Args:
-            within: The backward pass that recomputed this part of the graph: what a reentrant
-                checkpoint runs inside a backward belongs to that one.
+            within: The backward pass that recomputed this part of the graph, -1 for none: a backward that a
+                reentrant checkpoint runs inside another belongs to that one.
         """
         task = graph_task()
         if task == -1:
@@ -91,17 +91,17 @@ class StepClock:
     """The steps and backward passes of one session.
 
     A step ends when an optimizer that holds one of the session's parameters has stepped; with
-    several optimizers the first one seen counts. As long as none has, each forward pass of the
+    several optimizers the first one seen counts. Until one has, each forward pass of the
     first hooked model is a step.
 
     Attributes:
-        step: The step under way, from 0.
+        step: The current step, from 0.
         numbers: Numbers the forward passes of all hooked models.
         backwards: The backward passes.
         by_models: Whether the optimizers of the session's models make the steps, so that each model looks for its own.
-        expects_optimizer: Looks whether an optimizer exists that will make the steps.
-        awaited: For how many forward passes to wait for an optimizer that is known to exist.
-        leader: The model whose forward passes are the steps where nothing optimizes.
+        expects_optimizer: Whether an optimizer exists that will make the steps.
+        awaited: For how many more forward passes to wait for a known optimizer.
+        leader: The pass counter of the model whose forward passes are the steps where nothing optimizes.
     """
 
     by_models = True
@@ -120,7 +120,7 @@ class StepClock:
         self.looked = False
 
     def optimized(self) -> None:
-        """Count the step of an optimizer; one that steps within a backward, as gradients arrive, ends it with that."""
+        """Count an optimizer's step; within a backward, where it steps as gradients arrive, at the end of that backward."""
         task = graph_task()
         if task == -1:
             self.end_step()
@@ -130,29 +130,29 @@ class StepClock:
                 self.end_step()
 
     def end_step(self) -> None:
-        """Count one step, telling those who listen which one ended."""
+        """Count one step, and notify the listeners of the step that ended."""
         ended, self.step = self.step, self.step + 1
         for listener in list(self.on_step):
             listener(ended)
 
     def follow(self, expects_optimizer: Callable[[], bool]) -> PassCounter:
-        """Return what counts the passes of one more model; those of the first are the steps where nothing optimizes."""
+        """Return the pass counter of one more model; the first model's passes are the steps where nothing optimizes."""
         passes = PassCounter(self, Segments())
         if self.leader is None:
             self.lead(passes, expects_optimizer)
         return passes
 
     def lead(self, passes: PassCounter, expects_optimizer: Callable[[], bool]) -> None:
-        """Let a model set the pace: by its optimizer's steps if there is one, else by its forward passes."""
+        """Set the model that defines the steps: by its optimizer if there is one, else by its forward passes."""
         self.leader, self.expects_optimizer, self.led = passes, expects_optimizer, 0
 
     def look(self) -> None:
-        """Look, once, whether there is an optimizer whose steps are to be waited for."""
+        """Check, once, whether there is an optimizer, and set how many forward passes to wait for its first step."""
         self.looked = True
         self.awaited = AWAITED if self.expects_optimizer() else 0
 
     def began(self, passes: PassCounter, *, graded: bool) -> None:
-        """Count a forward pass; where nothing optimizes, those of the first hooked model are the steps."""
+        """Count a forward pass; where nothing optimizes, the first hooked model's passes are the steps."""
         self.passes += 1
         if self.leader is not passes:
             return
@@ -165,7 +165,7 @@ class StepClock:
 
 
 class ThreadPosition:
-    """Where one thread is in one model: which forward pass, and which call of what."""
+    """The position of one thread in one model: the forward pass, and the calls so far."""
 
     __slots__ = (
         "calls",
@@ -192,14 +192,14 @@ class ThreadPosition:
         self.segment: Segment | None = None
         self.frame: FrameType | None = None
         self.calls: dict[Any, int] = {}
-        self.past: dict[Any, int] | None = None  # of a model that calls itself
+        self.past: dict[Any, int] | None = None  # the calls of a model that calls itself
         self.holders: dict[str, Any] = {}
         self.recalls: dict[Any, int] = {}
         self.shares: dict[Any, Any] = {}
 
 
 class PassCounter(threading.local):
-    """Counts the forward passes of one hooked model, each thread for itself."""
+    """Counts the forward passes of one hooked model, on each thread separately."""
 
     def __init__(self, clock: StepClock, segments: Segments) -> None:
         self.clock, self.segments = clock, segments
@@ -209,8 +209,8 @@ class PassCounter(threading.local):
         """Start a forward pass.
 
         Args:
-            inside: Whether the hooked model itself was called, so that there will be an end.
-            graded: Whether a graph is built; None for what grad mode says now.
+            inside: Whether the hooked model itself was called, so that `end` will follow.
+            graded: Whether a graph is built; None for the current grad mode.
         """
         graded = torch.is_grad_enabled() if graded is None else graded
         here, clock = self.here, self.clock
@@ -225,17 +225,17 @@ class PassCounter(threading.local):
         look_for_hooks()
 
     def end(self) -> None:
-        """End a forward pass; hooks behind the model's own call, which stand behind the one that says so, are of it still."""
+        """End a forward pass; later forward hooks of the model itself still belong to it."""
         here = self.here
         here.inside = False
         if here.past is not None:
             here.past = {key: here.calls.pop(key) for key in list(here.calls) if getattr(key, "path", None) == ""}
 
     def count(self, key: Any) -> tuple[int, bool]:
-        """Return which call this is within its forward, and whether it is a recompute.
+        """Return the number of this call within its forward pass, and whether it is a recompute.
 
-        A module called outside of the hooked model's forward has no pass to belong to: one begins
-        there, and the next when a module comes round again.
+        A module called outside of the hooked model's forward belongs to no pass: one begins
+        there, and the next when a module is called again.
         """
         here = self.here
         task = graph_task()
@@ -254,7 +254,7 @@ class PassCounter(threading.local):
         return call, False
 
     def _recount(self, task: int, key: Any) -> int:
-        """Return which call is run again; see Note [Which call is recomputed]."""
+        """Return the number of the call that is recomputed; see Note [Which call is recomputed]."""
         here = self.here
         here.segment = self.segments.recompute()
         if here.segment is not None:
@@ -267,16 +267,19 @@ class PassCounter(threading.local):
         return call
 
     def differentiates_again(self, listened: int) -> bool:
-        """Tell whether gradients come from the recompute under way, not from the forward it repeats.
+        """Return whether gradients come from the current recompute, not from the forward that it repeats.
 
-        They do for a reentrant checkpoint; the graph of another's recompute is thrown away. Without
-        knowing the checkpoint, a module whose forward had a graph is taken to be in the second kind.
+        They do for a reentrant checkpoint; any other discards the graph of its recompute. If the checkpoint is
+        unknown, a module that listened to gradients in its forward counts as in one that is not reentrant.
+
+        Args:
+            listened: How many gradients the module listened to in its forward.
         """
         segment = self.here.segment
         return segment.reentrant if segment is not None else not listened
 
     def is_heard(self, place: tuple[Any, Site, int], *, recompute: bool) -> bool:
-        """Tell whether a reentrant checkpoint's forward has set this hook already: what it was given has its own graph."""
+        """Return whether a reentrant checkpoint's forward has set this hook, as on its inputs, which have their own graph."""
         segment = self.here.segment
         if segment is None or not segment.reentrant:
             return False
@@ -285,7 +288,7 @@ class PassCounter(threading.local):
         return recompute and place in segment.heard
 
     def event(self, site: Site, call: int, recompute: bool) -> Event:
-        """Make the event of a forward value."""
+        """Return the event of a forward value."""
         here, clock = self.here, self.clock
         origin, backward = (here.segment or here, clock.backwards.now()) if recompute else (here, -1)
         micro_batch, replica = origin.micro_batch, origin.replica
@@ -293,7 +296,7 @@ class PassCounter(threading.local):
 
 
 def rank() -> int:
-    """Return this process's rank: what `torch.distributed` says, else what its launcher did."""
+    """Return this process's rank: that of `torch.distributed`, else the launcher's ``RANK``, else 0."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return int(torch.distributed.get_rank())
     return int(os.environ.get("RANK", "0") or 0)

@@ -15,11 +15,11 @@ from kedge.sites.site import Site
 
 @dataclass(slots=True)
 class InGraph:
-    """How compiled code knows a tap.
+    """A tap's representation in compiled code.
 
     Attributes:
         key: The number under which an operator finds the tap in `numbered`.
-        edit: The identity whose backward is the action's edit, where the action edits a gradient.
+        edit: The identity whose backward applies the action's edit, if the action edits a gradient.
     """
 
     key: int
@@ -49,7 +49,7 @@ class Tap:
         self.site, self.action, self.when = site, action, when
         self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
         self.broad = site.leaf is None and site.call is None
-        #: Called with the value and the step instead of `act`, where no event is needed; see Note [Values alone].
+        #: Called with the value and the step instead of `act` if no event is needed; see Note [Values alone].
         self.measure: Measure | None = action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
         self.edited = self.failed = False
         self.fired = 0
@@ -65,20 +65,20 @@ class Tap:
         return owner
 
     def count(self, event: Event) -> None:
-        """Note that the action ran."""
+        """Count a firing of the action."""
         self.fired += 1
         latest = self.gate.owner.fired
         if latest is not None:
             latest.append((self, event))
 
     def means(self, event: Event) -> bool:
-        """Whether an event is of the leaf and the call that were asked for."""
+        """Whether an event has the leaf and the call that the tap's site names."""
         site = self.site
         leaf = site.leaf is None or site.leaf == event.site.leaf
         return leaf and (site.call is None or site.call == event.call)
 
     def repeats(self) -> bool:
-        """Whether the action runs in the recompute under way: its schedule is that of the forward that is run again."""
+        """Whether the action runs in the current recompute, by the schedule for the step of the repeated forward."""
         segment = self.gate.passes.here.segment
         on = self.on
         if self.when is not None and segment is not None and not self.gate.owner.ended:
@@ -87,7 +87,7 @@ class Tap:
 
     @property
     def takes_event(self) -> bool:
-        """Whether the action is called with the event, too."""
+        """Whether the action receives the event, too."""
         return self.act is self.action
 
     @property
@@ -108,12 +108,12 @@ numbered: WeakValueDictionary[int, Tap] = WeakValueDictionary()
 
 
 class Spec(NamedTuple):
-    """What is to be attached.
+    """The actions to attach, and their taps.
 
     Attributes:
         actions: The actions, in order.
         when: Their schedule; None for always.
-        step: The step under way.
+        step: The current step.
         taps: All taps made so far.
     """
 
@@ -123,7 +123,7 @@ class Spec(NamedTuple):
     taps: list[Tap]
 
     def make(self, site: Site) -> list[Tap]:
-        """Make a tap for each action, in order."""
+        """Return a new tap for each action, in order."""
         made = [Tap(site, action, self.when, self.step) for action in self.actions]
         self.taps.extend(made)
         return made

@@ -1,1 +1,1 @@
-"""Gates: what stands at one kind of place in a program, and hands what passes there to its taps."""
+"""Gates: hooks at one kind of place in a program, which pass the values there to their taps."""

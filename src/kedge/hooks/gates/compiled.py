@@ -1,11 +1,11 @@
-"""Compiled code: how a hook takes part in a graph that Dynamo has captured.
+"""Hooks in compiled code: their operators in a graph that Dynamo has captured.
 
 # Note [In the graph]
-Dynamo reads our forward hooks and puts what they do into the graph, if they were there when it
-compiled. What has to happen in Python at run time - counting, recording, measuring - goes in as
-one opaque operator without a result. It is registered as having an effect, so that it is neither
-removed nor reordered. Edits, Kedge's and plain functions alike, are read by Dynamo and become
-part of the graph. A gradient is listened to by an identity whose backward calls the operator.
+Dynamo traces the forward hooks that exist when it compiles, and puts their operations into the graph.
+Work that must happen in Python at run time - counting, recording, measuring - enters the graph as
+one opaque operator without a result. It is registered as having an effect, so that the compiler neither
+removes nor reorders it. Dynamo traces edits, Kedge's and plain functions alike, and they become
+part of the graph. For a gradient the graph has an identity whose backward calls the operator.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SCHEMAS = (
 _ANY = torch.zeros(())
 numbers = itertools.count(1)
 followed: weakref.WeakValueDictionary[int, PassCounter] = weakref.WeakValueDictionary()
-"""What counts the passes of each hooked model, by the number that a graph holds in its place."""
+"""The pass counter of each hooked model, by the number that a graph holds in its place."""
 
 
 def _count(tap: Tap, leaf: str, kind: str) -> tuple[int, bool]:
-    """Count a call by tap and leaf: in a graph the gate itself is not called."""
+    """Count a call by tap and leaf, because a graph does not call the gate itself."""
     gate: Gate = tap.gate
     return gate.passes.count((tap.graph.key, leaf, kind))
 
@@ -60,8 +60,8 @@ def _value(x: Tensor, key: int, leaf: str) -> None:
         return
     call, recompute = _count(tap, leaf, "value")
     tap.gate.called += 1
-    # The compiler may use the memory again as soon as the operator has returned, and the tensor object with it, so
-    # that the next value would be taken for this one.
+    # The compiler may reuse the memory and the tensor object as soon as the operator has returned: the next value
+    # would then pass for this one.
     value = x.clone() if getattr(tap.action, "keeps", False) else x.detach()
     fire((tap,), value, _event(tap, leaf, call, recompute))
 
@@ -79,7 +79,7 @@ def _gradient(x: Tensor, key: int, leaf: str) -> None:
     if tap is None or tap.gate is None:
         return
     here = tap.gate.passes.here
-    # Backward comes in the opposite order of forward, so the calls are counted down.
+    # Backward runs in the reverse order of forward, so calls count down.
     arrived = here.calls.get((key, leaf, "arrived"), 0)
     here.calls[key, leaf, "arrived"] = arrived + 1
     calls = here.calls.get((key, leaf, "passed"), 1)
@@ -117,23 +117,23 @@ _ops = torch.ops.kedge
 
 
 class _Listen(torch.autograd.Function):
-    """The identity; its backward shows the gradient to an observer."""
+    """The identity, whose backward shows the gradient to an observer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: int, leaf: str) -> Tensor:
-        """Copy: what follows may work in place, which a view of `x` would not survive."""
+        """Return a copy: later operations may work in place, which a view of `x` would not allow."""
         ctx.key, ctx.leaf = key, leaf
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Show the gradient and pass it on."""
+        """Show the gradient to the observer and pass it on."""
         _ops.gradient(grad, ctx.key, ctx.leaf)
         return grad, None, None
 
 
 def identity(act: Any, key: int) -> Any:
-    """Make the identity whose backward is an edit; Dynamo reads the edit into the graph."""
+    """Return an identity whose backward applies an edit; Dynamo traces the edit into the graph."""
 
     class GraphEdit(torch.autograd.Function):
         @staticmethod
@@ -150,12 +150,12 @@ def identity(act: Any, key: int) -> Any:
 
 
 def is_exported() -> bool:
-    """Whether the graph is made to leave this process: an exported program must load without Kedge."""
+    """Whether the graph is captured for export: an exported program must load without Kedge."""
     return torch.compiler.is_exporting()
 
 
 def begin(key: int) -> None:
-    """Put the beginning of a forward pass into the graph; the graph itself runs with grad mode off."""
+    """Put the beginning of a forward pass into the graph, with the grad mode: the graph itself runs with grad off."""
     if not is_exported():
         _ops.begin(_ANY, key, torch.is_grad_enabled())
 
@@ -167,11 +167,11 @@ def end(key: int) -> None:
 
 
 def through(taps: tuple[Tap, ...], gradients: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
-    """Put the taps on one output, and on its gradient, into the graph; returns what the output has become."""
+    """Put the taps on one output, and on its gradient, into the graph; returns the new output."""
     tensor = through_forward(taps, leaf, tensor)
     if not tensor.requires_grad:
         return tensor
-    for tap in reversed(gradients):  # the last identity is the first that backward meets
+    for tap in reversed(gradients):  # backward reaches the last identity first
         if tap.site.leaf is not None and tap.site.leaf != leaf:
             continue
         if tap.observes and is_exported():
@@ -186,16 +186,16 @@ def through(taps: tuple[Tap, ...], gradients: tuple[Tap, ...], leaf: str, tensor
 
 
 def show(tap: Tap, value: Tensor) -> None:
-    """Put into the graph that a tap is shown a value which is no part of it, such as a parameter."""
+    """Put into the graph an operator that shows a tap a value from outside the graph, such as a parameter."""
     _ops.value(value, tap.graph.key, "")
 
 
 def through_forward(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
-    """Put the taps on one value into the graph; returns what the value has become."""
+    """Put the taps on one value into the graph; returns the new value."""
     for tap in taps:
         if tap.site.leaf is not None and tap.site.leaf != leaf:
             continue
-        if tap.observes:  # whether it is on schedule is looked up when it runs: reading it here would recompile
+        if tap.observes:  # the operator checks the schedule at run time: reading it here would recompile
             if not is_exported():
                 _ops.value(tensor.detach(), tap.graph.key, leaf)
             continue

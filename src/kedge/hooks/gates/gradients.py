@@ -1,9 +1,9 @@
-"""Gradients of what a forward makes or is given: hooks on the tensors, and on nodes of the graph.
+"""Gradients of a forward's inputs and outputs: hooks on the tensors, and on nodes of the graph.
 
 # Note [No full backward hooks]
 PyTorch's module backward hooks put an identity node around a module, which changes the bits of
 gradients, forbids in-place operations after it, and is silent for lists, dicts and dataclasses.
-A hook on the tensor itself has none of these faults: set when the forward has just made the
+A hook on the tensor itself has none of these faults: set right after the forward has made the
 tensor, it stays on the operation that made it even if the next one works in place - unless the
 tensor is a view, see Note [Gradients of views].
 """
@@ -75,12 +75,12 @@ class GradientListener:
 
     def __init__(self, gate: Gate, origin: Event) -> None:
         self.gate, self.origin = gate, origin
-        self.also: Mapping[Site, Event] = {}  # where else in the same call this very tensor stands
-        self.shape: torch.Size | None = None  # of the view, where the whole of its memory is listened to
+        self.also: Mapping[Site, Event] = {}  # other sites of this very tensor in the same call
+        self.shape: torch.Size | None = None  # of the view, where the hook is on its base
         self.pulse: MemoryVersion | None = None
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
-        """The tensor's hook; PyTorch gives None at an output that nothing used, where others of its node were."""
+        """The tensor's hook; PyTorch passes None for an unused output if other outputs of its node were used."""
         now = self.gate.taps[self.origin.site.kind]
         if grad is None or not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
             return None
@@ -89,7 +89,7 @@ class GradientListener:
         return None if new is value else new.reshape(grad.shape)
 
     def _through(self, taps: Sequence[Tap], value: Tensor) -> Tensor:
-        """Fire at every place of the tensor. It has one gradient, so that an action which has edited it is done."""
+        """Fire at every site of the tensor; an action that edits the gradient is not called at the sites after."""
         clock = self.gate.owner.clock
         if not self.also:
             return fire(taps, value, gradient_event(self.origin, clock))
@@ -103,12 +103,12 @@ class GradientListener:
 
     @property
     def place(self) -> tuple[Site, int]:
-        """The site and the call: another call of the same place would set this listener again."""
+        """The site and the call, which identify this listener among those of its gate."""
         return self.origin.site, self.origin.call
 
 
 class GradientMeasurer(GradientListener):
-    """Hands the gradient of one tensor to what measures it; see Note [Values alone]."""
+    """Hands the gradient of one tensor to the taps that measure it; see Note [Values alone]."""
 
     also: Mapping[Site, Event] = MappingProxyType({})
     shape: torch.Size | None = None
@@ -121,7 +121,7 @@ class GradientMeasurer(GradientListener):
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """The tensor's hook."""
         gate = self.gate
-        if not gate.measures or self.also:  # an action has come since
+        if not gate.measures or self.also:  # an action was attached since
             return super().__call__(grad)
         taps = gate.taps[self.site.kind]
         for tap in taps:
@@ -133,7 +133,7 @@ class GradientMeasurer(GradientListener):
             return None
         owner = gate.owner
         clock = owner.clock
-        clock.backwards.now()  # it is counted
+        clock.backwards.now()  # counts this backward pass
         value = grad if self.shape is None else grad.reshape(self.shape)
         measure_value(taps, value, clock.step, owner.fired, self._event, ())
         return None
@@ -143,7 +143,7 @@ class GradientMeasurer(GradientListener):
 
     @property
     def origin(self) -> Event:
-        """The forward's event, made when it is asked for."""
+        """The forward's event, built on access."""
         rank = self.gate.owner.clock.rank
         return Event(self.site, self.call, self.pass_, -1, -1, self.micro_batch, rank, self.replica, recompute=False)
 
@@ -159,7 +159,7 @@ class GradientMeasurer(GradientListener):
 
 
 def gradient_event(origin: Event, clock: StepClock) -> Event:
-    """Make the event of a gradient: the call and pass of its forward, the step and backward of now."""
+    """Return the event of a gradient: the call and pass of its forward, the current step and backward."""
     o = origin
     return Event(
         o.site,
@@ -175,19 +175,20 @@ def gradient_event(origin: Event, clock: StepClock) -> Event:
 
 
 def listen(tensor: Tensor, listener: GradientListener, *, recompute: bool = False) -> GradientListener:
-    """Fire a gate's taps with the gradient of a tensor that a forward has made or was given.
+    """Fire a gate's taps with the gradient of an input or output of a forward.
 
     A tensor may live for several passes (an input that is used again, a parameter that a module
-    returns), and a recompute meets the very inputs of its forward: each is listened to once, or an
-    edit would be made again and again.
+    returns), and a recompute has the very inputs of its forward: each tensor gets one listener for a
+    place, because several would repeat an edit.
 
     Args:
         tensor: A tensor that requires grad.
-        listener: What is to listen, if nothing of the same place does already.
-        recompute: Whether a checkpoint's recompute met it.
+        listener: The listener to set, unless the tensor has one for the same place.
+        recompute: Whether a checkpoint's recompute passes the tensor.
 
     Returns:
-        What listens; its `pulse` tells that the gradient cannot be had, if it is in doubt; see Note [Gradients of views].
+        The listener in force; where its gradient may be unavailable, its `pulse` shows whether it is: see
+        Note [Gradients of views].
     """
     aliased = may_alias(tensor)
     known = _heard(tensor, listener) if aliased or on_tensor(tensor) else None
@@ -212,13 +213,13 @@ def _heard(tensor: Tensor, like: GradientListener) -> GradientListener | None:
 
 
 def edges_into(roots: Sequence[Tensor], inputs: Mapping[str, Any]) -> dict[str, list[tuple[Node, list[int]]]]:
-    """Find the nodes of one call that pass a gradient on to its inputs.
+    """Return the nodes of one call that pass a gradient on to its inputs.
 
     # Note [The share of one call]
-    A tensor's gradient is the sum over all its uses. What one module call contributes is what its
+    A tensor's gradient is the sum over all its uses. One module call contributes the gradients that its
     own nodes send along the edges into the tensor's node. Walking back from the call's outputs
-    finds them, with no identity node in the graph: such a node would change bits. The walk ends at
-    every input: what lies behind one was there before the call, even if it leads to another input,
+    finds them without an identity node in the graph, which would change bits. The walk ends at
+    every input: the nodes behind an input precede the call, even if they lead to another input,
     as in ``output(dense(x), x)``.
 
     Args:
@@ -226,7 +227,7 @@ def edges_into(roots: Sequence[Tensor], inputs: Mapping[str, Any]) -> dict[str, 
         inputs: Each input's `torch.autograd.graph.GradientEdge`, taken before the call; None without one.
 
     Returns:
-        For each input the nodes with the positions of their ``grad_inputs`` that go to it.
+        For each input, the nodes and the positions of their ``grad_inputs`` that go to it.
     """
     found: dict[str, list[tuple[Node, list[int]]]] = {leaf: [] for leaf in inputs}
     ends: dict[tuple[Any, int], list[str]] = {}
@@ -250,14 +251,14 @@ def edges_into(roots: Sequence[Tensor], inputs: Mapping[str, Any]) -> dict[str, 
 
 
 class InputShare:
-    """Sums up what one call of a module adds to the gradient of one of its inputs."""
+    """The sum of the gradients that one call of a module adds to the gradient of one of its inputs."""
 
     def __init__(self, gate: Gate, origin: Event, nodes: int) -> None:
         self.gate, self.origin, self.nodes = gate, origin, nodes
         self.sums: dict[int, tuple[int, Tensor | None]] = {}
 
     def passed(self, positions: list[int], grad_inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        """Take one node's part; with the last one the share is complete and fires."""
+        """Add one node's part; the last one completes the share and fires."""
         event = gradient_event(self.origin, self.gate.owner.clock)
         seen, total = self.sums.pop(event.backward, (0, None))
         for i in positions:
@@ -266,9 +267,7 @@ class InputShare:
                 total = part if total is None else total + part
         if seen + 1 < self.nodes:
             self.sums[event.backward] = (seen + 1, total)
-            if (
-                not seen
-            ):  # a node whose output nothing used does not run: then the end of the backward completes the share
+            if not seen:  # a node whose output is unused does not run: then the end of the backward completes the share
                 Variable._execution_engine.queue_callback(lambda: self._complete(event))
             return None
         new = total if total is None else fire(self.gate.taps["in.share"], total, event)
@@ -291,7 +290,7 @@ class InputShare:
 
 
 def listen_share(share: InputShare, found: list[tuple[Node, list[int]]]) -> None:
-    """Put the node hooks of a share in place; they go with the session or with the graph."""
+    """Register the node hooks of a share; they end with the session or with the graph."""
     for node, positions in found:
         share.gate.owner.mounts.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
 

@@ -1,8 +1,8 @@
 """Modules: one forward-pre and one forward hook for each hooked module of a session.
 
 # Note [Two gates]
-All taps of a session on one module stand at two gates: `InputGate` sees the inputs, `OutputGate` the
-outputs. Gradients are listened to from there, on the tensors that pass, because a module's own
+All taps of a session on one module belong to two gates: `InputGate` sees the inputs, `OutputGate` the
+outputs. The gates also set the gradient hooks, on the tensors that pass, because a module's own
 backward hooks change bits (Note [No full backward hooks]).
 """
 
@@ -34,7 +34,7 @@ from kedge.torch_internals.module_tables import own_parameters
 
 
 class OutputGate(Gate):
-    """Sees what a module returns: ``out``, ``out.grad`` and ``in.share``."""
+    """Forward hook that fires at a module's outputs: ``out``, ``out.grad`` and ``in.share``."""
 
     kinds = ("out", "out.grad", "in.share")
     measured = ("out", "out.grad")
@@ -53,7 +53,7 @@ class OutputGate(Gate):
         if self.measures and not recompute:
             self._measure(output, call)
             return None
-        if isinstance(output, Tensor) and not self.backward:  # the common case, and the one that has to be fast
+        if isinstance(output, Tensor) and not self.backward:  # the common case, which must be fast
             new = fire(self.taps["out"], output, self.passes.event(self.site("out", ""), call, recompute))
             return None if new is output else new
         return self._structured(output, call, recompute)
@@ -96,7 +96,7 @@ class OutputGate(Gate):
         return leaves.put(output, new) if new else None
 
     def _share(self, outputs: list[Tensor], call: int, recompute: bool) -> None:
-        """Listen to what this call sends back to each of its inputs; see Note [The share of one call]."""
+        """Set hooks for the gradient that this call sends to each of its inputs; see Note [The share of one call]."""
         edges = self.passes.here.shares.pop(self, {})
         if not edges:
             self.seen.no_share = "there is no tensor to see: its arguments hold no tensor"
@@ -111,7 +111,7 @@ class OutputGate(Gate):
 
 
 class InputGate(Gate):
-    """Sees what a module is given: ``in``, ``in.grad`` and its parameters; prepares ``in.share``."""
+    """Forward-pre hook that fires at a module's inputs and parameters: ``in``, ``in.grad``, ``param``; prepares ``in.share``."""
 
     kinds = ("in", "in.grad", "param")
     measured = ("in", "in.grad")
@@ -124,24 +124,24 @@ class InputGate(Gate):
         self.preserving: list[Preserving] = []
 
     def retime(self) -> None:
-        """Stay awake for shares and for values that the module would overwrite."""
+        """Update which taps are on; the gate stays on for shares and for values that the module would overwrite."""
         super().retime()
         self.live = self.live or bool(self.sharing or self.preserving)
         self.measures = self.measures and not (self.sharing or self.preserving)
 
     def share_with(self, gate: OutputGate) -> None:
-        """Note the inputs' edges of each call for a gate behind the module, which needs them for shares."""
+        """Record the inputs' gradient edges of each call for the module's `OutputGate`, which needs them for shares."""
         if gate not in self.sharing:
             self.sharing.append(gate)
         self.retime()
 
     def watch_overwrites(self, actions: Iterable[Preserving]) -> None:
-        """Have these actions, which keep values without a copy, copy what the module is about to overwrite."""
+        """Notify actions that keep values without a copy before the module overwrites these values."""
         self.preserving += [action for action in actions if action not in self.preserving]
         self.retime()
 
     def canonical(self, leaf: str | None) -> str | None:
-        """Return the name under which a leaf fires: a position becomes its argument's name."""
+        """Return the name under which a leaf fires: its argument's name in place of a position."""
         if leaf is None:
             return None
         head, dot, rest = leaf.partition(".")
@@ -158,7 +158,7 @@ class InputGate(Gate):
         return found
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """The forward-pre hook; keyword arguments are lacking if it is taken down in another thread meanwhile."""
+        """The forward-pre hook; keyword arguments are missing if another thread removes it during the call."""
         __tracebackhide__ = True
         if not self.live:
             return None
@@ -236,16 +236,16 @@ class InputGate(Gate):
                 fire((tap,), self.held(module, tap.site), self.passes.event(tap.site, call, recompute))
 
     def is_first(self, site: Site) -> bool:
-        """Whether a parameter, which several modules may hold, is seen here: where the first of them is called."""
+        """Whether this gate is the first of a pass to see a parameter, which several modules may hold."""
         return self.passes.here.holders.setdefault(site.path, self) is self
 
     def held(self, module: nn.Module, site: Site) -> Tensor:
-        """Return the value of a parameter now: a call may be given another, as by `torch.func.functional_call`."""
+        """Return the current value of a parameter; `torch.func.functional_call`, for one, replaces it for a call."""
         name, param = self.params[site.path]
         now = own_parameters(module).get(name)
-        if now is None or now is param or leaves.own_part(param) is not param:  # FSDP gathers what is spread
+        if now is None or now is param or leaves.own_part(param) is not param:  # FSDP gathers shards
             return param.detach()
-        return now.detach().clone()  # it may live no longer than the call
+        return now.detach().clone()  # its memory may be released after the call
 
     def replaced(self, args: tuple[Any, ...], kwargs: dict[str, Any], new: Mapping[str, Tensor]) -> Any:
         """Return the arguments with some of their tensors replaced."""
@@ -256,10 +256,10 @@ class InputGate(Gate):
 
 
 def _positional_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the arguments that a module's forward takes by position."""
+    """The names of the arguments that a module's forward takes by position."""
     try:
         params = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):  # a compiled or scripted forward does not tell
+    except (TypeError, ValueError):  # a compiled or scripted forward has no signature
         return ()
     return tuple(p.name for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
 
@@ -269,8 +269,8 @@ class ModuleGates:
     """The gates of one session on the modules of one model.
 
     Attributes:
-        before: The last gate before each module, by the module's id.
-        after: The last one behind it.
+        before: The newest `InputGate` of each module, by the module's id.
+        after: The newest `OutputGate`.
     """
 
     owner: Owner
@@ -279,7 +279,7 @@ class ModuleGates:
     after: dict[int, OutputGate] = field(default_factory=dict)
 
     def place(self, place: SitePlace, spec: Spec) -> None:
-        """Attach to the inputs or outputs of a module, or to their gradients."""
+        """Attach taps to the inputs or outputs of a module, or to their gradients."""
         site, module = place.site, place.module
         gate: InputGate | OutputGate
         if site.kind in InputGate.kinds or site.kind == "in.share":
@@ -295,7 +295,7 @@ class ModuleGates:
             gate.add(tap)
 
     def place_value(self, place: SitePlace, spec: Spec, model: nn.Module) -> None:
-        """Attach to every module that holds a parameter, several for tied weights; the first that is called fires."""
+        """Attach taps to every module that holds a parameter, several for tied weights; the first one called fires."""
         param = place.param
         for path, module in model.named_modules():
             name = next((n for n, p in own_parameters(module).items() if p is param), None)
@@ -306,14 +306,14 @@ class ModuleGates:
                     before.add(tap)
 
     def watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> bool:
-        """Attach to every module that works in place, for actions that keep values; returns whether there is one."""
+        """Attach to every in-place module, for actions that keep values; returns whether there is one."""
         in_place = [(name, m) for name, m in model.named_modules() if getattr(m, "inplace", False) is True]
         for name, module in in_place:
             self._before(module, name).watch_overwrites(actions)
         return bool(in_place)
 
     def knows(self, module: nn.Module) -> bool:
-        """Whether a module is hooked on a side already."""
+        """Whether a module has a gate."""
         return id(module) in self.before or id(module) in self.after
 
     def release(self) -> None:

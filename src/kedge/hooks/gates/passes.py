@@ -1,4 +1,4 @@
-"""The hooks by which a model's forward pass is seen to begin and to end."""
+"""The hooks that count a model's forward passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kedge.torch_internals.source_lines import is_running
 
 
 class PassBegins(KedgeHook):
-    """The hook by which a model's forward pass is seen to begin; a model that calls itself is still in the same."""
+    """Forward-pre hook that begins a model's forward pass; a model that calls itself stays in the same pass."""
 
     def __init__(self, passes: PassCounter) -> None:
         self.passes = passes
@@ -39,7 +39,7 @@ class PassBegins(KedgeHook):
 
 
 class PassEnds(KedgeHook):
-    """The hook by which a model's forward pass is seen to end."""
+    """Forward hook that ends a model's forward pass."""
 
     def __init__(self, begin: PassBegins) -> None:
         self.begin = begin

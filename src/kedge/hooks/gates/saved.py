@@ -1,13 +1,13 @@
-"""The ``:saved`` sites of a session: what autograd saves while a module is the innermost.
+"""The ``:saved`` sites of a session: the tensors that autograd saves while a module is the innermost.
 
 # Note [What is a save]
-Autograd saves a tensor when an operation needs it for its backward. Each such moment is an event of the
-innermost module whose call is under way; the leaf is which one it is within that call, from 0. A tensor that two
+Autograd saves a tensor when an operation needs it for its backward. Each save is an event of the
+innermost module with an active call; the leaf is the number of the save within that call, from 0. A tensor that two
 operations need is saved twice. Parameters, buffers and inputs are saved like all others.
 
 # Note [Taken away]
-Where the program's own pair of hooks, or a `kedge.offload` inside, has put something else in a tensor's
-place, it can be looked at, but not be replaced any more.
+After the program's own pair of hooks, or a `kedge.offload` further inside, has replaced a tensor by something else,
+actions can observe the tensor, but not replace it.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from kedge.torch_internals.saved_hooks import disabled, top_hooks
 
 @runtime_checkable
 class Packing(Protocol):
-    """An action that puts something else in the place of what autograd saves."""
+    """An action that replaces the tensors that autograd saves by packed objects."""
 
     def taken(self) -> list[Any]:
-        """Return what its last call on this thread has packed, and forget it: one thing, or none if it did not run."""
+        """Return the object packed by the last call on this thread, and forget it; an empty list if no call ran."""
 
     def unpack(self, packed: Any) -> Tensor:
-        """Return the tensor that was packed."""
+        """Return the tensor of a packed object."""
 
 
 class SavedGate(Gate):
-    """The taps of one session on what is saved in one module.
+    """The taps of one session on the tensors saved in one module.
 
     Attributes:
         ungraded: How many of its calls ran without grad.
         checkpointed: How many ran in a checkpointed function.
         forbidden: How many ran in a transform of `torch.func`.
-        compiled: Whether the module is compiled, or inside of one that is.
+        compiled: Whether the model, or a module of it, is compiled.
     """
 
     kinds = ("saved",)
@@ -63,13 +63,13 @@ class SavedGate(Gate):
         self.compiled = self.packing = False
 
     def retime(self) -> None:
-        """Find out whether anything here is on schedule, or packs, and say so."""
+        """Update whether any tap is on schedule, or packs, and notify the keeper."""
         super().retime()
         self.packing = any(isinstance(tap.action, Packing) for tap in self.taps["saved"])
         self.changed()
 
     def count(self) -> tuple[int, bool]:
-        """Count a call of the module."""
+        """Count a call of the module; returns its number, and whether it is a recompute."""
         call, recompute = self.passes.count(self)
         self.called += 1
         self.seen.again += recompute
@@ -81,13 +81,13 @@ class SavedGate(Gate):
         return call, recompute
 
     def event(self, place: SavingPlace) -> Event:
-        """Make the event of the next save of a call."""
+        """Return the event of a call's next save."""
         leaf = str(place.saves)
         place.saves += 1
         return self.passes.event(self.site("saved", leaf), place.call, place.recompute)
 
     def take(self, value: Tensor, place: SavingPlace) -> Any:
-        """Run the taps; returns what takes the tensor's place, None for nothing."""
+        """Run the taps; returns the packed replacement of the tensor, or None."""
         event, shown = self.event(place), value.detach()
         if self.packing:
             return self._pack(shown, event)
@@ -95,7 +95,7 @@ class SavedGate(Gate):
         return None if new is shown else JointPacked(KeptByReference(new), (KeptByReference.read,))
 
     def _pack(self, first: Tensor, event: Event) -> Any:
-        """Run taps of which some pack; each gets what the one before left, as long as that is a tensor."""
+        """Run taps some of which pack; each receives the result of the one before, as long as that is a tensor."""
         packed: Any = first
         shown: Tensor = first
         back: list[Callable[[Any], Tensor]] = []
@@ -121,7 +121,7 @@ class SavedGate(Gate):
         )
 
     def see(self, value: Tensor, place: SavingPlace) -> None:
-        """Show a tensor that another has taken; see Note [Taken away]."""
+        """Show the taps a tensor that another has taken; see Note [Taken away]."""
         event, shown = self.event(place), value.detach()
         looking = tuple(tap for tap in self.taps["saved"] if not isinstance(tap.action, Packing))
         if fire(looking, shown, event) is not shown:
@@ -135,7 +135,7 @@ class SavedGate(Gate):
 
 
 def _checked(action: Packing, like: Tensor, event: Event) -> Callable[[Any], Tensor]:
-    """Check that a pair's unpack returns what can stand for the tensor that was packed."""
+    """Return an action's unpack with a check that its result has the shape, dtype and device of the packed tensor."""
     wanted, was = (like.shape, like.dtype, like.device), describe(like)
 
     def unpack(packed: Any) -> Tensor:
@@ -151,7 +151,7 @@ def _checked(action: Packing, like: Tensor, event: Event) -> Callable[[Any], Ten
 
 
 class SavedSites:
-    """The keeper of a session on one model: it shows what is saved to the gates of the modules."""
+    """The keeper of a session on one model: passes saved tensors to the gates of the modules."""
 
     watches = True
 
@@ -164,13 +164,13 @@ class SavedSites:
         owner.mounts.add(self.kept)
 
     def place(self, place: Placed, spec: Spec) -> None:
-        """Attach to what autograd saves while a module is the innermost."""
+        """Attach taps to the tensors that autograd saves while a module is the innermost."""
         gate = self._gate(place.site.path, place.module)
         for tap in spec.make(place.site):
             gate.add(tap)
 
     def _gate(self, path: str, module: nn.Module) -> SavedGate:
-        """Return the gate of a module, made when it is first asked for."""
+        """Return the gate of a module, created on first use."""
         gate = self.gates.get(path)
         if gate is None:
             gate = self.gates[path] = SavedGate(self.owner, self.passes, path, self._retime)
@@ -179,12 +179,12 @@ class SavedSites:
         return gate
 
     def pack(self, value: Tensor, place: SavingPlace) -> Any:
-        """Run the taps of the innermost module, if it has any."""
+        """Run the taps of the innermost module, if it has any; returns the packed replacement, or None."""
         gate = place.spot.gate
         return gate.take(value, place) if gate is not None and gate.live else None
 
     def see(self, value: Tensor, place: SavingPlace) -> None:
-        """Show it what another has taken."""
+        """Show the innermost module's taps a tensor that another has taken."""
         gate = place.spot.gate
         if gate is not None and gate.live:
             gate.see(value, place)

@@ -34,11 +34,11 @@ class TensorGate:
         self.taps: tuple[Tap, ...] = ()
         self.measures = False
         self.param: Tensor | None = None
-        self.emptied = False  # another hook had taken ``.grad`` away
+        self.emptied = False  # another hook had set ``.grad`` to None
         self.handle: RemovableHandle | None = None
 
     def event(self, leaf: str = "") -> Event:
-        """Make the event of a gradient that belongs to no module's call."""
+        """Return the event of a gradient that belongs to no module's call."""
         clock = self.owner.clock
         here = clock.leader.here if clock.leader is not None else None
         pass_, micro, replica = (here.pass_, here.micro_batch, here.replica) if here else (-1, 0, "")
@@ -47,15 +47,15 @@ class TensorGate:
 
     @property
     def whose(self) -> int:
-        """Tells the sites of one tensor from those of another of the same name."""
+        """An id that separates this tensor's sites from those of another of the same name."""
         return id(self) if self.param is None else id(self.param)
 
     def is_last(self, table: Mapping[int, Any] | None) -> bool:
-        """Whether nobody has hooked the tensor since; behind others a new station is needed to keep the order."""
+        """Whether this gate's hook is the tensor's last; after others, a new gate is needed to keep the order."""
         return self.handle is None or next(reversed(table or {}), None) == self.handle.id
 
     def add(self, tap: Tap) -> None:
-        """Add a tap behind the others."""
+        """Add a tap after the others."""
         tap.gate = self
         self.taps += (tap,)
         self.retime()
@@ -66,22 +66,22 @@ class TensorGate:
             self.add(tap)
 
     def retime(self) -> None:
-        """Find out whether all that is done here is to measure; what is on schedule is looked up when a gradient arrives."""
+        """Update whether all taps only measure; schedules are checked when a gradient arrives."""
         self.measures = all(tap.measure is not None for tap in self.taps)
 
     def drop(self, tap: Tap) -> None:
-        """Remove a tap; an event that is firing still has the old tuple."""
+        """Remove a tap; an event that is firing keeps the old tuple."""
         self.taps = tuple(t for t in self.taps if t is not tap)
         self.retime()
 
     def fire(self, value: Tensor | None, leaf: str = "") -> Tensor | None:
-        """Run the taps; return what replaces the value, None for nothing. PyTorch gives None at an unused output."""
+        """Run the taps; return the value's replacement or None. PyTorch passes None for an unused output."""
         taps = self.taps
         if value is None or not any(tap.on for tap in taps):
             return None
         if self.measures:
             clock = self.owner.clock
-            clock.backwards.now()  # it is counted
+            clock.backwards.now()  # counts this backward pass
             measure_value(taps, value, clock.step, self.owner.fired, self.event, (leaf,))
             return None
         new = fire(taps, value, self.event(leaf))
@@ -89,7 +89,7 @@ class TensorGate:
 
 
 def _hook_tensor(station: TensorGate, tensor: Tensor) -> RemovableHandle:
-    """Fire with the gradient of a tensor, before it is accumulated."""
+    """Fire with the gradient of a tensor, before its accumulation."""
     handle: RemovableHandle = tensor.register_hook(station.fire)
     return handle
 
@@ -118,7 +118,7 @@ def _hook_node(station: TensorGate, node: Node) -> RemovableHandle:
     def after(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> Any:
         if grad_inputs:
             return each(grad_inputs)
-        if each(grad_outputs) is not None:  # the node of a leaf keeps what arrives and passes nothing on
+        if each(grad_outputs) is not None:  # the node of a leaf accumulates its gradient and passes nothing on
             raise EditError(
                 f"a value was returned at {station.site}, but {station.site.path} passes no gradient on; edit it at :pre"
             )
@@ -128,7 +128,7 @@ def _hook_node(station: TensorGate, node: Node) -> RemovableHandle:
 
 
 def _hook(station: TensorGate, tensor: Tensor) -> RemovableHandle:
-    """Fire with a tensor's gradient, or with ``.grad`` of a leaf, as the station's kind says."""
+    """Fire with a tensor's gradient, or with ``.grad`` of a leaf, depending on the gate's kind."""
     return (_hook_accumulated if station.site.kind in ACCUMULATED else _hook_tensor)(station, tensor)
 
 
@@ -137,13 +137,13 @@ ACCUMULATED = ("acc", "param.acc")
 
 @dataclass
 class ParameterGates:
-    """The stations of one session on the parameters of one model, by the parameter's id and the kind."""
+    """The gates of one session on the parameters of one model, by the parameter's id and the kind."""
 
     owner: Owner
     stations: dict[tuple[int, str], TensorGate] = field(default_factory=dict)
 
     def place(self, place: SitePlace, spec: Spec) -> None:
-        """Attach to the gradient of a parameter.
+        """Attach taps to the gradient of a parameter.
 
         Raises:
             NoSuchKind: If the parameter has no shape yet.
@@ -168,10 +168,10 @@ class ParameterGates:
 
 
 def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None, spec: Spec) -> None:
-    """Attach to the gradient of a tensor.
+    """Attach taps to the gradient of a tensor.
 
     Raises:
-        NoSiteMatched: If it is no tensor.
+        NoSiteMatched: If it is not a tensor.
         NoSuchKind: If it has no such gradient.
     """
     if not isinstance(tensor, Tensor):
@@ -192,7 +192,7 @@ def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None
 
 
 def place_node(owner: Owner, target: Node | GradientEdge, selector: Selector | None, spec: Spec) -> None:
-    """Attach to the gradients that arrive at an autograd node or leave it."""
+    """Attach taps to the gradients that arrive at an autograd node or leave it."""
     node, number = (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
     name = re.sub(r"^torch::autograd::", "", node.name())
     for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
@@ -202,14 +202,14 @@ def place_node(owner: Owner, target: Node | GradientEdge, selector: Selector | N
 
 
 def means(term: Term, name: str) -> bool:
-    """Whether a term of a selector stands for a target of this name that is not a model."""
+    """Whether a term of a selector matches a target of this name that is not a model."""
     return not term.path or term.matches(name, ())
 
 
 def _kinds(
     selector: Selector | None, name: str, allowed: tuple[str, ...], default: str
 ) -> list[tuple[str, str | None]]:
-    """The kinds that a selector asks of a target that is not a model."""
+    """Return the kinds and leaves that a selector names for a target that is not a model."""
     if selector is None:
         return [(default, None)]
     wanted = [t for t in selector.terms if means(t, name)]

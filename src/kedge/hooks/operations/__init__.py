@@ -1,1 +1,1 @@
-"""The places inside a module's own forward: its operations, one by one."""
+"""The operations inside a module's own forward, one by one."""

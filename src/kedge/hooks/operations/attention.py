@@ -1,13 +1,13 @@
-"""Attention: what PyTorch's own function modes hide, and what they change.
+"""Operations inside attention, which PyTorch hides from function modes, or changes under one.
 
 # Note [Inside attention]
-`F.multi_head_attention_forward` hands itself over whole and then runs with the mode off. So its very code runs again
-as a function of its own, whose check for modes says no, with the mode on: the same operations on the same tensors.
-Nothing in PyTorch is changed.
+`F.multi_head_attention_forward` passes itself to the mode as one operation and then runs with the mode off. So Kedge runs
+a copy of the function with the same code, in which the check for modes returns False, with the mode on: the same
+operations on the same tensors. Nothing in PyTorch changes.
 
 # Note [Fused attention]
-Without grad, `nn.MultiheadAttention` has a fused way, which it does not take where a mode is on; its bits are others.
-So no mode is on in a call that would take it. The forward's own code says whether: it runs up to where it decides.
+Without grad, `nn.MultiheadAttention` has a fused path with other bits, which it does not take under a mode.
+So no mode is on in a call that would take it. The forward's own code decides: it runs up to the decision.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn.modules import activation
 
 
 class _Globals(dict[str, Any]):
-    """A module's names with some of them replaced; the others are looked up when they are needed."""
+    """The global names of a module, some of them replaced; the others are looked up on access."""
 
     def __init__(self, names: Mapping[str, Any], **replaced: Any) -> None:
         super().__init__(replaced, __builtins__=names["__builtins__"])
@@ -48,7 +48,11 @@ class _Namespace:
 
 
 class _Decided(Exception):
-    """Which way attention takes."""
+    """Raised when attention has decided on a path.
+
+    Attributes:
+        fused: Whether it is the fused path.
+    """
 
     def __init__(self, *, fused: bool) -> None:
         self.fused = fused
@@ -62,7 +66,7 @@ def _decide(*, fused: bool) -> Any:
 
 
 def _twin(function: Any, **replaced: Any) -> Any:
-    """Make a function of the code of another, with some of its global names replaced."""
+    """Return a function with the code of another, and some of its global names replaced."""
     names = _Globals(function.__globals__, **replaced)
     twin = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     twin.__kwdefaults__ = function.__kwdefaults__
@@ -71,7 +75,7 @@ def _twin(function: Any, **replaced: Any) -> Any:
 
 ATTENTION: Any = functional.multi_head_attention_forward
 INSIDE = _twin(ATTENTION, has_torch_function=lambda tensors: False)
-"""What runs attention so that the operations inside can be seen."""
+"""Runs attention so that a mode sees the operations inside."""
 _deciding = _twin(
     nn.MultiheadAttention.forward,
     torch=_Namespace(torch, _native_multi_head_attention=_decide(fused=True)),
@@ -85,7 +89,7 @@ def is_inside(frame: FrameType) -> bool:
 
 
 def is_fused(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether a call of a module takes a way that it would not take if its operations were seen."""
+    """Return whether a call of a module takes the fused path, which it would not take under a mode."""
     if module.training or type(module).forward is not activation.MultiheadAttention.forward:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The gates of operations: what one selector asked of the operations of one module."""
+"""The gates of operations: each holds the taps of one selector's pattern in one module."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Op = tuple[str, int | None]
 
 @dataclass
 class OpPattern:
-    """Which operations of a module a site stands for.
+    """The operations of a module that a site matches.
 
     Attributes:
-        op: The pattern of their names, and which of those of one name; None for each.
-        without: Operations that it does not stand for all the same.
+        op: The pattern of their names, and the number among those of one name; None for each.
+        without: Excluded operations.
     """
 
     op: Op
@@ -38,31 +38,31 @@ class OpPattern:
     _each: bool = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Note whether it stands for each operation whose name it may mean."""
+        """Compute whether it matches every operation with a fitting name."""
         self._each = self.op[1] is None and not self.without
 
     def may_mean(self, name: str) -> bool:
-        """Whether it stands for an operation of this name, if not for each."""
+        """Whether it matches at least some operations of this name."""
         return op_pattern(self.op[0]).fullmatch(name) is not None
 
     def means(self, op: tuple[str, int]) -> bool:
-        """Whether it stands for this very operation, whose name it may mean."""
+        """Whether it matches an operation, given that the name fits."""
         return self._each or (self.op[1] in (None, op[1]) and not any(means_op(other, op) for other in self.without))
 
 
 class ModuleOperations:
-    """The operations of one module: the gates that stand at them, and what the module's calls have made.
+    """The operations of one module: their gates, and counts of the module's operations.
 
     Attributes:
-        gates: The gates, in the order in which they were made.
-        matched: The gates that may stand for an operation, by its name.
-        preserving: Actions that are told before an operation works in place on what they keep.
-        live: Whether anything here is on schedule.
+        gates: The gates, in the order of their creation.
+        matched: The gates that may match an operation, by its name.
+        preserving: Actions to notify before an operation overwrites values that they keep.
+        live: Whether any gate is on schedule.
         away: Whether the session is paused.
-        captured: Whether a call was captured by a compiler.
+        captured: Whether a compiler captured a call.
         called: How many calls there were.
-        fused: How many of them took a way in which operations cannot be seen.
-        made: The most operations of each name that one call made.
+        fused: How many of them took a fused path, where operations cannot be seen.
+        made: The largest number of operations of each name in one call.
     """
 
     def __init__(self, path: str) -> None:
@@ -75,7 +75,7 @@ class ModuleOperations:
         self.matched: dict[str, tuple[OperationGate, ...]] = {}
 
     def retime(self) -> None:
-        """Find out whether anything here is on schedule."""
+        """Update whether any gate is on schedule."""
         self.live = any(gate.live for gate in self.gates)
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class ModuleOperations:
         self.gates, self.live, self.matched = (), False, {}
 
     def match(self, name: str) -> tuple[OperationGate, ...]:
-        """Find the gates that may stand for an operation of this name."""
+        """Return the gates that may match an operation of this name."""
         found = self.matched[name] = tuple(gate for gate in self.gates if name and gate.pattern.may_mean(name))
         return found
 
@@ -99,11 +99,11 @@ class ModuleOperations:
 
 
 class ForwardUnderWay:
-    """One call of a module that is under way: its frame, and what it has called so far.
+    """One active call of a module: its frame, and the operations it has called so far.
 
     Attributes:
         operations: The operations of the module.
-        function: The `torch.autograd.Function` in whose forward the operation under way is; empty if in none.
+        function: The name of the `torch.autograd.Function` whose forward runs the current operation; empty without one.
     """
 
     __slots__ = (
@@ -129,14 +129,14 @@ class ForwardUnderWay:
 
 
 class OperationGate(Gate):
-    """The taps of one session on the operations that one pattern stands for, in one module.
+    """The taps of one session on the operations that one pattern matches, in one module.
 
     Attributes:
-        early: Whether anything before an operation is on schedule.
-        late: Whether anything behind it is.
-        backward: Whether its gradients are.
-        many: Whether the module is one of those that a pattern stands for, so that it may well have no such operation.
-        ungraded: How many operations stood in the forward of a `torch.autograd.Function`.
+        early: Whether any tap at an operation's inputs is on schedule.
+        late: Whether any tap at its outputs is, or at their gradients.
+        backward: Whether any tap at its outputs' gradients is.
+        many: Whether the module is one of several that a pattern matches, so that it may well have no such operation.
+        ungraded: How many operations ran in the forward of a `torch.autograd.Function`.
     """
 
     kinds = OP_KINDS
@@ -150,7 +150,7 @@ class OperationGate(Gate):
         self._each: dict[tuple[str, int], OperationEvents] = {}
 
     def retime(self) -> None:
-        """Find out whether anything here is on schedule, and on which side of an operation."""
+        """Update which taps are on schedule, on each side of an operation."""
         super().retime()
         self.early = any(self.wakes(tap) for kind in ("in", "in.grad") for tap in self.taps[kind])
         self.backward = any(tap.on for tap in self.taps["out.grad"])
@@ -166,14 +166,20 @@ class OperationGate(Gate):
     def before(
         self, entry: ForwardUnderWay, op: tuple[str, int], args: Any, kwargs: Any, fixed: tuple[str, ...] = ()
     ) -> tuple[Any, Any]:
-        """Take what an operation is given through the taps; returns what it is to be given.
+        """Pass an operation's arguments through the taps.
 
         Args:
             entry: The call of the module.
             op: The operation.
-            args: What it is given by position.
-            kwargs: And by keyword.
-            fixed: Names of what it is about to change in place, which cannot be replaced.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            fixed: Names of the arguments that it changes in place, which cannot be replaced.
+
+        Returns:
+            The positional and the keyword arguments for the operation.
+
+        Raises:
+            EditError: If an action replaces one of `fixed`, or edits inside a `torch.autograd.Function`.
         """
         __tracebackhide__ = True
         one, call, recompute = self._one(op), entry.call, entry.recompute
@@ -197,7 +203,7 @@ class OperationGate(Gate):
         return changed, {name: leaves.put(value, new, name) for name, value in kwargs.items()}
 
     def after(self, entry: ForwardUnderWay, op: tuple[str, int], value: Any) -> Any:
-        """Take what an operation has made through the taps; returns what the program is to get."""
+        """Pass an operation's result through the taps; returns the result for the program."""
         __tracebackhide__ = True
         self.called += 1
         if entry.recompute:
@@ -229,7 +235,7 @@ class OperationGate(Gate):
 
 
 class OperationEvents(Gate):
-    """One operation at a gate: its sites. The taps, and what was seen, are those of the gate."""
+    """The sites of one operation at a gate; the taps, and the leaves seen, are those of the gate."""
 
     kinds = OP_KINDS
 
@@ -239,7 +245,7 @@ class OperationEvents(Gate):
         self.seen.leaves, self.seen.pulses = gate.seen.leaves, gate.seen.pulses
 
     def site(self, kind: str, leaf: str) -> Site:
-        """The site of one leaf, made once."""
+        """The site of one leaf, cached."""
         site = self.sites.get((kind, leaf))
         if site is None:
             site = self.sites[kind, leaf] = Site(self.path, kind, leaf or None, op=self.op)
@@ -248,7 +254,7 @@ class OperationEvents(Gate):
 
 
 def refuse_inside(entry: ForwardUnderWay, site: str) -> None:
-    """Refuse an edit where no gradient would know of it; see Note [Inside a function of one's own].
+    """Refuse an edit that the gradient would miss; see Note [Inside a function of one's own].
 
     Raises:
         EditError: If the operation is in the forward of a `torch.autograd.Function`.
@@ -261,7 +267,7 @@ def refuse_inside(entry: ForwardUnderWay, site: str) -> None:
 
 
 def _arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """Every tensor among the arguments, by position or keyword."""
+    """Return every tensor among the arguments, by position or keyword."""
     found = []
     for i, value in enumerate(args):
         found += leaves.find(value, str(i))

@@ -1,22 +1,23 @@
-"""Operations inside a module's own forward: from the mode that sees them to the gates of their taps.
+"""The mode that sees operations inside a module's own forward and passes them to the gates of their taps.
 
 # Note [Whose operation]
-A `TorchFunctionMode` sees what a thread calls of PyTorch, whoever calls it. It is put on by the forward-pre hook of a
-module that was asked for and taken off by its forward hook, so that it is there in the recompute of a checkpoint
-too, and nothing pays that was not asked for. Whose operation it is, the frames tell: between the call and the frame
-that runs the module's forward there is no other module's. So whatever a forward calls, however it holds it, keeps its
-own operations; the hooks on children are there only to spare their operations the way through the mode. What an
-action computes is nobody's operation, and neither is what stands in another hook of the same module.
+A `TorchFunctionMode` sees all calls of PyTorch on a thread, from any caller. The forward-pre hook of a hooked
+module pushes it and the module's forward hook pops it, so that it is active in a checkpoint's recompute
+too, and costs other modules nothing. The frames show which module an operation belongs to: no other module's frame lies
+between the call and the frame that runs the module's forward. So a module that a forward calls, however it holds it, keeps
+its own operations; the hooks on children only keep their operations from passing the mode. Computations of an
+action belong to no module, and neither do those in another hook of the same module.
 
 # Note [The frames that count]
-Kedge's own frames stand between the modes of two sessions. Where one passes an operation on, the other has to see it;
-what the first computes besides is none. So `_operate` and `fire` end the search, and `_onward` leads past `_operate`.
+Kedge's own frames lie between the modes of two sessions. The second must see an operation that the first passes on, but
+not the first one's own computations. So `_operate` and `fire` end the search, and `_onward` leads past `_operate`.
 
 # Note [Inside a function of one's own]
-What the forward of a `torch.autograd.Function` computes is seen, and may be looked at. But it runs without grad, and the
-backward that was written for it knows nothing of an edit: the output would change, and the gradient stay. So an edit
-there is an error, and there are no gradients to listen to. Where that forward turns grad on again, it makes a graph of
-its own, in which an edit counts. A reentrant checkpoint is such a function too, whose backward runs the forward again.
+The mode sees operations in the forward of a `torch.autograd.Function`, and actions may observe them. But that forward runs
+without grad, and the backward written for it does not take an edit into account: the output would change, the gradient
+would not. So an edit there is an error, and there are no gradients to listen to. If that forward turns grad on again, it
+builds a graph of its own, in which an edit counts. A reentrant checkpoint is such a function too; its backward runs the
+forward again.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ from kedge.torch_internals.source_lines import is_dropped, is_running
 
 
 class OperationMode(TorchFunctionMode):
-    """Sees the operations of one thread, as long as a module that was asked for is the innermost.
+    """The mode that sees the operations of one thread while the innermost module is hooked.
 
     Attributes:
-        here: The modes of all threads, of which this is one.
-        entries: The calls under way of modules that were asked for, and the operations of children that run in one.
-        now: The innermost of them, if it was asked for.
-        up: Whether this is on PyTorch's stack.
+        here: The modes of all threads, including this one.
+        entries: The active calls of hooked modules, and the operations of other children that run in one.
+        now: The innermost entry, if its module is hooked.
+        up: Whether this mode is on PyTorch's stack.
     """
 
     def __init__(self, here: ThreadMode) -> None:
@@ -65,7 +66,7 @@ class OperationMode(TorchFunctionMode):
         self.up = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Take an operation to the gates that stand for it, or pass it on."""
+        """Pass an operation through its gates, or run it unchanged."""
         __tracebackhide__ = True
         if kwargs is None:
             kwargs = {}
@@ -80,7 +81,7 @@ class OperationMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def enter(self, entry: ForwardUnderWay) -> None:
-        """Note that a module's forward begins; forget those that were left without a word, as at an interrupt."""
+        """Called when a module's forward begins; removes calls that ended without their hook, as at an interrupt."""
         for i in range(len(self.entries) - 1, -1, -1):
             around = self.entries[i]
             if isinstance(around, ForwardUnderWay):
@@ -91,12 +92,12 @@ class OperationMode(TorchFunctionMode):
         self._settle()
 
     def pass_over(self, operations: ModuleOperations) -> None:
-        """Note that a child's forward begins whose operations are not asked for."""
+        """Called when the forward of an unhooked child begins."""
         self.entries.append(operations)
         self._settle()
 
     def leave(self, operations: ModuleOperations) -> None:
-        """Note that a module's forward has ended."""
+        """Called when a module's forward has ended."""
         for i in range(len(self.entries) - 1, -1, -1):
             entry = self.entries[i]
             if entry is operations or (isinstance(entry, ForwardUnderWay) and entry.operations is operations):
@@ -105,7 +106,7 @@ class OperationMode(TorchFunctionMode):
                 return
 
     def clear(self) -> None:
-        """Leave this thread alone."""
+        """Remove all entries, and the mode from this thread."""
         self.entries.clear()
         self._settle()
 
@@ -122,11 +123,11 @@ class OperationMode(TorchFunctionMode):
 
 
 def _take_off(mode: OperationMode, *, anywhere: bool) -> bool:
-    """Take a mode off PyTorch's stack; those that stand above it are put back as they were.
+    """Remove a mode from PyTorch's stack, and keep those above it; returns whether the mode was found.
 
     Args:
         mode: The mode.
-        anywhere: From under a mode of the program's too, not only from under those of other sessions.
+        anywhere: Whether to search below a mode of the program, too, not only below those of other sessions.
     """
     above: list[Any] = []
     found = False
@@ -164,7 +165,7 @@ def _operate(
     args: Any,
     kwargs: Any,
 ) -> Any:
-    """Take an operation through the gates that stand for it: its inputs, itself, its outputs."""
+    """Run an operation, with its inputs and outputs passed through its gates."""
     __tracebackhide__ = True
     operations, op = entry.operations, (name, entry.counts.get(name, 0))
     if gates:
@@ -198,7 +199,7 @@ def _operate(
 
 
 def _run(mode: OperationMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operation, and attention so that what is inside comes by here too."""
+    """Run an operation; attention runs so that the operations inside pass the mode, too."""
     __tracebackhide__ = True
     if func is not ATTENTION:
         return _onward(func, args, kwargs)
@@ -209,7 +210,7 @@ def _run(mode: OperationMode, func: Any, args: Any, kwargs: Any) -> Any:
 def _overwriting(
     entry: ForwardUnderWay, op: tuple[str, int], gates: Sequence[OperationGate], args: Any, kwargs: Any
 ) -> tuple[Any, Any]:
-    """Take what an operation is given through the gates, and have copied what is kept of what it may change in place."""
+    """Pass an operation's arguments through its gates; make actions copy kept values that it may change in place."""
     __tracebackhide__ = True
     fixed = overwrites(op[0], args, kwargs)
     for gate in gates:
@@ -223,11 +224,11 @@ def _overwriting(
 
 
 def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
-    """Have a checkpoint that the forward has begun see its operations again when it recomputes them.
+    """Wrap the recompute of a checkpoint that the forward has begun, so that its operations pass the mode.
 
     # Note [Checkpoints inside a forward]
-    The recompute of a whole module calls its hooks. That of a part of its forward calls a function, and no hook: so
-    the function which the checkpoint keeps for it puts the mode on first. An edit has to be applied again.
+    The recompute of a whole module calls its hooks. The recompute of a part of its forward calls a function, and no hook:
+    so the function that the checkpoint keeps pushes the mode first. An edit must be applied again.
     """
     passes, operations = here.passes, entry.operations
     owner, reentrant = owner_around(passes.here)
@@ -261,7 +262,7 @@ def _past_operate(frame: FrameType | None) -> FrameType | None:
 
 
 def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
-    """Whether what a frame calls is called by a module's own forward; see Note [Whose operation]."""
+    """Whether a call from a frame belongs to a module's own forward; see Note [Whose operation]."""
     below, function, graded = frame, "", torch.is_grad_enabled()
     while frame is not None:
         code = id(frame.f_code)
@@ -269,7 +270,7 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
             if code == _ONWARD:
                 frame = _past_operate(frame)
                 continue
-            if code == _AGAIN and frame is not entry.frame:  # another session's
+            if code == _AGAIN and frame is not entry.frame:  # of another session
                 frame = frame.f_back
                 continue
             entry.function = function
@@ -282,7 +283,7 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
 
 
 def module_frame(frame: FrameType) -> FrameType:
-    """The frame that calls a module's hooks and its forward; as a rule the one that is given."""
+    """The frame that calls a module's hooks and its forward, searched from `frame` outwards; `frame` if there is none."""
     within: FrameType | None = frame
     while within is not None and id(within.f_code) not in CALLS:
         within = within.f_back

@@ -1,11 +1,11 @@
-"""What an operation is called, and which calls are operations.
+"""The names of operations, and which calls are operations.
 
 # Note [Names of operations]
-An operation is called as the function that a forward calls: ``relu`` for `F.relu`, `torch.relu` and
-``x.relu()`` alike. Operators lose their underscores and the ``r`` of the reflected ones (``1 - x`` is a
-``sub``), those that work in place end in one (``x += y`` is ``add_``), ``x[i] = v`` is ``setitem``. A
-property that is a tensor, such as ``x.T``, has its own name. What gives no tensor (``x.size()``,
-``x.shape``, ``x.item()``) is no operation.
+An operation has the name of the function that a forward calls: ``relu`` for `F.relu`, `torch.relu` and
+``x.relu()`` alike. Operators lose their underscores and the ``r`` of reflected ones (``1 - x`` is a
+``sub``), in-place ones end in an underscore (``x += y`` is ``add_``), ``x[i] = v`` is ``setitem``. A
+property that is a tensor, such as ``x.T``, has its own name. A call that returns no tensor (``x.size()``,
+``x.shape``, ``x.item()``) is not an operation.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _WITHOUT_TENSOR = frozenset({
     "sparse_dim", "dense_dim", "q_scale", "qscheme", "delattr", "_is_view", "share_memory_", "requires_grad_",
     "module_load", "cuda_array_interface", "array_priority",
 })  # fmt: skip
-"""Functions whose result holds no new tensor, under the names that `clean` gives them."""
+"""Functions whose result holds no new tensor, by the names that `clean` returns."""
 
 
 def name_of(func: Any) -> str:
-    """The name of the operation that a function is; empty for what is none; see Note [Names of operations]."""
+    """Return the name of a function's operation; empty if it is not an operation; see Note [Names of operations]."""
     name = getattr(func, "__name__", "")
     if name == "__get__":
         of = getattr(func.__self__, "__name__", "")
@@ -51,10 +51,10 @@ def name_of(func: Any) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def clean(name: str) -> str:
-    """Make the name of an operation of a function's name; empty for what is known to give no tensor."""
+    """Return the name of an operation, given the function's name; empty if the function is known to return no tensor."""
     if name.startswith("__") and name.endswith("__"):
         inner = name[2:-2]
-        if inner in ("float", "complex"):  # float(x) gives a number, x.float() a tensor
+        if inner in ("float", "complex"):  # float(x) returns a number, x.float() a tensor
             return ""
         name = _IN_PLACE.get(inner) or _REFLECTED.get(inner, inner)
     name = name.partition(".")[0]  # an overload of an operator: "relu.default"
@@ -62,7 +62,7 @@ def clean(name: str) -> str:
 
 
 def overwrites(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """Return the tensors that a call is about to change in place, by their names among the arguments."""
+    """Return the tensors that a call will change in place, by their names among the arguments."""
     found = []
     in_place = (name.endswith("_") and not name.endswith("__")) or name == "setitem" or kwargs.get("inplace") is True
     if in_place and args and isinstance(args[0], Tensor):

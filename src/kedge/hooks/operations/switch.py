@@ -1,4 +1,4 @@
-"""Doors: the module hooks that put the mode of operations on before a module's own forward, and off behind it."""
+"""Module hooks that turn the operation mode on before a module's own forward, and off after it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ModeOn(KedgeHook):
 
 
 class ModeOff(KedgeHook):
-    """The forward hook behind a `ModeOn`."""
+    """The forward hook that matches a `ModeOn`."""
 
     def __init__(self, door: ModeOn) -> None:
         self.door = door
@@ -64,7 +64,7 @@ class ModeOff(KedgeHook):
 
 
 class ModeSwitches:
-    """The doors of one hooked model."""
+    """The `ModeOn` and `ModeOff` hooks of one hooked model."""
 
     def __init__(self, owner: Owner, passes: PassCounter, model: nn.Module) -> None:
         self.owner, self.passes = owner, passes
@@ -74,7 +74,7 @@ class ModeSwitches:
         owner.mounts.mount(self)
 
     def place(self, place: SitePlace, spec: Spec) -> None:
-        """Attach to the operations inside a module's own forward, behind all that was attached to the module."""
+        """Attach taps to the operations inside a module's own forward, after all taps attached there before."""
         module, operations = place.module, self._operations(place.module, place.site.path)
         if not operations.gates:
             for child in _children(module):
@@ -92,41 +92,41 @@ class ModeSwitches:
         door = self.doors.get(id(module))
         if door is None:
             door = self.doors[id(module)] = ModeOn(self.here, ModuleOperations(path))
-            if not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks, and shows no operations
+            if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and shows no operations
                 self.owner.mounts.put_around(module, door, ModeOff(door), with_kwargs=True)
         return door.operations
 
     def knows(self, module: nn.Module) -> bool:
-        """Whether a module is hooked already."""
+        """Whether a module is hooked."""
         return id(module) in self.doors
 
     def watch_overwrites(self, actions: Sequence[Preserving]) -> bool:
-        """Notify these actions before an operation overwrites what they keep; returns whether any operation is hooked."""
+        """Notify actions before an operation overwrites values they keep; returns whether any operation is hooked."""
         hooked = [door.operations for door in self.doors.values() if door.operations.gates]
         for operations in hooked:
             operations.watch_overwrites(actions)
         return bool(hooked)
 
     def out(self) -> None:
-        """Take the mode off this thread's stack, should it be there; others have none on, or are in a forward."""
+        """Remove the mode from this thread's stack; other threads do not have it, or are in a forward."""
         for door in self.doors.values():
             door.operations.away = True
         self.here.mode.clear()
 
     def back(self) -> None:
-        """Let the next forward turn the mode on again."""
+        """Allow the next forward to turn the mode on again."""
         for door in self.doors.values():
             door.operations.away = False
 
     def remove(self) -> None:
-        """Take the mode off for good; where a thread still has it on, it sees nothing any more."""
+        """Remove the mode for good; on a thread that still has it, it sees nothing."""
         for door in self.doors.values():
             door.operations.close()
         self.here.mode.clear()
 
 
 def _children(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules that a forward is likely to call: children, and those in its lists and dicts of modules."""
+    """Yield the modules that a forward is likely to call: its children, and those in lists and dicts of modules."""
     for child in module.children():
         if runs(child):
             yield child
@@ -135,7 +135,7 @@ def _children(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _code_of(forward: Any) -> CodeType | None:
-    """The code of the frame in which a forward begins; None if it cannot be told."""
+    """Return the code of the frame in which a forward begins; None if unknown."""
     while isinstance(forward, functools.partial):
         forward = forward.func
     return getattr(getattr(forward, "__func__", forward), "__code__", None)

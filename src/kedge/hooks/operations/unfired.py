@@ -1,4 +1,4 @@
-"""Why an operation inside a module's forward did not fire."""
+"""The causes of operations that did not fire."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _SHOWN = 8
 
 
 def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | None:
-    """Find out why there was no such operation; None if there was, or if its module was not called.
+    """Return why there was no such operation; None if there was, or if its module was not called.
+
+    For a gradient of an operation there was, the cause may be a `torch.autograd.Function` around it.
 
     Args:
         tap: The tap.
-        model: Its model; None if that is gone.
+        model: Its model; None if it no longer exists.
         compiled: Whether the model is called as compiled code.
     """
     gate: Any = tap.gate
@@ -59,12 +61,12 @@ def _explain_ungraded(tap: Tap) -> Cause | None:
 def _module_at(path: str, model: nn.Module | None) -> nn.Module | None:
     try:
         return None if model is None else model.get_submodule(path)
-    except AttributeError:  # it is no longer there
+    except AttributeError:  # the module is no longer in the model
         return None
 
 
 def _is_compiled(path: str, model: nn.Module | None, *, compiled: bool) -> bool:
-    """Whether the module at a path, or one that it is in, is called as compiled code."""
+    """Whether the module at a path, or one that contains it, is called as compiled code."""
     if model is None:
         return False
     names = path.split(".") if path else []
@@ -74,7 +76,7 @@ def _is_compiled(path: str, model: nn.Module | None, *, compiled: bool) -> bool:
 
 
 def _explain_made(tap: Tap) -> Cause:
-    """The cause that names the operations there were instead."""
+    """Return the cause that lists the operations that the module's forward made."""
     gate: Any = tap.gate
     name, nth = gate.pattern.op
     made = {other: count for other, count in gate.operations.made.items() if count}

@@ -1,1 +1,1 @@
-"""Into PyTorch's tables and out again, and what is known of the calls on which hooks stand."""
+"""Installing hooks in PyTorch's tables and removing them, and the module calls that they follow."""

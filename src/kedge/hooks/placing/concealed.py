@@ -1,4 +1,4 @@
-"""Hooks of Kedge's do not go with a module that is copied, pickled or scripted."""
+"""Removal of Kedge's hooks from copies, pickles and scripts of a hooked module."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _CONCEALING = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
 
 
 class KedgeHook:
-    """A hook of Kedge's on a module, which copies and pickles of the module do not have."""
+    """A Kedge hook on a module, absent from copies and pickles of the module."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        """A copied model is not hooked: what stands in the copy's tables does nothing."""
+        """Return a function that does nothing, so that a copied model is not hooked."""
         return _nothing
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A pickled model is not hooked either, and loads without Kedge."""
+        """Return the pickled form of a function that does nothing: a pickled model loads without Kedge."""
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
@@ -33,8 +33,8 @@ _nothing = contextlib.nullcontext().__exit__
 class PickleWithoutHooks:
     """Pickles, copies and scripts a hooked module as if it were not hooked.
 
-    The first two protocols ask the instance for ``__reduce_ex__``; this stands there while hooks do.
-    `torch.jit.script` would compile the hooks, and asks for ``__prepare_scriptable__`` before.
+    Pickling and copying look up ``__reduce_ex__`` on the instance, where this object is while the module has hooks.
+    `torch.jit.script` would compile the hooks, and calls ``__prepare_scriptable__`` first.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -42,7 +42,7 @@ class PickleWithoutHooks:
         self.users = 0
 
     def copy(self, memo: dict[int, Any]) -> Any:
-        """Be ``__deepcopy__``, for classes that have their own."""
+        """The ``__deepcopy__`` for classes that have their own."""
         module: Any = self.module()
         twin = type(module).__deepcopy__(module, memo)
         if isinstance(twin, nn.Module):
@@ -50,7 +50,7 @@ class PickleWithoutHooks:
         return twin
 
     def __call__(self, protocol: Any) -> Any:
-        """Be ``__reduce_ex__``."""
+        """The ``__reduce_ex__``."""
         module: Any = self.module()
         kind: Any = type(module)
         reduced = list(kind.__reduce_ex__(module, protocol))
@@ -59,7 +59,7 @@ class PickleWithoutHooks:
         return tuple(reduced)
 
     def script(self) -> Any:
-        """Be ``__prepare_scriptable__``."""
+        """The ``__prepare_scriptable__``."""
         module: Any = self.module()
         twin, own = twin_of(module, unhooked), getattr(type(module), "__prepare_scriptable__", None)
         return twin if own is None else own(twin)
@@ -82,12 +82,12 @@ def unhooked(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def conceal(module: nn.Module) -> Callable[[], None]:
-    """Have a module copied and pickled without what is `KedgeHook`; returns the undo."""
+    """Remove every `KedgeHook` from copies and pickles of a module; returns the undo."""
     return ConcealedHooks(module).remove
 
 
 class ConcealedHooks:
-    """Conceals a module as long as there is one."""
+    """Conceals the Kedge hooks of a module, until `remove`."""
 
     __slots__ = ("_concealed", "_copies", "_lies", "_module")
 
@@ -98,7 +98,7 @@ class ConcealedHooks:
         self.back()
 
     def back(self) -> None:
-        """Conceal the module, together with others that do."""
+        """Conceal the module's hooks; several users share one `PickleWithoutHooks`."""
         module = self._module()
         if module is None or self._lies:
             return
@@ -111,7 +111,7 @@ class ConcealedHooks:
             own["__deepcopy__"] = concealed.copy
 
     def out(self) -> None:
-        """Conceal it no longer; the last one takes away what does."""
+        """Stop concealing the hooks; the last user removes the `PickleWithoutHooks`."""
         if not self._lies:
             return
         self._lies = False
@@ -122,5 +122,5 @@ class ConcealedHooks:
                 module.__dict__.pop(name, None)
 
     def remove(self) -> None:
-        """Conceal it no longer."""
+        """Stop concealing the hooks."""
         self.out()

@@ -1,9 +1,9 @@
-"""Out of PyTorch's tables and back: what a session has put somewhere, and how it is paused.
+"""The hooks that a session has installed, and how a pause removes and restores them.
 
 # Note [Back in its place]
-PyTorch runs the hooks of a table in the table's order. One that comes back stands behind those that stood
-before it when it was taken out, and behind older ones that were out then too, as those of another paused session.
-It stands before all others: those stood behind it, or came while it was away. Keys tell which is older.
+PyTorch runs the hooks of a table in the table's order. A restored hook goes behind those that preceded it at its
+removal, and behind older ones that were out then, too, such as those of another paused session. It goes before all
+others: they followed it, or were added during its absence. A smaller key means an older hook.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from kedge.hooks.placing.concealed import ConcealedHooks
 from kedge.torch_internals.dynamo import frames
 
 _LEAST = 8
-"""Up to how many hooks of graphs are kept without a look at whether they are gone."""
+"""The number of hooks on graphs up to which Kedge does not check whether their graphs still exist."""
 
 
 class Installed(Protocol):
-    """Something that stands somewhere while a session lasts."""
+    """Something installed for the length of a session."""
 
     def out(self) -> None:
-        """Take it away, if it is there."""
+        """Remove it temporarily, if it is installed."""
 
     def back(self) -> None:
-        """Put it where it was, if it was taken away."""
+        """Restore it to its place, if it is out."""
 
     def remove(self) -> None:
-        """Take it away for good."""
+        """Remove it for good."""
 
 
 class InstalledHook:
-    """One hook in its table."""
+    """One hook in one of PyTorch's tables."""
 
     __slots__ = ("_ahead", "_beyond", "_flags", "_hook", "_removed", "handle")
 
@@ -52,11 +52,11 @@ class InstalledHook:
 
     @property
     def hook(self) -> Any:
-        """What is called, wherever the hook is; None once it was removed."""
+        """The callable, whether in the table or out; None once it was removed."""
         return self._hook if self._hook is not None else (self.handle.hooks_dict_ref() or {}).get(self.handle.id)
 
     def out(self) -> None:
-        """Take the hook out of its table; the order of the steps is such that an interrupted one can be repeated."""
+        """Remove the hook from its table until `back`; a removal that an interrupt cuts short can be repeated."""
         handle = self.handle
         table, key = handle.hooks_dict_ref(), handle.id
         if table is None or key not in table:
@@ -71,10 +71,10 @@ class InstalledHook:
             flag.pop(key, None)
 
     def back(self, cleared: Any = None) -> None:
-        """Put the hook back; see Note [Back in its place].
+        """Restore the hook; see Note [Back in its place].
 
         Args:
-            cleared: What to put there if nothing was taken out, as the program had cleared the table.
+            cleared: The callable to restore if `out` found none because the program had cleared the table.
         """
         table: Any = self.handle.hooks_dict_ref()
         hook, key = self._hook, self.handle.id
@@ -87,9 +87,9 @@ class InstalledHook:
         table[key] = hook
         by_module = bool(self.handle.extra_dict_ref) and hasattr(table, "move_to_end")
         for other in behind:
-            if by_module:  # it stays in the table meanwhile, as another thread may be calling the module
+            if by_module:  # never out of the table, because another thread may be calling the module
                 table.move_to_end(other)
-            else:  # autograd reads the table as a plain dictionary, where only what is new comes last
+            else:  # autograd reads the table as a plain dictionary, where only new keys come last
                 table[other] = table.pop(other)
         self._hook = None
 
@@ -99,7 +99,7 @@ class InstalledHook:
         return keys[max(before, default=-1) + 1 :]
 
     def remove(self) -> None:
-        """Take the hook away for good."""
+        """Remove the hook for good."""
         self._hook, self._removed = None, True
         self.handle.remove()
 
@@ -111,7 +111,7 @@ def _around(table: MutableMapping[int, Any], key: int) -> tuple[tuple[int, ...],
 
 
 class HooksTogether:
-    """Some hooks that are taken out of PyTorch's tables and put back together, as `InstalledHooks` does with all.
+    """Hooks that are removed from PyTorch's tables and restored together, as `InstalledHooks` does with all of a session.
 
     Attributes:
         are_out: Whether they are out.
@@ -122,18 +122,18 @@ class HooksTogether:
         self._hooks = list(hooks)
 
     def take_over(self, hooks: Iterable[tuple[InstalledHook, Any]]) -> None:
-        """Take these in place of those before."""
+        """Replace the hooks by others."""
         self._hooks = list(hooks)
 
     def out(self) -> None:
-        """Take them out, unless they are."""
+        """Remove the hooks until `back`, unless they are out."""
         if not self.are_out:
             self.are_out = True
             for mount, _ in self._hooks:
                 mount.out()
 
     def back(self) -> None:
-        """Put them back, if they are out; also where the program has cleared the table meanwhile."""
+        """Restore the hooks, if they are out, also if the program had cleared a table."""
         if self.are_out:
             self.are_out = False
             for mount, hook in self._hooks:
@@ -141,11 +141,11 @@ class HooksTogether:
 
 
 class InstalledHooks:
-    """Everything that one session has put somewhere, in the order in which it did.
+    """All that one session has installed, in the order of installation.
 
     Attributes:
         paused: Whether all of it is out.
-        cleanup: The undos of what is mounted, until the session ends.
+        cleanup: The undo functions, run when the session ends.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class InstalledHooks:
         self._lock = threading.Lock()
 
     def add(self, what: Installed) -> Callable[[], None]:
-        """Take something over; returns the undo."""
+        """Add something installed; returns the function that removes it."""
         self._standing[id(what)] = what
 
         def undo() -> None:
@@ -168,7 +168,7 @@ class InstalledHooks:
         return undo
 
     def mount(self, what: Installed) -> None:
-        """Take something over until the session ends."""
+        """Add something installed, to be removed when the session ends."""
         self.cleanup.callback(self.add(what))
 
     def put_before(self, module: nn.Module, hook: Callable[..., Any], *, with_kwargs: bool = False) -> None:
@@ -177,34 +177,34 @@ class InstalledHooks:
         self.mount(ConcealedHooks(module))
 
     def put_behind(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Register a forward hook until the session ends, and conceal it; it is called when a call raises, too."""
+        """Register a forward hook until the session ends, and conceal it; PyTorch calls it also when a call raises."""
         self.mount(InstalledHook(module.register_forward_hook(hook, always_call=True)))
         self.mount(ConcealedHooks(module))
 
     def put_around(
         self, module: nn.Module, before: Callable[..., Any], behind: Callable[..., Any], *, with_kwargs: bool = False
     ) -> None:
-        """Register a hook on each side of a module until the session ends."""
+        """Register a forward-pre and a forward hook on a module until the session ends."""
         self.put_before(module, before, with_kwargs=with_kwargs)
         self.put_behind(module, behind)
 
     def hooks(self) -> list[tuple[InstalledHook, Any]]:
-        """List the hooks of modules and optimizers, each with what is called."""
+        """Return the hooks of modules and optimizers, each with its callable."""
         mounts = (standing for standing in list(self._standing.values()) if isinstance(standing, InstalledHook))
         return [(mount, hook) for mount in mounts if (hook := mount.hook) is not None]
 
     def keep(self, handle: RemovableHandle) -> None:
-        """Take over the hook of a tensor or node that lives as long as a graph."""
+        """Add the hook of a tensor or node, which lives as long as a graph."""
         mount = InstalledHook(handle)
         self._passing.append(mount)
         if len(self._passing) > self._room:
             self._forget_gone()
-        if self.paused:  # a forward on another thread has gone on meanwhile
+        if self.paused:  # a forward on another thread has continued
             mount.out()
 
     def _forget_gone(self) -> None:
-        """Let go of hooks whose graphs are gone; it is done again when there are twice as many as stay."""
-        with self._lock:  # forwards of several threads, which add more meanwhile
+        """Drop hooks of released graphs; the next such check comes when twice the remaining number is reached."""
+        with self._lock:  # forwards of several threads, which add more at the same time
             for _ in range(len(self._passing)):
                 mount = self._passing.popleft()
                 if mount.handle.hooks_dict_ref() is not None:
@@ -212,7 +212,7 @@ class InstalledHooks:
             self._room = max(_LEAST, 2 * len(self._passing))
 
     def out(self) -> None:
-        """Take everything away, the last first; what is out already stays out."""
+        """Remove everything until `back`, the last first; anything already out stays out."""
         if not self.paused:
             self._compiled = frames()
         self.paused = True
@@ -222,7 +222,7 @@ class InstalledHooks:
             standing.out()
 
     def back(self) -> bool:
-        """Put everything back, the first first; returns whether code was compiled meanwhile, which knows nothing of it."""
+        """Restore everything, the first first; returns whether code was compiled meanwhile, which lacks these hooks."""
         if not self.paused:
             return False
         for standing in list(self._standing.values()):
@@ -238,7 +238,7 @@ class InstalledHooks:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """Keep what is mounted in the block if the block succeeds; else remove it."""
+        """Keep the things installed in the block if the block succeeds; else remove them."""
         outer, self.cleanup = self.cleanup, ExitStack()
         attached = self.cleanup
         try:
@@ -252,7 +252,7 @@ class InstalledHooks:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Have everything in its place in the block, so that what is attached there comes behind it."""
+        """Restore everything for the length of the block, so that hooks attached there come after it."""
         paused = self.paused
         self.back()
         try:

@@ -1,4 +1,4 @@
-"""What a model is called with."""
+"""The arguments of a model's calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kedge.torch_internals import dynamo
 
 
 def hear(stack: ExitStack, model: nn.Module, tell: Callable[[Any], None]) -> None:
-    """Have a function called with the arguments as each call of a model begins, until `stack` is closed."""
+    """Call a function with the arguments (args, kwargs) at the beginning of each call of a model, until `stack` closes."""
     calls: CallTracker[None, None] = CallTracker(lambda _calls, _subject, _module, given: tell(given))
     calls.follow(dynamo.unwrap(model), None)
     stack.callback(calls.close)

@@ -1,10 +1,10 @@
-"""Following the calls of modules: which are under way on a thread, what each was given, and when it ended.
+"""The calls of modules: those active on each thread, the inputs of each, and when it ended.
 
 # Note [Calls under way]
-Each module has a hook before it and one behind it. The one behind is called when the call raises, too - which is how a
-checkpoint's recompute stops early - and takes the call off its thread's list, together with those inside that never ended:
-PyTorch had not come to their hooks. No hook is called where a `KeyboardInterrupt` or the end of the program passes
-through: what that leaves is found by the frames of the thread, when the outermost module is called next.
+Each module has a forward-pre hook and a forward hook. PyTorch calls the forward hook also when the call raises - which is
+how a checkpoint's recompute stops early. The hook removes the call from its thread's list, together with any inner calls
+that never ended: PyTorch did not reach their hooks. It calls no hook when a `KeyboardInterrupt` or the end of the program
+passes through: when the outermost module is called next, the frames of the thread show which calls that left.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OUTSIDE: Span = (None, 0)
 
 
 def given_to(module: nn.Module) -> Any:
-    """Return what the call of a module that is under way was given; nothing if there is no such call."""
+    """Return the inputs of a module's active call on this thread: (args, kwargs); an empty tuple without one."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is CALL and frame.f_locals["self"] is module:
@@ -46,7 +46,7 @@ def given_to(module: nn.Module) -> Any:
 
 
 def running() -> list[nn.Module]:
-    """The modules that are being called on this thread, the outermost first."""
+    """The modules with active calls on this thread, the outermost first."""
     found: list[nn.Module] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -57,17 +57,17 @@ def running() -> list[nn.Module]:
 
 
 def is_repeated(module: nn.Module) -> bool:
-    """Whether a call repeats another one: in the recompute of a checkpoint, or of a replica."""
+    """Whether a call repeats another one: in a checkpoint's recompute, or in a replica."""
     return in_backward() or is_replica(module)
 
 
 class OpenCalls(Generic[T]):
-    """The calls under way on one thread, the outermost first; see Note [Calls under way].
+    """The active calls on one thread, the outermost first; see Note [Calls under way].
 
     Attributes:
-        modules: The modules that are called.
-        notes: What was noted of each call.
-        counts: How often something was called within the outermost call, for whoever counts it.
+        modules: The modules called.
+        notes: The note on each call.
+        counts: Calls within the outermost call, by the key that `count` received.
     """
 
     def __init__(self) -> None:
@@ -76,18 +76,18 @@ class OpenCalls(Generic[T]):
         self.counts: dict[Any, int] = {}
 
     def count(self, what: Any) -> int:
-        """Return the number of a call, from 0, and count it."""
+        """Count a call; returns its number, from 0."""
         number = self.counts.get(what, 0)
         self.counts[what] = number + 1
         return number
 
     def add(self, module: nn.Module, note: T) -> None:
-        """Take in a call that begins."""
+        """Add a call that begins."""
         self.modules.append(module)
         self.notes.append(note)
 
     def end(self, module: nn.Module) -> T | None:
-        """Take a call out, with those inside that never ended; returns what was noted of it, None if it was not followed."""
+        """Remove a call, with inner calls that never ended; returns its note, None if it was not followed."""
         modules = self.modules
         for at in range(len(modules) - 1, -1, -1):
             if modules[at] is module:
@@ -97,13 +97,13 @@ class OpenCalls(Generic[T]):
         return None
 
     def cut(self, at: int) -> None:
-        """Take out all calls from one on."""
+        """Remove all calls from an index on."""
         del self.modules[at:]
         del self.notes[at:]
 
     def forget_interrupted(self) -> None:
-        """Take out what an interrupt has ended, when a module is called: it is no longer among the calls that run."""
-        around = iter(running()[:-1])  # the last is the very call that begins
+        """Remove calls that an interrupt has ended, which no running frame has; for use when a module is called."""
+        around = iter(running()[:-1])  # the last is the call that begins
         alive = 0
         while alive < len(self.modules) and any(module is self.modules[alive] for module in around):
             alive += 1
@@ -111,7 +111,7 @@ class OpenCalls(Generic[T]):
 
 
 class _Thread(threading.local):
-    """The calls under way on each thread."""
+    """The active calls on each thread."""
 
     def __init__(self) -> None:
         self.open: OpenCalls[Any] = OpenCalls()
@@ -121,11 +121,11 @@ class CallTracker(Generic[S, T]):
     """Follows calls of modules, on every thread; see Note [Calls under way].
 
     Args:
-        begin: Called when a call begins, with the calls around it, the subject, the module, and what it was given
-            (arguments by position, and by name). Returns what is to be noted of it; None if it is not to be followed.
-        end: Called when it has ended, with the calls that are still under way, what was noted, and what it returned: None
-            if it raised. Without it no call is followed to its end, and `begin` returns None.
-        skip: Whether calls of a module are left out now; it has to say the same when a call begins and when it ends.
+        begin: Called when a call begins, with the calls around it, the subject, the module, and its inputs
+            (arguments by position, and by name). Returns the note on the call; None leaves the call unfollowed.
+        end: Called when the call has ended, with the calls still active, the note, and the output: None
+            if the call raised. Without `end` no call is followed to its end, and `begin` returns None.
+        skip: Whether calls of a module are skipped now; it must return the same when a call begins and when it ends.
         shield: Runs the functions above.
     """
 
@@ -146,7 +146,7 @@ class CallTracker(Generic[S, T]):
 
     @property
     def open(self) -> OpenCalls[T]:
-        """The calls under way on this thread."""
+        """The active calls on this thread."""
         return self._thread.open
 
     def follow(self, module: nn.Module, subject: S, *, outermost: bool = False, first: bool = False) -> None:
@@ -154,9 +154,10 @@ class CallTracker(Generic[S, T]):
 
         Args:
             module: The module.
-            subject: Goes to what is called at the beginning.
-            outermost: Whether it is called from outside, as a rule: then what an interrupt has left is looked for.
-            first: Whether the call begins before other hooks have run.
+            subject: Passed to `begin`.
+            outermost: Whether the program, as a rule, calls the module from outside of all others: its calls then first
+                remove those that an interrupt has left.
+            first: Whether the call begins before other hooks run.
         """
         before = CallBegins(self.begin, subject, outermost=outermost)
         self._undos.append(module.register_forward_pre_hook(before, prepend=first, with_kwargs=True).remove)
@@ -165,17 +166,17 @@ class CallTracker(Generic[S, T]):
         self._undos.append(conceal(module))
 
     def follow_all(self, subject: S) -> None:
-        """Follow the calls of every module, by hooks that stand on none; what they were given by name is not known."""
+        """Follow the calls of every module, by PyTorch's global hooks, which do not receive keyword arguments."""
         before = CallBegins(self.begin, subject, outermost=False)
         self._undos.append(register_module_forward_pre_hook(before).remove)
         self._undos.append(register_module_forward_hook(CallEnds(self.end), always_call=True).remove)
 
     def join(self, module: nn.Module, subject: S) -> None:
-        """Follow the call of a module that is under way already, of which PyTorch has gone through the hooks before it."""
+        """Follow a module's active call, whose forward-pre hooks PyTorch has already run."""
         self.begin(subject, True, module, given_to(module))
 
     def close(self) -> None:
-        """Take all hooks down."""
+        """Remove all hooks."""
         while self._undos:
             self._undos.pop()()
 
@@ -206,40 +207,40 @@ class CallTracker(Generic[S, T]):
 
 
 class CallBegins(KedgeHook):
-    """The hook before a module."""
+    """Forward-pre hook that begins a call."""
 
     def __init__(self, begin: Callable[..., Any], subject: Any, *, outermost: bool) -> None:
         self.begin, self.subject, self.outermost = begin, subject, outermost
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-        """Begin a call, unless it is captured by a compiler."""
+        """Begin a call, unless a compiler captures it."""
         if not is_compiling():
             self.begin(self.subject, self.outermost, module, (args, kwargs))
 
 
 class CallEnds(KedgeHook):
-    """The hook behind a module."""
+    """Forward hook that ends a call."""
 
     def __init__(self, end: Callable[..., Any]) -> None:
         self.end = end
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """End a call."""
+        """End a call, unless a compiler captures it."""
         if not is_compiling():
             self.end(module, output)
 
 
 class ModuleCalls:
-    """Follows the calls of models' modules by their paths, and what they were given.
+    """Follows the calls of models' modules by their paths, and their inputs.
 
     Args:
-        number: Gives the storages of a tensor numbers that none else has.
-        skip: Whether calls of a module are left out now.
-        shield: Runs what the hooks do; a watch has it do no harm.
+        number: Returns numbers that identify the storages of a tensor.
+        skip: Whether calls of a module are skipped now.
+        shield: Runs the bodies of the hooks; a watch uses it to keep errors from the program.
 
     Attributes:
-        given: What the calls of a module were given, over all calls: the numbers by the module's path.
-        entered: What was given to the outermost modules and is no result of an earlier one.
+        given: The numbers of a module's inputs over all its calls, by the module's path.
+        entered: The numbers of the outermost modules' inputs that have no `grad_fn`.
     """
 
     def __init__(
@@ -256,19 +257,19 @@ class ModuleCalls:
 
     @property
     def innermost(self) -> Span:
-        """The path and the call of the module that runs; the call is counted within one call of the outermost."""
+        """The path and the call of the module that runs, the call counted within one call of the outermost."""
         spans = self.calls.open.notes
         return spans[-1] if spans else OUTSIDE
 
     @property
     def around(self) -> Span:
-        """The path and the call of the module that has called the innermost."""
+        """The path and the call of the module that called the innermost."""
         spans = self.calls.open.notes
         return spans[-2] if len(spans) > 1 else OUTSIDE
 
     @property
     def under_way(self) -> tuple[Span, ...]:
-        """The calls that are under way in this thread, the outermost first."""
+        """The active calls on this thread, the outermost first."""
         return tuple(self.calls.open.notes)
 
     def add(self, model: nn.Module, paths: Iterable[str], label: Callable[[str], str]) -> None:
@@ -276,24 +277,24 @@ class ModuleCalls:
 
         Args:
             model: The model.
-            paths: Which of its modules.
-            label: Makes what a module is called of its path.
+            paths: The paths of its modules to follow.
+            label: Returns the name of a module, given its path.
         """
         for path in paths:
             self.calls.follow(model.get_submodule(path), label(path), outermost=not path, first=True)
 
     def begin(self, module: nn.Module, path: str) -> None:
-        """Begin a call that is under way already."""
+        """Begin a call that is already active."""
         self.calls.join(module, path)
 
     def close(self) -> None:
-        """Take the hooks down."""
+        """Remove the hooks."""
         self.calls.close()
 
     def _begin(self, calls: OpenCalls[Span], path: str, module: nn.Module, given: Any) -> Span:
         tensors = [tensor for _, tensor in leaves.find(given)]
         self.given.setdefault(path, set()).update(n for tensor in tensors for n in self.number(tensor))
-        if not calls.modules and not in_backward():  # a checkpoint's recompute is nobody's beginning
+        if not calls.modules and not in_backward():  # a checkpoint's recompute is not an entry into the model
             self.entered.update(n for tensor in tensors if tensor.grad_fn is None for n in self.number(tensor))
         return path, calls.count(path)
 

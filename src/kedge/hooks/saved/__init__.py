@@ -1,1 +1,1 @@
-"""Who decides over the tensors that autograd saves, and what a checkpoint holds without saving it."""
+"""Keepers, which decide over the tensors that autograd saves, and the tensors that checkpoints hold without saving."""

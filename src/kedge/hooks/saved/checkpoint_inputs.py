@@ -1,20 +1,20 @@
 """The tensors that a checkpoint holds without saving them: in containers, given by keyword, or within its function.
 
 # Note [Withheld]
-A checkpoint saves those of its arguments that are tensors, and saved-tensor hooks are asked for them. An argument of
-another kind it holds as it is, in the list from which it recomputes, and what is given by keyword in a dict that its
-recompute closes over. No hook is asked for either. List and dict are the checkpoint's own, one for each call of it.
+A checkpoint saves its tensor arguments, and saved-tensor hooks receive them. It holds other arguments unchanged, in the
+list from which it recomputes, and keyword arguments in a dict that its recompute closes over. No hook receives tensors
+in either. List and dict are the checkpoint's own, one for each call of it.
 
-So a keeper is asked for these tensors once the checkpoint's forward is over. What it takes goes out of the container,
-until the recompute begins: then it is put back, before the checkpoint's function runs. A container is changed only if
-nobody but the checkpoint has it, by its count of references: so the program cannot come upon one with something
-missing, and what it writes into its own containers is there in the recompute. That is looked at when a module is
-called in the next checkpoint, and when the module around this one is left; by then a container that was made for the
-call is nobody else's. The modes of whatever runs then have nothing to do with it: a selective checkpoint would count
-the operations as its own.
+So Kedge offers these tensors to a keeper once the checkpoint's forward is over. It removes the tensors that the keeper
+takes from their containers, and puts them back when the recompute begins, before the checkpoint's function runs. It
+changes a container only if, by its reference count, the checkpoint alone holds it: so the program never finds a
+tensor missing, and the recompute sees whatever the program writes into its own containers. Kedge checks this when a
+module is called in the next checkpoint, and when the module around this one ends; by then nothing else holds
+a container that was made for the call. The modes active at that moment are suspended: a selective checkpoint would
+count the operations as its own.
 
-A tensor that is still there when the recompute begins is put back itself. One that is not comes back with the values
-that it had when it was taken. What is put back stays, for a backward that runs again.
+A tensor that still exists when the recompute begins is put back itself. Any other comes back with the values
+that it had when the keeper took it. A tensor that was put back stays, for a backward that runs again.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from kedge.torch_internals.corners import find
 
 
 class HeldArgument(NamedTuple):
-    """Where a checkpoint holds an argument that it has not saved.
+    """The place of an argument that a checkpoint holds without saving it.
 
     Attributes:
-        name: Which argument it is: its position, or its keyword.
-        holder: The list or dict that it is in.
-        key: Where in there.
+        name: The argument's position, or its keyword.
+        holder: The list or dict that contains it.
+        key: Its index or key in `holder`.
     """
 
     name: str
@@ -58,7 +58,7 @@ class HeldArgument(NamedTuple):
 
 
 def slots(owner: Any) -> list[HeldArgument]:
-    """Return the places of all arguments that a checkpoint holds as they are, given its frame or context."""
+    """Return the places of all arguments that a checkpoint holds unsaved, given its frame or context."""
     held = getattr(owner, "inputs" if is_reentrant(owner) else "saved_args", None) or ()
     keywords = {} if is_reentrant(owner) else _closed_over(owner.recompute_fn).get("kwargs", {})
     given = [
@@ -68,7 +68,7 @@ def slots(owner: Any) -> list[HeldArgument]:
 
 
 def withheld(owner: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the value of every tensor that a checkpoint holds and has not saved."""
+    """Yield the name and the value of every tensor that a checkpoint holds without saving it."""
     for name, holder, key in slots(owner):
         yield from leaves.find(holder[key], name)
     run = owner.run_function if is_reentrant(owner) else owner.recompute_fn
@@ -76,14 +76,14 @@ def withheld(owner: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def saved_arguments(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name of every argument that a non-reentrant checkpoint has saved, and what stands for it."""
+    """Yield the name of every argument that a non-reentrant checkpoint has saved, and its packed form."""
     for place, value in enumerate(getattr(owner, "saved_args", ())):
         if isinstance(value, SavedTensor):
             yield str(place), packed_of(value.data)
 
 
 def owner_behind(node: Node) -> Any:
-    """Return the frame or context of the checkpoint that a node of the graph comes from; None if from none."""
+    """Return the frame or context of the checkpoint that made a node of the graph; None without one."""
     if function_of(node) is checkpoint.CheckpointFunction:
         return node
     for _, saved in saved_by(node):
@@ -93,12 +93,12 @@ def owner_behind(node: Node) -> Any:
 
 
 def is_reentrant(owner: Any) -> bool:
-    """Whether a checkpoint's object is the context of a reentrant one."""
+    """Whether a checkpoint's object is the context of a reentrant checkpoint, not the frame of another."""
     return hasattr(owner, "run_function")
 
 
 def _closed_over(run: Any) -> dict[str, Any]:
-    """Return what a checkpoint's recompute closes over, whoever has put a function of theirs around it."""
+    """Return the variables that a checkpoint's recompute closes over, also if other functions wrap it."""
     while (code := getattr(run, "__code__", None)) is not None:
         cells = dict(zip(code.co_freevars, map(content, run.__closure__ or ()), strict=True))
         if code.co_filename == checkpoint.__file__:
@@ -108,7 +108,7 @@ def _closed_over(run: Any) -> dict[str, Any]:
 
 
 def _within(function: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that a function was bound to, or closes over."""
+    """Yield the tensors that a function closes over, or that `functools.partial` binds to it."""
     while isinstance(function, partial):
         yield from leaves.find((function.args, function.keywords), "function")
         function = function.func
@@ -118,14 +118,14 @@ def _within(function: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 class _Given:
-    """Stands in a container for a tensor that the checkpoint was given as an argument, too."""
+    """Placeholder in a container for a tensor that is also an argument of the checkpoint."""
 
     def __init__(self, place: int, value: Tensor) -> None:
         self.place, self.origin = place, SharedInput(value)
         self.value: Tensor | None = None
 
     def read(self, args: Sequence[Any]) -> Any:
-        """Return the argument; later on the same again."""
+        """Return the argument; every call returns the same tensor."""
         if self.value is None:
             still = self.origin.unchanged()
             self.value = args[self.place] if still is None else still
@@ -133,7 +133,7 @@ class _Given:
 
 
 class _Taken:
-    """Stands in a container for a tensor that a keeper has taken."""
+    """Placeholder in a container for a tensor that a keeper has taken."""
 
     __slots__ = ("origin", "saved", "value")
 
@@ -142,7 +142,7 @@ class _Taken:
         self.value: Tensor | None = None
 
     def read(self, args: Sequence[Any]) -> Any:
-        """Return the tensor, with its graph; later on the same again."""
+        """Return the tensor, with its graph; every call returns the same one."""
         if self.value is None:
             origin: Tensor | None = self.origin()
             self.value = self.saved.unpack() if origin is None else origin
@@ -151,7 +151,7 @@ class _Taken:
 
 
 class _Tuple:
-    """Stands for a tuple in which there are some of these."""
+    """Placeholder for a tuple that contains other placeholders."""
 
     __slots__ = ("items", "kind", "value")
 
@@ -160,7 +160,7 @@ class _Tuple:
         self.value: Any = None
 
     def read(self, args: Sequence[Any]) -> Any:
-        """Return the tuple; what is in it was put back before."""
+        """Return the tuple, whose items were put back before."""
         if self.value is None:
             self.value = tuple.__new__(self.kind, self.items)  # a named tuple's own `__new__` may want other arguments
         return self.value
@@ -177,14 +177,14 @@ class KeeperOnThread(Protocol):
 
 
 class CheckpointInputs:
-    """What one checkpoint holds and has not saved, until a keeper has been asked for all of it.
+    """The tensors that one checkpoint holds without saving them, until all were offered to a keeper.
 
     Args:
         owner: The checkpoint's frame or context.
         place: Where the checkpoint was called.
 
     Attributes:
-        tried: Whether the keeper was asked.
+        tried: Whether they were offered to the keeper.
     """
 
     def __init__(self, owner: Any, place: Any) -> None:
@@ -193,16 +193,16 @@ class CheckpointInputs:
         self._given = [_Given(i, arg) for i, arg in enumerate(arguments_of(owner)) if isinstance(arg, Tensor)]
 
     def is_of(self, owner: Any) -> bool:
-        """Whether this is the checkpoint."""
+        """Whether these are the inputs of a checkpoint, given its frame or context."""
         return self._owner() is owner
 
     @property
     def over(self) -> bool:
-        """Whether the checkpoint's forward has come to its end; the context of a reentrant one does not tell."""
+        """Whether the checkpoint's forward has ended; always true for a reentrant one, whose context does not record it."""
         return bool(getattr(self._owner(), "forward_completed", True))
 
     def take(self, asker: KeeperOnThread) -> None:
-        """Ask a keeper for all that nobody else holds."""
+        """Offer a keeper all tensors in containers that only the checkpoint holds."""
         owner = self._owner()
         if owner is None or not self.over:
             return
@@ -212,18 +212,18 @@ class CheckpointInputs:
             for _, holder, key in slots(owner):
                 taking.lift(holder, key, alone=_count(holder, key) <= _ALONE)
         finally:
-            if taking.back:  # also if the keeper fails: what it has taken until then is to come back
+            if taking.back:  # also if the keeper fails: the tensors that it took before must come back
                 _put_back_before(owner, taking.back)
 
     def stays(self) -> list[Tensor]:
-        """Return what the keeper could not be asked for."""
+        """Return the tensors that the keeper was not offered."""
         owner = self._owner()
         found = () if owner is None else withheld(owner)
         return [tensor for _, tensor in found if id(tensor) not in self._asked]
 
 
 class _Taking:
-    """Asks a keeper for the tensors in containers, and puts something else in the place of what it takes."""
+    """Offers a keeper the tensors in containers, and puts placeholders where it takes one."""
 
     def __init__(
         self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], asked: set[int], given: Sequence[_Given]
@@ -233,7 +233,7 @@ class _Taking:
         self._known: dict[int, _Given | _Taken] = {id(each.origin()): each for each in reversed(given)}
 
     def lift(self, holder: Any, key: Any, *, alone: bool) -> None:
-        """Take what is in one place, or what is in there."""
+        """Offer the tensor in one place, or the tensors of the container there if it is held `alone`."""
         value = holder[key]
         if isinstance(value, Tensor):
             if id(value) not in self.asked and (taken := self._instead_of(value)) is not None:
@@ -256,7 +256,7 @@ class _Taking:
         holder[key] = instead
 
     def _instead_of(self, value: Tensor) -> _Given | _Taken | None:
-        """Return what stands for a tensor: the same in all its places; see Note [One tensor in several places]."""
+        """Return a tensor's placeholder, the same in all its places; see Note [One tensor in several places]."""
         known = self._known.get(id(value))
         if known is not None and known.origin() is value:
             return known
@@ -269,7 +269,7 @@ class _Taking:
         if make_saved is None or modes.is_fake(value) or value.is_inference() or not _is_bare(value):
             return None
         decided: list[Any] = []
-        ask = self.pack  # `self` leads to what is saved, and the collector does not see into that
+        ask = self.pack  # a closure over `self` would make a cycle through the saved tensor, unseen by the collector
 
         def pack(inner: Tensor) -> Any:
             decided.append(ask(inner))
@@ -279,24 +279,24 @@ class _Taking:
             saved = make_saved(value, is_output=False)
         packed = decided.pop()
         if packed is None or type(packed) is KeptByReference:
-            self.asked.add(id(value))  # which lives as long as its place is asked for
+            self.asked.add(id(value))  # the tensor outlives the use of its id
             return None
         return _Taken(saved, value)
 
 
 def _put_back_before(owner: Any, back: list[tuple[Any, Any, _Instead]]) -> None:
-    """Have a checkpoint's recompute begin with putting back what was taken."""
+    """Wrap a checkpoint's recompute so that it first puts back the taken tensors."""
     name = "run_function" if is_reentrant(owner) else "recompute_fn"
     run, lock = getattr(owner, name), threading.Lock()
     given = {instead for _, _, instead in back if isinstance(instead, _Given)}
 
     def whole(*args: Any) -> Any:
         now = list(args)
-        with lock, torch.no_grad():  # what is computed for it would be taken for a part of the recompute
+        with lock, torch.no_grad():  # the recompute would count the saves of these operations as its own
             while back:
                 holder, key, instead = back[0]
                 holder[key] = instead.read(args)
-                del back[0]  # not before: what cannot be read now may be asked for again
+                del back[0]  # only after a successful read: a failed one may be repeated
         for each in given:
             now[each.place] = each.read(args)
         return run(*(arg.read(args) if isinstance(arg, _Instead) else arg for arg in now))
@@ -305,12 +305,12 @@ def _put_back_before(owner: Any, back: list[tuple[Any, Any, _Instead]]) -> None:
 
 
 def _is_bare(value: Any) -> bool:
-    """Whether an object is no more than what it holds: what the program has noted on it would not come back with that."""
+    """Whether an object has neither attributes nor, for a tuple, weak references, which a rebuilt one would lack."""
     return not getattr(value, "__dict__", None) and not (isinstance(value, tuple) and weakref.getweakrefcount(value))
 
 
 def _container(value: Any) -> Any:
-    """Return what a container's values can be replaced in: itself, or a data class's attributes; None for another kind."""
+    """Return the dict or list to replace a container's values in: itself, or a data class's `__dict__`; None for others."""
     if type(value) in (dict, list):
         return value
     own = getattr(value, "__dict__", None)
@@ -319,23 +319,24 @@ def _container(value: Any) -> Any:
 
 
 def _count(holder: Any, key: Any) -> int:
-    """Count the references to what is in a place."""
+    """Return the number of references to the object in a place."""
     return sys.getrefcount(holder[key])
 
 
 _ALONE = _count([object()], 0)
-"""How many there are if it is nowhere else; an interpreter may count what it does itself or not."""
+"""The reference count of an object that nothing else holds; interpreters differ in counting their own references."""
 
 
 class PendingCheckpoints:
-    """The checkpoints for whose arguments one keeper is still to be asked, on one thread; see Note [Withheld].
+    """The checkpoints with arguments still to offer to one keeper, on one thread; see Note [Withheld].
 
-    A keeper with a method ``beside(owner, place)`` is told of each checkpoint instead, and takes nothing out of it. One with
-    a method ``stays(value, place)`` is told what it could not be asked for, and one with ``passed(place)`` of each call of a
-    module in there, for what that saves is dropped. One that ``watches`` is asked for nothing here.
+    A keeper with a method ``beside(owner, place)`` receives each checkpoint instead, and takes nothing out of it. A method
+    ``stays(value, place)`` receives the tensors that could not be offered, and ``passed(place)`` each call of a
+    module in a checkpoint's forward, because autograd drops the tensors saved there. A keeper that ``watches`` is offered
+    nothing here.
 
     Args:
-        asker: The keeper there.
+        asker: The keeper on this thread.
         keeper: The keeper itself.
     """
 
@@ -348,7 +349,7 @@ class PendingCheckpoints:
         self.known: list[CheckpointInputs] = []
 
     def meet(self, owner: Any, place: Any) -> None:
-        """Hear that a module is called in a checkpoint's forward, and where that checkpoint was called."""
+        """Called when a module is called in a checkpoint's forward, with the place where that checkpoint was called."""
         give_one(owner)
         if self._watches or any(each.is_of(owner) for each in self.known):
             return
@@ -361,7 +362,7 @@ class PendingCheckpoints:
         self.known.append(CheckpointInputs(owner, place))
 
     def left(self, running: Sequence[Any]) -> None:
-        """Hear that a module was left, and which calls are under way still; asks for what was held in the others."""
+        """Called after a module's call, with the calls still active; offers the tensors held by checkpoints in the others."""
         for each in [each for each in self.known if each.place not in running and each.over]:
             self.known.remove(each)
             each.take(self._asker)
@@ -370,6 +371,6 @@ class PendingCheckpoints:
                     self._stays(tensor, each.place)
 
     def passed(self, place: Any) -> None:
-        """Hear that a module is called in a checkpoint's forward."""
+        """Called when a module is called in a checkpoint's forward, with its place."""
         if self._passed is not None:
             self._passed(place)

@@ -1,6 +1,6 @@
-"""Who decides over what autograd saves: keepers, in force while modules of a model run.
+"""Keepers, which decide over the tensors that autograd saves while modules of a model run.
 
-`keep` puts a `Keeper` in force and returns what ends it::
+`keep` puts a `Keeper` in force and returns an object that ends it::
 
     class Mine:                                        # a Keeper
         def pack(self, value, place): ...              # None: leave it where it is (by reference, version checked)
@@ -10,13 +10,12 @@
         keep(stack, model, Mine(), ambient=True)
         loss_fn(model(x), y).backward()
 
-How the pair behaves among others is in `kedge.hooks.saved.pairs`.
-
+`kedge.hooks.saved.pairs` describes how the hook pair behaves among others.
 # Note [Which module is the innermost]
-Each module has a hook before it, which notes on its thread that its call has begun, and one behind it,
-which takes that back together with what was called inside and never ended. The one behind is called when the
-call raises, too - which is how a checkpoint's recompute stops early - but not for a `KeyboardInterrupt`: what that leaves
-is found when the model is called next, or when the block ends.
+Each module has a forward-pre hook, which adds its call to the thread's active calls, and a forward hook, which
+removes that call together with any inner calls that never ended. PyTorch calls the forward hook also when the
+call raises - which is how a checkpoint's recompute stops early - but not for a `KeyboardInterrupt`: the next call of
+the model, or the end of the block, removes the calls that this leaves.
 """
 
 from __future__ import annotations
@@ -55,38 +54,38 @@ _ASIDE = {
 
 
 class Keeper(Protocol):
-    """What decides over saved tensors. Called from any thread; `pack` in the forward, `unpack` in the backward.
+    """Decides over saved tensors. Called from any thread; `pack` in the forward, `unpack` in the backward.
 
-    Some are optional: ``watches = True`` with a method ``see(value, place)`` makes it be shown, too,
-    what another keeper or a foreign pair has taken, and what a checkpoint makes again. Two more methods are: ``beside`` and
-    ``stays``, see `kedge.hooks.saved.checkpoint_inputs.PendingCheckpoints`.
+    Optional: with ``watches = True`` and a method ``see(value, place)`` it also receives the tensors that another keeper or
+    a foreign pair has taken, and those that a checkpoint recomputes. The methods ``beside``, ``stays`` and ``passed`` are
+    optional, too; see `kedge.hooks.saved.checkpoint_inputs.PendingCheckpoints`.
     """
 
     def pack(self, value: Tensor, place: SavingPlace) -> Any:
-        """Take a tensor that autograd saves, or leave it.
+        """Called when autograd saves a tensor; takes it or leaves it.
 
         Args:
-            value: The very tensor, with its graph. To hold it would be a reference cycle: hold ``value.detach()``.
+            value: The very tensor, with its graph. Holding it would make a reference cycle: hold ``value.detach()``.
             place: Where it is saved; a new object for each call of a module, which may be held.
 
         Returns:
-            What takes its place; None, or a `kedge.hooks.saved.reference.KeptByReference`, to leave it where it is. It is then
-            offered to the keeper around this one, and in the end kept by reference with its version checked. The reader of
-            the `KeptByReference` is notified when autograd asks for the tensor, whichever keeper holds it then.
+            The object to save in its place; None, or a `kedge.hooks.saved.reference.KeptByReference`, leaves the tensor where
+            it is. The next keeper outside may then take it; if none does, it is kept by reference and its version checked.
+            The reader of the `KeptByReference` is notified when autograd reads the tensor, whichever keeper holds it then.
         """
 
     def unpack(self, packed: Any) -> Tensor:
-        """Give back the tensor that `pack` took; called as often as backward asks, and in any thread."""
+        """Return the tensor that `pack` took; called for each read by a backward, on any thread."""
 
 
 class SavingPlace:
     """Where a tensor is saved: in which call of which module.
 
     Attributes:
-        path: The innermost module of the model whose call is under way on this thread; None outside of all.
+        path: The path of the innermost module of the model with an active call on this thread; None outside of all.
         call: Which call of the module within the model's forward pass, from 0.
-        selected: Whether the keeper was asked to take care of this module (for `path` None: of everything).
-        recompute: Whether activation checkpointing runs this call a second time.
+        selected: Whether the selection covers this module (for `path` None: the tensors saved outside of all modules).
+        recompute: Whether a checkpoint's recompute runs this call a second time.
         saves: A number for the keeper's own use, 0 when the call begins.
         spot: The module under this keeper; ``spot.gate`` is the keeper's own.
     """
@@ -116,7 +115,7 @@ class ModuleUnderKeeper:
 
 
 class KeeperCalls:
-    """One keeper on one thread: the calls under way there, the innermost last."""
+    """One keeper on one thread, with the active calls there, the innermost last."""
 
     def __init__(self, kept: KeeperInForce) -> None:
         self.kept = kept
@@ -132,7 +131,7 @@ class KeeperCalls:
         self.ended = self.graded = False
 
     def enter(self, spot: ModuleUnderKeeper) -> None:
-        """A module's call begins."""
+        """Called when a module's call begins."""
         task = graph_task()
         if spot.root and task == -1:
             self._begin()
@@ -147,7 +146,7 @@ class KeeperCalls:
         self.place = place
 
     def _put(self, place: SavingPlace, top: Any) -> bool:
-        """Have the keeper asked for the length of a call."""
+        """Push a hook pair for the length of a call; returns whether it did."""
         if disabled() is not None:
             self.step_aside("torch.func")
             return False
@@ -159,13 +158,13 @@ class KeeperCalls:
         return True
 
     def _pass(self, owner: Any, place: SavingPlace) -> None:
-        """A module's call begins in a checkpoint's forward."""
+        """Called when a module's call begins in a checkpoint's forward."""
         if owner is not None:
             self.waiting.meet(owner, self.place)
             self.waiting.passed(place)
 
     def leave(self, spot: ModuleUnderKeeper) -> None:
-        """A module's call is over, and with it those inside that never ended."""
+        """Called when a module's call ends; removes it, and any inner calls that never ended."""
         stack = self.stack
         if stack and stack[-1].spot is spot and not stack[-1].placed:  # nearly always
             stack.pop()
@@ -185,7 +184,7 @@ class KeeperCalls:
         self.place = self.stack[-1] if self.stack else self.outside
 
     def _begin(self) -> None:
-        """Begin a forward pass; a call that an interrupt has ended is no longer among the running frames."""
+        """Begin a forward pass; remove calls that an interrupt has ended, which no running frame has."""
         if self.stack:
             called = iter(running()[:-1])  # the last is this very call
             alive = 0
@@ -197,16 +196,16 @@ class KeeperCalls:
             self.graded = torch.is_grad_enabled()
 
     def step_aside(self, what: str) -> None:
-        """Say once that nothing is seen here."""
+        """Warn once that the keeper sees nothing here."""
         self.kept.step_aside(what)
 
     def end(self) -> None:
-        """Let nothing more be asked here; on another thread, what is in force there is taken off at its next use."""
+        """Stop asking the keeper on this thread; pairs on another thread's stack are removed at their next use."""
         self.ended = True
         self.pack, self.see = self._expired, _nothing
 
     def clear(self) -> None:
-        """Take everything off, on this thread."""
+        """Remove all pairs of this keeper from the calling thread's stack."""
         self.stack.clear()
         self.place = self.outside
         lane.take(self.kept)
@@ -225,31 +224,34 @@ class _Threads(threading.local):
 
 
 class SavingBegins(KedgeHook):
-    """The hook by which a module's call is seen to begin."""
+    """Forward-pre hook that notes the beginning of a module's call."""
 
     def __init__(self, kept: KeeperInForce, spot: ModuleUnderKeeper) -> None:
         self.kept, self.spot = kept, spot
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """Be a forward-pre hook."""
+        """Forward-pre hook."""
         if not torch.compiler.is_compiling() and not self.kept.asleep:
             (self.kept.threads.live or self.kept.here()).enter(self.spot)
 
 
 class SavingEnds(KedgeHook):
-    """The hook by which it is seen to end."""
+    """Forward hook that notes the end of a module's call."""
 
     def __init__(self, kept: KeeperInForce, spot: ModuleUnderKeeper) -> None:
         self.kept, self.spot = kept, spot
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Be a forward hook."""
+        """Forward hook."""
         if not torch.compiler.is_compiling() and (live := self.kept.threads.live) is not None:
             live.leave(self.spot)
 
 
 def number(live: KeeperCalls, spot: ModuleUnderKeeper, task: int) -> tuple[int, bool]:
-    """Count calls of a module within the model's forward pass; those of a recompute go on counting."""
+    """Return the number of a module's call within the model's forward pass, and whether it is a recompute.
+
+    Calls of a recompute continue the count.
+    """
     call = live.calls.get(spot, 0)
     live.calls[spot] = call + 1
     return call, task != -1
@@ -259,8 +261,8 @@ class KeeperInForce:
     """One keeper in force over one model, until `end`.
 
     Attributes:
-        ended: Whether it is over.
-        asleep: Whether the keeper has nothing to look at for now: then no pair is put in force when a module is called.
+        ended: Whether the keeper has ended.
+        asleep: Whether the keeper needs nothing for now: module calls then push no hook pair.
         compiled: Whether the model, or a module of it, is compiled.
         spots: The modules of the model, by path.
     """
@@ -300,7 +302,7 @@ class KeeperInForce:
         return live
 
     def begin(self) -> None:
-        """Be in force on this thread between the modules, too, until the end."""
+        """Put the keeper in force on this thread outside of module calls, too, until the end."""
         live, top = self.here(), top_hooks(True)
         if disabled() is not None:
             self.step_aside("torch.func")
@@ -308,7 +310,7 @@ class KeeperInForce:
             lane.put(live, self, top)
 
     def end(self) -> None:
-        """Take the keeper off, with every hook. What was packed stays readable. A second call does nothing."""
+        """Remove the keeper with all its hooks. Packed tensors stay readable. A second call does nothing."""
         if self.ended:
             return
         self.ended = self.asleep = True
@@ -319,28 +321,28 @@ class KeeperInForce:
         self._undo.close()
 
     def out(self) -> None:
-        """Take every hook away for a while, and what is in force on this thread."""
+        """Remove all hooks until `back`, and this keeper's pairs on the calling thread."""
         self.mounts.out()
         if (here := self.threads.live) is not None:
             here.clear()
 
     def back(self) -> None:
-        """Put the hooks back."""
+        """Put the hooks back that `out` removed."""
         self.mounts.back()
 
     def remove(self) -> None:
-        """Take the keeper off."""
+        """Remove the keeper, as `end` does."""
         self.end()
 
     def spot(self, path: str, module: nn.Module) -> ModuleUnderKeeper:
-        """Return where a module stands under this keeper; one that came to the model since is taken in."""
+        """Return a module's entry under this keeper; attaches to a module that joined the model later."""
         if path not in self.spots:
             self._attach(module, ModuleUnderKeeper(path, selected=True))
         return self.spots[path]
 
     def step_aside(self, what: str) -> None:
-        """Say, once for each, that this keeper sees nothing in there."""
-        captured = what == "fake" and torch.compiler.is_compiling()  # by export or Dynamo: nothing of it will run
+        """Warn, once for each reason, that this keeper sees nothing there."""
+        captured = what == "fake" and torch.compiler.is_compiling()  # export or Dynamo captures it; nothing of it runs
         if what not in self._said and not self.ended and not captured:
             self._said.add(what)
             warn(SavedAside(_ASIDE[what]))
@@ -366,23 +368,24 @@ def keep(
 ) -> KeeperInForce:
     """Put a keeper in force over what autograd saves.
 
-    The keeper is asked on every thread that calls a module of the model, for the length of that call; with
-    `ambient` on this thread all the time, so that it sees what is saved between modules, too, such as by a
-    functional loss. It is asked about *every* tensor that is saved there, also where `places` says no: that is
-    what ``place.selected`` tells, so that a keeper can count what it does not take.
+    The keeper receives the tensors saved on every thread that calls a module of the model, for the length of that call.
+    With `ambient` it receives those of this thread all the time, and so also tensors saved between modules, such as by
+    a functional loss. It receives *every* tensor saved there, also where `places` returns False; ``place.selected``
+    holds that result, so that a keeper can count the tensors it does not take.
 
-    It is not asked about tensors of a `FakeTensor` mode, nor inside a transform of `torch.func` or a checkpointed
-    function (which save nothing that lasts); each is said once, by a `SavedAside` warning.
+    It does not receive tensors of a `FakeTensor` mode, nor those saved inside a transform of `torch.func` or a
+    checkpointed function (which save nothing that lasts). A `SavedAside` warning reports a fake mode, a transform and a
+    compiled module once each.
 
     Args:
-        stack: Its end is pushed there: ``stack.close()`` takes off everything, on all threads. What was packed can
+        stack: Receives the keeper's end: ``stack.close()`` removes everything, on all threads. Packed tensors can
             still be unpacked afterwards.
         model: The model, compiled or not.
-        keeper: What decides.
+        keeper: The keeper.
         places: Which modules are selected, by path: ``""`` for the model itself, the first of several names.
-        outside: Whether what is saved outside of all modules of the model is selected.
-        ambient: Whether to be in force between module calls on this thread.
-        compiled: Whether it is known that the model is compiled, where that cannot be seen on `model`.
+        outside: Whether tensors saved outside of all modules of the model are selected.
+        ambient: Whether the keeper is in force on this thread between module calls, too.
+        compiled: Whether the model is known to be compiled, where `model` does not show it.
 
     Returns:
         The `KeeperInForce`: ``kept.end()`` ends it early.

@@ -1,24 +1,24 @@
-"""The pairs of saved-tensor hooks that Kedge has in force on one thread, among those of the program.
+"""Kedge's pairs of saved-tensor hooks on one thread, among those of the program.
 
 # Note [One pair that asks all]
-PyTorch calls the innermost pair alone, and each thread has its own. So each of our pairs asks all
-keepers that are in force on its thread, and the program's own pair below: that gets the tensor
-first; a tensor that it returns goes on to the keepers, anything else stays as it is and goes to its
-unpack. The innermost keeper decides; what it leaves alone is offered to the next one outside, and
-what all leave alone is kept by reference (Note [By reference]). Who is to be told that autograd asks for what it
-left alone is told, whoever has taken it.
+PyTorch calls the innermost pair alone, and each thread has its own stack. So each Kedge pair asks all
+keepers in force on its thread, and the program's own pair below. The program's pair receives the tensor
+first; if it returns a tensor, that goes on to the keepers, anything else stays unchanged and goes to its
+unpack. The innermost keeper decides; a tensor that it leaves goes to the next keeper outside, and
+one that all leave is kept by reference (Note [By reference]). A keeper's reader is notified when autograd reads a tensor
+that the keeper left, also if another has taken it.
 
 # Note [Checkpoints keep nothing]
-Inside a checkpointed function autograd saves nothing: it notes what will be made again. So there the
-checkpoint's pair acts alone. In its recompute the tensors live for a moment: they are shown to those who
-watch, and left to the checkpoint. Its arguments are saved like other tensors if they are tensors themselves; those inside
-lists and dicts, and keyword arguments, the checkpoint holds without saving them, so no pair of hooks is asked: how a keeper
-comes to them is in `kedge.hooks.saved.checkpoint_inputs`.
+Inside a checkpointed function autograd saves nothing: it notes which tensors to recompute. So there the
+checkpoint's pair acts alone. In its recompute the tensors live briefly: the keepers that watch see them, and the
+checkpoint keeps them. Tensor arguments of a checkpoint are saved like other tensors; tensors inside
+lists and dicts, and keyword arguments, the checkpoint holds without saving them, so no hook pair receives them.
+`kedge.hooks.saved.checkpoint_inputs` offers those to the keepers.
 
 # Note [A pair in another's place]
-Pairs lie on a stack, and a block that ends takes off the top, whatever it is. If an interrupt leaves one of
-ours on top of the program's, the program's block takes ours off, and its own stays. So a pair of ours that
-is gone stands for the one it lay on, which is taken off for it.
+Pairs lie on a stack, and a block that ends pops the top, whichever pair that is. If an interrupt leaves a Kedge
+pair on top of the program's, the program's block pops Kedge's, and its own stays. So for a missing Kedge pair, the
+pair below it is removed in its place.
 """
 
 from __future__ import annotations
@@ -44,27 +44,33 @@ class ActiveKeeper(Protocol):
     place: Any
 
     def pack(self, value: Tensor, place: Any) -> Any:
-        """Decide; None leaves the tensor to others."""
+        """Return the object to save in the tensor's place; None leaves the tensor to others."""
 
     def see(self, value: Tensor, place: Any) -> None:
-        """Be shown a tensor on which another has decided."""
+        """Called with a tensor that another has taken."""
 
     def unpack(self, packed: Any) -> Tensor:
-        """Give back what `pack` took."""
+        """Return the tensor that `pack` took."""
 
     def step_aside(self, what: str) -> None:
-        """Say once that nothing is seen here."""
+        """Warn once that the keeper sees nothing here."""
 
 
 class JointPacked(NamedTuple):
-    """What stands in a saved tensor's place where several had a say: what one packed, the ways back, who is told."""
+    """The packed form of a tensor that several keepers saw.
+
+    Attributes:
+        packed: The packed object.
+        back: The unpack functions, applied in order.
+        readers: Notified when autograd reads the tensor.
+    """
 
     packed: Any
     back: tuple[Callable[[Any], Tensor], ...]
     readers: tuple[UnpackListener, ...] = ()
 
     def read(self) -> Tensor:
-        """Give the tensor back, through each in turn."""
+        """Notify the readers, and return the tensor, unpacked by each function in turn."""
         for reader in self.readers:
             reader.unpacked()
         *others, last = self.back
@@ -79,8 +85,9 @@ class Pair:
 
     Attributes:
         lives: The keepers it asks, the innermost first.
-        owner: Who put it there: the keep of a block, or the call of a module.
-        on: The entry of the stack that it was put on; None at the bottom.
+        owner: The owner of the pair: a `KeeperInForce`, or the `SavingPlace` of a module's call.
+        below: The program's pair below it; None without one.
+        on: The stack entry right below it; None at the bottom.
         hooks: The two functions, as PyTorch has them.
     """
 
@@ -97,7 +104,7 @@ class Pair:
 
 
 def _alone(live: ActiveKeeper) -> Hooks:
-    """The common case, and the one that has to be fast."""
+    """Return the hooks for one keeper: the common case, which must be fast."""
 
     def pack(value: Tensor) -> Any:
         if is_fake(value):
@@ -113,7 +120,7 @@ def _alone(live: ActiveKeeper) -> Hooks:
 
 
 def _joint(lives: tuple[ActiveKeeper, ...], below: Hooks | None) -> Hooks:
-    """Ask several; see Note [One pair that asks all]."""
+    """Return the hooks for several keepers, or for a pair below; see Note [One pair that asks all]."""
 
     def pack(value: Tensor) -> Any:
         theirs: Any = value if below is None else below[0](value)
@@ -147,7 +154,7 @@ def _way_back(decider: ActiveKeeper | None) -> Callable[[Any], Tensor]:
 
 
 def _watching(lives: tuple[ActiveKeeper, ...], below: Hooks) -> Hooks:
-    """Show what a checkpoint makes again; see Note [Checkpoints keep nothing]."""
+    """Return hooks that show keepers the recomputed tensors; see Note [Checkpoints keep nothing]."""
 
     def pack(value: Tensor) -> Any:
         for live in lives:
@@ -164,12 +171,12 @@ def is_checkpoint(hooks: Hooks) -> bool:
 
 
 def packed_of(data: Any) -> Any:
-    """Return what a keeper or a foreign pair made of a saved tensor, given the ``data`` of a raw `SavedTensor`."""
+    """Return the object packed by a keeper or a foreign pair, given the ``data`` of a raw `SavedTensor`."""
     return data.packed if type(data) is JointPacked else data
 
 
 class HookPairStack(threading.local):
-    """The pairs of ours on this thread; there is one object, which each thread sees its own state of."""
+    """The Kedge pairs on this thread: one object, with separate state for each thread."""
 
     def __init__(self) -> None:
         self.pairs: list[Pair] = []
@@ -177,12 +184,12 @@ class HookPairStack(threading.local):
         self.lifted = False
 
     def covers(self, live: ActiveKeeper, top: Hooks | None) -> bool:
-        """Whether the innermost pair is ours and asks this keeper."""
+        """Whether the innermost pair is Kedge's and asks this keeper."""
         pairs = self.pairs
         return bool(pairs) and top is not None and top[0] is pairs[-1].hooks[0] and live in pairs[-1].lives
 
     def put(self, live: ActiveKeeper, owner: Any, top: Hooks | None) -> None:
-        """Put a pair on the stack that asks this keeper and all others in force here."""
+        """Push a pair that asks this keeper and all others in force on this thread."""
         if self.pairs:
             self.mend()
         if live not in self.lives:
@@ -198,7 +205,7 @@ class HookPairStack(threading.local):
         self.pairs.append(pair)
 
     def take(self, owner: Any) -> None:
-        """Take off every pair that this owner has put there."""
+        """Remove every pair of an owner."""
         pairs = self.pairs
         top = top_hooks(True)
         if pairs and pairs[-1].owner is owner and top is not None and top[0] is pairs[-1].hooks[0]:
@@ -209,7 +216,7 @@ class HookPairStack(threading.local):
         self._rebuild(lambda pair: None if pair.owner is owner else pair)
 
     def leave(self, live: ActiveKeeper) -> None:
-        """Ask a keeper no longer, in whichever pair."""
+        """Remove a keeper from all pairs."""
         if live in self.lives:
             self.lives.remove(live)
 
@@ -223,15 +230,15 @@ class HookPairStack(threading.local):
             self._rebuild(without)
 
     def mend(self) -> None:
-        """Make good for pairs that were taken off in another's place; see Note [A pair in another's place]."""
+        """Repair the stack after pairs popped in another's place; see Note [A pair in another's place]."""
         self._rebuild(lambda pair: pair)
 
     def _rebuild(self, keep: Callable[[Pair], Pair | None]) -> None:
-        """Pass our pairs on the stack through a function that keeps, replaces or drops each."""
+        """Pass the Kedge pairs on the stack through a function that keeps, replaces or drops each."""
         if self.lifted:
             self.pairs = [kept for pair in self.pairs if (kept := keep(pair)) is not None]
             return
-        if (why := disabled()) is not None:  # by a transform that failed in the middle: what is ours is still there
+        if (why := disabled()) is not None:  # by a transform that failed midway: Kedge's pairs are still on the stack
             enable()
         try:
             self._restack(keep)
@@ -257,7 +264,7 @@ class HookPairStack(threading.local):
                 self._push(kept)
 
     def lift(self) -> list[Pair | Hooks]:
-        """Take all pairs of ours off for a while; returns what `lower` needs to put them back."""
+        """Remove all Kedge pairs until `lower`; returns the stack that `lower` needs."""
         self.mend()
         known = {id(pair.hooks[0]): pair for pair in self.pairs}
         stack = [known.get(id(hooks[0]), hooks) for hooks in drain()]
@@ -268,7 +275,7 @@ class HookPairStack(threading.local):
         return stack
 
     def lower(self, stack: list[Pair | Hooks]) -> None:
-        """Put back what `lift` took off, but for what has ended since."""
+        """Push the pairs again that `lift` removed, except those that have ended since."""
         drain()
         self.lifted = False
         now = {(id(pair.owner), id(pair.on)): pair for pair in self.pairs}
@@ -280,7 +287,7 @@ class HookPairStack(threading.local):
 
 
 def drain() -> list[Hooks]:
-    """Empty this thread's stack of pairs; returns them, the outermost first."""
+    """Empty this thread's stack of pairs; returns the pairs, the outermost first."""
     stack: list[Hooks] = []
     while (top := top_hooks(True)) is not None:
         stack.append(top)

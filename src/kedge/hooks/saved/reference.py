@@ -1,9 +1,9 @@
-"""A saved tensor that stays where it is, by reference, with the check that autograd makes without hooks.
+"""A saved tensor kept by reference, with the version check that autograd makes without hooks.
 
 # Note [By reference]
-Where saved-tensor hooks are in force, PyTorch no longer looks whether a saved tensor was changed in
-place before backward needs it. So its version is remembered and compared here, and the error is
-autograd's own. What is held is an alias: the tensor itself leads to the graph that holds it.
+While saved-tensor hooks are in force, PyTorch does not check whether a saved tensor was changed in
+place before backward needs it. So Kedge stores its version and compares it, and raises autograd's own
+error. It holds an alias, because the tensor itself leads to the graph that holds it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _FURTHER = (
 
 
 class UnpackListener(Protocol):
-    """Who wants to know of a tensor that it left where it is; it lives as long as that is held."""
+    """Notified when autograd reads a tensor that was kept by reference; lives as long as that reference."""
 
     def unpacked(self) -> None:
-        """Hear that autograd asks for it."""
+        """Called when autograd reads the tensor."""
 
 
 class KeptByReference:
@@ -42,9 +42,9 @@ class KeptByReference:
 
     Attributes:
         tensor: An alias of it.
-        origin: The tensor itself, weakly: what changed it last is named in the error.
-        version: How often its memory had been changed when it was saved; None where PyTorch does not count.
-        reader: Who is told when autograd asks for it.
+        origin: A weak reference to the tensor itself: the error names the operation that changed it last.
+        version: The version of its memory when it was saved; None where PyTorch does not count versions.
+        reader: Notified when autograd reads the tensor; None without one.
     """
 
     __slots__ = ("__weakref__", "origin", "reader", "tensor", "version")
@@ -57,7 +57,7 @@ class KeptByReference:
             self.version = None
 
     def unpack(self) -> Tensor:
-        """Return the tensor to autograd; see `read`."""
+        """Notify the reader, and return the tensor; see `read`."""
         if self.reader is not None:
             self.reader.unpacked()
         return self.read()
@@ -66,7 +66,7 @@ class KeptByReference:
         """Return the tensor.
 
         Raises:
-            RuntimeError: As autograd does, if its memory was changed since it was saved.
+            RuntimeError: Autograd's error, if the tensor's memory was changed since it was saved.
         """
         if self.version is not None and changes(self.tensor) != self.version:
             self._refuse()
@@ -74,7 +74,7 @@ class KeptByReference:
 
     def _refuse(self) -> NoReturn:
         value, found, expected = self.tensor, changes(self.tensor), self.version
-        self.version = None  # so that the node can be asked for it
+        self.version = None  # so that the node can read the tensor
         try:
             behind = _behind(self)
         finally:
@@ -88,17 +88,17 @@ class KeptByReference:
 
 
 def _behind(kept: KeptByReference) -> tuple[str, int] | None:
-    """Name the operation that a tensor comes from, and which of its outputs it is."""
+    """Return the name of the operation that made a tensor, and the number of its output; None if unknown."""
     tensor, now = _saved(kept), kept.origin()
     if now is not None and (tensor is None or tensor.grad_fn is not current_node()):
-        tensor = now  # not an output of the node that is run: what changed it last is what it comes from
+        tensor = now  # not an output of the running node: its `grad_fn` is the operation that changed it last
     if tensor is None or tensor.grad_fn is None:
         return None
     return name_in_messages(tensor.grad_fn), tensor.output_nr
 
 
 def _saved(kept: KeptByReference) -> Tensor | None:
-    """Find it, with its graph, in the node that is being run."""
+    """Return the kept tensor, with its graph, from the running node; None if it is not there."""
     node = current_node()
     for name in fields(type(node)) if isinstance(node, Node) else ():
         held = raw(node, name)
@@ -114,11 +114,11 @@ def _saved(kept: KeptByReference) -> Tensor | None:
 def _unpacked(saved: Any) -> Tensor | None:
     try:
         found: Tensor = saved.unpack()
-    except RuntimeError:  # an output that was changed in place cannot be had without its node
+    except RuntimeError:  # an output that was changed in place cannot be unpacked without its node
         return None
     return found
 
 
 def holds(packed: Any, kept: KeptByReference) -> bool:
-    """Whether what stands in a saved tensor's place is this, or holds this."""
+    """Whether a packed object is a given `KeptByReference`, or holds it."""
     return packed is kept or getattr(packed, "packed", None) is kept

@@ -1,12 +1,12 @@
-"""What was one tensor in a checkpoint's forward is one in its recompute.
+"""Tensors that a checkpoint receives in several places, which stay one tensor in its recompute.
 
 # Note [One tensor in several places]
-Attention computes otherwise if its query is its key, so what was one tensor in the forward has to be one in the
-recompute. A tensor argument is saved once for each place that it has, and comes back from saved-tensor hooks as another
-each time, without the attributes that the program has given it. So which of them are one is noted while the forward runs,
-and the recompute is given the first of them for all, with its attributes; or the tensor itself, if it is still there as
-it was. In containers, what was taken once stands in all
-its places. A reentrant checkpoint detaches each of its arguments by itself, so that there they are others in any case.
+Attention takes another path if its query is its key, so one tensor in the forward must be one in the
+recompute. A checkpoint saves a tensor argument once for each of its places, and saved-tensor hooks return a different
+tensor for each, without the attributes that the program has set. So Kedge records during the forward which arguments are
+the same, and the recompute receives the first of them in all places, with its attributes; or the tensor itself, if it
+still exists unchanged. In containers, a taken tensor has one placeholder in all its places. A reentrant checkpoint
+detaches each of its arguments separately, so there they differ in any case.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch.utils.weak import TensorWeakRef
 from kedge.torch_internals.tensors import version_of
 
 _CALLS = ("checkpoint", "_checkpoint_impl")
-"""What PyTorch calls the function that runs a checkpoint's forward: until 2.13, and since."""
+"""PyTorch's names for the function that runs a checkpoint's forward: until 2.13, and since."""
 _met: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class SharedInput:
-    """A tensor that may be there later on."""
+    """A weak reference to a tensor, with its version."""
 
     __slots__ = ("_there", "_version")
 
@@ -38,18 +38,18 @@ class SharedInput:
         self._there, self._version = TensorWeakRef(value), version_of(value)
 
     def __call__(self) -> Tensor | None:
-        """Return it if it is there."""
+        """Return the tensor; None if it no longer exists."""
         found: Tensor | None = self._there()
         return found
 
     def unchanged(self) -> Tensor | None:
-        """Return it if it is there and nothing was written to it."""
+        """Return the tensor; None if it no longer exists or was written to."""
         found = self()
         return found if found is not None and self._version == version_of(found) >= 0 else None
 
 
 def arguments_of(owner: Any) -> Sequence[Any]:
-    """Return what a non-reentrant checkpoint was given whose forward is under way on this thread; nothing for another kind."""
+    """Return the arguments of a non-reentrant checkpoint whose forward is active on this thread; empty for any other."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name in _CALLS and frame.f_code.co_filename == checkpoint.__file__:
@@ -61,7 +61,7 @@ def arguments_of(owner: Any) -> Sequence[Any]:
 
 
 def give_one(owner: Any) -> None:
-    """Have a recompute be given one tensor where the forward was; see Note [One tensor in several places]."""
+    """Wrap a recompute so that it receives one tensor where the forward did; see Note [One tensor in several places]."""
     if owner in _met:
         return
     _met.add(owner)

@@ -1,11 +1,11 @@
-"""Stepping aside for the transforms of `torch.func`, which refuse to run under saved-tensor hooks.
+"""Removal of Kedge's hook pairs during transforms of `torch.func`, which refuse to run under saved-tensor hooks.
 
 # Note [Stepping aside]
 ``torch.func.grad``, ``vjp``, ``jacrev`` and ``hessian`` begin with a check that no pair is in force on their
-thread, and then forbid any for as long as they run. There is no way to be told beforehand but in the
-function by which they do it, `torch.autograd.graph.disable_saved_tensors_hooks`. So while a keeper is in
-force that function, which stays the same object, has one of ours inside: it lifts our pairs, does what it did, and puts
-them back. A pair of the program's own still makes it refuse.
+thread, and then forbid any while they run. The only place to intercept this is the function that they call for it,
+`torch.autograd.graph.disable_saved_tensors_hooks`. So while a keeper is in force, Kedge replaces the code inside
+that function, which stays the same object: it lifts the Kedge pairs, runs the original code, and puts the pairs
+back. With a pair of the program's own it still refuses.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _original: Callable[[str], Iterator[None]] | None = getattr(graph.disable_saved_
 
 
 def _cell() -> Any:
-    """The place in which `contextlib.contextmanager` has the function; None where PyTorch has made it otherwise."""
+    """Return the closure cell in which `contextlib.contextmanager` holds the function; None if PyTorch differs there."""
     cells = getattr(graph.disable_saved_tensors_hooks, "__closure__", None) or ()
     return next((cell for cell in cells if cell.cell_contents in (_original, _lifting)), None)
 
 
 def _lifting(error_message: str) -> Iterator[None]:
-    assert _original is not None  # noqa: S101 - it would not have been put in its place
+    assert _original is not None  # noqa: S101 - without an original, this is never installed
     if not lane.pairs or disabled() is not None:
         yield from _original(error_message)
         return
@@ -45,7 +45,7 @@ def _lifting(error_message: str) -> Iterator[None]:
 
 
 def begin() -> None:
-    """Be asked from now on; see Note [Stepping aside]."""
+    """Replace the code of `disable_saved_tensors_hooks` until `end`; see Note [Stepping aside]."""
     global _users  # noqa: PLW0603 - PyTorch has one such function
     with _lock:
         _users += 1
@@ -54,7 +54,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Be asked no longer; the last one leaves everything as it was."""
+    """End one `begin`; the last one restores the original code."""
     global _users  # noqa: PLW0603
     with _lock:
         _users -= 1

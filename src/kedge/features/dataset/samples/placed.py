@@ -134,7 +134,7 @@ class Numbered(IterableDataset[Sample]):
 
 
 class SafeCollate:
-    """The loader's collate function, except that a sample of another shape or type than the rest counts as bad."""
+    """The loader's collate function; if it fails, samples with another structure than most count as bad."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
@@ -144,7 +144,9 @@ class SafeCollate:
         places, contents, failed = samples if isinstance(samples, FetchedSamples) else _sorted_out(samples)
         while contents:
             try:
-                return LoadedBatch(places, self.collate(list(contents)), failed)  # a copy, because collate may change its list
+                return LoadedBatch(
+                    places, self.collate(list(contents)), failed
+                )  # a copy, because collate may change its list
             except Exception as error:
                 odd = unlike(contents)
                 if not odd:

@@ -1,4 +1,4 @@
-"""Values out of the middle of a model: `extract`."""
+"""Values from inside a model: `extract`."""
 
 from __future__ import annotations
 

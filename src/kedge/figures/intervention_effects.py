@@ -63,7 +63,7 @@ def effects(
         The figure.
 
     Raises:
-        CannotDraw: If the numbers of names and values differ, or `values` is no table.
+        CannotDraw: If the numbers of names and values differ, or `values` is not a table.
     """
     if isinstance(values, Patched):
         rows, values = list(dict.fromkeys(row.site for row in values.rows)), values.effects

@@ -210,7 +210,7 @@ class ForwardCapture:
 
     def replica(self, thread: threading.Thread) -> Replica:
         """Return the object that takes the values of a thread started by this forward."""
-        for known in threading.enumerate():  # in the order in which they were started
+        for known in threading.enumerate():  # in the order of their start
             if known not in self.others:
                 self.replicas.setdefault(known, {})
         return Replica(self, self.replicas[thread])

@@ -93,7 +93,7 @@ def bare(axes: Axes, title: str = "") -> None:
 
 
 def colours(figure: Figure, image: Any, beside: Any, label: str) -> None:
-    """Draw the scale of an image's colours."""
+    """Draw the scale of an image's colours beside axes."""
     bar = figure.colorbar(image, ax=beside, shrink=0.8, pad=0.02)
     bar.set_label(plain(label), fontsize=TEXT)
     bar.ax.tick_params(labelsize=TEXT - 1)

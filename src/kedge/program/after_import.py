@@ -42,7 +42,9 @@ class AfterImport(MetaPathFinder):
         """
         if fullname != self.name:
             return None
-        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # another finder there may wait for the same module
+        behind = sys.meta_path[
+            sys.meta_path.index(self) + 1 :
+        ]  # these may include another finder that waits for the module
         others = (finder.find_spec(fullname, path, target) for finder in behind)
         spec = next((spec for spec in others if spec is not None), None)
         if spec is not None and spec.loader is not None:

@@ -65,7 +65,7 @@ class Program:
             self._read = read_script(self.target)
 
     def run(self) -> Ending:
-        """Run the program and print an uncaught exception as Python does.
+        """Run the program, print an uncaught exception as Python does, and return how the program ended.
 
         This process becomes the program: ``sys.argv``, ``sys.path`` and ``__main__`` remain
         changed, because threads, ``atexit`` handlers and pickles outlive the last line.
@@ -83,7 +83,7 @@ class Program:
             return end_with(_from_program(raised))
         try:
             exec(target.code, vars(_become_main(target)))  # noqa: S102 - running the program is the job
-        except BaseException as raised:  # noqa: BLE001 - any exception that ends the program is printed, and ends this process
+        except BaseException as raised:  # noqa: BLE001 - print any exception that ends the program, then end this process
             error = _from_program(raised)
         return end_with(error)
 

@@ -34,7 +34,7 @@ class ProgramCode:
 
 
 def script_folder(path: str) -> str:
-    """Return the first folder on ``sys.path`` for a script; links are followed."""
+    """Return the first folder on ``sys.path`` for a script, with links resolved."""
     return os.path.dirname(os.path.realpath(path))
 
 

@@ -39,7 +39,7 @@ class DatasetOptions:
         shard_seconds: The age at which a shard is written, so that a kill loses no more than that.
         progress: Whether to show progress; None: if stderr is a terminal.
         split: Whether the ranks of a distributed run share out the loader's samples; False if each rank's loader already
-            yields a part of its own. A loader with a `DistributedSampler` is recognized.
+            yields a part of its own. A loader with a `DistributedSampler` is recognised.
         rank: The rank of this process; None: from torchrun or `torch.distributed`.
         cluster: The workers for a `ray.data.Dataset`, and their resources.
     """

@@ -1,4 +1,4 @@
-"""How files reach the disk: whole, and with an error that says what to do."""
+"""Writing of complete files, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _ADVICE = {
 
 @contextmanager
 def told(what: str) -> Iterator[None]:
-    """Turn what the operating system refuses into a RecordingError that says what to do."""
+    """Context that turns errors of the operating system into a RecordingError that says what to do."""
     try:
         yield
-    except RecordingError:  # one of them is an OSError too, and has been told
+    except RecordingError:  # a subclass is an OSError too, and already has its message
         raise
     except OSError as error:
         cause = error.strerror or str(error)
@@ -37,9 +37,10 @@ def told(what: str) -> Iterator[None]:
 
 
 def write_all(file: io.FileIO, content: bytes | memoryview) -> None:
-    """Write to an unbuffered file, which may take a part at a time.
+    """Write all of the content to an unbuffered file, which may accept only a part at a time.
 
-    A file that somebody has removed would take everything in and keep nothing, so that is an error.
+    Raises:
+        OSError: The file has been removed; it would accept the content and lose it. Or the write fails.
     """
     rest = memoryview(content)
     while rest:
@@ -49,7 +50,11 @@ def write_all(file: io.FileIO, content: bytes | memoryview) -> None:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old one or the new one, never a part."""
+    """Write a small file so that readers see the old contents or the new ones, never a part.
+
+    Raises:
+        RecordingError: The file cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with told(f"write {path}"):
         temporary.write_text(text, encoding="utf-8")

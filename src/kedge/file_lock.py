@@ -1,4 +1,4 @@
-"""Locks on files, which the operating system lets go of when the process is gone."""
+"""File locks, which the operating system releases when the process ends."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.
 
 
 def claim(file: FileIO, *, alone: bool) -> Answer:
-    """Lock a file, waiting for who is alone with it, who is so for a moment; but who wants to be alone does not wait.
+    """Lock a file, exclusively without waiting, or shared after waiting for the brief lock of an exclusive holder.
 
     Args:
-        file: The file; the lock ends with it.
-        alone: Let nobody else have a lock on it.
+        file: The file; closing it releases the lock.
+        alone: Whether the lock is exclusive.
 
     Returns:
-        Whether it is "held", or "refused" as somebody else has it; "unknown" where there are no locks.
+        "held"; "refused" if another process has a lock that excludes this one; "unknown" without support for locks.
     """
     if sys.platform == "win32":
         return "unknown"
@@ -42,13 +42,13 @@ def claim(file: FileIO, *, alone: bool) -> Answer:
 
 
 def leave_to_parent(file: FileIO) -> None:
-    """Close a file in every child that is forked from now on: the lock belongs to this process."""
+    """Close a file in every child forked from now on, because the lock belongs to this process."""
     mine = weakref.ref(file)
     os.register_at_fork(after_in_child=lambda: _let_go(mine()))
 
 
 def _let_go(file: FileIO | None) -> None:
-    """In a forked child: the lock is the parent's."""
+    """Called in a forked child: close the file, because the lock is the parent's."""
     if file is not None:
-        with suppress(OSError):  # the child may have closed all that it inherited
+        with suppress(OSError):  # the child may have closed all inherited files
             file.close()

@@ -1,1 +1,1 @@
-"""Values out of the middle of a model: of one call, of a whole data set, and summed up."""
+"""Values from inside a model: of one call, of a whole data set, and summarized."""

@@ -1,14 +1,14 @@
-"""One forward whose values are taken: what is kept of each, when it is copied, and where the forward may end.
+"""The values taken from one forward: how each is kept, when it is copied, and where the forward may end.
 
 # Note [Values that are overwritten]
-The forward may go on to work in place on a value that was taken. So the first forward of a signature copies
-each, and compares their versions when it is over: what has changed is what later forwards copy at once. The
-others are kept as they are, their versions are compared each time, and one that changed after all is an error.
+A forward may change a captured value in place afterwards. So the first forward of a signature copies every value and
+compares the tensors' versions at its end; later forwards copy the changed ones at once. They keep the others by
+reference, compare versions each time, and raise an error if one of these changed after all.
 
 # Note [The end of a forward]
-Where a forward may end is learned, too: the first one of a signature runs to its end. Later ones end as soon as
-all is there that was there in the first, in whichever order it comes. They cannot end so where a module that
-was asked for without a call's number ran several times, for it might run once more.
+The first forward of a signature runs to its end. Later ones end as soon as they have every value that the first one had,
+in any order. They run to their end if a module selected without a call number ran several times, because it might run
+once more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = ("out", "in", "param")
 
 
 class ValueKey:
-    """Which value: under which selector, at which site, in which call of the module. There is one object of each."""
+    """The identity of a value: its selector, its site, and the call of the module. Each key is a single object."""
 
     __slots__ = ("call", "number", "site")
 
@@ -41,10 +41,10 @@ class ValueKey:
 
 
 class ValueKeys(dict[tuple[int, Site, int], ValueKey]):
-    """The keys of all values that there have been."""
+    """The keys of all values captured so far."""
 
     def __missing__(self, which: tuple[int, Site, int]) -> ValueKey:
-        """Make one."""
+        """Return a new key, stored for later calls."""
         return self.setdefault(which, ValueKey(*which))
 
 
@@ -54,12 +54,12 @@ class Wanted:
 
     Attributes:
         texts: The selectors.
-        transforms: What each one's values go through before they are kept.
+        transforms: The transform of each selector's values; None if there is none.
         rename: New names.
-        early_stop: Whether a forward ends when all is there.
-        no_grad: Whether it runs without grad.
-        device: Where values are kept; None for where they are.
-        dtype: As what floating-point values are kept; None for what they are.
+        early_stop: Whether a forward may end once it has all values.
+        no_grad: Whether the forward runs without grad.
+        device: The device on which values are kept; None for their own.
+        dtype: The dtype in which floating-point and complex values are kept; None for their own.
     """
 
     texts: tuple[str, ...]
@@ -72,11 +72,11 @@ class Wanted:
 
     @property
     def plain(self) -> bool:
-        """Whether values are kept as they come."""
+        """Whether values are kept unchanged."""
         return self.device is None and self.dtype is None and not any(self.transforms)
 
     def make(self, number: int, value: Tensor) -> Any:
-        """Make of a value what is kept of it."""
+        """Return the transformed and moved value to keep."""
         transform = self.transforms[number]
         made = value if transform is None else transform(value)
         if self.device is None and self.dtype is None:
@@ -89,11 +89,11 @@ class Wanted:
 
 
 class CapturedValue(KeptTensor):
-    """A tensor that was taken.
+    """A captured tensor.
 
     Attributes:
-        copy: A copy from when it was taken, if it may turn out to be needed.
-        graph: Whether it had a graph then.
+        copy: A copy made at capture; None if none is needed.
+        graph: Whether the tensor had a graph at capture.
     """
 
     __slots__ = ("copy", "graph")
@@ -105,25 +105,25 @@ class CapturedValue(KeptTensor):
 
     @property
     def lost(self) -> bool:
-        """Whether the program has worked in place on it, and there is no copy."""
+        """Whether the program has changed the tensor in place and there is no copy."""
         return self.copy is None and self.overwritten
 
     @property
     def as_taken(self) -> Tensor:
-        """The tensor, or its copy if the program has worked in place on it."""
+        """The tensor, or its copy if the program has changed the tensor in place."""
         return self.value if self.copy is None or not self.overwritten else self.copy
 
     @property
     def joined_graph(self) -> bool:
-        """Whether it has got its graph only since, as what a reentrant checkpoint returns gets it behind its last module."""
+        """Whether the tensor got its graph after capture, as outputs of a reentrant checkpoint do after its last module."""
         return self.value.requires_grad and not self.graph
 
     def lies_in(self, memory: Collection[int | None]) -> bool:
-        """Whether it is kept in this memory."""
+        """Whether the tensor's memory is among these addresses."""
         return memory_of(self.value) in memory
 
     def settle(self) -> None:
-        """Put the copy in its place, if there is one."""
+        """Replace the tensor by its copy, if there is one."""
         if self.copy is not None:
             self._replace(self.copy)
             self.copy = None
@@ -142,11 +142,11 @@ class TransformedValue:
         self.as_taken = value
 
     def lies_in(self, memory: Collection[int | None]) -> bool:
-        """Whether it is kept in the program's own memory."""
+        """Return False: the memory is not the program's."""
         return False
 
     def settle(self) -> None:
-        """Do nothing."""
+        """No-op: there is no copy."""
 
 
 Taken: TypeAlias = CapturedValue | TransformedValue
@@ -154,12 +154,12 @@ Taken: TypeAlias = CapturedValue | TransformedValue
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """What is known of forwards of one signature since the first.
+    """The facts about forwards of one signature that the first one taught.
 
     Attributes:
         names: Each value's name, in the order of the result.
         copied: The values to copy at once.
-        stops: Whether the forward may end when all of them are there.
+        stops: Whether a forward may end once it has all values.
     """
 
     names: Mapping[ValueKey, str]
@@ -171,8 +171,8 @@ class ForwardCapture:
     """One active forward, and the values taken from it.
 
     Attributes:
-        over: Whether nothing more is taken.
-        others: The threads that were there before: what runs in them is not of this forward.
+        over: Whether the capture has ended.
+        others: The threads that ran before this forward began, and so do not belong to it.
     """
 
     def __init__(self, wanted: Wanted, plan: CapturePlan | None) -> None:
@@ -183,10 +183,10 @@ class ForwardCapture:
         self.others = frozenset(threading.enumerate())
 
     def take(self, key: ValueKey, value: Tensor, event: Event) -> None:
-        """Take a value.
+        """Store a value.
 
         Raises:
-            StopForward: If it was the last one wanted.
+            StopForward: If it is the last one wanted and the plan allows an early end.
         """
         self.values[key] = self.keep(key, value)
         if len(self.values) == self.count and self.plan is not None and self.values.keys() == self.plan.names.keys():
@@ -194,11 +194,11 @@ class ForwardCapture:
             raise StopForward("every value that was asked for is there")
 
     def copies(self, key: ValueKey) -> bool:
-        """Whether a value is copied at once."""
+        """Whether the plan says to copy a value at once."""
         return self.plan is not None and key in self.plan.copied
 
     def keep(self, key: ValueKey, value: Tensor) -> Taken:
-        """Keep a value as the plan says; see Note [Values that are overwritten]."""
+        """Return a value, kept as the plan says; see Note [Values that are overwritten]."""
         made = value if self.plain else self.wanted.make(key.number, value)
         if not isinstance(made, Tensor):
             return TransformedValue(leaves.put(made, {name: _apart(leaf, value) for name, leaf in leaves.find(made)}))
@@ -209,14 +209,14 @@ class ForwardCapture:
         return CapturedValue(made, copied=self.copies(key), unknown=self.plan is None)
 
     def replica(self, thread: threading.Thread) -> Replica:
-        """Return what takes the values of a thread that this forward has started."""
-        for known in threading.enumerate():  # in the order in which they were started
+        """Return the object that takes the values of a thread started by this forward."""
+        for known in threading.enumerate():  # in the order of their start
             if known not in self.others:
                 self.replicas.setdefault(known, {})
         return Replica(self, self.replicas[thread])
 
     def joined(self) -> dict[ValueKey, Taken]:
-        """The values of all threads, those of replicas along their first dimension."""
+        """Return the values of all threads, with those of replicas joined along their first dimension."""
         parts: dict[ValueKey, list[Taken]] = {key: [took] for key, took in self.values.items()}
         for values in self.replicas.values():
             for key, took in values.items():
@@ -225,23 +225,23 @@ class ForwardCapture:
 
 
 class Replica:
-    """Takes the values of one thread for a forward of another."""
+    """The capture in one thread on behalf of a forward in another."""
 
     def __init__(self, call: ForwardCapture, values: dict[ValueKey, Taken]) -> None:
         self.call, self.values = call, values
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is taken."""
+        """Whether the capture has ended."""
         return self.call.over
 
     def take(self, key: ValueKey, value: Tensor, event: Event) -> None:
-        """Take a value."""
+        """Store a value."""
         self.values[key] = self.call.keep(key, value)
 
 
 class Nowhere:
-    """Takes nothing: what runs inside a transform is not of the forward."""
+    """The state inside a transform: nothing is captured, because its operations are not part of the forward."""
 
     over = True
 
@@ -251,10 +251,10 @@ def _shares(a: Tensor, b: Tensor) -> bool:
 
 
 def memory_of(value: Tensor) -> int | None:
-    """Return the address of a tensor's memory; None for a tensor without memory of the usual kind."""
+    """Return the address of a tensor's storage; None for a tensor without an accessible one."""
     try:
         return value.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # sparse, or of another's making
+    except (NotImplementedError, RuntimeError):  # sparse, or a third-party tensor type
         return None
 
 
@@ -263,7 +263,7 @@ def _apart(value: Tensor, source: Tensor) -> Tensor:
 
 
 def _join(tooks: list[Taken]) -> TransformedValue:
-    """Put the parts of one value together, on the device of the first."""
+    """Return the parts of one value joined on the device of the first."""
     values = [took.as_taken for took in tooks]
     if any(took.lost for took in tooks) or not all(isinstance(v, Tensor) for v in values):
         raise ExtractError(
@@ -275,13 +275,13 @@ def _join(tooks: list[Taken]) -> TransformedValue:
 
 
 class CaptureOnThread(threading.local):
-    """The forward that the running thread takes values of."""
+    """The forward whose values the running thread captures."""
 
     call: Any = None
 
 
 class CaptureAction:
-    """The action that hands the values of one selector to the active forward."""
+    """The action that passes the values of one selector to the active forward."""
 
     observes = True
     keeps = True
@@ -290,14 +290,14 @@ class CaptureAction:
         self.number, self.keys, self.here, self.adopt = number, keys, here, adopt
 
     def __repr__(self) -> str:
-        """As messages show it."""
+        """Return the action as messages show it."""
         return "extract(...)"
 
     def bind(self, site: Site) -> Act:
-        """Return what takes the values of one site.
+        """Return the function that takes the values of one site.
 
         Raises:
-            NoSuchKind: If a forward has no such values.
+            NoSuchKind: If values of the site's kind do not arise in a forward.
         """
         if site.kind not in KINDS:
             raise NoSuchKind(
@@ -329,10 +329,10 @@ NOWHERE = Nowhere()
 
 
 def settled(call: ForwardCapture, values: Mapping[ValueKey, Taken], names: Mapping[ValueKey, str]) -> dict[str, Any]:
-    """Return the values by name, copies in place of those that the program has overwritten.
+    """Return the values by name, with copies in place of values that the program has overwritten.
 
     Raises:
-        Overwritten: If there is no copy of one.
+        Overwritten: If the program has overwritten a value without a copy.
     """
     result = {}
     for key, name in names.items():

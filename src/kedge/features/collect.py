@@ -1,4 +1,4 @@
-"""The values of every pass of a block, for `Features.collect`."""
+"""The values of every forward pass in a block, for `Features.collect`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kedge.flow import Event
 
 
 class Collected(Mapping[str, list[Any]]):
-    """The values of every pass by name, in the order of the passes; it grows as they come."""
+    """The values of every pass by name, in the order of the passes; it grows with each pass."""
 
     def __init__(self, wanted: Wanted, why: Callable[[int], str]) -> None:
         self._wanted, self._why = wanted, why
@@ -25,10 +25,10 @@ class Collected(Mapping[str, list[Any]]):
         self._passes.setdefault(pass_, {})[key] = value
 
     def __getitem__(self, name: str) -> list[Any]:
-        """Return the values of a name, one a pass.
+        """Return the values of a name, one per pass.
 
         Raises:
-            NotRecorded: If there is none; the message says why.
+            NotRecorded: If there are none; the message says why.
         """
         names = self._names()
         found = [values[key] for key, values in self._each() if names[key] == name]
@@ -41,15 +41,15 @@ class Collected(Mapping[str, list[Any]]):
         raise NotRecorded(f'nothing was collected under "{name}": {why}')
 
     def __iter__(self) -> Iterator[str]:
-        """The names."""
+        """Iterate over the names."""
         return iter(dict.fromkeys(self._names().values()))
 
     def __len__(self) -> int:
-        """How many names."""
+        """Return the number of names."""
         return len(set(self._names().values()))
 
     def __repr__(self) -> str:
-        """The names with how many values each has."""
+        """Return the names, each with its number of values."""
         return f"Collected({', '.join(f'{name}: {len(self[name])}' for name in self)})"
 
     def _each(self) -> Iterator[tuple[ValueKey, dict[ValueKey, Any]]]:
@@ -65,20 +65,20 @@ class Collected(Mapping[str, list[Any]]):
 
 
 class Collector(ForwardCapture):
-    """Takes the values of every pass, each as a copy: the next pass may work on the same memory."""
+    """The capture of every pass; each value is a copy, because the next pass may use the same memory."""
 
     def __init__(self, wanted: Wanted, collected: Collected) -> None:
         super().__init__(wanted, CapturePlan({}, frozenset(), stops=False))
         self.collected = collected
 
     def copies(self, key: ValueKey) -> bool:
-        """Every value."""
+        """Return True: every value is copied."""
         return True
 
     def take(self, key: ValueKey, value: Tensor, event: Event) -> None:
-        """Take a value of the current pass."""
+        """Store a value of the current pass."""
         self.collected.add(event.pass_, key, self.keep(key, value).as_taken)
 
     def replica(self, thread: Any) -> Any:
-        """Refuse replicas: their passes are not those of the model."""
+        """Raise ExtractError: passes of replicas are not those of the model."""
         raise ExtractError("collect() does not join what a model's replicas make; take the features call by call")

@@ -1,4 +1,4 @@
-"""Values out of the middle of a model: `extract`."""
+"""Values from inside a model: `extract`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Features(nn.Module):
-    """A model that returns what flows at some of its sites instead of its output, as a dict by name.
+    """A model that returns the values at some of its sites instead of its output, as a dict by name.
 
-    It is called like the model and holds it, so that ``.to``, ``.train``, parameters, copies and pickles work as
-    for any module. Between calls the model is bare: nothing of Kedge's is on it.
+    It has the call interface of the model and contains it, so ``.to``, ``.train``, parameters, copies and pickles work as
+    for any module. Between calls the model has no Kedge hooks.
     """
 
     def __init__(self, model: nn.Module, wanted: Wanted) -> None:
@@ -37,62 +37,62 @@ class Features(nn.Module):
         """Call the model and return the values by name.
 
         Raises:
-            NotRecorded: If there is no value at one of the sites; the message says why.
-            Overwritten: If the forward has changed a value in place that none before it did.
+            NotRecorded: If a site has no value; the message says why.
+            Overwritten: If the forward changes a value in place that earlier forwards left unchanged.
         """
         __tracebackhide__ = True
         return self.work.run(self.model, args, kwargs)
 
     @contextmanager
     def collect(self) -> Iterator[Mapping[str, list[Any]]]:
-        """Take the values of every forward pass of the model in the block, such as those of ``model.generate``.
+        """Context that captures the values of every forward pass of the model, such as those of ``model.generate``.
 
         Every pass runs to its end, in the grad mode of the block.
 
         Returns:
-            A mapping from name to a list with one value a pass; it grows as they come.
+            A mapping from name to a list with one value per pass; it grows with each pass.
         """
         collected = Collected(self.wanted, self.work.why)
         with self.work.collecting(collected):
             yield collected
 
     def dataset(self, loader: Any, out: str | os.PathLike[str], **options: Any) -> FeatureSet:
-        """Write the features of a whole data set into a folder, going on where an earlier run stopped.
+        """Write the features of a whole data set to a folder, or continue an earlier run of the same extraction.
 
         Args:
             loader: A `torch.utils.data.DataLoader`, or any iterable of batches.
             out: The folder.
-            options: See `kedge.features.dataset.Options`.
+            options: The attributes of `kedge.features.dataset.Options`.
 
         Returns:
-            What the folder holds then; errors as `kedge.features.dataset.extract_dataset` has them.
+            The features in the folder at the end; errors as in `kedge.features.dataset.extract_dataset`.
         """
-        engine: Any = import_module("kedge.features.dataset")  # half of the time that importing all this takes
+        engine: Any = import_module("kedge.features.dataset")  # half of the import time of kedge.features
         written: FeatureSet = engine.extract_dataset(self, loader, out, engine.Options(**options))
         return written
 
     def held(self) -> AbstractContextManager[None]:
-        """Leave the hooks on the model between calls in a block that calls nothing but these features."""
+        """Return a context that keeps the hooks on the model between calls; use it only for calls of these features."""
         return self.work.held()
 
     @property
     def work(self) -> FeatureForward:
-        """What takes the values; a copy of these features makes its own."""
+        """The object that captures the values; a copy of these features creates its own."""
         if self._work is None or not (self._work.root is self.model or is_replica(self)):
             self._work = FeatureForward(self.model, self.wanted)
         return self._work
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The selectors under their new names; one that stands for several values has more names in the result."""
+        """The selectors under their new names; a selector for several values has several names in the result."""
         return tuple(self.wanted.rename.get(text, text) for text in self.wanted.texts)
 
     def extra_repr(self) -> str:
-        """The names."""
+        """Return the names, separated by commas."""
         return ", ".join(self.names)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this very model."""
+        """Return the state without the capture, which belongs to this very model."""
         return self.__dict__ | {"_work": None}
 
 
@@ -106,25 +106,26 @@ def extract(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Features:
-    """Make of a model one that returns what flows at some of its sites.
+    """Return a model that returns the values at some of this model's sites.
 
     Args:
-        model: The model; it is not changed, and between calls nothing is on it.
-        sites: Selectors, or a dict from a selector to what its values go through before they are kept; None for nothing.
+        model: The model; it remains unchanged, and between calls it has no Kedge hooks.
+        sites: Selectors, or a dict from each selector to a transform of its values; None for no transform.
         rename: New names, by selector or by the name of a value.
-        early_stop: End a forward once all is there, as learned from the first of its kind.
-        no_grad: Run without grad; False keeps each value's graph.
-        device: Where to keep the values; None for where they are.
-        dtype: As what to keep floating-point values; None for what they are.
+        early_stop: Whether to end a forward once all values are captured, as learned from the first of its kind.
+        no_grad: Whether to run without grad; False keeps each value's graph.
+        device: The device on which to keep values; None for their own.
+        dtype: The dtype in which to keep floating-point and complex values; None for their own.
 
     Returns:
-        A module that is called like the model and returns a dict. A selector that stands for one value is its
-        name; of several, each goes by its site: ``"encoder#1"``, ``"lstm:out[0]"``.
+        A module with the call interface of the model that returns a dict. A selector for one value is that value's
+        name; several values of one selector are named by their sites: ``"encoder#1"``, ``"lstm:out[0]"``.
 
     Raises:
-        NoSiteMatched: If a selector stands for nothing.
-        NoSuchKind: If it stands for something that a forward does not have.
-        ExtractError: If names cannot come out as asked.
+        NoSiteMatched: If a selector matches nothing.
+        NoSuchKind: If a selector matches a kind of value that does not arise in a forward.
+        ExtractError: If the names are impossible or not unique, no selector is given, or the model is compiled and
+            `no_grad` is False.
     """
     given = {sites: None} if isinstance(sites, str) else sites if isinstance(sites, Mapping) else list(sites)
     texts = tuple(str(text) for text in given)

@@ -1,4 +1,4 @@
-"""How features work: hooks that stand only while they are needed, and what each kind of forward has taught."""
+"""The forwards behind features: hooks registered only while needed, and a plan learned for each kind of forward."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 
 
 class FeatureForward:
-    """Takes values out of the forwards of one model.
+    """Capture of values from the forwards of one model.
 
-    Its hooks are in PyTorch's tables during a forward, and at no other time.
+    Its hooks are in PyTorch's tables only during a forward or inside `held`.
     """
 
     def __init__(self, model: nn.Module, wanted: Wanted) -> None:
@@ -67,14 +67,14 @@ class FeatureForward:
         self.session.pause()
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Call the model; see Note [The end of a forward]."""
+        """Call the model and return the values by name; see Note [The end of a forward]."""
         __tracebackhide__ = True
         kind = self._kind(args, kwargs)
         call = ForwardCapture(self.wanted, self.plans.get(kind))
         with self._standing(call), torch.no_grad() if self.wanted.no_grad else nullcontext():
             try:
                 model(*args, **kwargs)
-            except Exception:  # ours, or what a program that caught ours made of it: all that was asked for is there
+            except Exception:  # our StopForward, or the program's error about it: the capture is complete
                 if not call.over:
                     raise
         values = call.joined() if call.replicas else call.values
@@ -87,7 +87,7 @@ class FeatureForward:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Leave the hooks where they are between the calls in the block: to put them up takes as long as a small batch."""
+        """Context that keeps the hooks registered between calls, because registering them costs as much as a small batch."""
         with self._lock:
             self._holders += 1
         try:
@@ -103,12 +103,12 @@ class FeatureForward:
 
     @contextmanager
     def collecting(self, collected: Collected) -> Iterator[None]:
-        """Take the values of every pass in the block."""
+        """Context that captures the values of every forward in the block."""
         with self._standing(Collector(self.wanted, collected)):
             yield
 
     def why(self, number: int) -> str:
-        """Return why there is no value for a selector."""
+        """Return the reason why a selector has no value."""
         silent = [
             str(entry.cause.why) + "; " + entry.cause.remedy for entry in self.hooks[number].ledger() if entry.cause
         ]
@@ -120,7 +120,7 @@ class FeatureForward:
 
     @contextmanager
     def _standing(self, call: ForwardCapture) -> Iterator[None]:
-        """Keep the hooks in their tables until the last active forward ends."""
+        """Context that keeps the hooks registered until the last active forward ends."""
         outer = self.here.call
         try:
             with self._lock:
@@ -136,7 +136,7 @@ class FeatureForward:
                 self._rest()
 
     def _adopt(self) -> Any:
-        """Return the forward that started this thread: an active one that began before the thread did."""
+        """Return the capture for this thread: of the active forward that began before the thread; None if there is none."""
         if self.here.call is NOWHERE:
             return NOWHERE
         thread = threading.current_thread()
@@ -151,13 +151,13 @@ class FeatureForward:
         return self.here.call
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """Return what two forwards must have in common to share a plan."""
+        """Return the signature that two forwards must share to use one plan."""
         modes = bytes([module.training for module in self.modules])
         named = tuple((name, _shape(value)) for name, value in kwargs.items())
         return tuple(map(_shape, args)), named, modes, torch.is_grad_enabled()
 
     def _tell(self) -> None:
-        """Warn once, after the first whole forward, of sites of a pattern that never fired."""
+        """Warn once, after the first complete forward, about sites of a pattern that never fired."""
         if not self._told:
             self._told = True
             for hooked in self.hooks:
@@ -179,7 +179,7 @@ class FeatureForward:
             self.plans.popitem(last=False)
 
     def _unending(self, names: Mapping[ValueKey, str]) -> bool:
-        """Whether a module might run once more, or gathers its parameters until its end."""
+        """Whether an early end is unsafe: a module might run again, or is sharded and holds gathered parameters to its end."""
         numbered = {number for number, text in enumerate(self.wanted.texts) if _has_call(text)}
         again = any(key.call and key.number not in numbered for key in names)
         return again or any(map(_is_sharded, self.modules))
@@ -202,7 +202,7 @@ def _own(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _shape(value: Any) -> Hashable:
-    """Return what a forward may depend on of an argument, without its numbers."""
+    """Return the part of an argument that a plan may depend on: shapes and types, without the tensors' numbers."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype
     if isinstance(value, (tuple, list)):

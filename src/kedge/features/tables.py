@@ -1,4 +1,4 @@
-"""Features as a table of one row a sample, ready for a linear probe."""
+"""Features as a table with one row per sample, ready for a linear probe."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class FeatureTable(NamedTuple):
     Attributes:
         X: The features, ``[samples, columns]``.
         y: The labels, one for each row; None if there are none.
-        keys: What each sample is called.
-        columns: What each column is: the site with the channel, as "layer4[17]", or with each index of an element.
+        keys: The key of each row's sample.
+        columns: The name of each column: the site with the channel, as "layer4[17]", or with each index of an element.
     """
 
     X: Array
@@ -41,7 +41,7 @@ class FeatureTable(NamedTuple):
 
 
 def second_entry(batch: Any) -> Any:
-    """Return the labels of a batch ``(x, y)``; None of any other."""
+    """Return the second entry of a batch ``(x, y)``, its labels; None for any other batch."""
     return batch[1] if isinstance(batch, (tuple, list)) and len(batch) > 1 else None
 
 
@@ -55,15 +55,15 @@ def feature_table(
     channel: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> FeatureTable:
-    """Compute the features of every sample that a loader gives, as a table in memory.
+    """Return the features of every sample of a loader, computed into a table in memory.
 
     Args:
-        features: What is called like a model and gives features by name, such as `kedge.extract` makes.
-        loader: A `DataLoader`, whose own order is kept, or any iterable of batches.
-        labels: Gives the labels of a batch of the loader, one for each sample, or None.
-        batch: Makes the model's arguments from a batch; by default the first entry of ``(x, y)`` is its argument, and a
-            dict holds keyword arguments.
-        positions: What becomes of features with several positions: "mean", "max", or "elements", where each is a column.
+        features: A callable with the interface of a model that returns features by name, such as from `kedge.extract`.
+        loader: A `DataLoader`, in its own order, or any iterable of batches.
+        labels: A function from a batch of the loader to its labels, one for each sample, or to None.
+        batch: A function from a batch to the model's arguments; by default the first entry of ``(x, y)`` is the argument,
+            and a dict holds keyword arguments.
+        positions: The treatment of features with several positions: "mean", "max", or "elements", a column for each.
         channel: The dimension of the channels: 1 for images, -1 for tokens.
         dtype: The type of the table, a floating-point one.
 
@@ -94,10 +94,10 @@ def stored_table(
     channel: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> FeatureTable:
-    """Read the features of a data set from a folder, as a table in memory; samples are in the data set's order.
+    """Return the features in a folder as a table in memory; samples are in the data set's order.
 
     Args:
-        stored: What `open_features` gives, or the folder.
+        stored: The result of `open_features`, or the folder.
         labels: The label of each key, as a dict or a function; None for a table without labels.
         positions: As for `feature_table`.
         channel: As for `feature_table`.
@@ -117,7 +117,7 @@ def stored_table(
 
 
 def _parts(column: FeatureColumn) -> Iterator[Tensor]:
-    """Read a column some rows at a time; one by one where their shapes differ."""
+    """Yield blocks of a column's rows; single rows if their shapes differ."""
     if len(column.shapes) > 1:
         yield from (value[None] for value in column)
     else:
@@ -136,7 +136,7 @@ def _labels(labels: Mapping[str, Any] | Callable[[str], Any], keys: Sequence[str
 
 
 class _Columns:
-    """Gathers features site by site, as rows of a table."""
+    """The features collected for each site, as rows of a table."""
 
     def __init__(self, layout: ChannelLayout, dtype: torch.dtype) -> None:
         self.layout, self.dtype = layout, dtype
@@ -156,7 +156,7 @@ class _Columns:
             self.blocks.setdefault(site, []).append(rows.cpu().numpy())
 
     def table(self, y: Array | None, keys: list[str]) -> FeatureTable:
-        """Put the sites side by side."""
+        """Return the table with the sites side by side."""
         if not self.blocks:
             raise TableError("a table needs one sample at least, and there is none")
         sides = [np.concatenate(self.blocks.pop(site)) for site in list(self.blocks)]
@@ -190,7 +190,7 @@ def _names(site: str, shape: Sequence[int], width: int) -> Iterator[str]:
 
 
 def _marks(given: Any, size: int) -> list[Array]:
-    """Return the labels of a batch as a list of one array, or of none."""
+    """Return the labels of a batch as a list of one array; an empty list without labels."""
     if given is None:
         return []
     marks = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)

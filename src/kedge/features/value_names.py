@@ -14,20 +14,20 @@ _SHOWN = 8
 
 
 def short(site: Site) -> str:
-    """A site's name as it is read: the plain output of a module goes by its path."""
+    """Return a site's name; that of a module's plain output is the module's path."""
     return str(site).removesuffix(":out") or str(site)
 
 
 def name_all(texts: tuple[str, ...], keys: Iterable[ValueKey], why: Callable[[int], str]) -> dict[ValueKey, str]:
-    """Name values: by the selector where it stands for one, else by site and call.
+    """Return the names of values: the selector if it has a single value, else site and call.
 
     Args:
         texts: The selectors.
-        keys: The values, in the order in which they came.
-        why: Says of a selector, by its number, why there is nothing.
+        keys: The values, in the order of capture.
+        why: A function from a selector's number to the reason why it has no value.
 
     Raises:
-        NotRecorded: If there is nothing under one of the selectors.
+        NotRecorded: If a selector has no value.
     """
     by_text: dict[int, list[ValueKey]] = {number: [] for number in range(len(texts))}
     for key in keys:
@@ -41,16 +41,16 @@ def name_all(texts: tuple[str, ...], keys: Iterable[ValueKey], why: Callable[[in
 
 
 def named_apart(keys: list[ValueKey]) -> dict[ValueKey, str]:
-    """Name several values of one selector, each call by its number where a module ran several times."""
+    """Return the names of several values of one selector, with call numbers if a module ran several times."""
     calls = Counter(key.site for key in keys)
     return {key: short(key.site.at(call=key.call) if calls[key.site] > 1 else key.site) for key in keys}
 
 
 def renamed(named: Mapping[ValueKey, str], rename: Mapping[str, str]) -> dict[ValueKey, str]:
-    """Return the new names.
+    """Return the names after renaming.
 
     Raises:
-        ExtractError: If a name to change is none, or two values end up under one name.
+        ExtractError: If a name to change does not exist, or two values would get the same name.
     """
     unknown = [name for name in rename if name not in named.values()]
     if unknown:
@@ -62,10 +62,10 @@ def renamed(named: Mapping[ValueKey, str], rename: Mapping[str, str]) -> dict[Va
 
 
 def check(texts: tuple[str, ...], rename: Mapping[str, str], sites: list[list[Site]]) -> None:
-    """Refuse, before there is any value, names that cannot come out right.
+    """Check names before the first forward, as far as possible.
 
     Raises:
-        ExtractError: If a selector is given twice, a name to change cannot be, or two values get one name.
+        ExtractError: If a selector occurs twice, a name to change is impossible, or two values would get the same name.
     """
     _refuse_doubles(texts, "a selector is given twice")
     _refuse_doubles(rename.values())
@@ -81,7 +81,7 @@ def check(texts: tuple[str, ...], rename: Mapping[str, str], sites: list[list[Si
 
 
 def may_be(name: str, paths: Collection[str]) -> bool:
-    """Whether a value of a module at one of these paths can go by a name."""
+    """Whether a value of a module at one of these paths can have a name."""
     try:
         return single(name).literal in paths
     except SelectorError:

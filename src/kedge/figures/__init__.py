@@ -1,9 +1,9 @@
-"""Pictures of what hooks see: each takes tensors and returns a figure of matplotlib (the extra ``plot``).
+"""Pictures of values from hooks: each function takes tensors and returns a matplotlib figure (the extra ``plot``).
 
-Nothing is shown, saved or kept by them, and matplotlib's settings are left alone: what is done with a figure is up to
-whoever gets it, such as ``figure.savefig("layers.png")``. A notebook shows it.
+The functions do not show, save or keep figures, and do not change matplotlib's settings. The caller decides what to do
+with a figure, for example ``figure.savefig("layers.png")``; a notebook shows it.
 
-Names are loaded when they are first used, so that the drawn graph, which is in this folder too, needs no matplotlib.
+Names load on first use, so that the graph drawing in this folder works without matplotlib.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What all pictures share: the figure, its type, and colours that everybody can tell apart."""
+"""The parts that all pictures share: the figure, text sizes, and colours for all kinds of colour vision."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ __all__ = [
 ]
 
 WIDTH = 7.2
-"""Inches; at 110 dots each as wide as a page of text."""
+"""Inches; at 110 dots per inch as wide as a page of text."""
 TEXT, TITLE = 9, 10
 TWO_SIGNS, ONE_SIGN = "RdBu_r", "viridis"
-"""Colour maps that also those read who tell few colours apart: the first for both signs, white is 0."""
+"""Colour maps for all kinds of colour vision: the first is for both signs, with white for 0."""
 CLASSES = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#5b5b5b", "#332288", "#999933"
 )  # fmt: skip
 """Colours of classes, after Okabe and Ito and after Tol; see also `MARKERS`."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
-"""One more than there are colours, so that no two of 110 classes have both in common."""
+"""One more than there are colours, so that no two of 110 classes share both."""
 ACCENT, QUIET = "#0072b2", "#57606a"
 NOTHING = "#d0d7de"
-"""Behind images: shows where a value is not finite, and is no colour of the maps."""
+"""The background of images, visible at non-finite values; not a colour of the maps."""
 
 
 class Drawing(Figure):
-    """A figure that belongs to nobody else: not to pyplot, which would keep it."""
+    """A figure independent of pyplot, which would keep it alive."""
 
     def __init__(self, height: float, width: float = WIDTH) -> None:
         super().__init__(figsize=(width, height), dpi=110, layout="constrained", facecolor="white")
 
     def _repr_png_(self) -> bytes:
-        """The picture for a notebook."""
+        """Return the picture for a notebook."""
         picture = BytesIO()
         self.savefig(picture, format="png")
         return picture.getvalue()
 
 
 def dress(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
-    """Give axes their words, in a size that is read beside text, and no frame on the right and above."""
+    """Set the title and labels of axes, in sizes that suit text, and remove the frame on the right and above."""
     axes.set_title(plain(title), fontsize=TITLE, loc="left")
     axes.set_xlabel(plain(x), fontsize=TEXT)
     axes.set_ylabel(plain(y), fontsize=TEXT)
@@ -78,12 +78,12 @@ def dress(axes: Axes, title: str = "", x: str = "", y: str = "") -> None:
 
 
 def plain(text: object) -> str:
-    """Return a text as matplotlib shows it unchanged: nothing between two dollars is a formula."""
+    """Return a text escaped so that matplotlib shows it unchanged, without formulas between dollar signs."""
     return str(text).replace("$", r"\$")
 
 
 def bare(axes: Axes, title: str = "") -> None:
-    """Leave axes without marks, as an image needs none; what has no colour, as NaN, is grey."""
+    """Remove ticks and frame from the axes of an image; values without a colour, such as NaN, become grey."""
     axes.set_facecolor(NOTHING)
     axes.set_title(plain(title), fontsize=TEXT - 1, loc="left", pad=3)
     axes.set_xticks([])
@@ -93,7 +93,7 @@ def bare(axes: Axes, title: str = "") -> None:
 
 
 def colours(figure: Figure, image: Any, beside: Any, label: str) -> None:
-    """Draw the scale of an image's colours."""
+    """Draw the scale of an image's colours beside axes."""
     bar = figure.colorbar(image, ax=beside, shrink=0.8, pad=0.02)
     bar.set_label(plain(label), fontsize=TEXT)
     bar.ax.tick_params(labelsize=TEXT - 1)
@@ -101,7 +101,7 @@ def colours(figure: Figure, image: Any, beside: Any, label: str) -> None:
 
 
 def host(value: Any) -> Tensor:
-    """Return what is given as a plain tensor of floats on the CPU."""
+    """Return a value as a dense tensor on the CPU: float64 stays, all else becomes float32."""
     try:
         tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -118,5 +118,5 @@ def host(value: Any) -> Tensor:
 
 
 def shown(tensor: Tensor) -> Any:
-    """Return a tensor as matplotlib takes it."""
+    """Return a tensor as an array for matplotlib."""
     return tensor.numpy()

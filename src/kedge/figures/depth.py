@@ -1,8 +1,8 @@
-"""How values are spread, layer by layer: `distributions`.
+"""The distribution of values, layer by layer: `distributions`.
 
 # Note [Magnitudes on a log axis]
-Activations and gradients differ by powers of ten between layers, so magnitudes are drawn, and on a log axis. That has no
-place for zero: quantiles are those of what is not zero, and the share of exact zeros is drawn below.
+Activations and gradients differ by powers of ten between layers, so the figure shows magnitudes on a log axis. Zero has no
+place on a log axis: quantiles are those of nonzero values, and a panel below shows the share of exact zeros.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _WARM = "#d55e00"
 
 @dataclass(frozen=True)
 class SiteSpread:
-    """What is drawn of one site.
+    """The data drawn for one site.
 
     Attributes:
-        site: Its name.
-        magnitudes: Magnitudes of the finite elements that are not zero, sorted.
-        zero: The share of exact zeros among the finite ones.
-        nonfinite: How many are not finite.
+        site: The site's name.
+        magnitudes: Magnitudes of the finite nonzero elements, sorted.
+        zero: The share of exact zeros among the finite elements.
+        nonfinite: The number of non-finite elements.
     """
 
     site: str
@@ -51,20 +51,20 @@ def distributions(
     units: tuple[str, str] = ("activation", "gradient"),
     title: str = "",
 ) -> Drawing:
-    """Draw how large the values of each site are, in the order in which they are given: that of the data.
+    """Draw the magnitudes of the values at each site, with the sites in the order of the mapping.
 
     Args:
-        values: Tensors by site, such as what `kedge.extract` gives.
-        gradients: Gradients by site, drawn in a panel of their own; their sites may be others.
-        kind: Bands between quantiles, or a curve a site. More than 2**20 elements of a site are thinned out evenly.
-        units: What the values and the gradients are, with the unit if they have one.
-        title: What stands above.
+        values: Tensors by site, such as the result of `kedge.extract`.
+        gradients: Gradients by site, drawn in a second panel; their sites may differ from those of `values`.
+        kind: Bands between quantiles, or one curve per site. More than 2**20 elements of a site are thinned out evenly.
+        units: The names of the values and of the gradients, with a unit if they have one.
+        title: The title of the figure.
 
     Returns:
         The figure; see Note [Magnitudes on a log axis].
 
     Raises:
-        CannotDraw: If there is no site, or no element.
+        CannotDraw: If there are no sites, a site has no elements, or an argument is of the wrong kind.
     """
     for given in (values, gradients):
         if given is not None and not isinstance(given, Mapping):
@@ -111,7 +111,7 @@ def _bands(panels: Sequence[tuple[str, list[SiteSpread]]]) -> Drawing:
 def _band(axes: Axes, unit: str, found: Sequence[SiteSpread]) -> None:
     places = list(range(len(found)))
     quantiles = torch.tensor([[_quantile(spread, q) for q in _QUANTILES] for spread in found], dtype=torch.float64)
-    ends = [-0.25, 0.25] if len(found) == 1 else places  # the bands of one site alone would have no width
+    ends = [-0.25, 0.25] if len(found) == 1 else places  # otherwise the bands of a single site have no width
     wide = quantiles.expand(len(ends), -1)
     for low, high, tint, label in _BANDS:
         axes.fill_between(
@@ -135,7 +135,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _bad(axes: Axes, found: Sequence[SiteSpread]) -> None:
-    """Mark sites with elements that are not finite, at the upper edge."""
+    """Mark sites with non-finite elements at the upper edge."""
     bad = [place for place, spread in enumerate(found) if spread.nonfinite]
     if bad:
         above = axes.get_xaxis_transform()
@@ -184,7 +184,7 @@ def _ridge(axes: Axes, unit: str, found: Sequence[SiteSpread]) -> None:
 
 
 def _ends(there: Sequence[Tensor]) -> tuple[float, float]:
-    """Return the range of exponents that holds all but the outermost of each site."""
+    """Return the range of exponents without the lowest 0.2 % of each site."""
     if not there:
         return -1.0, 1.0
     low = min(float(some[int(0.002 * (len(some) - 1))]) for some in there)
@@ -204,5 +204,5 @@ def _quantile(spread: SiteSpread, share: float) -> float:
 
 
 def _named(site: str) -> str:
-    """Shorten a name in the middle, where paths differ least."""
+    """Return a name, shortened in the middle, where paths differ least."""
     return plain(site if len(site) <= 40 else f"{site[:15]}…{site[-24:]}")

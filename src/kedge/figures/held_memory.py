@@ -1,4 +1,4 @@
-"""What autograd holds over a step: `memory`."""
+"""The memory that autograd holds over a step: `memory`."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ _SCALES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 @runtime_checkable
 class HeldOverTime(Protocol):
-    """The bytes held over a step, as a bill and an account of a recording know them."""
+    """The bytes held over a step, as in the timeline of a memory report or the account of a recording."""
 
     @property
     def bytes(self) -> Sequence[int]:
-        """What is held after each save and each release."""
+        """The bytes held after each save and each release."""
 
     @property
     def at(self) -> Sequence[int]:
-        """Which save or release each belongs to, counted from 1 on."""
+        """The number of the save or release of each entry in `bytes`, from 1."""
 
     @property
     def peak(self) -> int:
-        """The largest of all."""
+        """The largest number of bytes."""
 
     @property
     def peak_at(self) -> int:
-        """After which save or release it was reached."""
+        """The number of the save or release that reached the peak."""
 
     @property
     def backward(self) -> int | None:
-        """The first release; None if there was none."""
+        """The number of the first release; None without releases."""
 
     @property
     def holders(self) -> Sequence[tuple[str | None, int]]:
-        """Who holds how much at the peak: paths and bytes, the largest first."""
+        """The modules that hold bytes at the peak: paths and bytes, the largest first."""
 
 
 def memory(held: Any, *, title: str = "") -> Drawing:
-    """Draw the bytes that autograd holds for backward over a step, and who holds them at the peak.
+    """Draw the bytes that autograd holds for backward over a step, and the modules that hold them at the peak.
 
     Args:
-        held: A bill, ``kedge.saved(model, backward=True)(x)``, or the course of an account of a recording.
-        title: What stands above.
+        held: A memory report, ``kedge.saved(model, backward=True)(x)``, or the `course` of a recording's account.
+        title: The title of the figure.
 
     Returns:
-        The figure. The axis across counts saves and releases: autograd's own time.
+        The figure. The horizontal axis counts saves and releases.
 
     Raises:
-        CannotDraw: If nothing was saved.
+        CannotDraw: If nothing is held, or `held` is of another kind.
     """
     course = getattr(held, "timeline", held)
     if not isinstance(course, HeldOverTime) or not course.bytes or not course.peak:

@@ -1,4 +1,4 @@
-"""What an intervention does, site by site: `effects`."""
+"""The effects of an intervention, site by site: `effects`."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from kedge.figures.canvas import (
 from kedge.sites.leaves import describe
 
 _WRITTEN = (24, 12)
-"""Up to how many rows and columns the numbers are written into the cells."""
+"""The largest numbers of rows and columns at which cells contain their numbers."""
 
 
 @runtime_checkable
 class Patched(Protocol):
-    """What `patch` gives, as far as it is drawn."""
+    """The part of a result of `patch` that is drawn."""
 
     rows: Sequence[Any]
 
     @property
     def effects(self) -> Tensor:
-        """The effects by site, and by position if there are several."""
+        """The effects by site, and by position if there are several positions."""
         ...
 
 
@@ -52,18 +52,18 @@ def effects(
     """Draw a table of effects as colours: sites down, in the order of the data, and positions or tokens across.
 
     Args:
-        values: The effects, ``[sites]`` or ``[sites, positions]``; NaN where there is none. Or what `patch` has given.
-        rows: The names of the sites; `patch` has given them.
+        values: The effects, ``[sites]`` or ``[sites, positions]``, with NaN for missing ones; or a result of `patch`.
+        rows: The names of the sites; a result of `patch` contains them.
         columns: The names of the positions.
-        unit: What an effect is, with its unit.
-        about: What no effect is: there the colours are white, if there are values on both sides of it.
-        title: What stands above.
+        unit: The name of the effect, with its unit.
+        about: The value that means no effect; it is white if any effect lies below it.
+        title: The title of the figure.
 
     Returns:
         The figure.
 
     Raises:
-        CannotDraw: If there are more or fewer names than values.
+        CannotDraw: If the numbers of names and values differ, or `values` is not a table.
     """
     if isinstance(values, Patched):
         rows, values = list(dict.fromkeys(row.site for row in values.rows)), values.effects
@@ -99,7 +99,7 @@ def effects(
 
 
 def _write(axes: Any, table: Any, image: Any) -> None:
-    """Write each number into its cell, in black or white, whichever stands out."""
+    """Write each number into its cell, in black or white, whichever has more contrast."""
     most = float(table[table.isfinite()].abs().max()) if bool(table.isfinite().any()) else 1.0
     places = max(2 - math.floor(math.log10(most or 1.0)), 0)
     form = f".{places}f" if places < 6 and most < 1e6 else ".2e"

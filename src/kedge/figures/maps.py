@@ -1,4 +1,4 @@
-"""What the channels of a layer answer to one sample: `feature_maps`."""
+"""The channels of a layer for one sample: `feature_maps`."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def feature_maps(
     scale: Literal["shared", "own"] = "shared",
     title: str = "",
 ) -> Drawing:
-    """Draw the channels that a layer makes of one sample.
+    """Draw the channels of a layer's output for one sample.
 
     Args:
-        values: A layer's output, ``[n, channels, height, width]``, or of one sample without the first.
-        sample: Which sample.
-        most: At most how many channels.
-        order: The channels of the largest mean magnitude first, or those of the lowest index.
-        scale: One range of colours for all channels, or one for each, which is said above it.
-        title: What stands above.
+        values: A layer's output, ``[n, channels, height, width]``, or ``[channels, height, width]`` for a single sample.
+        sample: The index of the sample.
+        most: The largest number of channels to draw.
+        order: The channels with the largest mean magnitude first, or those with the lowest index.
+        scale: One range of colours for all channels, or one for each, named above it.
+        title: The title of the figure.
 
     Returns:
-        The figure: white is 0 where there are values of both signs.
+        The figure; white is 0 if there are negative values.
 
     Raises:
-        CannotDraw: If the values are no images of channels.
+        CannotDraw: If the values are not images of channels, there is no such sample, or a setting is unknown.
     """
     maps = _of_sample(values, sample)
     if most < 1 or order not in ("strength", "index") or scale not in ("shared", "own"):

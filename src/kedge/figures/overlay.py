@@ -1,4 +1,4 @@
-"""What in an image matters: `attributions`."""
+"""Attribution maps with their images: `attributions`."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def attributions(
     labels: Sequence[str] = (),
     title: str = "",
 ) -> Drawing:
-    """Draw attributions beside the images that they are of, or over them.
+    """Draw attributions beside or over the images that they explain.
 
     Args:
-        maps: Attributions ``[n, channels, height, width]`` or ``[n, height, width]``, those of channels are added up;
-            several by name are drawn in columns. Smaller ones, as of Grad-CAM, are stretched over the image.
-        images: The images, ``[n, channels, height, width]``, of 1 or 3 channels, in any range.
-        how: Beside the image, or over it in grey: the larger, the less is seen of the image.
-        labels: What stands at each image.
-        title: What stands above.
+        maps: Attributions ``[n, channels, height, width]``, added up over channels, or ``[n, height, width]``; a dict of
+            several by name becomes columns. Smaller maps, as from Grad-CAM, are stretched over the image.
+        images: The images, ``[n, channels, height, width]``, with 1 or 3 channels, in any range.
+        how: Beside the image, or over it in grey; a larger attribution hides more of the image.
+        labels: The label of each image.
+        title: The title of the figure.
 
     Returns:
-        The figure. White is 0 if a map has values of both signs, for all maps of the figure; what is not finite is grey. Each
-        picture has the range of its own largest magnitude, as attributions have no unit that images share.
+        The figure. If any map has negative values, white is 0 in all maps of the figure; non-finite values are grey. Colours
+        range to the largest magnitude of each picture, because attributions of different images have no common unit.
 
     Raises:
-        CannotDraw: If the maps and images do not belong together.
+        CannotDraw: If the maps do not match the images, there are no maps, or `how` is unknown.
     """
     if how not in ("beside", "over") or (isinstance(maps, Mapping) and not maps):
         raise CannotDraw(f'attributions(...) needs one map at least, and how="beside" or "over"; this is how={how!r}')
@@ -49,7 +49,7 @@ def attributions(
     signed = any(bool((found < 0).any()) for found in named.values())
     beside = how == "beside"
     columns, (height, width) = len(named) + beside, pictures.shape[1:3]
-    each = min((WIDTH - 1.45) / columns, 1.9)  # the rest is for the colour bar and what it says
+    each = min((WIDTH - 1.45) / columns, 1.9)  # the rest is for the colour bar and its label
     figure = Drawing(min(each * height / width + 0.2, 4) * len(pictures) + 0.4, min(WIDTH, each * columns + 1.5))
     grid = figure.subplots(len(pictures), columns, squeeze=False)
     image: Any = None
@@ -69,7 +69,7 @@ def attributions(
 
 
 def _draw(axes: Any, found: Tensor, picture: Tensor, *, over: bool, signed: bool) -> Any:
-    """Draw one map, relative to its largest magnitude, as large as its picture."""
+    """Draw one map in the size of its picture, relative to its largest magnitude; return matplotlib's image."""
     finite = found[found.isfinite()]
     relative = found / ((float(finite.abs().max()) if finite.numel() else 0.0) or 1.0)
     relative[~found.isfinite()] = nan
@@ -84,7 +84,7 @@ def _draw(axes: Any, found: Tensor, picture: Tensor, *, over: bool, signed: bool
 
 
 def _images(images: Any) -> Tensor:
-    """Return images with their channels last, between 0 and 1; grey ones without channels."""
+    """Return images between 0 and 1 with channels last; grey images without channels."""
     found = host(images)
     found = found[None] if found.dim() == 3 else found
     if found.dim() != 4 or found.shape[1] not in (1, 3) or not found.numel():

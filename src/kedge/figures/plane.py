@@ -17,18 +17,19 @@ _NAMED = 2 * _LINES
 
 
 def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
-    """Project features on the directions in which they vary most.
+    """Return the projections of features on the directions in which they vary most.
 
     Args:
-        features: ``[n, ...]``, a row a sample; what is behind the first dimension is flattened.
-        components: How many directions.
+        features: ``[n, ...]``, a row per sample; dimensions after the first are flattened.
+        components: The number of directions.
 
     Returns:
-        The projections ``[n, components]``, and the share of the variance that each holds, in float64. The sign of each
-        direction is that which makes its largest weight positive, so that two runs give one picture.
+        The projections ``[n, components]`` and each direction's share of the variance ``[components]``, in float64. The sign
+        of each direction makes its largest weight positive, so that two runs yield the same picture. Directions beyond
+        those of the data are 0.
 
     Raises:
-        CannotDraw: If there are fewer than two samples, or values that are not finite.
+        CannotDraw: If there are fewer than two samples, or non-finite values.
     """
     table = host(features).double()
     if table.dim() < 2 or len(table) < 2 or not table.numel():
@@ -51,19 +52,19 @@ def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
 
 
 def scatter(features: Any, labels: Any = None, *, names: Sequence[str] = (), title: str = "") -> Drawing:
-    """Draw samples in the plane of their features' two principal components.
+    """Draw samples in the plane of their features' first two principal components.
 
     Args:
-        features: ``[n, ...]``, a row a sample.
-        labels: The class of each sample, whole numbers ``[n]``; each has a colour and a mark of its own.
+        features: ``[n, ...]``, a row per sample.
+        labels: The class of each sample, whole numbers ``[n]``; each class has a colour and marker of its own.
         names: The names of classes, by their number.
-        title: What stands above.
+        title: The title of the figure.
 
     Returns:
-        The figure; the axes say which share of the variance they hold.
+        The figure; the axes' labels contain their share of the variance.
 
     Raises:
-        CannotDraw: If features and labels do not belong together; see also `principal`.
+        CannotDraw: If the labels do not match the features; see also `principal`.
     """
     points, share = principal(features)
     figure = Drawing(5.0)
@@ -76,7 +77,7 @@ def scatter(features: Any, labels: Any = None, *, names: Sequence[str] = (), tit
         found = classes.unique().tolist()
         for number, label in enumerate(found):
             name = plain(names[label] if 0 <= label < len(names) else label)
-            name = f"\u200b{name}" if name.startswith("_") else name  # which a legend would leave out
+            name = f"\u200b{name}" if name.startswith("_") else name  # a legend leaves out names that begin with _
             some, marker = points[classes == label], MARKERS[number % len(MARKERS)]
             colour = CLASSES[number % len(CLASSES)]
             axes.scatter(
@@ -90,7 +91,7 @@ def scatter(features: Any, labels: Any = None, *, names: Sequence[str] = (), tit
 
 
 def _legend(axes: Axes, count: int) -> None:
-    """Name the classes, as many as there is place for."""
+    """Add a legend of the classes, as many as fit."""
     marks, names = axes.get_legend_handles_labels()
     title = "class" if count <= _NAMED else f"the first {_NAMED} of {count} classes"
     axes.legend(

@@ -1,13 +1,13 @@
-"""One pass over a value's numbers for all its statistics: compiled, or by PyTorch's reductions where that is missing.
+"""All statistics of a value in one pass over its numbers: in compiled code, or by PyTorch's reductions without it.
 
-The compiled part, `c/`, comes first. It refuses anything but plain numbers in this process's memory: values of other
-devices and layouts, subclasses of tensors, values inside a transform of `torch.func`. For these, and if it was not
-built, `reductions` computes the same.
+The compiled part, `c/`, comes first. It refuses everything except plain numbers in this process's memory: values on other
+devices and in other layouts, subclasses of tensors, and values inside a `torch.func` transform. For these, or if the
+compiled part was not built, `reductions` computes the same statistics.
 
 # Note [How exact]
-Sums of float64 are of float64. Sums of the other formats add up 16 vectors in float32, with at most 8 roundings, and all else
-in float64, so that the error of the sum is at most ``2**-21`` of the sum of magnitudes, and of the sum of squares
-``2**-21`` of itself, for any number of numbers. Blocks whose squares would overflow or vanish in float32 are
+Sums of float64 values are added up in float64. Sums of the other formats add up 16 vectors in float32, with at most 8
+roundings, and then in float64: the error of the sum is at most ``2**-21`` of the sum of magnitudes, and that of the sum of
+squares ``2**-21`` of itself, for any number of elements. Blocks whose squares would overflow or vanish in float32 are
 added up in float64. Extremes and counts are exact. The result does not depend on the number of threads.
 """
 
@@ -28,7 +28,7 @@ from kedge.native import reductions
 What = Literal["full", "norm", "finite"]
 
 FIELDS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite", "count")
-"""The columns of a row; NaN where nothing was measured."""
+"""The columns of a row; NaN if the statistic was not measured."""
 
 DRAWN = reductions.DRAWN
 CODES: dict[str, int] = {"full": 0, "norm": 1, "finite": 2}
@@ -56,7 +56,7 @@ def available() -> bool:
 
 
 def why_not() -> str:
-    """Return the reason why the compiled part is not used; empty if it is."""
+    """Return the reason why the compiled part is not used; empty if it is used."""
     return _missing
 
 
@@ -66,7 +66,7 @@ def instruction_sets() -> list[str]:
 
 
 def use(instruction_set: str) -> str:
-    """Choose one of `instruction_sets()`, by default the best; return the one used before."""
+    """Switch to one of `instruction_sets()` (the best is used by default); return the previous one."""
     if _compiled is None:
         raise ValueError(f"no instruction set can be chosen: {_missing}")
     return str(_compiled.use(instruction_set))
@@ -93,14 +93,14 @@ def _no_channels(_tensor: Tensor, _dim: int) -> bytes | None:
     return None
 
 
-#: ``measure_into(table, row, tensor, what=0)`` measures a value into a row of a table, as `table()` makes it or as a
-#: memoryview of that, which is a little faster. Returns the number of real numbers measured; 0 if it refuses, and then
+#: ``measure_into(table, row, tensor, what=0)`` measures a value into a row of a table, which is an array from `table()` or,
+#: slightly faster, a memoryview of one. Returns the number of real numbers measured; 0 if it refuses, and then
 #: the row is unchanged. `CODES` are the values of `what`: "norm" is the sum of squares and the non-finite numbers, and of a
 #: single number also the sum; "finite" is the sum.
 measure_into: Callable[..., int] = _refuse if _compiled is None else _compiled.measure_into
 
-#: ``measure_many(table, first_row, tensors, what=0)`` measures many, a row each; None leaves its row unchanged.
-#: Returns the indices of those that it refuses.
+#: ``measure_many(table, first_row, tensors, what=0)`` measures many values, one row each; None leaves its row unchanged.
+#: Returns the indices of the values that it refuses.
 measure_many: Callable[..., list[int]] = _refuse_all if _compiled is None else _compiled.measure_many
 
 #: ``channels_above_zero(tensor, dim)`` returns a bit for each channel, packed as by `numpy.packbits`: whether one of its
@@ -110,27 +110,27 @@ channels_above_zero: Callable[[Tensor, int], bytes | None] = (
 )
 
 #: ``draw_many(numbers, tensors, most)`` copies up to `most` numbers of each of many tensors, evenly spread, to an array of
-#: float32 or float64, one tensor after another. Returns the number of each; 0 for those that it refuses.
+#: float32 or float64, one tensor after another. Returns the count for each tensor; 0 for a tensor that it refuses.
 draw_many: Callable[[Any, Iterable[Tensor], int], list[int]] = _draw_none if _compiled is None else _compiled.draw_many
 
 #: ``squared_changes(numbers, tensors, counts, most)`` draws again from tensors of which `draw_many` drew `counts` numbers.
-#: Returns the number compared of each, and the sum of the squared changes; 0 and NaN for a tensor whose size has changed.
+#: Returns for each tensor the count of numbers compared and the sum of the squared changes; 0 and NaN if its size has changed.
 #: None without the compiled part.
 squared_changes: Callable[[Any, Iterable[Tensor], Sequence[int], int], tuple[list[int], list[float]]] | None = (
     None if _compiled is None else _compiled.squared_changes
 )
 
-#: ``histograms(buckets, rows)`` returns the histograms of magnitudes whose counts stand in the first rows of an array of
+#: ``histograms(buckets, rows)`` returns the histograms of magnitudes with their counts in the first rows of an array of
 #: uint16, as `kedge.store.exponents.encode` writes them. None without the compiled part.
 histograms: Callable[[Any, int], list[bytes]] | None = None if _compiled is None else _compiled.histograms
 
-#: Measures the values of a step into the arrays of a `kedge.actions.host.HostTable`, each once even if it is at several sites:
+#: Class that measures a step's values into the arrays of a `kedge.actions.host.HostTable`, each once even if at several sites:
 #: ``observe(tensor, site, role, what, draws)`` returns flags. None without the compiled part.
 Measurer: Any = None if _compiled is None else _compiled.Measurer
 
 REFUSED, DONE, FRESH, NEW_SOURCE, NO_ROOM = 0, 1, 2, 4, 8
-"""The flags of `Measurer.observe`: the value cannot be read; it is at the site; it was measured for that; it comes from another
-site than the one before; there is no room."""
+"""The flags of `Measurer.observe`: the value cannot be read; it is noted at the site; it was measured now; its source differs
+from the previous one; there is no room."""
 AS_VALUE, AS_OUTPUT, AS_INPUT = 0, 1, 2
 """The roles of a value: neither, the output of its site, or an input, whose source is recorded."""
 
@@ -149,7 +149,7 @@ def measure(tensor: Tensor, what: What = "full") -> dict[str, float]:
 
 
 def all_finite_and_norm(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
-    """Return the sum of squares of all tensors, and the number of their non-finite numbers; None is skipped."""
+    """Return the sum of squares of all tensors, and the count of their non-finite numbers; None entries are skipped."""
     if _compiled is None:
         squares, nonfinite, refused = 0.0, 0, _refuse_all(None, 0, tensors)
     else:

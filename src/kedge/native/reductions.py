@@ -1,4 +1,4 @@
-"""The same statistics by PyTorch's reductions, for values that the compiled part cannot read, and without it.
+"""The same statistics by PyTorch's reductions, without the compiled part or for values that it cannot read.
 
 # Note [Which reductions]
 On a CPU ``sum``, ``dot``, ``amin`` and ``amax`` run at memory speed, while ``var``, ``norm`` with
@@ -6,8 +6,8 @@ p=0, ``count_nonzero`` and ``isfinite`` are 10 to 60 times slower. So squares ar
 and non-zero elements are counted by comparing into a small float buffer and summing that. A NaN or
 infinity makes the sum non-finite; only then are such elements counted.
 
-Values that fit into a processor's first-level cache are reduced by numpy: their time is that of the calls, and numpy's
-take a third of PyTorch's.
+NumPy reduces values that fit into a processor's first-level cache: call overhead dominates their time, and that of NumPy
+is a third of PyTorch's.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch import Tensor
 _CHUNK = 1 << 18
 SMALL = 1 << 14
 DRAWN = 256
-"""The elements of a value that are drawn for its histogram of magnitudes: a share of 5 % is known to within 1.4 %."""
+"""The number of elements sampled from a value for its histogram of magnitudes: a share of 5 % is known to within 1.4 %."""
 _LEAST = 2.0**-90
-"""A smaller sum of squares may lack numbers whose squares are subnormal in float32."""
+"""A smaller sum of squares may lack squares that are subnormal in float32."""
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _NARROW = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
 
@@ -44,7 +44,7 @@ _scratch = _Scratch()
 
 
 def row(value: Tensor, what: str = "full") -> Row:
-    """Return the statistics of a value that is in this process's memory, as a row of a table."""
+    """Return the statistics of a value in this process's memory, as a row of a table."""
     return of_flat(flat(value), what)
 
 
@@ -75,9 +75,9 @@ def real(value: Tensor) -> Tensor:
 
 
 def flat(value: Tensor) -> Tensor:
-    """Return a detached one-dimensional tensor of all real numbers in it; their order does not matter.
+    """Return a detached one-dimensional tensor of all real numbers in a value, in any order.
 
-    Layouts that fill their memory without gaps are not copied.
+    Gapless layouts (transposed, channels last) are not copied.
     """
     value = real(value.detach())
     if value.dim() == 4 and not value.is_contiguous():
@@ -88,7 +88,7 @@ def flat(value: Tensor) -> Tensor:
 
 
 def small(x: Tensor) -> NDArray[Any] | None:
-    """Return a flat tensor as a numpy array if that makes reducing it cheaper."""
+    """Return a flat tensor as a numpy array if that makes its reduction cheaper; else None."""
     fits = x.numel() <= SMALL and x.dtype is torch.float32 and x.device.type == "cpu"
     return x.numpy() if fits and type(x) is Tensor else None
 
@@ -106,7 +106,7 @@ def _not_finite(x: Tensor) -> int:
 
 
 def _squares(x: Tensor) -> float:
-    """Return the sum of squares, added up piece by piece: one float32 sum of many millions would be percents off."""
+    """Return the sum of squares, added up piece by piece: one float32 sum of many millions would be off by percents."""
     return sum(map(_squares_of_piece, x.split(_CHUNK)))
 
 

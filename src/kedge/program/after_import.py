@@ -1,4 +1,4 @@
-"""Calls that are made as soon as a program has imported a module."""
+"""Calls that run as soon as a program has imported a module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 
 class AfterImport(MetaPathFinder):
-    """A call made once, when a module has been imported, without a trace on the module.
+    """A call that runs once, after the import of a module, and leaves no trace on the module.
 
-    So the program imports the module when it wants to: after it has set the environment variables
+    So the program decides when to import the module: after it has set the environment variables
     that the module reads, or not at all.
     """
 
@@ -22,7 +22,7 @@ class AfterImport(MetaPathFinder):
         self.name, self.then = name, then
 
     def install(self) -> None:
-        """Wait for the import; if it has happened already, call at once."""
+        """Wait for the import; if the module is already imported, call at once."""
         if self.name in sys.modules:
             self.then()
         else:
@@ -36,13 +36,15 @@ class AfterImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec that the other finders find, with a marked loader.
+        """Return the spec from the other finders, with a loader that makes the call after execution.
 
-        A program may look for a module without importing it, so each spec is marked.
+        A program may search for a module without importing it, so each spec gets such a loader.
         """
         if fullname != self.name:
             return None
-        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # another finder there may wait for the same module
+        behind = sys.meta_path[
+            sys.meta_path.index(self) + 1 :
+        ]  # these may include another finder that waits for the module
         others = (finder.find_spec(fullname, path, target) for finder in behind)
         spec = next((spec for spec in others if spec is not None), None)
         if spec is not None and spec.loader is not None:

@@ -26,8 +26,8 @@ class Ending:
     def leave(self) -> NoReturn:
         """End this process as ``python`` would have; threads and ``atexit`` come after."""
         if isinstance(self.error, KeyboardInterrupt):
-            # Python ends by the signal itself, but only if the exception reaches the top. It has
-            # been printed already, so the hook that would print it again is silenced.
+            # Python ends by the signal itself, but only if the exception reaches the top. This module
+            # has already printed the exception, so silence the hook that would print it again.
             sys.excepthook = _silent
             raise KeyboardInterrupt
         raise SystemExit(self.status)
@@ -37,7 +37,7 @@ def end_with(error: BaseException | None) -> Ending:
     """Print an error as Python does when a program ends with it.
 
     Returns:
-        The ending; its error is another one if ``sys.excepthook`` itself exits.
+        The ending; its error is the ``SystemExit`` of ``sys.excepthook`` if that exits.
     """
     _flush()
     if error is None:
@@ -53,7 +53,7 @@ def end_with(error: BaseException | None) -> Ending:
 
 
 def _exit_status(left: SystemExit) -> int:
-    """Return the status of a ``SystemExit``; a code that is not a number is printed as a message."""
+    """Return the status of a ``SystemExit``; print a code that is not a number as a message."""
     if left.code is None:
         return 0
     if isinstance(left.code, int):
@@ -99,4 +99,4 @@ def _flush() -> None:
 
 
 def _silent(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-    """Print nothing."""
+    """No-op in place of ``sys.excepthook``."""

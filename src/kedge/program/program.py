@@ -1,4 +1,4 @@
-"""The user's program, run in this process as ``python`` would run it."""
+"""The user's program, run in this process as ``python`` runs it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Program:
 
     Attributes:
         target: A path, or the name of a module.
-        is_module: Whether it is the name of a module, typed after ``-m``.
+        is_module: Whether the target is a module, given after ``-m``.
         args: The arguments of the program.
     """
 
@@ -50,10 +50,10 @@ class Program:
         return [*(["-m"] if self.is_module else []), self.target, *self.args]
 
     def check(self) -> None:
-        """Check that the program can start, without running a line of it.
+        """Check that the program can start, without running any of it.
 
         Raises:
-            ScriptError: It does not exist, cannot be read, or does not parse.
+            ScriptError: The program does not exist, cannot be read, or does not parse.
         """
         if self.is_module:
             check_module(self.target)
@@ -65,13 +65,13 @@ class Program:
             self._read = read_script(self.target)
 
     def run(self) -> Ending:
-        """Run the program and print an uncaught exception as Python does.
+        """Run the program, print an uncaught exception as Python does, and return how the program ended.
 
-        This process becomes the program: ``sys.argv``, ``sys.path`` and ``__main__`` are left
+        This process becomes the program: ``sys.argv``, ``sys.path`` and ``__main__`` remain
         changed, because threads, ``atexit`` handlers and pickles outlive the last line.
 
         Raises:
-            ScriptError: It cannot start, which `check` could not know.
+            ScriptError: The program cannot start, for a reason that `check` cannot detect.
         """
         self._take_over()
         error: BaseException | None = None
@@ -79,11 +79,11 @@ class Program:
             target = self._target()
         except ScriptError:
             raise
-        except BaseException as raised:  # noqa: BLE001 - a package around the module failed, which ends the program
+        except BaseException as raised:  # noqa: BLE001 - a package around the module failed: the program ends
             return end_with(_from_program(raised))
         try:
             exec(target.code, vars(_become_main(target)))  # noqa: S102 - running the program is the job
-        except BaseException as raised:  # noqa: BLE001 - any exception that ends the program is printed, and ends this process
+        except BaseException as raised:  # noqa: BLE001 - print any exception that ends the program, then end this process
             error = _from_program(raised)
         return end_with(error)
 
@@ -98,7 +98,7 @@ class Program:
 
     def _take_over(self) -> None:
         sys.argv[:] = ["-m" if self.is_module else self.target, *self.args]
-        # A program that starts itself again does so by `python`, without this command.
+        # A program that restarts itself runs `python`, not this command.
         sys.orig_argv[:] = [sys.executable, *self.command]
         if self._finder is not None:
             sys.path[: 0 if sys.flags.safe_path else 1] = [absolute(self.target)]

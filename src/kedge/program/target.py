@@ -1,4 +1,4 @@
-"""The code of a program, found and read as by ``python``."""
+"""The code of a program, found and read as ``python`` does it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProgramCode:
 
 
 def script_folder(path: str) -> str:
-    """Return the first folder on ``sys.path`` for a script; links are followed."""
+    """Return the first folder on ``sys.path`` for a script, with links resolved."""
     return os.path.dirname(os.path.realpath(path))
 
 
@@ -67,7 +67,7 @@ def read_script(path: str) -> ProgramCode:
         code = _loaded(loader, "__main__", path)
     else:
         code = _compiled(source, filename, path)
-    # A script has no spec and no package; `python` leaves these names as they are here.
+    # A script has no spec and no package; `python` sets these names to the same values.
     names = {"__package__": None, "__spec__": None, "__file__": filename, "__cached__": None}
     return ProgramCode(code, names | {"__loader__": loader}, path)
 
@@ -76,7 +76,7 @@ def read_container(path: str, finder: Any) -> ProgramCode:
     """Return the code of ``__main__.py`` in a folder or a zip file.
 
     Raises:
-        ScriptError: There is none, or it does not parse.
+        ScriptError: There is no ``__main__.py``, or it does not parse.
     """
     spec = finder.find_spec("__main__")
     if spec is None:
@@ -88,7 +88,7 @@ def read_container(path: str, finder: Any) -> ProgramCode:
 def check_module(name: str) -> None:
     """Check that a module exists and parses, without importing anything.
 
-    A module that only an import can find, as in a package that changes its own ``__path__``, passes.
+    A module that only an import can find passes, for example in a package that changes its own ``__path__``.
 
     Raises:
         ScriptError: The module does not exist, or does not parse.
@@ -112,7 +112,7 @@ def check_module(name: str) -> None:
 
 
 def read_module(name: str) -> ProgramCode:
-    """Return the code of a module as ``python -m`` does; the packages around it are imported.
+    """Return the code of a module as ``python -m`` does; imports the packages around it.
 
     Raises:
         ScriptError: The module does not exist, or is a package that cannot be run.
@@ -144,7 +144,7 @@ def _from_spec(spec: ModuleSpec, argv0: str, shown: str) -> ProgramCode:
 
 
 def _loaded(loader: Any, name: str, shown: str) -> CodeType:
-    """Return the code of a module from its loader; a module in C has none."""
+    """Return the code of a module from its loader; raise ScriptError for one without, such as a module in C."""
     try:
         code: CodeType | None = loader.get_code(name) if hasattr(loader, "get_code") else None
     except SyntaxError as error:
@@ -179,7 +179,7 @@ def _no_main(name: str) -> str:
 
 
 def _spec_without_import(name: str) -> ModuleSpec | None:
-    """Return the spec of a module, searched in its parents' folders."""
+    """Return the spec of a module, searched in its parents' folders; None if it is not found."""
     spec, path = None, None
     for end in [*(i for i, char in enumerate(name) if char == "."), len(name)]:
         spec = _first_spec(name[:end], path)
@@ -196,7 +196,7 @@ def _first_spec(name: str, path: Any) -> ModuleSpec | None:
 
 @contextmanager
 def _searching(folder: str) -> Iterator[None]:
-    """Search a folder first for imports during the block, as the program will."""
+    """Context in which imports search a folder first, as they will in the program."""
     before = list(sys.path)
     if not sys.flags.safe_path:
         sys.path[:1] = [folder]

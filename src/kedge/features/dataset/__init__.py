@@ -1,4 +1,4 @@
-"""The features of a whole data set, in a folder: taken by `extract_dataset`, read by `open_features`."""
+"""The features of a whole data set in a folder: written by `extract_dataset`, read by `open_features`."""
 
 from kedge.features.dataset.cluster import Cluster
 from kedge.features.dataset.engine import extract_dataset

@@ -1,4 +1,4 @@
-"""How the features of a `ray.data.Dataset` are taken; nothing of Ray is imported for it."""
+"""Settings for a `ray.data.Dataset`, without an import of Ray."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from kedge.errors import ExtractionFailed
 
 @dataclass(frozen=True)
 class Cluster:
-    """How the features of a `ray.data.Dataset` are taken by the workers of a Ray cluster.
+    """The workers of a Ray cluster that compute the features of a `ray.data.Dataset`.
 
     Attributes:
-        workers: How many processes run the model, on whichever machines.
-        batch_size: How many samples the model is given at once.
-        rows: How many samples a worker is given at once. Their features are written together, so this is what a worker's
-            death costs, and about what a shard holds.
-        cpus: How many of the cluster's CPUs each worker has for itself; to read and to write needs some as well.
-        gpus: How many of its GPUs. With any, the model and its batches are moved there.
-        deaths: So many workers may die, and others take their places; with the next the run ends.
+        workers: The number of processes that run the model, on any of the machines.
+        batch_size: The number of samples in a batch of the model.
+        rows: The number of samples that a worker receives at once, rounded up to whole batches. Their features are written
+            together, so this is the loss when a worker dies, and about the size of a shard.
+        cpus: The number of the cluster's CPUs reserved for each worker; reading and writing need some as well.
+        gpus: The number of its GPUs for each worker. If not 0, workers move the model and its batches there.
+        deaths: The number of workers that may die and be replaced; one more ends the run.
     """
 
     workers: int = 2
@@ -29,17 +29,17 @@ class Cluster:
     deaths: int = 8
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Check the settings."""
         for name, least in (("workers", 1), ("batch_size", 1), ("rows", 1), ("cpus", 0), ("gpus", 0), ("deaths", 0)):
             if getattr(self, name) < least:
                 raise ExtractionFailed(f"{name}={getattr(self, name)!r}: it must be at least {least}")
 
     @property
     def whole_rows(self) -> int:
-        """The samples for a worker, as whole batches."""
+        """The number of samples for a worker, in whole batches."""
         return -(-self.rows // self.batch_size) * self.batch_size
 
 
 def is_of_ray(data: object) -> bool:
-    """Whether data are a data set of Ray, without importing it."""
+    """Whether data are a Ray data set; does not import Ray."""
     return any(kind.__module__.partition(".")[0] == "ray" and kind.__name__ == "Dataset" for kind in type(data).__mro__)

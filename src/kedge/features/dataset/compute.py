@@ -1,9 +1,9 @@
-"""A batch in, its features out: what a process does that has the model, wherever batches come from and features go.
+"""The features of a batch: the computation in a process with the model, for any source of batches.
 
 # Note [Which sample it was]
-When the model fails on a batch, each of its samples is tried alone. Those that fail alone are bad, and the rest is
-computed together once more. When none fails alone, it is not a sample's fault and the error is raised; nor is it when
-all fail, unless the model still takes what it took before.
+When the model fails on a batch, each sample is tried alone. Samples that fail alone are bad, and the rest are computed
+together once more. If no sample fails alone, the batch is at fault and the error is raised. If all fail, the error is
+raised too, unless the model still takes an earlier batch.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _NOT_A_SAMPLES_FAULT = (KedgeError, MemoryError, torch.OutOfMemoryError, torch.A
 
 
 class TakesFeatures(Protocol):
-    """What is called like a model and gives its features by name, with the samples in the first dimension."""
+    """A callable with the interface of a model that returns features by name, with samples in the first dimension."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Mapping[str, Tensor]:
-        """Compute the features of a batch."""
+        """Return the features of a batch."""
 
 
 class BatchComputer:
-    """Computes the features of batches; it can be pickled and sent to where the model is to run.
+    """Computation of the features of batches; it can be pickled and sent to the process that runs the model.
 
     Args:
-        features: What is called like a model and gives features by name.
-        batch: Makes the model's arguments from a batch; see `Options`.
-        device: Where batches are moved to; by default where the model's first parameter is.
+        features: A callable with the interface of a model that returns features by name.
+        batch: A function from a batch to the model's arguments; see `Options`.
+        device: The device for batches; by default that of the model's first parameter.
         proven: Whether the model is known to work on other samples of the data set.
 
     Raises:
-        ExtractionFailed: Nothing can be computed on that device.
+        ExtractionFailed: The device cannot be used.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class BatchComputer:
         self.features, self.batch = features, batch
         self.device = _device_of(features) if device is None else usable(device)
         self._proven = proven
-        self._taken: tuple[Any, int] | None = None  # a batch that the model took
-        self._preparing = False  # batch= was called, and has not returned
+        self._taken: tuple[Any, int] | None = None  # a batch that the model took, and its size
+        self._preparing = False  # whether batch= is running
 
     def __call__(self, batch: SampleBatch) -> Columns:
-        """Compute the features of a batch.
+        """Return the features of a batch.
 
         Raises:
             ExtractionFailed: The model fails, and not because of single samples.
@@ -73,11 +73,12 @@ class BatchComputer:
             raise
         except Exception as error:  # noqa: BLE001 - a model may raise anything
             return self._without_bad(batch, error)
-        self._taken = self._taken or (batch.data, len(batch.places))  # not the last: its memory is for the next one
+        # The first batch: a reference to the last would keep its memory from the next.
+        self._taken = self._taken or (batch.data, len(batch.places))
         return Columns(batch.places, batch.keys, values, batch.bad, copied)
 
     def held(self) -> AbstractContextManager[Any]:
-        """A block in which what computes features leaves its hooks on the model between batches, if it has any."""
+        """Return a context in which the features keep their hooks on the model between batches, if they have hooks."""
         held: Callable[[], AbstractContextManager[Any]] = getattr(self.features, "held", nullcontext)
         return held()
 
@@ -91,7 +92,7 @@ class BatchComputer:
             return {name: _own(name, value, size) for name, value in found.items()}, _copied(found.values())
 
     def _without_bad(self, batch: SampleBatch, error: Exception) -> Columns:
-        """Find the samples that the model cannot take; see Note [Which sample it was]."""
+        """Return the features of the samples that the model can take; see Note [Which sample it was]."""
         size = len(batch.places)
         taker = f"batch= ({name_of(self.batch)})" if self._preparing else "the model"
         failed = {row: found for row in range(size) if (found := self._alone(batch, row)) is not None}
@@ -110,7 +111,7 @@ class BatchComputer:
         return self(left)
 
     def _still_works(self) -> bool:
-        """Whether the model takes what it took before."""
+        """Whether the model still takes an earlier batch."""
         if self._taken is None:
             return self._proven
         try:
@@ -130,7 +131,7 @@ class BatchComputer:
 
 
 def bad_sample(found: Sequence[FailedSample]) -> BadSample:
-    """Make the error about samples that have no features, of which the first is named."""
+    """Return the error about samples without features; it names the first."""
     first, more = found[0], f" (and {len(found) - 1} more of its batch)" if len(found) > 1 else ""
     way = "a stream cannot go on after that" if first.ends else "mend it, or leave such samples out with on_bad='skip'"
     error = BadSample(f"no features of sample {first.key!r}{more}: {first.why}; {way}")
@@ -140,7 +141,7 @@ def bad_sample(found: Sequence[FailedSample]) -> BadSample:
 
 
 def _own(name: str, value: Any, size: int) -> Tensor:
-    """Copy a value into memory of its own, so that nothing else is kept alive and nothing can overwrite it."""
+    """Return a copy of a value in CPU memory of its own, which keeps nothing else alive and cannot be overwritten."""
     if not isinstance(value, Tensor) or not value.ndim or len(value) != size:
         shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ExtractionFailed(
@@ -154,7 +155,7 @@ def _own(name: str, value: Any, size: int) -> Tensor:
 
 
 def _copied(values: Iterable[Tensor]) -> torch.cuda.Event | None:
-    """Mark the moment at which copies from a CUDA device are complete, which are not waited for here."""
+    """Return an event that marks the end of the copies from a CUDA device, without waiting; None without such copies."""
     device = next((value.device for value in values if value.device.type == "cuda"), None)
     if device is None:
         return None

@@ -1,4 +1,4 @@
-"""Whether this machine can compute where it is asked to, said before there is any batch."""
+"""A check, before the first batch, that this machine can compute on a device."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from kedge.errors import ExtractionFailed
 
 
 def usable(device: Any) -> torch.device:
-    """Return a device on which something was just computed.
+    """Return a device, after a test computation on it.
 
     Args:
-        device: Its name, such as "cuda:1", or a `torch.device`.
+        device: The device's name, such as "cuda:1", or a `torch.device`.
 
     Raises:
-        ExtractionFailed: There is no such device, or nothing can be computed there; PyTorch's reason is in it.
+        ExtractionFailed: The device does not exist or cannot compute; the message contains PyTorch's reason.
     """
     try:
         found = torch.device(device)
-        torch.zeros(1, device=found).add_(1).cpu()  # where there is no driver, making a device is no error yet
+        torch.zeros(1, device=found).add_(1).cpu()  # without a driver, creating a device is not an error yet
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ExtractionFailed(

@@ -1,4 +1,4 @@
-"""The features of a whole data set, into a folder: what is there is not computed again."""
+"""Extraction of a whole data set's features into a folder, without the samples already there."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ from kedge.features.dataset.samples.placed import LoadedBatch, why
 def extract_dataset(
     features: TakesFeatures, loader: Any, out: str | os.PathLike[str], options: Options | None = None
 ) -> FeatureSet:
-    """Write the features of every sample that a loader gives; go on where an earlier run of the same stopped.
+    """Write the features of every sample of a loader to a folder, or continue an earlier run of the same extraction.
 
     Args:
-        features: What is called like a model and gives features by name, such as `kedge.extract` makes.
+        features: A callable with the interface of a model that returns features by name, such as from `kedge.extract`.
         loader: A `DataLoader`, any iterable of batches, or a `ray.data.Dataset`.
-        out: The folder; it is made if it is not there.
-        options: Everything else.
+        out: The folder; created if it does not exist.
+        options: All other settings.
 
     Returns:
-        What the folder holds then.
+        The features in the folder at the end.
 
     Raises:
-        BadSample: A sample cannot be loaded, or the model cannot take it, and none is to be skipped.
-        ExtractionFailed: The loader ends with an error, or gives what features cannot be taken of; or a name in
-            reduce= is none of a value, or the device cannot be used.
+        BadSample: A sample cannot be loaded or the model cannot take it, and bad samples are not to be skipped.
+        ExtractionFailed: The loader fails, or its batches or the features are unusable; a name in reduce= does not belong
+            to a value; or the device cannot be used.
         OtherRun: The folder holds the features of another run.
         BeingWritten: Another process writes there.
-        RecordingError: The folder cannot be written to; the disk is full, say.
+        RecordingError: The folder cannot be written to; for example, the disk is full.
     """
     options = options or Options()
     must_be_possible(features, options.reduce)
@@ -81,7 +81,7 @@ def extract_dataset(
         keys = SampleKeys(options.keys, BatchSource(loader).length, _meet(done, folder))
         source = BatchSource(loader, rank, options.split, done)
         work = BatchComputer(features, batch=options.batch, device=options.device, proven=len(done) > 0)
-        # An error that somebody keeps would keep the loader's workers alive, so it is closed here.
+        # A stored error would keep the loader's workers alive through its traceback, so close the generators here.
         with (
             work.held(),
             closing(_loaded(source)) as loads,
@@ -92,7 +92,7 @@ def extract_dataset(
 
 
 def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
-    """Describe a run as far as it is known before it begins; one that goes on has to be described the same."""
+    """Return a run's description as known before it begins; a run that continues needs the same description."""
     length = BatchSource(loader).length
     data: dict[str, Any] = {"type": "stream"} if length is None else {"samples": length}
     if is_loader(loader) and is_stream(loader):
@@ -113,13 +113,13 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
 
 
 class FeatureDestination(NamedTuple):
-    """Where features go.
+    """The destination of features.
 
     Attributes:
         folder: The folder.
-        rank: Which process this is.
-        options: How they are written.
-        wanted: What run they are of.
+        rank: The rank of this process.
+        options: How features are written.
+        wanted: The description of the run.
     """
 
     folder: Path
@@ -129,14 +129,14 @@ class FeatureDestination(NamedTuple):
 
 
 def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
-    """Check that a folder is empty, or of the run that is wanted as far as that is known.
+    """Check that a folder is empty, or belongs to the wanted run as far as its description is known.
 
     Raises:
-        OtherRun: It is not.
-        ExtractionFailed: The run has reducers for values that it does not have, which an earlier Kedge let pass.
+        OtherRun: The folder holds something else.
+        ExtractionFailed: The run has reducers for values that it does not have, which an earlier Kedge allowed.
     """
     others = [name for name in sorted(path.name for path in folder.iterdir()) if not name.startswith((".", "writer-"))]
-    found = read_manifest(folder)  # after that, as another rank may just be writing the first files
+    found = read_manifest(folder)  # after the listing, because another rank may be writing the first files
     if found is not None:
         check_same(folder, found, wanted)
         if "columns" in found:
@@ -146,7 +146,7 @@ def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def _meet(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
-    """Note which samples are done."""
+    """Mark the samples in a folder as done; return their places and keys."""
     known = list(places_of(folder)) if read_manifest(folder) is not None else []
     for place, _ in known:
         done.add(place)
@@ -154,8 +154,8 @@ def _meet(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _write(computed: Iterator[Columns], shelf: FeatureDestination, total: int | None) -> None:
-    """Write what is computed, in a thread; the folder says what run it is of as soon as the first batch is there."""
-    # Loaders start their workers with the first batch; to fork is safer before there is a thread.
+    """Write computed features in a thread, and the run's manifest as soon as the first batch is computed."""
+    # Loaders start their workers with the first batch, and forking is safer before the thread starts.
     first: list[Columns] = []
     for columns in computed:
         first.append(columns)
@@ -177,23 +177,23 @@ def _write(computed: Iterator[Columns], shelf: FeatureDestination, total: int | 
 
 
 class SampleRate(ProgressColumn):
-    """Samples a second."""
+    """Samples per second."""
 
     def render(self, task: Task) -> Text:
-        """Return it as text."""
+        """Return the rate as text."""
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{speed:,.0f}/s", style="progress.data.speed")
 
 
 def progress_bar(shown: bool | None, console: Console) -> Progress:
-    """Make the bar that shows how far an extraction is; None: if the console is a terminal."""
+    """Return the progress bar of an extraction; with `shown` None it is visible if the console is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), SampleRate(), TimeRemainingColumn())
     hidden = not (console.is_terminal if shown is None else shown)
     return Progress(*columns, console=console, disable=hidden, refresh_per_second=5)
 
 
 def compute(loads: Iterable[LoadedBatch], keys: SampleKeys, work: BatchComputer, on_bad: OnBad) -> Generator[Columns]:
-    """Compute batch by batch; a bad sample's good neighbours are handed out before it is raised."""
+    """Yield the features of each batch; the good samples of a batch come before the error about its bad ones."""
     for loaded in loads:
         columns = work(keys(loaded))
         del loaded
@@ -204,7 +204,7 @@ def compute(loads: Iterable[LoadedBatch], keys: SampleKeys, work: BatchComputer,
 
 
 def _loaded(source: BatchSource) -> Generator[LoadedBatch]:
-    """Load batch by batch."""
+    """Yield the batches of a loader."""
     batches, count = iter(source), 0
     while True:
         try:
@@ -220,4 +220,4 @@ def _loaded(source: BatchSource) -> Generator[LoadedBatch]:
             ) from error
         count += len(loaded.places)
         yield loaded
-        del loaded  # or two batches would be in memory while the next one is loaded
+        del loaded  # otherwise two batches are in memory while the next one is loaded

@@ -1,4 +1,4 @@
-"""The features of a `ray.data.Dataset`: actors compute them, and tasks write them into a folder that all machines share."""
+"""Extraction from a `ray.data.Dataset`: actors compute features, and tasks write them to a folder that all machines share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kedge.features.dataset.options import Options
 from kedge.features.dataset.ray_worker import Run, ShardSink, Worker, pickled
 from kedge.features.dataset.samples.placed import why
 
-#: So many seconds a task that still writes may take to let go of its files.
+#: Seconds that a task which still writes may take to release its files.
 PATIENCE = 30.0
 _MARKS = ".ray-"
 _LOGGERS = {
@@ -46,15 +46,15 @@ _LOGGERS = {
 def extract_on_ray(
     features: TakesFeatures, dataset: ray.data.Dataset, out: str | os.PathLike[str], options: Options
 ) -> FeatureSet:
-    """Write the features of every row into a folder that all machines share; as `extract_dataset`, which see.
+    """Write the features of every row to a folder that all machines share; see `extract_dataset`.
 
     Raises:
-        BadSample: The model cannot take a sample, and none is to be skipped.
-        ExtractionFailed: No column of keys is named, the data set cannot be read, workers died too often, or keys stand
-            for several samples.
+        BadSample: The model cannot take a sample, and bad samples are not to be skipped.
+        ExtractionFailed: ``keys=`` names no column, the data set cannot be read, workers died too often, or two samples
+            share a key.
         OtherRun: The folder holds the features of another run.
         BeingWritten: Another process writes there.
-        RecordingError: The folder cannot be written to; the disk is full, say.
+        RecordingError: The folder cannot be written to; for example, the disk is full.
     """
     folder = Path(out).resolve()
     _see_that_rows_have_keys(dataset, options.keys)
@@ -89,7 +89,7 @@ def _named(keys: Any) -> str:
 
 
 def _see_that_there_is_room(cluster: Cluster) -> None:
-    """Refuse what would wait for ever: workers that leave no CPU to read with."""
+    """Check that the workers leave a CPU for reading; otherwise the run would wait for ever."""
     there, asked = float(ray.cluster_resources().get("CPU", 0.0)), cluster.workers * cluster.cpus
     if asked > max(0.0, there - 1):
         raise ExtractionFailed(
@@ -99,7 +99,7 @@ def _see_that_there_is_room(cluster: Cluster) -> None:
 
 
 def _on_cpu(features: TakesFeatures) -> TakesFeatures:
-    """Return the model where every worker can open it."""
+    """Return the model on the CPU, where every worker can unpickle it."""
     if not isinstance(features, nn.Module):
         return features
     held = chain(features.parameters(), features.buffers())
@@ -110,7 +110,7 @@ def _on_cpu(features: TakesFeatures) -> TakesFeatures:
 
 @contextmanager
 def _ended(folder: Path) -> Iterator[Path]:
-    """Make this run's folder of marks; before and after, see that no task of a run that has ended writes any more."""
+    """Context of a run, with its new folder of marks; before and after, wait until tasks of ended runs stop writing."""
     _end(folder)
     marks = folder / f"{_MARKS}{token_hex(4)}"
     with told(f"write to {folder}"):
@@ -124,13 +124,13 @@ def _ended(folder: Path) -> Iterator[Path]:
 def _end(folder: Path) -> None:
     for marks in folder.glob(f"{_MARKS}*"):
         shutil.rmtree(marks, ignore_errors=True)
-    repair(folder, 0)  # whose lock is ours
+    repair(folder, 0)  # this process holds the lock of rank 0
     for rank in sorted(set(ranks_of(folder, LOCK)) - {0}):
         _repair(folder, rank)
 
 
 def _repair(folder: Path, rank: int) -> None:
-    """Remove what a dead task left half-written, when none writes any more."""
+    """Remove a dead task's half-written files, once other processes have stopped writing this rank."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -144,7 +144,7 @@ def _repair(folder: Path, rank: int) -> None:
 
 
 def _run(dataset: ray.data.Dataset, features: TakesFeatures, run: Run) -> int:
-    """Compute and write the features of all rows; return how many rows there are."""
+    """Compute and write the features of all rows; return the number of rows."""
     cluster = run.options.cluster
     done = frozenset(place for place, _ in places_of(run.folder))
     sink = ShardSink(pickled(replace(run, options=replace(run.options, batch=None, keys=None))))
@@ -164,7 +164,7 @@ def _run(dataset: ray.data.Dataset, features: TakesFeatures, run: Run) -> int:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Raise what is under an error of Ray's."""
+    """Context that raises the error inside a Ray error."""
     try:
         yield
     except Exception as error:
@@ -177,7 +177,7 @@ def _explained() -> Iterator[None]:
 
 
 def _under(error: Exception) -> str:
-    """Return what an error in another process was, which Ray has as text alone, under the errors that wrap it."""
+    """Return the line that describes the original error; Ray keeps an error of another process as text only."""
     if not isinstance(error, ray.exceptions.RayTaskError):
         return why(error)
     first, *_ = str(error).partition("\n\nThe above exception was the direct cause")
@@ -185,7 +185,7 @@ def _under(error: Exception) -> str:
 
 
 def _see_that_each_counts_once(folder: Path, count: int) -> None:
-    """Compare the rows that came with the samples that are there; reducers must have counted none of them twice."""
+    """Check that there are as many samples as rows, and that reducers counted each sample once."""
     places = [place for place, _ in places_of(folder)]
     known = len(set(places))
     if known < count:
@@ -202,7 +202,7 @@ def _see_that_each_counts_once(folder: Path, count: int) -> None:
 
 @contextmanager
 def _shown(dataset: ray.data.Dataset, shown: bool | None) -> Iterator[None]:
-    """Show Ray Data's bars if they are wanted; its steps, and errors that are raised here anyway, are not logged."""
+    """Context that shows Ray Data's bars if wanted, and silences its logs of steps and of errors raised here anyway."""
     context = dataset.context
     bars, levels = context.enable_progress_bars, {name: logging.getLogger(name).level for name in _LOGGERS}
     context.enable_progress_bars = sys.stderr.isatty() if shown is None else shown

@@ -1,4 +1,4 @@
-"""How the features of a data set are taken, and how they are written."""
+"""Settings for the computation and storage of a data set's features."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ FormatName = Literal["safetensors", "zarr", "parquet"]
 
 @dataclass(frozen=True)
 class Options:
-    """How the features of a data set are taken, and how they are written.
+    """Settings for the computation and storage of a data set's features.
 
     Attributes:
-        batch: Makes what the model is called with from a batch of the loader: a tensor, a tuple of positional or
-            a dict of keyword arguments. Without it a tensor is the model's argument, of a tuple or list the first
-            entry is, and a dict holds keyword arguments.
-        keys: What samples are called: a sequence with one for each sample of the data set, or a function that
-            gives one for each sample of a batch of the loader. By default the sample's index. Of a
-            `ray.data.Dataset` the name of the column that holds them, or a function; one of these is needed there.
-        reduce: For each name that a value has in the result the reducer, or several, that takes it in; such values are
-            not kept then.
-        keep: Names in `reduce` whose values are kept as well.
-        version: What the program's own functions (transforms, `batch=`, `keys=`, the loader's `collate_fn`) go by, in place
-            of digests: a folder goes on as long as their names and this text are the same.
-        on_bad: What happens with a sample that cannot be loaded, or that the model cannot take: "raise" stops,
-            "skip" leaves it out and writes that down.
-        format: How shards are written: "safetensors", or with an extra of that name "zarr" or "parquet".
-        device: Where batches are moved to; by default where the model's first parameter is.
-        shard_bytes: A shard is written when it has so many bytes, the first ones earlier; as many again may wait meanwhile.
-        shard_seconds: A shard is written when it is so old, so that no more than that is lost by a kill.
-        progress: Whether progress is shown; None: if stderr is a terminal.
-        split: Whether each rank of a distributed run takes its part of what the loader gives; False if the loaders
-            of the ranks give each its own part already. A loader with a `DistributedSampler` is recognised.
-        rank: Which rank this is; None: as torchrun or `torch.distributed` says.
-        cluster: How many workers take the features of a `ray.data.Dataset`, and what each is given.
+        batch: A function from a batch of the loader to the model's arguments: a tensor, a tuple of positional or
+            a dict of keyword arguments. By default a tensor is the argument, a dict holds keyword arguments, and the
+            first entry of a tuple or list counts.
+        keys: The samples' keys: a sequence with one for each sample of the data set, or a function from a batch of the
+            loader to one for each of its samples. By default the sample's index. For a `ray.data.Dataset` the name of
+            the column of keys, or a function; one of these is required there.
+        reduce: For each name of a value in the result the reducer, or several, to update with it; such values are not
+            stored.
+        keep: Names in `reduce` whose values are stored too.
+        version: The version of the program's own functions (transforms, `batch=`, `keys=`, the loader's `collate_fn`), in
+            place of digests: a run continues in a folder as long as the functions' names and this text are the same.
+        on_bad: The treatment of a sample that cannot be loaded, or that the model cannot take: "raise" stops, "skip"
+            leaves the sample out and records that.
+        format: The format of shards: "safetensors", or with the extra of that name "zarr" or "parquet".
+        device: The device for batches; by default that of the model's first parameter.
+        shard_bytes: The size at which a shard is written, less for the first ones; as many bytes again may wait meanwhile.
+        shard_seconds: The age at which a shard is written, so that a kill loses no more than that.
+        progress: Whether to show progress; None: if stderr is a terminal.
+        split: Whether the ranks of a distributed run share out the loader's samples; False if each rank's loader already
+            yields a part of its own. A loader with a `DistributedSampler` is recognised.
+        rank: The rank of this process; None: from torchrun or `torch.distributed`.
+        cluster: The workers for a `ray.data.Dataset`, and their resources.
     """
 
     batch: Callable[[Any], Any] | None = None
@@ -60,7 +60,7 @@ class Options:
     cluster: Cluster = field(default_factory=Cluster)
 
     def __post_init__(self) -> None:
-        """Refuse what is not known."""
+        """Check the settings."""
         for name, known in (("on_bad", OnBad), ("format", FormatName)):
             if getattr(self, name) not in get_args(known):
                 choices = ", ".join(map(repr, get_args(known)))
@@ -71,7 +71,7 @@ class Options:
                 f"keep={strange!r}: only sites of reduce= are to be named, all others are kept anyway"
             )
         if not (self.keys is None or callable(self.keys) or hasattr(self.keys, "__len__")):
-            object.__setattr__(self, "keys", list(self.keys))  # an iterator gives them once, and they are read twice
+            object.__setattr__(self, "keys", list(self.keys))  # an iterator yields keys once, and they are read twice
 
     @property
     def reducers(self) -> dict[str, list[Reducer]]:

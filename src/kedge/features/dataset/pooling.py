@@ -1,4 +1,4 @@
-"""What a site's values can go through before they are kept, by name."""
+"""Pooling transforms for a site's values, by name."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from torch import Tensor
 
 
 def mean(values: Tensor) -> Tensor:
-    """Average over the positions of an image or a volume: all dimensions after the channels'."""
+    """Return the mean over the positions of an image or a volume: all dimensions after the channels."""
     return values if values.ndim < 3 else values.flatten(2).mean(2)
 
 
 def greatest(values: Tensor) -> Tensor:
-    """Take the greatest of all positions of an image or a volume."""
+    """Return the maximum over the positions of an image or a volume."""
     return values if values.ndim < 3 else values.flatten(2).amax(2)
 
 
 def tokens(values: Tensor) -> Tensor:
-    """Average over tokens, which are the dimension after the samples'."""
+    """Return the mean over tokens, the dimension after the samples."""
     return values.mean(1)
 
 
 def first(values: Tensor) -> Tensor:
-    """Take the first token, such as a class token."""
+    """Return the first token, such as a class token."""
     return values[:, 0]
 
 
 def last(values: Tensor) -> Tensor:
-    """Take the last token."""
+    """Return the last token."""
     return values[:, -1]
 
 
 def flatten(values: Tensor) -> Tensor:
-    """Make one row of numbers of each sample."""
+    """Return one row of numbers for each sample."""
     return values.flatten(1)
 
 

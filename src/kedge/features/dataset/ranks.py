@@ -1,4 +1,4 @@
-"""Which process of a distributed run this is."""
+"""The rank of this process in a distributed run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 import torch.distributed
 
-#: How often, in seconds, the first rank looks whether the others are through.
+#: Seconds between two checks of the first rank whether the others have finished.
 _PACE = 0.1
 
 
@@ -19,8 +19,8 @@ class SharingRank:
     """One of several processes that share the work.
 
     Attributes:
-        rank: Which one, counted from 0.
-        world: How many there are.
+        rank: The number of this process, from 0.
+        world: The number of processes.
     """
 
     rank: int = 0
@@ -28,7 +28,7 @@ class SharingRank:
 
     @classmethod
     def here(cls) -> Self:
-        """Ask PyTorch, or else the environment that torchrun sets."""
+        """Return the rank from PyTorch, or else from the environment variables of torchrun; 0 of 1 without either."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return cls(torch.distributed.get_rank(), torch.distributed.get_world_size())
         rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
@@ -37,21 +37,21 @@ class SharingRank:
         return cls()
 
     def takes(self, number: int) -> bool:
-        """Whether a block of this number is this process's part."""
+        """Whether the block with this number belongs to this process."""
         return number % self.world == self.rank
 
 
 def wait_for_others(rank: SharingRank) -> bool:
-    """Wait at the first rank until all have come here, once in a process; the others note that they have, and go on.
+    """At the first rank, wait until all ranks have called this; the others only record their call. Once per process.
 
-    Under torchrun the ranks share a store that its agent keeps, and where one fails all are ended, so that nobody waits
-    for ever. Other launchers have nothing like it.
+    Under torchrun the ranks share a store in its agent, which ends all ranks if one fails, so the wait cannot last for
+    ever. Other launchers have no such store.
 
     Args:
-        rank: Which process this is.
+        rank: The rank of this process.
 
     Returns:
-        Whether that could be told; at the first rank all have come here then.
+        Whether the ranks could communicate; if so, at the first rank all have called this.
     """
     if rank.world == 1:
         return True
@@ -65,6 +65,6 @@ def wait_for_others(rank: SharingRank) -> bool:
         store.set(noted[rank.rank], "through")
         while rank.rank == 0 and not store.check(noted):
             time.sleep(_PACE)
-    except (KeyError, ValueError, RuntimeError):  # its environment, or its store, is not as this one knows it
+    except (KeyError, ValueError, RuntimeError):  # an unknown environment or store
         return False
     return True

@@ -1,10 +1,11 @@
-"""What runs in the processes of a Ray cluster: actors that compute features, and tasks that write them as shards.
+"""The code that runs in the processes of a Ray cluster: actors that compute features, and tasks that write them as shards.
 
 # Note [Every row once]
-Ray makes the call of an actor that died again, and gives what a call returns to one task, which writes it. What an earlier
-run has written, actors leave out by a list that is the same for all, so a repeated call returns the same. Only a task that
-died after it wrote could write twice: before it writes it leaves a mark, and where it finds its mark it leaves out what is
-in the folder. The marks are in a folder of the run's own, and without that no task writes: the run has ended then.
+Ray repeats the call of an actor that died, and passes the result of a call to one task, which writes it. All actors skip
+the samples of earlier runs by one and the same list, so a repeated call returns the same result. Only a task that died
+after it wrote could write twice: each task leaves a mark before it writes, and a task that finds its own mark skips the
+samples already in the folder. Marks are in a folder that belongs to the run; if that is missing, the run has ended and
+tasks do not write.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ Rows = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """What all processes of a run know of it.
+    """The facts about a run that all its processes share.
 
     Attributes:
-        folder: Where features go.
-        options: How they are taken and written.
-        wanted: What run they are of.
-        marks: A folder of this run's own, which is there as long as it runs.
+        folder: The folder of features.
+        options: How features are computed and written.
+        wanted: The description of the run.
+        marks: A folder that belongs to this run and exists while it runs.
     """
 
     folder: Path
@@ -65,7 +66,8 @@ class Worker:
     """An actor that computes the features of rows.
 
     Args:
-        job: Refers to a `Run`, what gives the features, and the places of the samples that are done, pickled.
+        job: Ray's reference to the pickled tuple of a `Run`, the model that returns features, and the places of finished
+            samples.
     """
 
     def __init__(self, job: Any) -> None:
@@ -73,7 +75,7 @@ class Worker:
         self._begun = False
 
     def __call__(self, rows: dict[str, np.ndarray[Any, Any]]) -> Iterator[dict[str, list[Any]]]:
-        """Yield the features of some rows batch by batch; an error is yielded too, as Ray would wrap it."""
+        """Yield the features of some rows batch by batch, and errors too, because Ray would wrap a raised one."""
         try:
             yield from self._taken(rows)
         except KedgeError as error:
@@ -111,10 +113,10 @@ class Worker:
 
 
 def _note_process(run: Run) -> Path:
-    """Make the file in which a process says which rows it is at; those of dead ones stay.
+    """Return a new file for the rows that a process is working on; files of dead processes remain.
 
     Raises:
-        ExtractionFailed: Too many have died.
+        ExtractionFailed: Too many processes have died.
     """
     cluster, said = run.options.cluster, [path.read_text(encoding="utf-8") for path in run.marks.glob("process-*")]
     if len(said) >= cluster.workers + cluster.deaths:
@@ -129,13 +131,13 @@ def _note_process(run: Run) -> Path:
 
 
 class ShardSink(ray.data.Datasink):  # type: ignore[misc]
-    """Writes what workers yield; see Note [Every row once].
+    """Sink that writes the output of workers; see Note [Every row once].
 
     Args:
         run: A `Run`, pickled.
 
     Attributes:
-        rows: How many rows came, when all is written.
+        rows: The number of rows received, known once all are written.
     """
 
     def __init__(self, run: bytes) -> None:
@@ -146,7 +148,7 @@ class ShardSink(ray.data.Datasink):  # type: ignore[misc]
         """Write the features of some rows.
 
         Returns:
-            How many rows they are.
+            The number of rows.
         """
         run: Run = opened(self._run)
         seen = 0
@@ -162,12 +164,12 @@ class ShardSink(ray.data.Datasink):  # type: ignore[misc]
         return seen
 
     def on_write_complete(self, write_result: Any) -> None:
-        """Note how many rows all tasks have written."""
+        """Store the number of rows that all tasks have written."""
         self.rows = sum(write_result.write_returns)
 
 
 def _seat(folder: Path, lock: ExitStack) -> int:
-    """Take a rank whose files no other process writes; those of dead ones are free again."""
+    """Lock and return a rank whose files no other process writes; ranks of dead processes are free again."""
     rank = 0
     while True:
         rank += 1
@@ -177,7 +179,7 @@ def _seat(folder: Path, lock: ExitStack) -> int:
 
 
 def _written_before(run: Run, task: int) -> set[str]:
-    """Return the places of what is in the folder if this task was begun before, and died; else none."""
+    """Return the places of all samples in the folder if an earlier attempt of this task died, else an empty set."""
     try:
         (run.marks / f"task-{task}").touch(exist_ok=False)
     except FileExistsError:
@@ -188,7 +190,7 @@ def _written_before(run: Run, task: int) -> set[str]:
 
 
 def _add(shards: Shards, run: Run, sent: bytes, written: set[str]) -> None:
-    """Take in the features of a batch; raise an error when what came before it is written."""
+    """Add the features of a batch to the shards; raise a received error after the batches before it are written."""
     columns: Columns | KedgeError | None = pickle.loads(sent)  # noqa: S301 - our own workers'
     if isinstance(columns, KedgeError):
         shards.write()
@@ -202,15 +204,15 @@ def _add(shards: Shards, run: Run, sent: bytes, written: set[str]) -> None:
 
 
 def _sent(rows: int, sent: Columns | KedgeError | None) -> dict[str, list[Any]]:
-    """Return a row of Ray's: how many rows of the data set were seen, and what came of them."""
+    """Return a Ray row: the number of rows of the data set that were seen, and their result."""
     return {"rows": [rows], "sent": [pickle.dumps(sent)]}
 
 
 def pickled(sent: object) -> bytes:
-    """Return what can be sent to workers.
+    """Return an object as bytes for the workers.
 
     Raises:
-        ExtractionFailed: That is not possible.
+        ExtractionFailed: The object cannot be pickled.
     """
     try:
         return bytes(cloudpickle.dumps(sent))
@@ -219,10 +221,10 @@ def pickled(sent: object) -> bytes:
 
 
 def opened(sent: bytes) -> Any:
-    """Open what was sent.
+    """Return an object from its bytes.
 
     Raises:
-        ExtractionFailed: Something in it cannot be imported here.
+        ExtractionFailed: The object refers to something that cannot be imported here.
     """
     try:
         return pickle.loads(sent)  # noqa: S301 - our own program's
@@ -234,7 +236,7 @@ def opened(sent: bytes) -> Any:
 
 
 def _places(rows: Rows, keys: Any) -> list[str]:
-    """Return what the user calls the rows."""
+    """Return the rows' keys, as strings."""
     if not callable(keys) and keys not in rows:
         raise ExtractionFailed(f"keys={keys!r}: there is no such column; there are {', '.join(map(repr, rows))}")
     found = texts(keys(_data(rows)) if callable(keys) else rows[keys])
@@ -245,7 +247,7 @@ def _places(rows: Rows, keys: Any) -> list[str]:
 
 
 def _inputs(rows: Rows, options: Options) -> Rows:
-    """Return the columns that the model, or the user's function, is to see."""
+    """Return the columns for the model, or for the user's ``batch=``."""
     left_out = options.keys if isinstance(options.keys, str) and options.batch is None else None
     return {name: column for name, column in rows.items() if name != left_out}
 
@@ -260,7 +262,7 @@ def _work(features: TakesFeatures, options: Options, proven: bool) -> BatchCompu
 
 
 def _batches(rows: Rows, places: list[str], rest: list[int], options: Options) -> Iterator[LoadedBatch]:
-    """Cut rows into batches for the model."""
+    """Yield rows cut into batches for the model."""
     size = options.cluster.batch_size
     alone = next(iter(rows)) if len(rows) == 1 and options.batch is None else None
     for start in range(0, len(rest), size):
@@ -270,7 +272,7 @@ def _batches(rows: Rows, places: list[str], rest: list[int], options: Options) -
 
 
 def _data(rows: Rows) -> dict[str, Any]:
-    """Make tensors of the columns that hold numbers, and lists of others."""
+    """Return columns of numbers as tensors, and others as lists."""
     return {
         name: torch.from_numpy(np.array(column)) if column.dtype.kind in "biufc" else column.tolist()
         for name, column in rows.items()

@@ -1,11 +1,11 @@
-"""Where the edges of a histogram are: given, or found as powers of two.
+"""The bins of a histogram: between given edges, or of a width that is a power of two.
 
 # Note [Edges that merge]
 Bin `i` of an automatic histogram is ``[i 2^k, (i + 1) 2^k)``, and two neighbouring bins of one `k` are one bin of
-``k + 1``. So counts are made coarser exactly, without knowing the samples. `k` is the smallest for which the bins from
-the least to the greatest value seen are no more than the limit; it depends on these two values alone and only
-grows, whichever samples come first. It is bounded below so that a bin's number is exact: no value is more than 2^52
-bins from zero, and no bin is narrower than the smallest float64. Edges beyond the largest are infinite.
+``k + 1``. So counts can be made coarser exactly, without the samples. `k` is the smallest power for which the bins from
+the least to the greatest value seen do not exceed the limit; it depends on these two values alone, in any order of
+samples, and only grows. A lower bound on `k` keeps bin numbers exact: no value is more than 2^52 bins from zero, and no
+bin is narrower than the smallest float64. Edges beyond the largest float64 are infinite.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FixedGrid:
         self.counts += tally(bins, finite, self.counts.shape[1])
 
     def merge(self, other: FixedGrid) -> None:
-        """Add another's counts."""
+        """Add another grid's counts."""
         self.counts += other.counts
 
     def state(self) -> State:
@@ -53,7 +53,7 @@ class FixedGrid:
         self.counts = state["counts"]
 
     def result(self) -> dict[str, Any]:
-        """Return edges ``[bins + 1]``, counts ``[channels, bins]``, and what lies outside of them."""
+        """Return edges ``[bins + 1]``, counts ``[channels, bins]``, and counts under and over the edges ``[channels]``."""
         inside = self.counts[:, 1:-1].clone()
         outside = {"under": self.counts[:, 0].clone(), "over": self.counts[:, -1].clone()}
         return {"edges": self.edges.clone(), "counts": inside} | outside
@@ -64,9 +64,9 @@ class PowerGrid:
 
     Attributes:
         power: `k` of each channel.
-        least: The least value of each channel, infinite where there is none yet.
-        most: The greatest.
-        counts: ``[channels, bins]``, the first bin being the one with the least value.
+        least: The least value of each channel; infinity before its first value.
+        most: The greatest value of each channel; minus infinity before its first value.
+        counts: ``[channels, bins]``; the first bin contains the least value.
     """
 
     def __init__(self, bins: int, channels: int) -> None:
@@ -85,7 +85,7 @@ class PowerGrid:
         self.counts += tally(bins, finite, self.counts.shape[1]).numpy()
 
     def merge(self, other: PowerGrid) -> None:
-        """Add another's counts, both made as coarse as they have to be."""
+        """Add another grid's counts, after making both as coarse as necessary."""
         least, most = np.minimum(self.least, other.least), np.maximum(self.most, other.most)
         self._widen(least, most, np.maximum(self.power, other.power))
         added = _coarser(other.counts, other._first(), self.power - other.power, self._first())
@@ -103,7 +103,7 @@ class PowerGrid:
         )
 
     def result(self) -> dict[str, Any]:
-        """Return edges ``[channels, bins + 1]`` and counts ``[channels, bins]``; nothing is outside of them."""
+        """Return edges ``[channels, bins + 1]`` and counts ``[channels, bins]``; `under` and `over` are 0."""
         numbers = self._first()[:, None] + np.arange(self.counts.shape[1] + 1)
         with np.errstate(over="ignore"):
             edges = np.ldexp(numbers.astype(np.float64), self.power[:, None])
@@ -112,7 +112,7 @@ class PowerGrid:
         return {"edges": torch.from_numpy(edges), "counts": counts, "under": nothing, "over": nothing.clone()}
 
     def _widen(self, least: NDArray[np.float64], most: NDArray[np.float64], power: Numbers) -> None:
-        """Make the counts as coarse as these extremes ask for."""
+        """Make the counts as coarse as these extremes require."""
         before = self._first()
         power = _power_for(least, most, power, self.counts.shape[1])
         up = power - self.power
@@ -125,16 +125,19 @@ class PowerGrid:
 
 
 def tally(bins: Tensor, counted: Tensor, width: int) -> Tensor:
-    """Count numbers of bins ``[rows, channels]`` by channel, those marked; on the CPU, ``[channels, width]``."""
+    """Return the number of `counted` elements in each bin, ``[channels, width]`` on the CPU.
+
+    `bins` are bin numbers and `counted` a mask, both ``[rows, channels]``.
+    """
     channels = bins.shape[1]
-    bins = torch.where(counted, bins, width)  # one more bin for what is not counted
+    bins = torch.where(counted, bins, width)  # one more bin for elements outside the mask
     places = bins + torch.arange(channels, device=bins.device) * (width + 1)
     found = torch.bincount(places.flatten(), minlength=channels * (width + 1))
     return found.reshape(channels, width + 1)[:, :width].cpu()
 
 
 def _power_for(least: NDArray[np.float64], most: NDArray[np.float64], power: Numbers, bins: int) -> Numbers:
-    """Return the smallest powers, none below those given, for which the bins suffice."""
+    """Return the smallest powers, at least those given, for which the bins suffice."""
     seen = np.isfinite(least)
     low, high = np.where(seen, least, 0.0), np.where(seen, most, 0.0)
     magnitude = np.maximum(np.abs(low), np.abs(high))
@@ -146,13 +149,13 @@ def _power_for(least: NDArray[np.float64], most: NDArray[np.float64], power: Num
 
 
 def _floors(values: NDArray[np.float64], power: Numbers) -> Numbers:
-    """Return the number of the bin that each value is in; what is negative stays so however small it becomes."""
+    """Return the bin number of each value; that of a negative value is negative, even if scaling underflows to zero."""
     numbers = np.floor(np.ldexp(values, -power)).astype(np.int64)
     return np.where(values < 0, np.minimum(numbers, -1), numbers)
 
 
 def _numbers_of(rows: Tensor, power: Numbers) -> Tensor:
-    """Return the bins of rows without -0.0, scaled in two steps, as one factor may be too large for float64."""
+    """Return the bin numbers of rows without -0.0; scaled in two steps, because one factor may exceed float64."""
     halves = -power // 2
     for exponent in (halves, -power - halves):
         rows = rows * torch.from_numpy(np.ldexp(1.0, exponent)).to(rows.device)
@@ -161,7 +164,7 @@ def _numbers_of(rows: Tensor, power: Numbers) -> Tensor:
 
 
 def _coarser(counts: Numbers, first: Numbers, up: Numbers, new_first: Numbers) -> Numbers:
-    """Return counts in bins that are a power of two wider, and begin elsewhere."""
+    """Return counts in bins wider by ``2**up``, the first of which has another number."""
     channels, bins = counts.shape
     numbers = (first[:, None] + np.arange(bins)) >> np.minimum(up, _FARTHEST)[:, None]
     target = numbers - new_first[:, None]

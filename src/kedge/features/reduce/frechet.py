@@ -1,4 +1,4 @@
-"""The Fréchet distance of two normal distributions, as used to compare sets of images by their features."""
+"""The Fréchet distance of two normal distributions, which compares sets of images by their features."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from kedge.errors import ReducerError
 
 
 def frechet_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """Return the squared Fréchet distance between two results of `Covariance`, taken as normal distributions.
+    """Return the squared Fréchet distance between two results of `Covariance`, as of normal distributions.
 
     ``|m_a - m_b|^2 + tr(A + B - 2 (A B)^(1/2))``: D. C. Dowson and B. V. Landau, "The Fréchet distance between
     multivariate normal distributions", Journal of Multivariate Analysis 12(3), 1982. On the last pooled features of an
     Inception network it is the FID of M. Heusel et al., "GANs trained by a two time-scale update rule converge to a
     local Nash equilibrium", NeurIPS 2017.
 
-    ``tr (A B)^(1/2)`` is the sum of the singular values of ``A^(1/2) B^(1/2)``: both roots are of symmetric matrices, so
-    nothing becomes complex and no small number is added to a diagonal. It holds for fewer samples than channels too,
-    though an estimate from few samples comes out too large.
+    ``tr (A B)^(1/2)`` is the sum of the singular values of ``A^(1/2) B^(1/2)``: both are roots of symmetric matrices, so
+    there are no complex numbers and no small number on a diagonal. It also holds for fewer samples than channels,
+    although the distance from few samples is too large.
 
     Args:
-        a: A result with `n`, `mean` and `covariance`.
-        b: Another, of the same channels.
+        a: A result with `mean` and `covariance`.
+        b: Another result, of the same channels.
 
     Raises:
-        ReducerError: If the two have different channels, or one has no finite covariance.
+        ReducerError: If the two have different numbers of channels, or one has no finite mean and covariance.
     """
     for which, result in (("first", a), ("second", b)):
         if not isinstance(result, Mapping):
@@ -55,7 +55,7 @@ def _is_usable(result: Mapping[str, Any]) -> bool:
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """Return the symmetric root; what rounding makes of an eigenvalue of zero would have a root that is not small."""
+    """Return the symmetric root, with 0 for eigenvalues at the level of rounding, whose roots would not be small."""
     values, vectors = torch.linalg.eigh(covariance)
     noise = len(values) * torch.finfo(values.dtype).eps * values[-1].abs()
     kept = torch.where(values > noise, values, 0).sqrt()

@@ -21,20 +21,20 @@ _ASIDE = ("nan", "-inf", "inf")
 
 
 class Histogram(Reducer):
-    """Counts values between edges; each sample's every position is a value unless positions are pooled.
+    """Counts of values between edges; each position of a sample is a value unless positions are pooled.
 
-    With edges, bins are as `numpy.histogram`'s: ``[a, b)``, the last ``[a, b]``. Without, all bins have one width, a
-    power of two, and begin at its multiples; the least power is taken for which no more than `bins` of them reach from
+    With edges, bins are as in `numpy.histogram`: ``[a, b)``, the last ``[a, b]``. Without, all bins have one width, a
+    power of two, and begin at its multiples; the width is the least for which no more than `bins` of them reach from
     the least to the greatest value. Either way counts are exact and merge exactly.
 
     The result holds `n` (values), `counts`, `edges`, `under`, `over`, `nan`, `-inf` and `inf`; with `per="channel"` each has
-    the channels as its first dimension, but for edges that were given.
+    the channels as its first dimension, except for given edges.
 
     Args:
         edges: Increasing finite numbers; None for automatic edges.
-        bins: How many bins there are at most without edges.
+        bins: The largest number of automatic bins.
         per: "whole": one histogram; "channel": one for each channel.
-        positions: What becomes of values with more than two dimensions: "samples", "mean", "max" or "elements".
+        positions: The treatment of values with more than two dimensions: "samples", "mean", "max" or "elements".
         channel: The dimension of the channels.
     """
 
@@ -58,7 +58,7 @@ class Histogram(Reducer):
         self.aside = torch.zeros(0, len(_ASIDE), dtype=torch.int64)
 
     def result(self) -> dict[str, Any]:
-        """Return counts, edges and what is outside of them."""
+        """Return the number of values, the counts, the edges, and the counts of values outside the edges."""
         grid = self.grid or self._new_grid(0 if self.settings["per"] == "channel" else 1)
         aside = self.aside if self.grid else torch.zeros(len(grid.counts), len(_ASIDE), dtype=torch.int64)
         found = grid.result() | {name: aside[:, i].clone() for i, name in enumerate(_ASIDE)}
@@ -90,7 +90,9 @@ class Histogram(Reducer):
 
     def _merge(self, other: Self) -> None:
         if other.grid is not None:
-            grid: Any = self._prepare(len(other.aside))  # of the other's kind: the settings are equal
+            grid: Any = self._prepare(
+                len(other.aside)
+            )  # of the same kind as the other's, because the settings are equal
             grid.merge(other.grid)
             self.aside += other.aside
 
@@ -110,13 +112,13 @@ def arranged(rows: Tensor, per: Per) -> Tensor:
 
 
 def check_per(per: str) -> None:
-    """Refuse what is neither one summary nor one for each channel."""
+    """Check that `per` is "whole" or "channel"."""
     if per not in ("whole", "channel"):
         raise ReducerError(f"per={per!r}: take 'whole' for one summary, or 'channel' for one of each channel")
 
 
 def _only(found: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the one histogram there is of all values; automatic bins end where the values do."""
+    """Return the single histogram of all values, without empty automatic bins at its end."""
     automatic = found["edges"].dim() == 2
     edges, counts = found["edges"][0] if automatic else found["edges"], found["counts"][0]
     last = int(counts.nonzero().max()) + 1 if automatic and counts.any() else len(counts)

@@ -1,12 +1,12 @@
-"""How a batch of features becomes rows of channels.
+"""The layout of a batch of features as rows of channels.
 
 # Note [Positions]
-A value ``[n, c, h, w]`` has ``h * w`` positions for each sample and channel, and each summary means something else
-when every position counts as a sample than when a sample's positions are pooled first. So nothing is guessed: a
-reducer is told, and where it was not told a value with several positions is refused.
+A value ``[n, c, h, w]`` has ``h * w`` positions for each sample and channel. A summary that counts each position as a
+sample means something else than one that pools a sample's positions first. So nothing is guessed: the caller must choose,
+and a reducer without that choice refuses values with several positions.
 
 A mean over positions is added up in float64 along a fixed tree of halves. Each addition is then one of two given
-numbers, and a sample's mean has the same bits in whatever batch, and on whatever device, it is computed.
+numbers, and a sample's mean has the same bits in any batch and on any device.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from kedge.errors import ReducerError
 Positions = Literal["samples", "mean", "max", "elements"]
 
 PIECE = 1 << 20
-"""How many elements are worked on at once on a CPU, 8 MiB in float64, which its memory nearby nearly holds."""
+"""The number of elements processed at once on a CPU: 8 MiB in float64, which nearly fits into its cache."""
 FARTHER = 16
-"""How many times more on other devices, where starting work is what takes the time."""
+"""The factor for other devices, where launching work dominates the time."""
 _PLAIN = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16})
 
 
 @dataclass(frozen=True)
 class ChannelLayout:
-    """Which dimension holds the channels, and what becomes of the positions; see Note [Positions].
+    """The dimension of the channels, and the treatment of positions; see Note [Positions].
 
     Attributes:
         positions: "samples": each position is a sample of its own; "mean" or "max": a sample's positions are pooled
-            first; "elements": each element of a sample is a channel of its own; None: there is one position only.
+            first; "elements": each element of a sample is a channel of its own; None: values have a single position.
         channel: The dimension of the channels in a batch: 1 for images, -1 for tokens.
     """
 
@@ -43,7 +43,7 @@ class ChannelLayout:
     channel: int
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Check the settings."""
         if self.positions not in (None, *get_args(Positions)):
             raise ReducerError(
                 f"positions={self.positions!r}: take one of {', '.join(map(repr, get_args(Positions)))}, "
@@ -53,7 +53,7 @@ class ChannelLayout:
             raise ReducerError("channel=0 is the dimension of the samples; take 1 for images, -1 for tokens")
 
     def pieces(self, values: Tensor) -> Iterator[Tensor]:
-        """Yield the rows of a batch, so many at a time that memory stays small.
+        """Yield the rows of a batch in pieces small enough for memory.
 
         Yields:
             Tensors ``[rows, channels]``.
@@ -67,7 +67,7 @@ class ChannelLayout:
             yield self.rows(piece)
 
     def rows(self, values: Tensor) -> Tensor:
-        """Return a batch as ``[rows, channels]``, in float64 where positions were averaged."""
+        """Return a batch as ``[rows, channels]``, in float64 if positions were averaged."""
         if values.dim() == 1:
             return values[:, None]
         if self.positions == "elements":
@@ -106,7 +106,7 @@ def mean_of_positions(values: Tensor) -> Tensor:
 
 
 def numbers(values: Tensor) -> Tensor:
-    """Return a batch detached and dense, in a type that PyTorch compares and adds up, where it can be summed up."""
+    """Return a batch detached and dense, in a type that PyTorch can compare and add; raise ReducerError if impossible."""
     if values.is_complex() or values.is_nested or values.is_meta or values.is_quantized:
         kinds = {"complex": values.is_complex(), "nested": values.is_nested, "meta": values.is_meta}
         kind = next((name for name, holds in kinds.items() if holds), "quantized")
@@ -114,6 +114,6 @@ def numbers(values: Tensor) -> Tensor:
     values = values.detach()
     if values.layout is not torch.strided:
         values = values.to_dense()
-    if values.device.type == "mps":  # which has no float64
+    if values.device.type == "mps":  # MPS has no float64
         values = values.cpu()
     return values if values.dtype in _PLAIN else values.double()

@@ -1,4 +1,4 @@
-"""Reducers made again from their states."""
+"""Reducers restored from their states."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _KINDS: dict[str, type[Reducer]] = {kind.__name__: kind for kind in (Mean, Covar
 
 
 def restore(state: Mapping[str, Tensor]) -> Reducer:
-    """Make the reducer that gave a state, with its settings and all that it has seen.
+    """Return a reducer with the settings and the summary in a state.
 
     Raises:
-        ReducerError: If it is not a reducer's state, or one of a class of your own: make that one and call `load`.
+        ReducerError: If it is not a reducer's state, or that of a class of your own: create the reducer and call `load`.
     """
     settings = settings_of(state)
     name = settings.pop("reducer")

@@ -1,18 +1,18 @@
 """Mean, variance and covariance in one pass, merged in float64.
 
 # Note [Merging moments]
-Of `n` samples the mean `m` and the scatter ``M = sum((x - m) (x - m)^T)`` are kept. Two parts are joined by
+The state is the mean `m` and the scatter ``M = sum((x - m) (x - m)^T)`` of `n` samples. Two parts are joined by
 
     d = m_b - m_a,   n = n_a + n_b,   m = m_a + d n_b / n,   M = M_a + M_b + d d^T n_a n_b / n
 
-which loses no digits to a large mean, as sums of squares do: T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating
+which, unlike sums of squares, loses no digits to a large mean: T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating
 formulae and a pairwise algorithm for computing sample variances", Stanford STAN-CS-79-773, 1979; for covariances
 P. Pebay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical moments",
-Sandia SAND2008-6212, 2008. With one sample as the second part it is B. P. Welford's, Technometrics 4(3), 1962. A
-batch's own scatter is computed in two passes over it, its mean first.
+Sandia SAND2008-6212, 2008. With one sample as the second part it is the method of B. P. Welford, Technometrics 4(3), 1962.
+The scatter of a batch takes two passes over the batch, the first for its mean.
 
-A mean that is infinite or NaN has no use for `d`; there the means are added up with their weights, so that the result
-is infinite, or NaN, whatever the order.
+For an infinite or NaN mean `d` is useless; there the weighted means are added, so that the result is infinite or NaN in
+any order.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Moments(Reducer):
     """The part that `Mean` and `Covariance` share; see Note [Merging moments].
 
     Args:
-        ddof: What is taken off the number of samples to divide by: 1 for an estimate without bias, 0 for the samples' own.
-        nonfinite: "keep": a NaN or an infinity makes its channel's moments so; "skip": samples with one are left out
-            whole. They are counted either way.
-        positions: What becomes of values with more than two dimensions: "samples", "mean", "max" or "elements".
+        ddof: The divisor is the number of samples less this: 1 for an unbiased estimate, 0 for the samples' own variance.
+        nonfinite: "keep": a NaN or an infinity makes its channel's moments non-finite; "skip": samples with such a value
+            are left out whole. Either way they are counted.
+        positions: The treatment of values with more than two dimensions: "samples", "mean", "max" or "elements".
         channel: The dimension of the channels.
     """
 
@@ -71,7 +71,7 @@ class Moments(Reducer):
 
     def _take_rows(self, rows: Tensor) -> None:
         mean = rows.mean(0)
-        if not mean.isfinite().all():  # or their sum was too large, which costs this look and no more
+        if not mean.isfinite().all():  # or the sum overflowed, which costs only this check
             finite = rows.isfinite().all(1)
             self.nonfinite += len(rows) - int(finite.sum())
             if self.settings["nonfinite"] == "skip":
@@ -81,14 +81,14 @@ class Moments(Reducer):
             self._join(len(rows), mean, rows - mean)
 
     def _join(self, n: int, mean: Tensor, centred: Tensor) -> None:
-        """Join a part of so many samples; the products of the centred rows are added to the scatter."""
+        """Join a part of `n` samples and add the products of its centred rows to the scatter."""
         if not self.n:
             self.mean = torch.zeros_like(mean)
             self.scatter = self._nothing(len(mean), mean.device)
         mean, centred = mean.to(self.mean.device), centred.to(self.mean.device)
         total = self.n + n
         delta = mean - self.mean
-        # The term of the means is one more row, so that the scatter is gone through once.
+        # The term of the means is one more row, so that one pass over the scatter suffices.
         apart = delta * math.sqrt(self.n * n / total) if self.n else delta[:0]
         self._add(torch.cat([centred, apart.reshape(-1, len(mean))]))
         weighted = self.mean * (self.n / total) + mean * (n / total)
@@ -110,7 +110,7 @@ class Moments(Reducer):
         self.mean, self.scatter = state["mean"], state["scatter"]
 
     def _moments(self) -> tuple[dict[str, Any], Tensor]:
-        """Return what both results begin with, and the scatter divided."""
+        """Return the entries common to both results, and the scatter over its divisor."""
         divisor = self.n - self.settings["ddof"]
         second = self.scatter.cpu()
         second = second / divisor if divisor > 0 else torch.full_like(second, torch.nan)
@@ -138,7 +138,7 @@ class Mean(Moments):
 
 
 class Covariance(Moments):
-    """Mean and covariance matrix of the channels, in float64: what a Fréchet distance needs.
+    """Mean and covariance matrix of the channels, in float64, as a Fréchet distance needs them.
 
     The result holds `n`, `nonfinite` (samples with a NaN or an infinity), `ddof`, `mean` ``[channels]`` and `covariance`
     ``[channels, channels]``: ``sum((x - mean) (x - mean)^T) / (n - ddof)``, NaN where `n` is not above `ddof`. It takes

@@ -1,23 +1,23 @@
 """Quantiles in little memory: a sketch of all values, or of each channel's.
 
 # Note [Which quantile]
-The quantile `q` of `n` values is the one of rank ``max(1, ceil(q n))``, the least that has a share `q` of all values at or
-below it: one of the values, never something between two (Hyndman and Fan's first definition, "Sample quantiles in
-statistical packages", The American Statistician 50(4), 1996; numpy's ``inverted_cdf``). `q` is taken as the decimal number
-that it is written as. NaN have no order and are left out; infinities have one.
+The quantile `q` of `n` values is the one of rank ``max(1, ceil(q n))``, the least value with a share `q` of all values at
+or below it: one of the values, never a number between two (Hyndman and Fan's first definition, "Sample quantiles in
+statistical packages", The American Statistician 50(4), 1996; numpy's ``inverted_cdf``). `q` counts as the decimal number
+that Python prints for it. NaN have no order and are left out; infinities have one.
 
 # Note [Error of quantiles]
 The sketch is Apache DataSketches' KLL (Z. Karnin, K. Lang and E. Liberty, "Optimal quantile approximation in streams",
-FOCS 2016). It keeps about ``3 k`` values, each of which stands for a power of two of those that came. The rank of what is
-returned, divided by `n`, differs from `q` by at most `normalized_rank_error` in 99 of 100 cases, whatever the distribution:
-0.14 % with `k = 2048`. Merged sketches have the same bound. It bounds the rank and not the value: where values are sparse, the
-next rank can be far away. Up to `k` values nothing is left out, results are exact, and the error is 0.
+FOCS 2016). It keeps about ``3 k`` values, each of which represents a power of two of the values seen. The rank of a returned
+value, divided by `n`, differs from `q` by at most `normalized_rank_error` in 99 of 100 cases, for any distribution: 0.14 %
+with `k = 2048`. Merged sketches have the same bound. It bounds the rank and not the value: where values are sparse, the
+next rank can be far away. Up to `k` values the sketch keeps all, results are exact, and the error is 0.
 
-Which values are kept is decided at random, by the package's own generator, which cannot be seeded. Two runs over more than `k`
-values return results that differ within the bound; no other random number is touched. The least and the greatest value
-are always exact.
+The package selects the kept values at random, with a generator of its own that cannot be seeded. Two runs over more than `k`
+values return results that differ within the bound; other random generators are not affected. The least and the greatest
+value are always exact.
 
-Values are rounded to float32. What float32 has no number for, beyond 3.4e38, is refused.
+Values are rounded to float32. Finite values beyond float32's range, 3.4e38, are refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kedge.features.reduce.layout import Positions
 from kedge.features.reduce.reducer import Reducer, State
 
 SMALLEST_K, LARGEST_K = 8, 65_535
-"""What the package takes."""
+"""The range of `k` that the package accepts."""
 
 
 class Quantiles(Reducer):
@@ -51,9 +51,9 @@ class Quantiles(Reducer):
 
     Args:
         q: The quantiles, each from 0 to 1.
-        per: "whole": of all values; "channel": of each channel.
-        k: The size of a sketch, from 8 to 65,535: twice as much halves the error and doubles the memory.
-        positions: What becomes of values with more than two dimensions: "samples", "mean", "max" or "elements".
+        per: "whole": quantiles of all values; "channel": of each channel.
+        k: The size of a sketch, from 8 to 65,535: doubling it halves the error and doubles the memory.
+        positions: The treatment of values with more than two dimensions: "samples", "mean", "max" or "elements".
         channel: The dimension of the channels.
 
     Raises:
@@ -112,7 +112,7 @@ class Quantiles(Reducer):
             self._prepare(rows.shape[1])
             self.nan += rows.isnan().sum(0).cpu()
             for sketch, column in zip(self.sketches, rows.T.contiguous().cpu().numpy(), strict=True):
-                sketch.update(column)  # which leaves out NaN
+                sketch.update(column)  # skips NaN
 
     def _prepare(self, channels: int) -> None:
         if not self.sketches:
@@ -125,7 +125,7 @@ class Quantiles(Reducer):
         self.sketches = [_joined(mine, theirs) for mine, theirs in zip(self.sketches, other.sketches, strict=True)]
 
     def _state(self) -> State:
-        """Return the sketches as the bytes that the package writes, one after the other."""
+        """Return the sketches as the package's bytes, one after the other."""
         written = [one.serialize() for one in self.sketches]
         lengths = torch.tensor([len(text) for text in written], dtype=torch.int64)
         joined = torch.frombuffer(bytearray(b"".join(written)), dtype=torch.uint8) if written else lengths.byte()
@@ -137,38 +137,38 @@ class Quantiles(Reducer):
         self.nan = state["nan"]
 
     def __getstate__(self) -> dict[str, Any]:
-        """As bytes, for a sketch cannot be pickled."""
+        """Return the state with sketches as bytes, because a sketch cannot be pickled."""
         return {**super().__getstate__(), "sketches": [one.serialize() for one in self.sketches]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Read the sketches."""
+        """Restore the state and read the sketches from bytes."""
         self.__dict__.update(state, sketches=[_read(written) for written in state["sketches"]])
 
 
 def rank(q: float, n: int) -> int:
-    """Return the rank of a quantile among so many values, from 1; see Note [Which quantile]."""
+    """Return the rank of a quantile among `n` values, from 1; see Note [Which quantile]."""
     return max(1, math.ceil(Fraction(repr(q)) * n))
 
 
 def _quantiles(sketch: Any, wanted: Sequence[float]) -> list[float]:
-    """Return a sketch's quantiles; those of the first and the last rank are the extremes, which it knows exactly."""
+    """Return a sketch's quantiles; the first and the last rank return the extremes, which the sketch knows exactly."""
     n = sketch.n
     if not n:
         return [math.nan] * len(wanted)
     ranks = [rank(q, n) for q in wanted]
-    # Half a rank less, as the package rounds up what floating point may have made a little more than a whole number.
+    # Half a rank less: the package rounds up, and floating point may give a little more than a whole number.
     found = sketch.get_quantiles([(one - 0.5) / n for one in ranks], inclusive=True)
     ends = dict(zip((1, n), _ends(sketch), strict=True))
     return [ends.get(one, value) for one, value in zip(ranks, found, strict=True)]
 
 
 def _ends(sketch: Any) -> tuple[float, float]:
-    """Return the least and the greatest value, NaN if there was none."""
+    """Return the least and the greatest value; NaN for an empty sketch."""
     return (math.nan, math.nan) if sketch.is_empty() else (sketch.get_min_value(), sketch.get_max_value())
 
 
 def _joined(mine: Any, theirs: Any) -> Any:
-    """Return a sketch of both; of one that has seen nothing and another, a copy of the other."""
+    """Return the merged sketch; a copy of `theirs` if `mine` is empty."""
     if mine.is_empty():
         return _read(theirs.serialize())
     mine.merge(theirs)
@@ -192,7 +192,7 @@ def _sketch_type() -> Any:
 
 
 def _only(found: dict[str, Tensor], quantiles: int) -> dict[str, Any]:
-    """Return the one summary there is of all values."""
+    """Return the single summary of all values, without the dimension of channels."""
     if not len(found["n"]):
         nothing = torch.full((quantiles,), torch.nan, dtype=torch.float64)
         return {"n": 0, "nan": 0, "quantiles": nothing, "min": math.nan, "max": math.nan}

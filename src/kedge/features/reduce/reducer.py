@@ -1,9 +1,9 @@
-"""The protocol of reducers: what keeps a summary of any number of samples in constant memory.
+"""The base class of reducers, which keep a summary of any number of samples in constant memory.
 
 # Note [What exact means]
-A summary depends on which samples were seen, and not on how they were cut into batches, in which order they came, or
-which part was merged into which. Counts and selections (`Histogram`, `TopK`) are equal to the last bit. Sums (`Mean`,
-`Covariance`) are equal up to the rounding of float64. `Quantiles` is a sketch: equal up to the error that it states.
+A summary depends on the samples alone: not on their batches, their order, or the order of merges. Counts and selections
+(`Histogram`, `TopK`) are equal to the last bit. Sums (`Mean`, `Covariance`) are equal up to the rounding of float64.
+`Quantiles` is a sketch: equal up to the error that it states.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _SETTINGS = "settings"
 
 
 class Reducer(ABC):
-    """Keeps a summary of samples; made with its settings, copied for each site, merged over processes.
+    """A summary of samples; created with its settings, copied for each site, merged over processes.
 
-    A reducer can be copied deeply and pickled at any time. See Note [What exact means].
+    A reducer can be deep-copied and pickled at any time. See Note [What exact means].
 
     Attributes:
-        settings: What two reducers must have in common to be merged: the name of the class, and its arguments.
-        layout: What becomes of values with more than two dimensions.
+        settings: The class's name and its arguments, which must be equal in two reducers to merge.
+        layout: The treatment of values with more than two dimensions.
         channels: The number of channels, None before the first sample.
     """
 
@@ -42,14 +42,14 @@ class Reducer(ABC):
         self.channels: int | None = None
 
     def update(self, values: Tensor, keys: Sequence[str] | None = None) -> None:
-        """Take a batch in.
+        """Add a batch.
 
         Args:
-            values: ``[n, ...]``, on any device, of any real type. It is only read.
-            keys: The samples' keys. Only selections need them.
+            values: ``[n, ...]``, on any device, of any real type; not modified.
+            keys: The samples' keys, one for each. Only selections need them.
 
         Raises:
-            ReducerError: If the values cannot be summed up, or are of another width than those before.
+            ReducerError: If the values cannot be summarized, or have another number of channels than earlier ones.
         """
         if not isinstance(values, Tensor):
             raise ReducerError(f"a reducer needs a tensor [n, ...] and was given a {type(values).__name__}")
@@ -62,10 +62,10 @@ class Reducer(ABC):
                 self._take(values, keys)
 
     def merge(self, other: Self) -> None:
-        """Take in what another reducer has seen, as if its samples had come here; the other one stays as it is.
+        """Add the samples of another reducer, which remains unchanged.
 
         Raises:
-            SettingsDiffer: If the other one is of another class, or has other settings.
+            SettingsDiffer: If the other reducer is of another class, or has other settings.
         """
         self._must_match(other.settings, "merge two reducers")
         if other.channels is not None:
@@ -74,17 +74,17 @@ class Reducer(ABC):
                 self._merge(other)
 
     def state(self) -> State:
-        """Return all that was seen as tensors on the CPU that share no memory, settings included."""
+        """Return the summary and the settings as CPU tensors with memory of their own."""
         text = json.dumps(self.settings, sort_keys=True).encode()
         channels = -1 if self.channels is None else self.channels
         own = {name: value.detach().cpu().contiguous().clone() for name, value in self._state().items()}
         return {_SETTINGS: _bytes(text), "channels": torch.tensor(channels), **own}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Become what another reducer was when it gave this state.
+        """Replace this reducer's summary by a state.
 
         Raises:
-            SettingsDiffer: If the state is of another class, or of other settings.
+            SettingsDiffer: If the state belongs to another class, or to other settings.
         """
         self._must_match(settings_of(state), "load a state")
         channels = int(state["channels"])
@@ -94,26 +94,26 @@ class Reducer(ABC):
 
     @abstractmethod
     def result(self) -> dict[str, Any]:
-        """Return the summary; `n` is how many samples it is of."""
+        """Return the summary; `n` is the number of samples in it."""
 
     @abstractmethod
     def _take(self, values: Tensor, keys: Sequence[str] | None, /) -> None:
-        """Take in a batch of at least one sample."""
+        """Add a batch of at least one sample."""
 
     @abstractmethod
     def _merge(self, other: Self) -> None:
-        """Take in a reducer of the same settings and channels that has seen something."""
+        """Add a nonempty reducer with the same settings and channels."""
 
     @abstractmethod
     def _state(self) -> State:
-        """Return what was seen as tensors."""
+        """Return the summary as tensors."""
 
     @abstractmethod
     def _load(self, state: State) -> None:
-        """Set what was seen; the tensors are this reducer's own."""
+        """Replace the summary; this reducer owns the tensors."""
 
     def _pieces(self, values: Tensor) -> Iterator[Tensor]:
-        """Yield rows ``[rows, channels]`` of a batch, checked to be as wide as those before."""
+        """Yield rows ``[rows, channels]`` of a batch, after checking their number of channels."""
         for rows in self.layout.pieces(values):
             self._fix_channels(rows.shape[1])
             yield rows
@@ -136,11 +136,11 @@ class Reducer(ABC):
         raise SettingsDiffer(f"cannot {what} of different settings: {shown}; make both with the same arguments")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the device, so that a pickle opens where there is none."""
+        """Return the state with tensors on the CPU, so that a machine without the device can unpickle it."""
         return {name: v.cpu() if isinstance(v, Tensor) else v for name, v in vars(self).items()}
 
     def __repr__(self) -> str:
-        """As it was made."""
+        """Return the call that creates the reducer."""
         settings = dict(self.settings)
         return f"{settings.pop('reducer')}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
@@ -159,7 +159,7 @@ def settings_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 @contextmanager
 def _plainly() -> Iterator[None]:
-    """Make tensors that can be changed later, whatever mode the program is in now."""
+    """Context outside inference mode and grad mode, so that tensors made in it can be changed later."""
     with torch.inference_mode(mode=False), torch.no_grad():
         yield
 

@@ -1,9 +1,9 @@
-"""The samples on which each channel answers most, or least.
+"""The samples with the largest, or the smallest, value of each channel.
 
 # Note [Order of the best]
-Samples are ordered by value, and those of one value by key, as text. That is an order of all samples, so which `k` come
-first does not depend on batches or on what was merged first. -0.0 is 0.0. NaN has no place in an order: it is left out
-and counted. A sample given twice counts twice.
+Samples are ordered by value, and those of equal value by key, as text. That is an order of all samples, so the first `k`
+do not depend on batches or on the order of merges. -0.0 is 0.0. NaN has no place in an order: it is left out and counted.
+A sample that comes twice counts twice.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Best = list[tuple[float, str]]
 
 
 class TopK(Reducer):
-    """Keeps the k samples with the largest, or the smallest, value of each channel; see Note [Order of the best].
+    """The k samples with the largest, or the smallest, value of each channel; see Note [Order of the best].
 
     The result holds `n` (samples), `nan` ``[channels]``, `values` ``[channels, k]`` in float64, the best first and NaN where
     there are fewer samples, and `keys`, a list of at most k keys for each channel.
 
     Args:
-        k: How many samples to keep for each channel.
-        largest: Whether to keep the largest, not the smallest.
-        positions: What becomes of values with more than two dimensions: "max" or "mean", as a sample has one value of
-            each channel here; or "elements".
+        k: The number of samples to keep for each channel.
+        largest: Whether to keep the largest values; False for the smallest.
+        positions: The treatment of values with more than two dimensions: "max" or "mean", because a sample has one value
+            for each channel here; or "elements".
         channel: The dimension of the channels.
     """
 
@@ -52,7 +52,7 @@ class TopK(Reducer):
         self.best: list[Best] = []
 
     def result(self) -> dict[str, Any]:
-        """Return the best samples' keys and values."""
+        """Return `n`, `nan`, and the best samples' values and keys."""
         keys = [[key for _, key in best] for best in self.best]
         return {"n": self.n, "nan": self.nan.clone(), "values": self._table(), "keys": keys}
 
@@ -70,7 +70,7 @@ class TopK(Reducer):
             at += len(rows)
 
     def _select(self, rows: Tensor, keys: list[str]) -> None:
-        """Take in rows in the order of their keys, so that a stable sort leaves equal values in that order."""
+        """Add rows in the order of their keys; a stable sort then keeps equal values in that order."""
         self._prepare(rows.shape[1])
         self.n += len(rows)
         missing = rows.isnan()
@@ -80,13 +80,13 @@ class TopK(Reducer):
         values, places = ordered.sort(dim=0, descending=largest, stable=True)
         held = (~missing).sum(0)
         aside = missing.gather(0, places).to(torch.uint8)
-        # What is missing comes last, even where the others are as far out as infinity.
+        # NaN come last, even after infinities.
         last = aside.sort(dim=0, stable=True).indices
         values, places = values.gather(0, last)[: self.k], places.gather(0, last)[: self.k]
         self._challenge(values.T.cpu().numpy(), places.T.cpu().numpy(), held.tolist(), keys)
 
     def _challenge(self, values: Any, places: Any, held: list[int], keys: list[str]) -> None:
-        """Add each channel's best of a batch, if the first of them is among the best so far."""
+        """Add the best samples of a batch to each channel where the first of them is among the best so far."""
         names = np.array(keys, dtype=object)
         for channel, count in enumerate(held):
             if not count:
@@ -125,7 +125,7 @@ class TopK(Reducer):
         return table
 
     def _state(self) -> State:
-        """Return the values, and the keys as the bytes of their texts, one after the other."""
+        """Return the counts and values, and the keys as concatenated bytes."""
         texts = [key.encode("utf-8", "surrogatepass") for best in self.best for _, key in best]
         held = torch.tensor([len(best) for best in self.best], dtype=torch.int64)
         lengths = torch.tensor([len(text) for text in texts], dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The graph that autograd has made, drawn: operations, what they saved for backward, and the hooks on them."""
+"""The drawing of an autograd graph: operations, the bytes that they save for backward, and the hooks on them."""
 
 from kedge.figures.graph.drawn import Graph, graph
 

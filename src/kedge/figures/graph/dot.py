@@ -1,4 +1,4 @@
-"""A folded graph in the language of graphviz; arrows go with the data, gradients against them."""
+"""A folded graph in the DOT language of graphviz; arrows follow the data, gradients run against them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _HEAD = """digraph {
 
 @dataclass(frozen=True)
 class GraphLabels:
-    """What a drawing says of a model.
+    """The texts of a drawing.
 
     Attributes:
         types: Class names by path.
-        head: What stands above all.
+        head: The heading.
     """
 
     types: Mapping[str, str]
@@ -39,7 +39,7 @@ class GraphLabels:
 
 
 def written(folded: FoldedGraph, words: GraphLabels) -> str:
-    """Write a folded graph."""
+    """Return a folded graph in the DOT language."""
     most = max((box.bytes for box in folded.boxes), default=0)
     numbers = {id(box): number for number, box in enumerate(folded.boxes)}
     again = _called_again(folded.boxes)
@@ -66,13 +66,13 @@ def _is_inside(calls: Calls, outer: Calls) -> bool:
 
 
 def _called_again(boxes: Sequence[Box]) -> set[str | None]:
-    """Return the modules of which several calls are drawn."""
+    """Return the modules with several calls in the drawing."""
     calls = {call for box in boxes for call in (*box.calls, *([box.of] if box.of else []))}
     return {path for path, times in Counter(path for path, _ in calls).items() if times > 1}
 
 
 def _named(call: Call, around: Calls, words: GraphLabels, again: set[str | None]) -> str:
-    """Name a call: its path without that of the module around it, and its type."""
+    """Return a call's path, without that of the module around it, and its type."""
     path, number = call
     outer = around[-1][0] if around else None
     short = (path or "").removeprefix(f"{outer}.") if outer else path or ""
@@ -121,7 +121,7 @@ def _of_several(box: Box, words: GraphLabels, again: set[str | None]) -> Iterato
 
 
 def _hooks(hooks: Sequence[GraphHook]) -> Iterator[str]:
-    """Name the first hooks, alike ones together, and count the others."""
+    """Yield the first few hooks, equal ones together, and the number of the others."""
     alike = Counter(_short(_of_hook(hook)) for hook in hooks)
     for text, times in list(alike.items())[:_HOOKS_NAMED]:
         yield text + (f" x{times}" if times > 1 else "")
@@ -135,7 +135,7 @@ def _of_hook(hook: GraphHook) -> str:
 
 
 def _operation(node: GraphNode) -> str:
-    """Name an operation without what autograd adds to its name."""
+    """Return an operation's name without autograd's suffix."""
     return _BACKWARD.sub("", node.name)
 
 
@@ -148,6 +148,6 @@ def _short(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Write a text as graphviz reads it; nothing in it has a meaning."""
+    """Return a text quoted for graphviz, with special characters escaped."""
     plain = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{plain}"'

@@ -1,4 +1,4 @@
-"""The graph that autograd has made: `graph` reads it, `Graph` writes and draws it."""
+"""The autograd graph of a forward: `graph` reads it, `Graph` writes and draws it."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ MOST = 60
 
 
 class Graph:
-    """A graph of autograd as it was at one moment: plain numbers and names, nothing of it is kept alive.
+    """A snapshot of an autograd graph: plain numbers and names, which keep nothing of the graph alive.
 
-    ``print(graph)`` gives a table by module; `dot` and `svg` draw it, and a notebook shows the drawing.
+    ``print(graph)`` shows a table by module; `dot` and `svg` draw the graph, and a notebook shows the drawing.
 
     Attributes:
         nodes: The nodes in the order of execution, leaves first.
-        followed: Whether the calls of modules were followed while it was made.
+        followed: Whether Kedge followed the calls of modules during the forward.
     """
 
     def __init__(self, nodes: Iterable[GraphNode], types: dict[str, tuple[str, ...]], *, followed: bool) -> None:
         self.nodes, self.followed, self._types = tuple(nodes), followed, types
 
     def __len__(self) -> int:
-        """How many nodes, leaves among them."""
+        """Return the number of nodes, leaves included."""
         return len(self.nodes)
 
     @property
     def bytes(self) -> int:
-        """The bytes that autograd holds for backward, each storage once, without parameters and buffers."""
+        """The bytes that autograd holds for backward; each storage counts once, parameters and buffers do not."""
         return sum(node.bytes for node in self.nodes)
 
     def dot(self, *, depth: int | None = None, expand: str | None = None, most: int = MOST) -> str:
-        """Write the graph in the language of graphviz.
+        """Return the graph in the DOT language of graphviz.
 
         Args:
-            depth: How many levels of modules are opened; None for as many as keep the drawing within `most` boxes.
-            expand: A selector of modules that are opened besides, such as ``"layer1.0, **{Attention}"``.
-            most: At most how many boxes, where no depth is given.
+            depth: The number of levels of modules to open; None for as many as keep the drawing within `most` boxes.
+            expand: A selector of further modules to open, such as ``"layer1.0, **{Attention}"``.
+            most: The largest number of boxes if `depth` is None.
 
         Raises:
-            NoSiteMatched: If the selector stands for no module of the graph.
-            CannotDraw: If there shall be no box.
+            NoSiteMatched: If the selector matches no module of the graph.
+            CannotDraw: If `most` is below 1 or `depth` below 0.
         """
         if most < 1 or (depth is not None and depth < 0):
             raise CannotDraw(
@@ -67,10 +67,10 @@ class Graph:
         )
 
     def svg(self, *, depth: int | None = None, expand: str | None = None, most: int = MOST) -> str:
-        """Draw the graph; arguments as those of `dot`.
+        """Return the graph as SVG; the arguments are those of `dot`.
 
         Raises:
-            CannotDraw: If graphviz is not installed, or fails.
+            CannotDraw: If graphviz is not installed or fails; other errors as in `dot`.
         """
         program = shutil.which("dot")
         if program is None:
@@ -85,18 +85,18 @@ class Graph:
         return ended.stdout[ended.stdout.index("<svg") :]
 
     def __str__(self) -> str:
-        """A table: by the outermost modules and what is outside of all, operations, bytes and hooks."""
+        """Return a table of operations, bytes and hooks for each outermost module and the rest of the graph."""
         rows = [("module", "operations", "saved", "hooks"), *self._rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = [f"{row[0]:{widths[0]}}  " + "  ".join(f"{row[i]:>{widths[i]}}" for i in (1, 2, 3)) for row in rows]
         return "\n".join([self._head(), "", *(line.rstrip() for line in lines)])
 
     def _repr_svg_(self) -> str | None:
-        """The drawing for a notebook; None where graphviz is not installed."""
+        """Return the drawing for a notebook; None if graphviz is not installed."""
         return self.svg() if shutil.which("dot") else None
 
     def _repr_html_(self) -> str | None:
-        """The table for a notebook, where graphviz is not installed."""
+        """Return the table for a notebook if graphviz is not installed; else None."""
         if shutil.which("dot"):
             return None
         return notebook.table(
@@ -118,7 +118,7 @@ class Graph:
         return [*rows, ("outside of these", f"{len(rest):,}", sized(saved), f"{hooks:,}")]
 
     def _paths(self, text: str) -> set[str]:
-        """Return the modules of the graph that a selector stands for."""
+        """Return the paths of the graph's modules that a selector matches."""
         there = {path for node in self.nodes for path, _ in node.calls if path is not None}
         found: set[str] = set()
         for term in Selector(text).terms:
@@ -133,21 +133,21 @@ class Graph:
 
 
 def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> Graph:
-    """Read the graph that autograd has made: ``graph(lambda: loss_of(model(x), y), model)``.
+    """Return the autograd graph of a result: ``graph(lambda: loss_of(model(x), y), model)``.
 
-    The graph is read before its backward runs, which frees what is saved. Nothing of it is run, unpacked or changed.
+    Call it before backward, which frees the saved tensors. Reading neither runs nor unpacks nor changes the graph.
 
     Args:
-        results: A function that runs the forward and returns its result: then the calls of the model's modules are
-            followed, and each operation is known to be of one. Or the result itself, a tensor or any structure of
-            tensors, of a forward that is over: then operations are placed by the parameters that they take.
-        model: Whose modules the operations are grouped by, and whose parameters have names and are not counted.
+        results: A function that runs the forward and returns its result: then Kedge follows the calls of the model's
+            modules and knows the module of each operation. Or the result of a finished forward, a tensor or any
+            structure of tensors: then operations are assigned to modules by the parameters that they take.
+        model: The model, to group operations by its modules; its parameters get names, and their bytes do not count.
 
     Returns:
         The graph.
 
     Raises:
-        CannotDraw: If nothing among the results requires grad.
+        CannotDraw: If no tensor among the results requires grad, or `results` is a model.
     """
     if isinstance(results, nn.Module):
         raise CannotDraw(
@@ -166,7 +166,7 @@ def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> G
 
 
 def _made_by(results: Callable[[], Any], model: nn.Module | None) -> tuple[tuple[GraphNode, ...], bool]:
-    """Run a forward and read its graph."""
+    """Return the graph of a new forward, and whether modules were followed."""
     if model is None:
         made = results()
         _check(made)

@@ -1,10 +1,9 @@
-"""Folding a graph: the calls of modules that are drawn as one box, and those that are opened.
+"""Graph folding: the choice of module calls drawn as one box, and of calls that are opened.
 
 # Note [What is opened]
-A call is opened only if the calls around it are, and if it made more than one operation. Without a depth, calls are
-opened level by level, as long as what is drawn stays within a number of boxes. Where the first level alone is more than
-that, boxes that follow each other in the order of execution are drawn as one: as data flows in that order, what is drawn
-has no circle that the graph has not.
+A call is opened only if the calls around it are open, and if it made more than one operation. Without a depth, calls are
+opened level by level, as long as the drawing stays within a number of boxes. If the first level alone exceeds that number,
+consecutive boxes in the order of execution are joined: data flows in that order, so joining adds no cycle to the graph.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ Calls = tuple[Call, ...]
 
 @dataclass(frozen=True)
 class Box:
-    """What is drawn as one.
+    """One box of the drawing.
 
     Attributes:
-        calls: The opened calls of modules that it is in.
-        nodes: The nodes in it, in the order of execution.
-        of: The call that it stands for; None for a single node, or for some that follow each other.
+        calls: The opened module calls around the box.
+        nodes: The nodes in the box, in the order of execution.
+        of: The call that the box represents; None for a single node, or for consecutive nodes.
     """
 
     calls: Calls
@@ -36,7 +35,7 @@ class Box:
 
     @property
     def operations(self) -> tuple[GraphNode, ...]:
-        """The nodes that are no leaves."""
+        """The nodes that are not leaves."""
         return tuple(node for node in self.nodes if node.kind == "operation")
 
     @property
@@ -56,7 +55,7 @@ class FoldedGraph:
 
     Attributes:
         boxes: The boxes.
-        edges: From which box to which data flows, by their places.
+        edges: The flow of data between boxes: pairs of indices into `boxes`, from and to.
     """
 
     boxes: tuple[Box, ...]
@@ -64,13 +63,13 @@ class FoldedGraph:
 
 
 def fold(nodes: Sequence[GraphNode], depth: int | None, most: int, opened: Collection[str] = ()) -> FoldedGraph:
-    """Choose what is drawn; see Note [What is opened].
+    """Return the boxes and edges to draw; see Note [What is opened].
 
     Args:
         nodes: The nodes, with the calls that they belong to.
-        depth: How many calls, one in the other, are opened; None for as many as keep within `most`.
-        most: At most how many boxes, where no depth is given.
-        opened: Paths of modules that are opened besides, with all that are around them.
+        depth: The number of nested calls to open; None for as many as keep within `most`.
+        most: The largest number of boxes if `depth` is None.
+        opened: Paths of further modules to open, together with the modules around them.
     """
     boxes = _boxes(nodes, _opened(nodes, _deepest(nodes, most) if depth is None else depth, opened))
     if depth is None and not opened and len(boxes) > most:
@@ -79,7 +78,7 @@ def fold(nodes: Sequence[GraphNode], depth: int | None, most: int, opened: Colle
 
 
 def _deepest(nodes: Sequence[GraphNode], most: int) -> int:
-    """Return how many levels can be opened."""
+    """Return the number of levels that can be opened within `most` boxes."""
     levels = max((len(node.calls) for node in nodes), default=0)
     depth = 1
     while depth < levels and len(_boxes(nodes, _opened(nodes, depth + 1))) <= most:
@@ -88,7 +87,7 @@ def _deepest(nodes: Sequence[GraphNode], most: int) -> int:
 
 
 def _opened(nodes: Sequence[GraphNode], depth: int, paths: Collection[str] = ()) -> set[Calls]:
-    """Return the calls that are opened, each with those around it."""
+    """Return the calls to open, each with those around it."""
     known = {node.calls for node in nodes}
     made = Counter(
         node.calls[:level] for node in nodes if node.kind == "operation" for level in range(len(node.calls) + 1)
@@ -102,7 +101,7 @@ def _opened(nodes: Sequence[GraphNode], depth: int, paths: Collection[str] = ())
 
 
 def _boxes(nodes: Iterable[GraphNode], opened: set[Calls]) -> list[Box]:
-    """Put each node into the outermost call around it that is not opened, or else into a box of its own."""
+    """Return the boxes: each node is in that of its outermost unopened call, or in a box of its own."""
     filled: dict[Calls | int, list[GraphNode]] = {}
     for node in nodes:
         closed = next((node.calls[:n] for n in range(1, len(node.calls) + 1) if node.calls[:n] not in opened), None)
@@ -114,7 +113,7 @@ def _boxes(nodes: Iterable[GraphNode], opened: set[Calls]) -> list[Box]:
 
 
 def _together(boxes: Sequence[Box], most: int) -> list[Box]:
-    """Draw boxes that follow each other as one, with the leaves that the first of their operations takes."""
+    """Return at most `most` boxes, each of consecutive boxes and of the leaves that its operations are the first to take."""
     working = sorted((box for box in boxes if box.operations), key=lambda box: box.operations[0].number)
     size = ceil(len(working) / most)
     groups = [working[i : i + size] for i in range(0, len(working), size)]
@@ -131,7 +130,7 @@ def _together(boxes: Sequence[Box], most: int) -> list[Box]:
 
 
 def _edges(boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
-    """Yield each way that data goes between two boxes once."""
+    """Return the pairs of boxes between which data flows, each pair once."""
     place = {node.number: i for i, box in enumerate(boxes) for node in box.nodes}
     pairs = ((place[taken], i) for i, box in enumerate(boxes) for node in box.nodes for taken in node.takes)
     return iter(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))

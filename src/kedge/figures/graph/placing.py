@@ -1,9 +1,9 @@
-"""Which module's call a node belongs to, where it was not seen when it was made.
+"""The assignment of nodes to module calls for graphs whose forward Kedge did not follow.
 
 # Note [Placed by parameters]
-Without the calls, a node that takes a module's own parameters belongs to that module. What lies between two such nodes in
-the order of execution belongs to the innermost module that is around both. That is right for what a module does between
-its layers, and one level too high for what it does behind its last layer.
+Without the calls, a node that takes a module's own parameters belongs to that module. Nodes between two such nodes in the
+order of execution belong to the innermost module around both. That is right for operations between a module's layers, and
+one level too high for operations after its last layer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kedge.inspect.autograd_graph import GraphNode
 _SHAPING = frozenset(
     ("T", "Transpose", "Permute", "View", "UnsafeView", "Reshape", "Expand", "Squeeze", "Unsqueeze", "Slice", "Select")
 ) | {"Split", "ToCopy"}
-"""What is done to a parameter before it is used."""
+"""Operations on a parameter before its use."""
 
 
 def by_use(nodes: Sequence[GraphNode]) -> tuple[GraphNode, ...]:
-    """Place each parameter in the innermost call around all that take it; other leaves stay outside."""
+    """Return the nodes with each parameter in the innermost call around all its users; other leaves stay outside."""
     users: dict[int, list[Calls]] = {}
     for node in nodes:
         for taken in node.takes:
@@ -33,14 +33,14 @@ def by_use(nodes: Sequence[GraphNode]) -> tuple[GraphNode, ...]:
 
 
 def by_parameters(nodes: Sequence[GraphNode], modules: Container[str]) -> tuple[GraphNode, ...]:
-    """Place nodes whose calls are not known; see Note [Placed by parameters].
+    """Return nodes of unknown calls with calls; see Note [Placed by parameters].
 
     Args:
         nodes: The nodes.
-        modules: The paths of the modules that are called.
+        modules: The paths of the modules that run.
     """
     known: dict[int, Calls] = {}
-    derived: dict[int, Calls] = {}  # of parameters, and of what is but another form of one
+    derived: dict[int, Calls] = {}  # of parameters, and of reshaped or cast ones
     for node in nodes:
         if node.kind != "operation":
             derived[node.number] = _calls(node.leaf.rpartition(".")[0], modules) if node.kind == "parameter" else ()
@@ -62,14 +62,14 @@ def _between(nodes: Sequence[GraphNode], known: dict[int, Calls]) -> Iterable[Gr
         before = known.get(node.number, before)
         if node.kind != "operation":
             yield node
-        elif before is None or after is None:  # before the first layer, or behind the last one
+        elif before is None or after is None:  # before the first layer, or after the last one
             yield replace(node, calls=())
         else:
             yield replace(node, calls=around([before, after]))
 
 
 def around(several: Iterable[Calls]) -> Calls:
-    """Return the calls that are around all."""
+    """Return the calls common to all, from the outermost on."""
     first, *others = several
     level = 0
     while level < len(first) and all(calls[: level + 1] == first[: level + 1] for calls in others):
@@ -78,7 +78,7 @@ def around(several: Iterable[Calls]) -> Calls:
 
 
 def _calls(path: str, modules: Container[str]) -> Calls:
-    """Return a module's path and those of the modules around it, as if each had been called once."""
+    """Return the calls of a module and of the modules around it, as if each ran once."""
     names = path.split(".") if path else []
     paths = [".".join(names[:end]) for end in range(len(names) + 1)]
     calls: list[Call] = [(each, 0) for each in paths if each in modules]

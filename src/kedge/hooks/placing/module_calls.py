@@ -117,6 +117,10 @@ class _Thread(threading.local):
         self.open: OpenCalls[Any] = OpenCalls()
 
 
+def _not_followed(*_call: Any) -> None:
+    """Begin no call."""
+
+
 class CallTracker(Generic[S, T]):
     """Follows calls of modules, on every thread; see Note [Calls under way].
 
@@ -176,9 +180,14 @@ class CallTracker(Generic[S, T]):
         self.begin(subject, True, module, given_to(module))
 
     def close(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks, and the active calls with them.
+
+        PyTorch still runs hooks that it has collected for a call, so a call may begin after this; it is not followed.
+        """
+        self._on_begin = _not_followed
         while self._undos:
             self._undos.pop()()
+        self._thread = _Thread()
 
     def _begin(self, subject: S, outermost: bool, module: nn.Module, given: Any) -> None:
         if self._skip is not None and self._skip(module):

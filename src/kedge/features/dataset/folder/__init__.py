@@ -1,1 +1,1 @@
-"""A folder of features: what run it is of, its shards, and reading them."""
+"""A folder of features: its manifest, its shards, and reading them."""

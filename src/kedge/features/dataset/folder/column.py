@@ -1,4 +1,4 @@
-"""The values of one site over all samples, read from shards when they are asked for."""
+"""The values of one site over all samples, read from shards on demand."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RowIndex:
-    """Where each sample's values are, in the order of samples.
+    """The position of each sample's values, in the order of samples.
 
     Attributes:
         folder: The folder.
         entries: The shards.
-        shard: Of each sample the number of its shard among `entries`.
-        row: Of each sample its row there.
+        shard: For each sample the index of its shard in `entries`.
+        row: For each sample its row in that shard.
     """
 
     folder: Path
@@ -37,10 +37,10 @@ class RowIndex:
     row: Numbers
 
     def read(self, site: str, samples: Numbers) -> Iterator[tuple[Numbers, Tensor]]:
-        """Read a site's values of some samples, shard by shard.
+        """Yield a site's values for some samples, shard by shard.
 
         Yields:
-            Which of the samples they are, and their values.
+            The indices into `samples`, and the values of those samples.
         """
         order = np.argsort(self.shard[samples], kind="stable")
         shards, starts = np.unique(self.shard[samples][order], return_index=True)
@@ -48,16 +48,16 @@ class RowIndex:
             rows = self.row[samples[which]]
             first = int(rows.min())
             values = read_rows(self.folder / self.entries[shard].name, site, slice(first, int(rows.max()) + 1))
-            # Rows that follow each other, as they mostly do, need not be picked.
+            # Consecutive rows, the usual case, need no selection.
             follow = len(rows) == len(values) and bool((np.diff(rows) == 1).all())
             yield which, values if follow else values[torch.from_numpy(rows - first)]
 
 
 def read_rows(path: Path, site: str, rows: slice) -> Tensor:
-    """Read consecutive rows of a shard.
+    """Return a site's values in consecutive rows of a shard.
 
     Raises:
-        NotFeatures: It is damaged.
+        NotFeatures: The shard is damaged.
     """
     try:
         with told(f"read {path}"):
@@ -67,9 +67,9 @@ def read_rows(path: Path, site: str, rows: slice) -> Tensor:
 
 
 class FeatureColumn:
-    """The values of one site: a sequence of tensors, one for each sample, that is on the disk.
+    """The values of one site: a sequence of tensors on the disk, one for each sample.
 
-    `column[3]` is one sample's, `column[10:20]` and `column[[1, 5]]` are several's, `column.tensor()` all of them.
+    `column[3]` reads one sample, `column[10:20]` and `column[[1, 5]]` read several, `column.tensor()` reads all.
 
     Attributes:
         name: The site.
@@ -84,17 +84,17 @@ class FeatureColumn:
 
     @property
     def shapes(self) -> set[tuple[int, ...]]:
-        """The shapes that samples have; one, unless they are of different sizes."""
+        """The shapes of samples; a single one unless samples differ in size."""
         entries = self._where.entries
         used = (entries[shard] for shard in np.unique(self._where.shard))
         return {tuple(entry.shapes[self.name]) for entry in used if self.name in entry.shapes}
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of all samples' values together.
+        """The shape of the whole column as one tensor, ``(samples, ...)``.
 
         Raises:
-            ReadError: They have different shapes.
+            ReadError: The samples have different shapes.
         """
         (shape,) = self._one_shape(self.shapes)
         return (len(self), *shape)
@@ -109,7 +109,7 @@ class FeatureColumn:
         return shapes
 
     def __getitem__(self, which: int | slice | Sequence[int]) -> Tensor:
-        """Read the values of one sample, or of several."""
+        """Return the values of one sample, or of several as one tensor."""
         if isinstance(which, (int, np.integer)):
             if not -len(self) <= which < len(self):
                 raise IndexError(f"{self.name!r} has the values of {len(self)} samples; there is no {which}")
@@ -127,11 +127,11 @@ class FeatureColumn:
             yield from (found[number] for number in sorted(found))
 
     def tensor(self) -> Tensor:
-        """Read all of it."""
+        """Return the whole column."""
         return self._several(np.arange(len(self)))
 
     def numpy(self) -> NDArray[Any]:
-        """Read all of it as an array; bfloat16, which NumPy has not, as float32."""
+        """Return the whole column as an array; bfloat16, which NumPy lacks, becomes float32."""
         values = self.tensor()
         array: NDArray[Any] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
         return array

@@ -1,10 +1,10 @@
-"""The files of a folder of features: which shards there are, and which of them count.
+"""The files of a folder of features: its shards, and which of them count.
 
 # Note [What counts]
-A shard is written under another name and renamed when all of it is on the disk, so a file with a shard's name is
-whole. Its keys are in it. A rank's index, with a line for each shard, saves opening them all, and is made again from
-the shards where it lacks one. Where there are reducers, their state is written after each shard and says through which
-one it counts: a shard beyond that was cut off from its state by a kill. It counts as not there, and is taken again.
+A shard is written under another name and renamed once all of it is on the disk, so a file with a shard's name is
+complete. It contains its keys. A rank's index, with a line for each shard, saves opening all of them; missing lines are
+rebuilt from the shards. With reducers, their state is written after each shard and contains the number of the last shard
+counted. A shard beyond that lost its state to a kill: it counts as missing, and its samples are computed again.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _SHARD = re.compile(r"shard-(\d+)-(\d+)\.\w+")
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """One shard, as a line of the index has it.
+    """One shard, as a line of the index describes it.
 
     Attributes:
-        name: The file.
-        rank: Which rank wrote it.
-        number: The how manieth of that rank it is.
-        samples: How many samples it holds.
-        left_out: How many samples are noted in it as bad.
+        name: The file's name.
+        rank: The rank that wrote it.
+        number: Its number among that rank's shards, from 0.
+        samples: The number of samples with features.
+        left_out: The number of bad samples recorded in it.
         shapes: For each site the shape of one sample.
     """
 
@@ -62,11 +62,11 @@ class ShardEntry:
 
 
 def entries(folder: Path, *, missing_ok: bool = False) -> list[ShardEntry]:
-    """List the shards that count, rank by rank, each rank's in the order of writing; see Note [What counts].
+    """Return the shards that count, by rank and then in the order of writing; see Note [What counts].
 
     Args:
         folder: The folder.
-        missing_ok: Whether a shard may be missing, because its samples will be taken again.
+        missing_ok: Whether a shard may be missing, because its samples will be computed again.
 
     Raises:
         NotFeatures: A shard is missing or damaged.
@@ -93,17 +93,17 @@ def _missing(folder: Path, missing: list[str], reduces: bool) -> str:
 
 
 def entry_of(path: Path) -> ShardEntry:
-    """Make a line of the index from the shard itself."""
+    """Return the index entry of a shard, read from the shard itself."""
     about = about_shard(path)
     rank, number = _parts(path.name)
     return ShardEntry(path.name, rank, number, len(about["keys"]), len(about["bad"]), about["shapes"])
 
 
 def about_shard(path: Path) -> dict[str, Any]:
-    """Read what is known of a shard.
+    """Return a shard's metadata.
 
     Raises:
-        NotFeatures: It is damaged.
+        NotFeatures: The shard is damaged.
     """
     try:
         with told(f"read {path}"):
@@ -113,7 +113,7 @@ def about_shard(path: Path) -> dict[str, Any]:
 
 
 def counted_through(folder: Path, rank: int, reduces: bool) -> float:
-    """Return the number of a rank's last shard that its reducers have counted; without reducers all count."""
+    """Return the number of the last shard that a rank's reducers have counted; infinity without reducers."""
     path = folder / STATE.format(rank=rank)
     if not reduces:
         return float("inf")
@@ -131,13 +131,13 @@ def _reduces(folder: Path) -> bool:
 
 
 def repair(folder: Path, rank: int) -> int:
-    """Remove what a killed writer of a rank left behind, and make its index whole.
+    """Remove the incomplete files of a rank's killed writer, and complete the rank's index.
 
     Returns:
         The number of the next shard.
 
     Raises:
-        NotFeatures: A shard is missing whose samples reducers have counted.
+        NotFeatures: A shard is missing, and reducers have already counted its samples.
     """
     reduces = _reduces(folder)
     through = counted_through(folder, rank, reduces)
@@ -157,7 +157,7 @@ def repair(folder: Path, rank: int) -> int:
 
 
 def _is_of(path: Path, rank: int, beyond: float = -1) -> bool:
-    """Whether a file is a rank's shard with a number greater than another."""
+    """Whether a file is a rank's shard with a number greater than `beyond`."""
     found = _SHARD.fullmatch(path.name)
     return found is not None and int(found[1]) == rank and int(found[2]) > beyond
 
@@ -170,7 +170,7 @@ def _write_index(path: Path, lines: Iterable[ShardEntry]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a shard, whatever its format."""
+    """Remove a shard of any format: a file or a folder."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -184,13 +184,13 @@ def _parts(name: str) -> tuple[int, int]:
 
 
 def ranks_of(folder: Path, pattern: str) -> Iterator[int]:
-    """Yield the ranks that have a file, such as a state."""
+    """Yield the ranks that have a file of this pattern, such as a state."""
     for path in folder.glob(pattern.format(rank="*")):
         yield int(path.stem.partition("-")[2])
 
 
 def _index(folder: Path, rank: int) -> Iterator[ShardEntry]:
-    """Read the lines of a rank's index, up to the last whole one."""
+    """Yield the entries of a rank's index, up to the last complete line."""
     path = folder / INDEX.format(rank=rank)
     if not path.exists():
         return
@@ -202,15 +202,15 @@ def _index(folder: Path, rank: int) -> Iterator[ShardEntry]:
         try:
             yield ShardEntry(**json.loads(line))
         except (ValueError, TypeError):
-            return  # what follows is made again from the shards
+            return  # later entries are rebuilt from the shards
 
 
 @contextmanager
 def only_writer(folder: Path, rank: int) -> Iterator[None]:
-    """Keep other processes from writing this rank's files; the lock ends with the process, however it ends.
+    """Context in which no other process writes this rank's files; the lock ends with the process, even if it is killed.
 
     Raises:
-        BeingWritten: Another one does.
+        BeingWritten: Another process writes them.
     """
     path = folder / LOCK.format(rank=rank)
     with told(f"write to {folder}"):

@@ -1,16 +1,16 @@
-"""What a user's function or model is, as text: the same in every process, and another one when it was changed.
+"""Text that identifies a user's function or model: equal in all processes, and different after a change.
 
 # Note [What a digest takes in]
-A function of the program's own counts by value: its bytecode, constants and names, its defaults, and what it refers to
-outside of itself, as cloudpickle finds it: numbers, text, tensors, models, containers, objects with all that they hold, and
-more functions and classes. Functions and classes of installed packages count by name. Of a module of the program's own
-that a function refers to, the attributes that its code names count. Lines, docstrings and addresses in memory do not; an
-object that cannot be pickled, such as a lock, counts by its class.
+A function of the program itself counts by value: its bytecode, constants and names, its defaults, and the objects outside
+the function that it refers to, as cloudpickle finds them: numbers, text, tensors, models, containers, objects with their
+contents, and further functions and classes. Functions and classes of installed packages count by name. If a function refers
+to a module of the program, the attributes named in the function's code count. Lines, docstrings and memory addresses do not
+count; an object that cannot be pickled, such as a lock, counts by its class.
 
-cloudpickle's own bytes are another in every process: they hold the order of sets, which strings are one object, random
-names of classes, and paths of files. So `_Pickler` hands it plain stand-ins for all of these.
+cloudpickle's own bytes differ from process to process: they contain the order of sets, the identity of equal strings, random
+class names, and file paths. So `_Pickler` passes plain stand-ins for all of these.
 
-Bytecode is one version of Python's, so that version stands before the digest, and digests of two are not compared.
+Bytecode belongs to one version of Python, so that version precedes the digest, and digests of two versions are not compared.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from kedge.errors import ExtractionFailed
 from kedge.features.dataset.samples.names import name_of
 from kedge.torch_internals import dynamo
 
-#: The way of making digests, and the version of Python.
+#: The version of the digest algorithm, and the version of Python.
 _MADE_BY = f"2/{sys.version_info.major}.{sys.version_info.minor}"
 _DIGESTED = re.compile(r"(.*) code ([\d./]+):(\w+)", re.DOTALL)
 _PLACE = re.compile(r"(cuda|xpu|hpu|npu|mps):\d+")
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]")
-#: What has no identity: whether two equal ones are one object differs from process to process.
+#: Types without identity: whether two equal values are one object differs from process to process.
 _CONSTANTS = (str, bytes, int, float, complex, bool, NoneType, tuple, frozenset, slice, CodeType)
-#: What pickle itself knows, and writes down in the same way in every process.
+#: Types that pickle itself writes in the same way in every process.
 _WRITTEN = (bytes, int, float, bool, NoneType, tuple, list, dict, bytearray)
 _SETTINGS = (bool, int, float, complex, str, torch.dtype, torch.device, Tensor, np.ndarray, FunctionType)
 _OF_ANY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 _HAS_DOC = 0x4000000 if sys.version_info >= (3, 13) else 0
-#: So many numbers of a tensor take part in a digest.
+#: The number of elements of a tensor that take part in a digest, at most.
 _LOOKED_AT = 4096
 
 
 def identity(made: Any, version: str | None = None) -> str:
-    """Name what can be called, with a digest of what it does; see Note [What a digest takes in].
+    """Return the name of a callable, with a digest of its contents; see Note [What a digest takes in].
 
     Args:
-        made: A function, or an object that can be called.
-        version: What the user says in place of a digest.
+        made: A function or another callable object; None returns "none".
+        version: The user's version, which replaces the digest: then the name alone is returned.
 
     Raises:
-        ExtractionFailed: No digest can be made of it.
+        ExtractionFailed: The callable cannot be digested.
     """
     if made is None:
         return "none"
@@ -68,7 +68,7 @@ def identity(made: Any, version: str | None = None) -> str:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether what two manifests say is the same; of digests that were made in two ways names alone can be compared."""
+    """Whether two manifest entries agree; digests of different algorithms or Python versions agree if their names do."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
     if isinstance(one, str) and isinstance(other, str):
@@ -79,15 +79,15 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def has_digest(said: Any) -> bool:
-    """Whether what a manifest says holds the digest of a function."""
+    """Whether a manifest entry contains the digest of a function."""
     return any(map(has_digest, said.values())) if isinstance(said, Mapping) else bool(_DIGESTED.fullmatch(str(said)))
 
 
 def weights(model: nn.Module) -> str:
-    """Return a digest of what a model is made of and of what it has learnt.
+    """Return a digest of a model's modules and of its parameters and buffers.
 
-    A few thousand numbers of each parameter and buffer stand for all: any training changes nearly every one. Buffers
-    of a module in training mode are left out, as some change with every batch.
+    A few thousand numbers of each parameter and buffer represent the rest: training changes nearly every number. Buffers
+    of a module in training mode are left out, because some change with every batch.
     """
     modules = [(path, module) for path, module in model.named_modules() if not _is_kedges(type(module).__module__)]
     buffers = ((path, module.named_buffers(path, recurse=False)) for path, module in modules if not module.training)
@@ -97,7 +97,7 @@ def weights(model: nn.Module) -> str:
 
 
 def _made_of(path: str, module: nn.Module) -> str:
-    """Name a module's class, and settings such as a stride, which PyTorch's own modules list."""
+    """Return a module's path and class, its settings in ``__constants__`` (such as a stride), and its mode."""
     names = [name for name in getattr(module, "__constants__", ()) if name in vars(module)]
     settings = (f"{name}={_setting(vars(module)[name])}" for name in names)
     return f"{path} {type(module).__qualname__}({', '.join(settings)}) {'trained' * module.training};"
@@ -111,7 +111,7 @@ def _setting(value: Any) -> str:
 
 
 def listed(keys: Sequence[str]) -> str:
-    """Return a digest of keys, with how many there are."""
+    """Return the number of keys and a digest of them."""
     return f"{len(keys)} given, {_digest(f'{len(key)} {key}' for key in keys)}"
 
 
@@ -127,14 +127,14 @@ def _of_tensor(tensor: Tensor) -> tuple[str, bytes]:
 
 
 def _some_bytes(tensor: Tensor) -> bytes:
-    """Return the bytes of some numbers of a tensor, from its beginning to its end."""
+    """Return the bytes of evenly spaced elements of a tensor, from the first on."""
     if (
         type(tensor.detach()) is not Tensor
         or tensor.is_meta
         or not tensor.numel()
         or tensor.layout is not torch.strided
     ):
-        return b""  # a shard of a distributed tensor, say, which is another one at each rank
+        return b""  # for example a shard of a distributed tensor, which differs between ranks
     tensor = tensor.detach().resolve_conj().resolve_neg()
     flat = tensor.flatten() if tensor.is_contiguous() else tensor.reshape(-1)
     step = max(1, -(-flat.numel() // _LOOKED_AT))
@@ -144,12 +144,12 @@ def _some_bytes(tensor: Tensor) -> bytes:
 
 
 def _by_name(made: Any) -> str:
-    """Name what does not count by value, so that two packages' functions of one name differ."""
+    """Return the name of an object that does not count by value, with its module to separate equal names."""
     return f"{getattr(made, '__module__', None)} {getattr(made, '__qualname__', type(made).__qualname__)}"
 
 
 def _is_named(made: Any) -> bool:
-    """Whether something counts by its name: what is installed, in C, or a module."""
+    """Whether an object counts by its name: installed code, code in C, or a module."""
     if isinstance(made, FunctionType):
         return _is_installed(made) and "__wrapped__" not in vars(made)
     if isinstance(made, BuiltinFunctionType):
@@ -166,7 +166,7 @@ def _is_kedges(module: str | None) -> bool:
 
 
 def _is_own(made: type | ModuleType) -> bool:
-    """Whether a class or module is the program's own, and not one of an installed package's or Python's."""
+    """Whether a class or module belongs to the program, not to Python or an installed package."""
     name = made.__name__ if isinstance(made, ModuleType) else made.__module__
     file = getattr(made if isinstance(made, ModuleType) else sys.modules.get(name), "__file__", None)
     return name == "__main__" or (file is not None and not _INSTALLED.search(file) and not _is_kedges(name))
@@ -185,14 +185,14 @@ def _digest_of(made: Any) -> str:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Writes a value in the same way in every process; see Note [What a digest takes in].
+    """Pickler that writes a value in the same way in every process; see Note [What a digest takes in].
 
-    pickle asks `persistent_id` of each value first, and writes what it returns in place of the value. Its own memo is off:
-    it would tell two equal strings from one that is there twice. Objects that were met are numbered here instead.
+    pickle calls `persistent_id` with each value first, and writes the returned object in place of the value. Its own memo is
+    off, because it distinguishes two equal strings from one string that occurs twice. This class numbers objects instead.
 
     Args:
-        write: Takes the bytes.
-        met: The number of each object that was met before, and the object, so that no other has its `id`.
+        write: Receives the bytes.
+        met: The number of each object met so far, with the object itself, so that its `id` is not used again.
     """
 
     def __init__(self, write: Callable[[bytes], Any], met: ChainMap[int, tuple[int, Any]] | None = None) -> None:
@@ -202,10 +202,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._count = count(len(self._met))
 
     def persistent_id(self, value: Any) -> Any:
-        """Return what stands for a value, or None if pickle is to write the value itself."""
+        """Return the stand-in for a value, or None if pickle should write the value itself."""
         kind = type(value)
         if kind is str:
-            place = _PLACE.fullmatch(value)  # each rank has another device of the same type, which changes no value
+            place = _PLACE.fullmatch(value)  # ranks have different devices of one type, which does not change values
             return f"device {place[1]}" if place else None
         if kind not in _CONSTANTS:
             if id(value) in self._met:
@@ -214,7 +214,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None if kind in _WRITTEN else self._stand_in(value)
 
     def _stand_in(self, value: Any) -> Any:
-        if isinstance(value, (set, frozenset)):  # each process has another order, so none may know what came before it
+        if isinstance(value, (set, frozenset)):  # the order differs between processes: digest each element by itself
             return type(value).__qualname__, sorted(map(self._alone, value))
         if _is_named(value):
             return _by_name(value)
@@ -235,7 +235,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _function(self, made: FunctionType) -> Any:
         if _is_installed(made):
             return _by_name(made), vars(made)["__wrapped__"]
-        # One that no module has under its name is taken by value.
+        # cloudpickle takes a function by value if its module does not contain it under its name.
         anew = FunctionType(made.__code__, made.__globals__, made.__name__, made.__defaults__, made.__closure__)
         outside = self.reducer_override(anew)[2][1]["__globals__"]
         names = _names(made.__code__)
@@ -243,12 +243,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return made.__code__, made.__defaults__, made.__kwdefaults__, list(outside), held
 
     def _reduced(self, value: Any) -> Any:
-        """Take an object to pieces as pickle would; its class stands for one that cannot be."""
+        """Return the parts into which pickle reduces an object; its class if it cannot be pickled."""
         try:
             parts = self.dispatch_table.get(type(value), _reduce)(value)
         except RecursionError:
             raise
-        except Exception:  # noqa: BLE001 - objects raise whatever they like
+        except Exception:  # noqa: BLE001 - objects may raise anything
             return type(value)
         if isinstance(parts, str):
             return type(value), parts
@@ -270,26 +270,26 @@ def _begins_with_text(code: CodeType) -> bool:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names of attributes and globals that code uses, inner functions included."""
+    """Return the names of attributes and globals that a code object uses, inner functions included."""
     return set(code.co_names).union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
 def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing is in it yet
+    except ValueError:  # the cell is still empty
         return None
 
 
 def _used(value: Any, names: set[str]) -> Any:
-    """Return what code with these names can use of a module of the program's own; anything else as it is."""
+    """Return the attributes of a program's module that code with these names can use; other values unchanged."""
     if not (isinstance(value, ModuleType) and _is_own(value)):
         return value
     return {name: _used(one, names) for name, one in sorted(vars(value).items()) if name in names}
 
 
 def _class(kind: type) -> Any:
-    """Return what a class of the program's own is made of; its docstring and lines are no part of it."""
+    """Return the name, bases and attributes of a class of the program, without its docstring and lines."""
     held = {name: one for name, one in sorted(vars(kind).items()) if name[:2] != "__" or isinstance(one, _METHODS)}
     held.pop("_abc_impl", None)
     return kind.__qualname__, kind.__bases__, held
@@ -301,7 +301,7 @@ def _module(module: nn.Module) -> Any:
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return what a module has beside what every module has; of an installed one what looks like a setting."""
+    """Return a module's attributes that `nn.Module` does not define; of an installed class only settings."""
     held = ((name, one) for name, one in sorted(vars(module).items()) if name not in _OF_ANY_MODULE)
     return {name: one for name, one in held if _is_own(type(module)) or isinstance(one, _SETTINGS)}
 

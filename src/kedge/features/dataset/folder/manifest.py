@@ -1,4 +1,4 @@
-"""What run the features in a folder are of, so that no other run adds to them."""
+"""The manifest: a description of the run that wrote a folder, so that no other run adds to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kedge.features.dataset.samples.names import name_of, texts
 from kedge.features.reduce.reducer import Reducer
 
 MANIFEST = "features.json"
-#: The number of the format, which grows when an older Kedge can no longer read what is written.
+#: The number of the format, which grows when older versions of Kedge cannot read new folders.
 FORMAT = 1
 
 _WHAT = {
@@ -43,11 +43,11 @@ _ABOUT_DIGESTS = (
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Read what run a folder is of; None if there is no manifest.
+    """Return a folder's manifest; None if there is none.
 
     Raises:
-        NotFeatures: It cannot be read as one.
-        NewerFormat: A later Kedge wrote it.
+        NotFeatures: The manifest cannot be read.
+        NewerFormat: A later version of Kedge wrote it.
     """
     path = folder / MANIFEST
     try:
@@ -67,10 +67,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def settle(folder: Path, wanted: Mapping[str, Any]) -> None:
-    """Write down what run a folder is of, if no other process has; then see that it is the same run.
+    """Write a folder's manifest unless another process has done so, then check that it describes the same run.
 
     Raises:
-        OtherRun: It is another.
+        OtherRun: It describes another run.
         RecordingError: The folder cannot be written to.
     """
     temporary = folder / f".{MANIFEST}.{token_hex(4)}"
@@ -90,7 +90,7 @@ def settle(folder: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def _put(temporary: Path, path: Path) -> None:
-    """Rename a file, unless another process did so first."""
+    """Rename a file, unless another process has already created the target."""
     try:
         path.hardlink_to(temporary)
     except FileExistsError:
@@ -101,12 +101,12 @@ def _put(temporary: Path, path: Path) -> None:
 
 
 def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Check that a folder is of the run that is wanted, as far as both say.
+    """Check that a folder belongs to the wanted run, as far as both descriptions have the same entries.
 
     Raises:
-        OtherRun: It is not.
+        OtherRun: The folder belongs to another run.
     """
-    wanted = json.loads(json.dumps(wanted))  # as the file would give it back
+    wanted = json.loads(json.dumps(wanted))  # as it would be read from the file
     unlike = [name for name in _WHAT if name in found and name in wanted and not alike(found[name], wanted[name])]
     if unlike:
         said = "; ".join(
@@ -128,14 +128,14 @@ def _shown(value: Any) -> str:
 
 
 def about_model(features: Any) -> dict[str, Any]:
-    """Describe a model: its class, and a digest of what it has learnt."""
+    """Return the description of a model: its class, and a digest of its parameters and settings."""
     if not isinstance(features, nn.Module):
         return {"type": name_of(features)}
     return {"type": type(getattr(features, "model", features)).__qualname__, "digest": weights(features)}
 
 
 def about_sites(features: Any) -> dict[str, Any]:
-    """Describe which sites' values are taken, and what they go through, as far as features of Kedge say."""
+    """Return the captured sites with their transforms, new names and dtype; empty for features not from Kedge."""
     wanted = getattr(features, "wanted", None)
     if wanted is None:
         return {}
@@ -148,14 +148,14 @@ def about_sites(features: Any) -> dict[str, Any]:
 
 
 def about_functions(features: Any, version: str | None) -> dict[str, str]:
-    """Describe what computes features, where that is no model, or what sites' values go through."""
+    """Return the identities of the sites' transforms, or of the features themselves if they are not a module."""
     if not isinstance(features, nn.Module):
         return {"features": identity(features, version)}
     return {text: identity(change, version) for text, change in _taken(features) if change is not None}
 
 
 def about_keys(keys: Any, version: str | None) -> str:
-    """Describe what samples are called: not at all, by a column, by a function, or by a list."""
+    """Return the description of keys: places by default, a column, a function, or a list."""
     if keys is None:
         return "the samples' places"
     if callable(keys):
@@ -169,7 +169,7 @@ def _taken(features: Any) -> list[tuple[str, Any]]:
 
 
 def about_reducers(reducers: Mapping[str, Sequence[Reducer]]) -> dict[str, list[str]]:
-    """Describe reducers by how they were made."""
+    """Return the description of reducers: for each site their classes and settings."""
     return {name: [_reducer(one) for one in some] for name, some in reducers.items()}
 
 
@@ -178,7 +178,7 @@ def _reducer(reducer: Any) -> str:
 
 
 def about_columns(values: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-    """Describe sites by the type of their numbers and by how many dimensions a sample has."""
+    """Return the description of sites: the dtype, and the number of dimensions of a sample."""
     return dict(_columns(values))
 
 

@@ -1,4 +1,4 @@
-"""The features of a data set, as they lie in a folder: by site and by key."""
+"""Access to the features in a folder, by site and by key."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NUMBERED = re.compile(r"(?:(\d+)/)?(?:(\d+):)?(\d+)")
 
 
 def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
-    """Open what `extract_dataset` or `kedge extract` wrote; it may still be being written.
+    """Return the features that `extract_dataset` or `kedge extract` wrote, or is still writing.
 
     Args:
         folder: The folder.
 
     Raises:
-        NotFeatures: It holds no features, or is damaged.
-        NewerFormat: A later Kedge wrote it.
+        NotFeatures: The folder holds no features, or is damaged.
+        NewerFormat: A later version of Kedge wrote the folder.
     """
     path = Path(folder)
     manifest = read_manifest(path)
@@ -45,11 +45,11 @@ def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
 class FeatureSet(Mapping[str, FeatureColumn]):
     """The features of a data set: for each site a column with a row for each sample.
 
-    Samples are in the data set's order, in whatever order and by however many processes they were taken.
+    Samples are in the data set's order, regardless of the order and the number of processes that computed them.
 
     Attributes:
         path: The folder.
-        manifest: What run it is of.
+        manifest: The description of the run that wrote it.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class FeatureSet(Mapping[str, FeatureColumn]):
 
     @cached_property
     def _found(self) -> tuple[tuple[str, ...], RowIndex]:
-        """The keys in the order of samples, and where their values are."""
+        """The keys in the order of samples, and the positions of their values."""
         places = [place for about in self._abouts for place in about.get("places", about["keys"])]
         keys = [key for about in self._abouts for key in about["keys"]]
         counts = [len(about["keys"]) for about in self._abouts]
@@ -102,19 +102,19 @@ class FeatureSet(Mapping[str, FeatureColumn]):
         return {key: number for number, key in enumerate(self.samples)}
 
     def sample(self, key: object) -> dict[str, Tensor]:
-        """Read what is known of one sample, by site.
+        """Return the features of one sample, by site.
 
         Raises:
-            NoSuchKey: There are no features of it.
+            NoSuchKey: The folder has no features of this sample.
         """
         number = self.number(key)
         return {name: column[number] for name, column in self.items()}
 
     def number(self, key: object) -> int:
-        """Return the row in which a sample's values are.
+        """Return the row of a sample's values.
 
         Raises:
-            NoSuchKey: There are no features of it.
+            NoSuchKey: The folder has no features of this sample.
         """
         if str(key) not in self._numbers:
             found = self.bad.get(str(key))
@@ -124,22 +124,22 @@ class FeatureSet(Mapping[str, FeatureColumn]):
 
     @cached_property
     def bad(self) -> dict[str, str]:
-        """The samples that were left out, by key, and why."""
+        """The reason why each skipped sample has no features, by key."""
         return {key: why for about in self._abouts for _, key, why in about["bad"]}
 
     def shards(self) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
-        """Read shard by shard, in the order of writing: keys, and the values of each site."""
+        """Yield the keys and each site's values of every shard, in the order of writing."""
         for entry, about in zip(self._entries, self._abouts, strict=True):
             path = self.path / entry.name
             yield about["keys"], {name: read_rows(path, name, slice(0, entry.samples)) for name in entry.shapes}
 
     def written_by(self, rank: int) -> int:
-        """Count the samples that a process of this rank has written, in this run or an earlier one."""
+        """Return the number of samples that this rank has written, in this run and earlier ones."""
         return sum(entry.samples for entry in self._entries if entry.rank == rank)
 
     @cached_property
     def reduced(self) -> dict[str, list[Reducer]]:
-        """For each site that was summed up its reducers, over the samples of all ranks."""
+        """The reducers of each reduced site, merged over the samples of all ranks."""
         merged: dict[str, list[Reducer]] = {}
         for rank in sorted(ranks_of(self.path, STATE)):
             for name, states in read_state(self.path / STATE.format(rank=rank)).items():
@@ -159,7 +159,7 @@ class FeatureSet(Mapping[str, FeatureColumn]):
 
 
 def places_of(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the place and the key of every sample that is done, those left out included."""
+    """Yield the place and the key of every finished sample, skipped ones included."""
     for entry in entries(folder, missing_ok=True):
         about = about_shard(folder / entry.name)
         yield from zip(about.get("places", about["keys"]), about["keys"], strict=True)
@@ -167,7 +167,7 @@ def places_of(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _order(places: list[str]) -> Any:
-    """Sort places as the data set has them; of two that are equal the first written counts."""
+    """Return the indices that sort places in the data set's order; of equal places the first one counts."""
     numbered = [_NUMBERED.fullmatch(place) for place in places]
     if all(numbered):
         numbers = np.array([[int(part or 0) for part in found.groups()] for found in numbered if found], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Features become shards: gathered, summed up where a reducer is asked for, and written when there is enough."""
+"""Shard writing: features are collected, passed to reducers, and written once there are enough."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from kedge.features.dataset.samples.batch import Columns, FailedSample
 from kedge.features.dataset.samples.placed import why
 from kedge.features.reduce.reducer import Reducer
 
-#: A shard has at most so many samples, for their keys are read at once.
+#: The largest number of samples in a shard, because readers load all its keys at once.
 MOST_ROWS = 1 << 17
 _RESERVED = "#"
 _FIRST_BYTES = 4 << 20
-"""A shard is no larger than this or all before it together, so that most of a small data set is written while it is computed."""
+"""A shard is no larger than this, or than all earlier shards if that is more: small data sets are thus written while computed."""
 
 
 class Shards:
-    """Writes one rank's shards; a shard's file is whole from the moment it has its name.
+    """Writer of one rank's shards; a file that has a shard's name is complete.
 
     Args:
         folder: The folder, which has its manifest.
-        rank: Whose shards these are.
+        rank: The rank that owns the shards.
         options: The format, the reducers, and when a shard is written.
 
     Raises:
-        NotFeatures: What is in the folder is damaged.
+        NotFeatures: The folder's contents are damaged.
     """
 
     def __init__(self, folder: Path, rank: int, options: Options) -> None:
@@ -61,16 +61,16 @@ class Shards:
         self._size, self._since = 0, time.monotonic()
 
     def add(self, columns: Columns) -> None:
-        """Take in the features of a batch; write a shard if there is enough.
+        """Add the features of a batch, and write a shard if there are enough.
 
         Raises:
-            ExtractionFailed: Its values go by other names than those before.
-            RecordingError: The disk is full, say.
+            ExtractionFailed: The values' names differ from those of earlier batches.
+            RecordingError: The shard cannot be written; for example, the disk is full.
         """
         columns.wait()
         self._must_be_named_as_before(columns)
         if not self._keys and not self._bad:
-            self._since = time.monotonic()  # a shard is as old as the first of what it holds
+            self._since = time.monotonic()  # the age of a shard is the age of its first sample
         kept = {name: value for name, value in columns.values.items() if self._is_kept(name)}
         if self._columns and kept and _shapes(self._columns) != _shapes({name: [v] for name, v in kept.items()}):
             self.write()
@@ -107,7 +107,7 @@ class Shards:
         return many or age >= self._options.shard_seconds
 
     def write(self) -> None:
-        """Write what was gathered as a shard, and then what reducers know; nothing, if nothing was gathered."""
+        """Write the collected samples as a shard, then the reducers' state; without samples write nothing."""
         if not self._keys and not self._bad:
             return
         shapes = {name: list(pieces[0].shape[1:]) for name, pieces in self._columns.items()}
@@ -139,7 +139,7 @@ class Shards:
                     remove(temporary)
 
     def _write_state(self) -> None:
-        """Write what reducers know, and through which shard."""
+        """Write the reducers' state, and the number of the last shard that it counts."""
         pieces = {
             f"{name}{_RESERVED}{number}{_RESERVED}{part}": tensor
             for name, some in self._reducers.items()
@@ -167,7 +167,7 @@ class Shards:
 
 
 def _take_in(reducer: Reducer, name: str, value: Tensor, keys: Sequence[str]) -> None:
-    """Update a reducer, perhaps the user's own, with the values of a batch."""
+    """Update a reducer, which may be the user's own, with the values of a batch."""
     try:
         reducer.update(value, keys)
     except KedgeError:
@@ -180,7 +180,7 @@ def _take_in(reducer: Reducer, name: str, value: Tensor, keys: Sequence[str]) ->
 
 
 def read_state(path: Path) -> dict[str, list[dict[str, Tensor]]]:
-    """Read what a rank's reducers know: for each site the states of its reducers."""
+    """Return the states of a rank's reducers: for each site a list."""
     states: dict[str, list[dict[str, Tensor]]] = {}
     with told(f"read {path}"), safe_open(path, "pt") as file:
         for full in sorted(
@@ -199,7 +199,7 @@ def _shapes(columns: Mapping[str, Sequence[Tensor]]) -> dict[str, tuple[torch.dt
 
 
 def _settle(temporary: Path, path: Path) -> None:
-    """Rename what is written when all of it is on the disk."""
+    """Rename a written file or folder once all of it is on the disk."""
     within = [*temporary.rglob("*")] if temporary.is_dir() else []
     for each in (*within, temporary):
         _sync(each)

@@ -1,10 +1,10 @@
-"""Writing beside computing: one thread takes features from a queue that holds no more than so many bytes.
+"""A writer thread that takes features from a queue of limited size in bytes, while the main thread computes.
 
-An error of the thread is raised where the next features are handed over, or at the end.
+An error in the writer thread is raised at the next hand-over of features, or at the end.
 
 # Note [Bunches]
-To wake a thread costs the one that computes more than a small batch is worth, so batches are handed over a megabyte at a
-time, or what has come together in a quarter of a second.
+Waking the writer thread takes the computing thread longer than a small batch. So batches are handed over in bunches: of a
+megabyte, or of a quarter of a second.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _BUNCH, _SECONDS = 1 << 20, 0.25
 
 
 class ShardWriter:
-    """Hands features to shards in a thread; used as a context manager.
+    """Context manager with a thread that adds features to shards.
 
-    However the block ends, what was handed over is written, unless writing itself failed.
+    However the block ends, all features handed over are written, unless writing itself fails.
 
     Args:
-        shards: What takes them.
-        limit: How many bytes may wait; one bunch always may.
+        shards: The shards.
+        limit: The number of bytes that may wait; a single bunch may exceed it.
     """
 
     def __init__(self, shards: Shards, limit: int) -> None:
@@ -44,10 +44,10 @@ class ShardWriter:
         self._thread = threading.Thread(target=self._work, name="kedge-writes-features", daemon=True)
 
     def put(self, columns: Columns) -> None:
-        """Hand features over; wait while too many are on their way.
+        """Add features to the next bunch, and hand it over if it is due; wait while too many bytes are in the queue.
 
         Raises:
-            KedgeError: Writing failed; or whatever a reducer raised.
+            KedgeError: Writing failed, or a reducer raised an error.
         """
         now = time.monotonic()
         self._since = self._since if self._gathered else now
@@ -57,7 +57,7 @@ class ShardWriter:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Hand the thread what was gathered; see Note [Bunches]."""
+        """Put the current bunch in the thread's queue; see Note [Bunches]."""
         bunch, size = self._gathered, self._size
         self._gathered, self._size = [], 0
         with self._changed:
@@ -92,13 +92,13 @@ class ShardWriter:
         try:
             while (bunch := self._next()) is not None:
                 size = sum(columns.size for columns in bunch)
-                while bunch:  # nothing may be kept here when a shard is written
+                while bunch:  # pop, so that no reference remains here while a shard is written
                     self._shards.add(bunch.pop(0))
                 with self._changed:
                     self._held -= size
                     self._changed.notify_all()
             self._shards.write()
-        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that computes
+        except BaseException as error:  # noqa: BLE001 - raised again in the computing thread
             with self._changed:
                 self._failed = error
                 self._waiting.clear()

@@ -1,1 +1,1 @@
-"""From a loader to the batches of a model: samples with their places and keys."""
+"""Samples with their places and keys, from a loader to the batches of a model."""

@@ -1,9 +1,9 @@
-"""What flows through an extraction: samples with their places and keys, then their features.
+"""The data of an extraction: samples with their places and keys, then their features.
 
 # Note [Place and key]
-A sample's *place* says where in the data it is: its index in a data set, or its number in a stream. It is what a run
-that goes on looks for, and what the order of samples comes from. Its *key* is what the user calls it; without
-`keys=` it is the place. Both are text.
+A sample's *place* is its position in the data: its index in a data set, or its number in a stream. A continued run finds
+finished samples by their places, and places define the order of samples. A sample's *key* is the user's name for it;
+without `keys=` it is the place. Both are text.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class FailedSample(NamedTuple):
     """A sample without features.
 
     Attributes:
-        place: Where it is in the data.
-        key: What it is called.
+        place: The sample's place in the data.
+        key: The sample's key.
         why: The error, in one line.
-        details: Where the error comes from, as Python prints it.
-        ends: Whether nothing can come after it, because a stream failed.
+        details: The traceback, as Python prints it.
+        ends: Whether the sample is the last one, because a stream failed.
     """
 
     place: str
@@ -34,12 +34,12 @@ class FailedSample(NamedTuple):
 
 
 class SampleBatch(NamedTuple):
-    """Samples on their way to the model.
+    """The input of a model.
 
     Attributes:
-        places: Where each is in the data; see Note [Place and key].
-        keys: What each is called.
-        data: What the loader made of them; None if there are none.
+        places: The samples' places in the data; see Note [Place and key].
+        keys: The samples' keys.
+        data: The loader's batch; None without samples.
         bad: Samples that could not be loaded.
     """
 
@@ -50,14 +50,14 @@ class SampleBatch(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The features of a batch, on the CPU and nobody else's.
+    """The features of a batch, on the CPU in memory of their own.
 
     Attributes:
-        places: Where each sample is in the data.
-        keys: What each is called.
-        values: For each site ``[samples, ...]``; without samples there may be none.
-        bad: Samples that have no features.
-        copied: The moment at which copies from a device are complete; None if they are.
+        places: The samples' places in the data.
+        keys: The samples' keys.
+        values: For each site ``[samples, ...]``; may be empty without samples.
+        bad: Samples without features.
+        copied: The event at the end of copies from a device; None without such copies.
     """
 
     places: list[str]
@@ -68,7 +68,7 @@ class Columns(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes the values take."""
+        """The size of the values in bytes."""
         return sum(value.nbytes for value in self.values.values())
 
     def wait(self) -> None:
@@ -88,10 +88,10 @@ class Columns(NamedTuple):
 
 
 class VisitedPlaces:
-    """Places that were noted: a bit for each index of a data set, and a set of whatever else there is.
+    """A set of places: a bit for each index of a data set, and a set of strings for other places.
 
     Args:
-        length: How many samples the data set has, if that is known.
+        length: The number of samples in the data set; None if unknown.
     """
 
     def __init__(self, length: int | None = None) -> None:
@@ -108,10 +108,10 @@ class VisitedPlaces:
         return str(place) in self._others if index is None else bool(self._bits[index >> 3] >> (index & 7) & 1)
 
     def add(self, place: str | int) -> bool:
-        """Note a place, given as text or as an index.
+        """Add a place, given as text or as an index.
 
         Returns:
-            Whether it is new.
+            Whether the place is new.
         """
         index = self._index(place)
         if index is None:

@@ -1,4 +1,4 @@
-"""What a model is called with: taken from a batch, moved to a device, cut down to some samples."""
+"""The arguments of a model: extracted from a batch, moved to a device, or narrowed to some samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def called_with(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments that a batch stands for: a dict's are by name, of a tuple or list the first entry counts."""
+    """Return a batch as arguments: a dict holds keyword arguments, and the first entry of a tuple or list counts."""
     if isinstance(data, Mapping):
         return (), dict(data)
     if isinstance(data, (tuple, list)) and len(data):
@@ -20,14 +20,14 @@ def called_with(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def given(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments that a user's own function made: a tuple's are by position, a dict's by name."""
+    """Return the result of a user's function as arguments: a tuple's are positional, a dict's are by keyword."""
     if isinstance(made, Mapping):
         return (), dict(made)
     return (made if isinstance(made, tuple) else (made,)), {}
 
 
 def mapped(data: Any, change: Callable[[Any], Any]) -> Any:
-    """Change the tensors and arrays of a batch."""
+    """Return a batch with its tensors and arrays changed."""
     if isinstance(data, (Tensor, np.ndarray)):
         return change(data)
     if isinstance(data, Mapping):
@@ -40,7 +40,7 @@ def mapped(data: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def moved(data: Any, device: torch.device | None) -> Any:
-    """Move the tensors of a batch to a device; arrays become tensors."""
+    """Return a batch with its tensors on a device; arrays become tensors."""
 
     def move(value: Any) -> Any:
         tensor = torch.as_tensor(value)
@@ -50,7 +50,7 @@ def moved(data: Any, device: torch.device | None) -> Any:
 
 
 def narrowed(data: Any, rows: Sequence[int], size: int) -> Any:
-    """Return some samples of a batch: rows of what has one for each sample, and everything else as it is."""
+    """Return some samples of a batch: rows of entries with one row per sample, and all other entries unchanged."""
     if isinstance(data, (Tensor, np.ndarray)):
         return data[list(rows)] if data.ndim and len(data) == size else data
     if (
@@ -68,7 +68,7 @@ def narrowed(data: Any, rows: Sequence[int], size: int) -> Any:
 
 
 def size_of(data: Any) -> int | None:
-    """Count the samples of a batch: the rows of its first tensor."""
+    """Return the number of samples in a batch: the rows of its first tensor or array; None without one."""
     return next((len(value) for value in _arrays(data) if value.ndim), None)
 
 

@@ -1,11 +1,11 @@
-"""The batches of any loader with the places of their samples, without those that are done or another rank's.
+"""The batches of any loader with the places of their samples, without finished samples and those of other ranks.
 
 # Note [The loader's own order]
-A loader over a map-style data set is made anew around the same data set, sampler, workers and function that puts
-samples together, so that each sample carries its index and a done one is not even loaded. A batch of which nothing is
-done stays as it is, so a run that goes on computes the batches that the first would have; what is left of the others
-is put together, or a shuffled loader would end with batches of one. `drop_last` is not followed: every sample is taken.
-A sampler that gives an index twice gives it once here.
+A loader over a map-style data set is rebuilt with the same data set, sampler, workers and collate function, so that each
+sample carries its index and finished samples are not even loaded. A batch without finished samples stays unchanged, so a
+continued run computes the batches that the first run would have. The remaining samples of other batches are combined into
+full batches; otherwise a shuffled loader would end with batches of one. `drop_last` is ignored: every sample is computed.
+An index that a sampler returns twice is loaded once.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from kedge.features.dataset.samples.placed import LoadedBatch, Numbered, PlacedD
 
 @dataclass
 class BatchSource:
-    """What a loader gives: batches whose samples have places.
+    """The batches of a loader, with a place for each sample.
 
     Attributes:
         loader: A `DataLoader`, or any iterable of batches.
-        rank: Which part of it is taken.
-        split: Whether the loader gives every rank everything.
-        done: Which samples are done; not loaded again where that can be told beforehand.
+        rank: This process's share of the samples.
+        split: Whether the loader yields all samples at every rank, so that ranks must share them out.
+        done: The finished samples, which are not loaded again if their places are known beforehand.
     """
 
     loader: Any
@@ -44,14 +44,14 @@ class BatchSource:
 
     @property
     def length(self) -> int | None:
-        """How many samples the data set has, if that can be told."""
+        """The number of samples in the data set, or None if unknown."""
         if not is_loader(self.loader) or is_stream(self.loader):
             return None
         return len(self.loader.dataset)
 
     @property
     def left(self) -> int | None:
-        """How many samples are left to be taken, about, if that can be told."""
+        """The approximate number of samples left for this rank, or None if unknown."""
         length = self.length
         if length is None:
             return None
@@ -59,7 +59,7 @@ class BatchSource:
         return max(0, -(-(min(length, _drawn(self.loader)) - len(self.done)) // share))
 
     def __iter__(self) -> Iterator[LoadedBatch]:
-        """Start the loader's workers, and yield what they load."""
+        """Return an iterator over the loader's batches."""
         if not is_loader(self.loader):
             return self._plain()
         return iter(self._stream() if is_stream(self.loader) else self._indexed())
@@ -72,7 +72,7 @@ class BatchSource:
         return _anew(self.loader, numbered, batch_size=self.loader.batch_size)
 
     def _plain(self) -> Iterator[LoadedBatch]:
-        """Yield the batches of any iterable; they have to be loaded before it is known whether they are done."""
+        """Yield the batches of any iterable; only a loaded batch shows whether its samples are finished."""
         start = 0
         for number, data in enumerate(self.loader):
             size = size_of(data)
@@ -92,12 +92,12 @@ class BatchSource:
 
     @property
     def _prefix(self) -> str:
-        """What tells the numbers of ranks apart that each have a stream of their own."""
+        """The prefix of this rank's sample numbers if each rank has a stream of its own; else empty."""
         return "" if self.split or self.rank.world == 1 else f"{self.rank.rank}/"
 
 
 def is_loader(loader: Any) -> bool:
-    """Whether a loader is PyTorch's and puts samples together itself, so that it can be made anew."""
+    """Whether a loader is a `DataLoader` that batches by itself, so that it can be rebuilt."""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
@@ -106,7 +106,7 @@ def is_loader(loader: Any) -> bool:
 
 
 def is_stream(loader: Any) -> bool:
-    """Whether a loader's data set can only be gone through."""
+    """Whether a loader's data set can only be iterated."""
     return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
 
 
@@ -151,13 +151,13 @@ class BatchIndices:
         return not (self._resumes and place in self._source.done) and self._met.add(place)
 
     def _is_mine(self, index: Any) -> bool:
-        """Whether a sample is this rank's; ranks may draw in different orders, so the index decides."""
+        """Whether a sample belongs to this rank; the index decides, because ranks may draw in different orders."""
         number = index if isinstance(index, int) else crc32(str(index).encode())
         return self._source.rank.takes(number // (getattr(self._batches, "batch_size", None) or 1))
 
 
 def _without_padding(sampler: Any) -> Iterable[Any]:
-    """Leave out what a `DistributedSampler` repeats so that every rank has as many samples."""
+    """Return a sampler's indices without those that a `DistributedSampler` repeats to give all ranks equally many."""
     if not isinstance(sampler, DistributedSampler):
         drawn: Iterable[Any] = sampler
         return drawn
@@ -166,7 +166,7 @@ def _without_padding(sampler: Any) -> Iterable[Any]:
 
 
 def _draws_once(sampler: Any) -> bool:
-    """Whether a sampler is one of PyTorch's that are known to give no index twice."""
+    """Whether a sampler is one of PyTorch's known to return each index at most once."""
     return type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
     )
@@ -181,14 +181,14 @@ def _is_distributed(loader: Any) -> bool:
 
 
 def _drawn(loader: Any) -> int:
-    """Count the samples that a loader's sampler gives, all ranks together."""
+    """Return the number of samples that a loader's sampler draws, summed over ranks."""
     sampler = loader.batch_sampler.sampler if hasattr(loader.batch_sampler, "sampler") else loader.dataset
     count = len(sampler) if hasattr(sampler, "__len__") else len(loader.dataset)
     return count * sampler.num_replicas if _gives_own_part(sampler) else count
 
 
 def _anew(loader: Any, dataset: Any, **batching: Any) -> DataLoader[Any]:
-    """Make a loader like another one, with a data set around that one's."""
+    """Return a copy of a loader with another data set, which wraps the loader's own."""
     workers = {"prefetch_factor": loader.prefetch_factor} if loader.num_workers else {}
     return DataLoader(
         dataset,

@@ -1,9 +1,9 @@
-"""What samples, values and functions are called, and that no name stands for two samples, or for no value.
+"""The names of samples, values and functions, and checks that keys are unique and that reducers' names belong to values.
 
 # Note [When names are known]
-By what name a value goes can depend on the first batch: `"encoder"` is a name if the module ran once, `"encoder#0"` if it
-ran several times. A reducer under a name that cannot be would count nothing without a word, so it is refused before there
-is a batch; the other names are checked when the first batch is computed, before anything is written. Later batches must
+A value's name can depend on the first batch: `"encoder"` is a name if the module ran once, `"encoder#0"` if it ran
+several times. A reducer under an impossible name would silently count nothing, so such names are refused before the first
+batch; the other names are checked after the first batch is computed, before anything is written. Later batches must
 have the same names.
 """
 
@@ -21,15 +21,15 @@ _SHOWN = 8
 
 
 class SampleKeys:
-    """Adds to each sample its key; no two samples may have the same.
+    """The assignment of a unique key to each sample.
 
     Args:
-        keys: A sequence with one for each sample, a function that gives those of a batch, or None: the place.
-        length: How many samples the data set has, if that is known.
-        taken: The place and the key of each sample that is done.
+        keys: A sequence with a key for each sample, a function from a batch to its keys, or None for the places.
+        length: The number of samples in the data set; None if unknown.
+        taken: The place and the key of each finished sample.
 
     Raises:
-        ExtractionFailed: A key stands for two samples, or there are too few.
+        ExtractionFailed: Two samples share a key, or the number of keys differs from that of samples.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SampleKeys:
 
 
 def _given(give: Callable[[Any], Any], loaded: LoadedBatch) -> list[str]:
-    """Call the user's own function."""
+    """Return the keys that the user's function assigns to a batch."""
     failed = f"keys= failed for the batch from sample {loaded.places[0]} of the data set on: {name_of(give)}"
     try:
         found = give(loaded.data)
@@ -95,7 +95,7 @@ def _given(give: Callable[[Any], Any], loaded: LoadedBatch) -> list[str]:
 
 
 def texts(keys: Any) -> list[str]:
-    """Return keys as text."""
+    """Return keys as strings."""
     return [str(key) for key in (keys.tolist() if hasattr(keys, "tolist") else keys)]
 
 
@@ -105,10 +105,10 @@ def name_of(made: Any) -> str:
 
 
 def must_be_possible(features: Any, reduce: Iterable[str]) -> None:
-    """Check, before there is a batch, that values can go by these names, as far as features of Kedge say.
+    """Check, before the first batch, that values can have these names; features not from Kedge pass.
 
     Raises:
-        ExtractionFailed: No value can go by one of them.
+        ExtractionFailed: A name cannot belong to a value.
     """
     wanted, work = getattr(features, "wanted", None), getattr(features, "work", None)
     if wanted is None or work is None:
@@ -121,10 +121,10 @@ def must_be_possible(features: Any, reduce: Iterable[str]) -> None:
 
 
 def must_be_names(reduce: Iterable[str], names: Iterable[str]) -> None:
-    """Check that values go by these names.
+    """Check that values have these names.
 
     Raises:
-        ExtractionFailed: None goes by one of them.
+        ExtractionFailed: A name does not belong to a value.
     """
     there = list(names)
     for name in reduce:

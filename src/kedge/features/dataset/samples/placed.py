@@ -1,4 +1,4 @@
-"""A user's data set with each sample's place, and without an end at a sample that fails; it runs in loaders' workers."""
+"""A user's data set with a place for each sample, which continues after a failed sample; it runs in loaders' workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kedge.features.dataset.samples.batch import FailedSample, VisitedPlaces
 
 
 class Sample(NamedTuple):
-    """One sample, or the reason why there is none."""
+    """One sample, or the failure in its place."""
 
     place: str
     content: Any
@@ -24,12 +24,12 @@ class Sample(NamedTuple):
 
 
 class FetchedSamples(NamedTuple):
-    """The samples of a batch before they are put together.
+    """The samples of a batch before collation.
 
     Attributes:
-        places: Where each is in the data.
-        contents: What each is.
-        bad: Those that could not be loaded.
+        places: Each sample's position in the data.
+        contents: The samples.
+        bad: The samples that could not be loaded.
     """
 
     places: list[str]
@@ -38,7 +38,7 @@ class FetchedSamples(NamedTuple):
 
 
 class LoadedBatch(NamedTuple):
-    """A batch as it comes from a loader: samples put together, and what could not be."""
+    """A batch from a loader: the collated samples, and those that failed."""
 
     places: list[str]
     data: Any
@@ -46,29 +46,29 @@ class LoadedBatch(NamedTuple):
 
 
 def bad(place: str, error: Exception) -> FailedSample:
-    """Describe a failure in text, which comes out of every worker."""
+    """Return a failure as text, which every worker can send."""
     return FailedSample(place, place, why(error), "".join(traceback.format_exception(error)))
 
 
 def why(error: BaseException) -> str:
-    """Return in one line what went wrong."""
+    """Return an error's type and first line."""
     first = str(error).strip().split("\n", 1)[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 class PlacedDataset(Dataset[FetchedSamples]):
-    """A map-style data set that gives the samples of a batch with their places."""
+    """A map-style data set that returns the samples of a batch with their places."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
     def __getitems__(self, indices: Sequence[Any]) -> FetchedSamples:
-        """Load several samples; one by one where the data set cannot do better, or fails at one of them."""
+        """Return several samples; loaded one by one if the data set has no batch method, or if that fails."""
         together = getattr(self.dataset, "__getitems__", None)
         if together is not None:
             try:
                 found = together(list(indices))
-            except Exception:  # noqa: BLE001 - loading one by one tells which it is
+            except Exception:  # noqa: BLE001 - loading one by one finds the failed sample
                 return self._one_by_one(indices)
             if isinstance(found, (list, tuple)) and len(found) == len(indices):
                 return FetchedSamples(list(map(str, indices)), list(found), [])
@@ -80,7 +80,7 @@ class PlacedDataset(Dataset[FetchedSamples]):
         for index in indices:
             try:
                 contents.append(dataset[index])
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told with the sample's key
+            except Exception as error:  # noqa: BLE001 - reported with the sample's key
                 failed[len(contents) + len(failed)] = bad(str(index), error)
         places = (
             [str(index) for row, index in enumerate(indices) if row not in failed]
@@ -93,16 +93,16 @@ class PlacedDataset(Dataset[FetchedSamples]):
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        """Answer a `worker_init_fn` that asks the data set for something."""
+        """Return the wrapped data set's attribute, for example to a `worker_init_fn`."""
         if name.startswith("__") or name == "dataset":
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
 
 class Numbered(IterableDataset[Sample]):
-    """An iterable data set whose samples are numbered, without those that are done or another rank's.
+    """An iterable data set with numbered samples, without finished samples and those of other ranks.
 
-    Each worker of a loader has a stream of its own, so its number stands before the sample's, as in "1:17".
+    Each of several workers has a stream of its own, so the worker's number precedes the sample's, as in "1:17".
     """
 
     def __init__(self, dataset: Any, done: VisitedPlaces, rank: SharingRank | None, prefix: str = "") -> None:
@@ -119,7 +119,7 @@ class Numbered(IterableDataset[Sample]):
                 content = next(samples)
             except StopIteration:
                 return
-            except Exception as error:  # noqa: BLE001 - as in Named; a stream that failed has no next sample
+            except Exception as error:  # noqa: BLE001 - as in PlacedDataset; a failed stream has no next sample
                 yield Sample(place, None, bad(place, error)._replace(ends=True))
                 return
             if (self.rank is None or self.rank.takes(number)) and place not in self.done:
@@ -127,24 +127,26 @@ class Numbered(IterableDataset[Sample]):
             number += 1
 
     def __getattr__(self, name: str) -> Any:
-        """As in Named."""
+        """Return the wrapped data set's attribute, as in `PlacedDataset`."""
         if name.startswith("__") or name == "dataset":
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
 
 class SafeCollate:
-    """Puts samples together as the loader's own function does; a sample that does not fit in is a bad one."""
+    """The loader's collate function; if it fails, samples with another structure than most count as bad."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
 
     def __call__(self, samples: FetchedSamples | Sequence[Sample]) -> LoadedBatch:
-        """Put the samples of a batch together."""
+        """Return the collated batch."""
         places, contents, failed = samples if isinstance(samples, FetchedSamples) else _sorted_out(samples)
         while contents:
             try:
-                return LoadedBatch(places, self.collate(list(contents)), failed)  # it may change its list
+                return LoadedBatch(
+                    places, self.collate(list(contents)), failed
+                )  # a copy, because collate may change its list
             except Exception as error:
                 odd = unlike(contents)
                 if not odd:
@@ -162,14 +164,14 @@ def _sorted_out(samples: Sequence[Sample]) -> FetchedSamples:
 
 
 def unlike(contents: Sequence[Any]) -> list[int]:
-    """Return the rows of the samples that are not made as most are."""
+    """Return the rows of the samples with another structure than most."""
     made = [_make(content) for content in contents]
     (usual, _), *_ = Counter(made).most_common()
     return [row for row, make in enumerate(made) if make != usual]
 
 
 def _make(content: Any) -> Any:
-    """Return what a sample is made of: types, shapes and names."""
+    """Return the structure of a sample: types, shapes and names."""
     if isinstance(content, Tensor):
         return tuple(content.shape), content.dtype
     if isinstance(content, np.ndarray):

@@ -1,1 +1,1 @@
-"""How a shard is written to the disk: one file for each format."""
+"""The formats of shards on the disk: one module for each."""

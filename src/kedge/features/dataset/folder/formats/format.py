@@ -1,4 +1,4 @@
-"""What a format of shards has to do, and which there are."""
+"""The interface of shard formats, and their list."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch import Tensor
 
 from kedge.errors import MissingExtra
 
-#: The files of the formats: the module, the suffix of a shard, and the package that it needs.
+#: The formats by module name: the suffix of a shard, and the package that the module needs.
 _FILES = {
     "safetensors": (".safetensors", "safetensors"),
     "zarr": (".zarr", "zarr"),
     "parquet": (".parquet", "pyarrow"),
 }
 
-#: Numbers that only PyTorch has; other formats hold them as float32, which has them all.
+#: Types that only PyTorch has; other formats store them as float32, which contains all their numbers.
 WIDENED = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What one file holds.
+    """The contents of one file.
 
     Attributes:
-        about: What is known of it: keys, places, samples that were left out; as JSON holds it.
-        columns: For each site its values, in pieces that follow each other.
+        about: Its description, of JSON types: keys, places, skipped samples.
+        columns: For each site its values, in consecutive pieces.
     """
 
     about: Mapping[str, Any]
@@ -38,30 +38,30 @@ class Shard:
 
     @property
     def rows(self) -> int:
-        """How many samples there are."""
+        """The number of samples with features."""
         return len(self.about["keys"])
 
 
 class Format(Protocol):
-    """Writes and reads shards; a class has no state."""
+    """Writing and reading of shards; a format has no state."""
 
     suffix: str
 
     def write(self, path: Path, shard: Shard) -> None:
-        """Write a shard to a path where nothing is."""
+        """Write a shard to a path that does not exist yet."""
 
     def about(self, path: Path) -> dict[str, Any]:
-        """Read what is known of a shard, without its values."""
+        """Return a shard's description, without reading its values."""
 
     def read(self, path: Path, site: str, rows: slice) -> Tensor:
-        """Read consecutive rows of a site."""
+        """Return consecutive rows of a site."""
 
 
 def format_of(name: str) -> Format:
-    """Return a format.
+    """Return a format by its name.
 
     Raises:
-        MissingExtra: It needs a package that is not installed.
+        MissingExtra: The format needs a package that is not installed.
     """
     suffix, package = _FILES[name]
     try:
@@ -72,12 +72,12 @@ def format_of(name: str) -> Format:
         raise MissingExtra(
             f"shards in the format {name} need the package {package}, which is not installed: pip install 'kedge[{name}]'"
         ) from error
-    assert made.suffix == suffix  # noqa: S101 - or what is looked for in a folder would not be what is written
+    assert made.suffix == suffix  # noqa: S101 - otherwise readers would not find the written files
     return made
 
 
 def format_name(path: Path) -> str | None:
-    """Name the format of a shard by its suffix."""
+    """Return the name of a shard's format, by its suffix; None if it is unknown."""
     return next((name for name, (suffix, _) in _FILES.items() if path.suffix == suffix), None)
 
 
@@ -87,5 +87,5 @@ def numpy_pieces(pieces: Sequence[Tensor]) -> list[Any]:
 
 
 def as_written(values: Any, dtype: str) -> Tensor:
-    """Return values that were read as an array in the dtype with which they were written."""
+    """Return an array from a file as a tensor of the original dtype."""
     return torch.from_numpy(values).to(getattr(torch, dtype))

@@ -14,17 +14,17 @@ from torch import Tensor
 from kedge.features.dataset.folder.formats.format import Shard, as_written, numpy_pieces
 
 KEY = "key"
-#: The key of the metadata under which the file says what it is.
+#: The key of the shard's description in the file's metadata.
 ABOUT = b"kedge"
 
 
 class Parquet:
-    """A file for each shard; a site's values are flat, their shape is in the file's metadata."""
+    """A file for each shard; a site's values are flat, and their shape is in the file's metadata."""
 
     suffix = ".parquet"
 
     def write(self, path: Path, shard: Shard) -> None:
-        """Write a group of rows."""
+        """Write a shard as one table."""
         arrays, sites = {KEY: pa.array(shard.about["keys"], pa.string())}, {}
         for name, pieces in shard.columns.items():
             if name == KEY:
@@ -41,12 +41,12 @@ class Parquet:
         pq.write_table(table, path, compression="zstd")
 
     def about(self, path: Path) -> dict[str, Any]:
-        """Read the metadata."""
+        """Return a shard's description."""
         about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[ABOUT])
         return about
 
     def read(self, path: Path, site: str, rows: slice) -> Tensor:
-        """Read a column, and give the rows of it that are asked for."""
+        """Return consecutive rows of a site; reads its whole column."""
         shape, dtype = self.about(path)["sites"][site]
         column = pq.read_table(path, columns=[site]).column(0).combine_chunks()[rows]
         width = int(np.prod(shape))
@@ -60,11 +60,11 @@ class Parquet:
 
 
 def _flat(values: Any) -> Any:
-    """Make a column of lists of one length, or of plain numbers where a sample has one."""
+    """Return a column of lists of one length; of plain numbers if a sample is a single number."""
     if values.ndim == 1:
         return pa.array(values)
     width = int(np.prod(values.shape[1:]))
-    if not width:  # which Parquet's lists of one length cannot have
+    if not width:  # Parquet's fixed-size lists cannot be empty
         return pa.array([[]] * len(values), pa.list_(pa.from_numpy_dtype(values.dtype)))
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), width)
 

@@ -1,4 +1,4 @@
-"""Shards as safetensors, written piece by piece so that no shard is in memory twice."""
+"""Shards as safetensors files, written piece by piece so that no shard is in memory twice."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _NAMES = {
 
 
 class Safetensors:
-    """A file for each shard; what is known of it is in the file's metadata, as JSON under the key kedge."""
+    """A file for each shard, with the shard's description in the file's metadata, as JSON under the key kedge."""
 
     suffix = ".safetensors"
 
     def write(self, path: Path, shard: Shard) -> None:
-        """Write head and values."""
+        """Write a shard's header and values."""
         shapes = {name: (shard.rows, *pieces[0].shape[1:]) for name, pieces in shard.columns.items()}
         write_pieces(path, shard.columns, shapes, {"kedge": json.dumps(shard.about)})
 
     def about(self, path: Path) -> dict[str, Any]:
-        """Read the metadata."""
+        """Return a shard's description."""
         try:
             with safe_open(path, "pt") as file:
                 about: dict[str, Any] = json.loads((file.metadata() or {})["kedge"])
@@ -56,7 +56,7 @@ class Safetensors:
         return about
 
     def read(self, path: Path, site: str, rows: slice) -> Tensor:
-        """Read the rows that are asked for, and no others."""
+        """Return consecutive rows of a site; reads only these."""
         try:
             with safe_open(path, "pt") as file:
                 found: Tensor = file.get_slice(site)[rows]
@@ -71,7 +71,7 @@ def write_pieces(
     shapes: Mapping[str, Sequence[int]],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write tensors whose parts follow each other; wide numbers come first, so each is at a multiple of its width."""
+    """Write tensors, each given as consecutive pieces; wide numbers come first, which aligns every tensor to its width."""
     names = sorted(pieces, key=lambda name: -pieces[name][0].element_size())
     head: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0

@@ -11,20 +11,20 @@ from torch import Tensor
 
 from kedge.features.dataset.folder.formats.format import Shard, as_written, numpy_pieces
 
-#: About so many bytes are in a chunk.
+#: The approximate size of a chunk in bytes.
 CHUNK = 4 << 20
 
 
 class Zarr:
-    """A folder for each shard; what is known of it is the group's attribute kedge.
+    """A folder for each shard, with the shard's description in the group's attribute kedge.
 
-    An array's name must be one folder's, so arrays are numbered and the site is the array's attribute.
+    An array's name must be valid as a folder's, so arrays are numbered and the site is an attribute of the array.
     """
 
     suffix = ".zarr"
 
     def write(self, path: Path, shard: Shard) -> None:
-        """Write the group, piece by piece."""
+        """Write a shard as a group, piece by piece."""
         group = zarr.open_group(path, mode="w-", zarr_format=3)
         sites = {}
         for number, (name, pieces) in enumerate(shard.columns.items()):
@@ -38,18 +38,18 @@ class Zarr:
         group.attrs["kedge"] = {**shard.about, "sites": sites}
 
     def about(self, path: Path) -> dict[str, Any]:
-        """Read the group's attribute."""
+        """Return a shard's description."""
         about: dict[str, Any] = _opened(path).attrs["kedge"]  # type: ignore[assignment]
         return about
 
     def read(self, path: Path, site: str, rows: slice) -> Tensor:
-        """Read the chunks in which the rows are."""
+        """Return consecutive rows of a site; reads only the chunks that contain them."""
         name, dtype = self.about(path)["sites"][site]
         return as_written(np.asarray(_opened(path)[name][rows]), dtype)  # type: ignore[index]
 
 
 def _fill(array: Any, pieces: list[Any], rows: int) -> None:
-    """Write whole chunks, or each would be read again for its next piece."""
+    """Write whole chunks; otherwise each piece would read and rewrite a partial chunk."""
     start, held = 0, []
     for piece in pieces:
         held.append(piece)

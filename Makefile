@@ -93,7 +93,7 @@ contract: setup  ## check which folder may import which
 
 docs: setup  ## write what the docs take from the source: the list of rules, the import order and its picture
 	@echo "docs: docs/rules.md with the rules' golden files, the import order in docs/how-it-works.md, docs/pictures/house.svg"
-	@$(BIN)/python tests/rules/goldens.py
+	@$(BIN)/python -m tests.rules.goldens
 	@$(BIN)/python docs/pictures/house.py
 
 demo: setup  ## watch a training with a mistake in it, then a healthy one, and see what Kedge says

@@ -80,7 +80,8 @@ def picture() -> str:
         height = 2 * PAD + TITLE + LINE * max(map(len, texts.values()))
         rows += [box(name, GAP + i * (width + GAP), y, width, texts[name], height) for i, name in enumerate(names)]
         y += height + GAP
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" role="img" aria-label="The folders of src/kedge">'
+    label = 'role="img" aria-label="The folders of src/kedge"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" {label}>'
     return "\n".join([head, f"<style>{STYLE}</style>", *rows, "</svg>\n"])
 
 

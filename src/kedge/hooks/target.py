@@ -100,13 +100,13 @@ class HookedModel:
         """Return a snapshot of the gates, for `restore`."""
         modules, ops = self.modules, self.ops
         tables = {"before": dict(modules.before), "after": dict(modules.after)}
-        stations, doors = dict(self.parameters.stations), dict(ops.doors) if ops else {}
-        return tables | {"stations": stations, "saves": self.saves, "ops": ops, "doors": doors}
+        gates, doors = dict(self.parameters.gates), dict(ops.doors) if ops else {}
+        return tables | {"parameters": gates, "saves": self.saves, "ops": ops, "doors": doors}
 
     def restore(self, standing: dict[str, Any]) -> None:
         """Restore the gates of a snapshot."""
         self.modules.before, self.modules.after = standing["before"], standing["after"]
-        self.parameters.stations = standing["stations"]
+        self.parameters.gates = standing["parameters"]
         self.saves, self.ops = standing["saves"], standing["ops"]
         if self.ops is not None:
             self.ops.doors = standing["doors"]

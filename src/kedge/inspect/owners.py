@@ -71,8 +71,8 @@ def serves(hook: Any) -> tuple[str, ...]:
     cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     holders = [hook, getattr(hook, "__self__", None), *cells]
     gates = [taps for h in holders if isinstance(h, Gate) for taps in h.taps.values()]
-    stations = [h.taps for h in holders if isinstance(h, TensorGate)]
-    taps = [f"{replace(tap.site, path='')} {tap.label}" for tap in itertools.chain(*gates, *stations)]
+    tensor_gates = [h.taps for h in holders if isinstance(h, TensorGate)]
+    taps = [f"{replace(tap.site, path='')} {tap.label}" for tap in itertools.chain(*gates, *tensor_gates)]
     if isinstance(hook, InputGate) and hook.preserving:
         taps.append("copies records before they are overwritten")
     return tuple(taps)

@@ -88,29 +88,29 @@ class TensorGate:
         return None if new is value else new
 
 
-def _hook_tensor(station: TensorGate, tensor: Tensor) -> RemovableHandle:
+def _hook_tensor(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
     """Fire with the gradient of a tensor, before its accumulation."""
-    handle: RemovableHandle = tensor.register_hook(station.fire)
+    handle: RemovableHandle = tensor.register_hook(gate.fire)
     return handle
 
 
-def _hook_accumulated(station: TensorGate, tensor: Tensor) -> RemovableHandle:
+def _hook_accumulated(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
     """Fire with ``.grad`` of a leaf tensor once a backward pass has accumulated into it."""
 
     def accumulated(leaf: Tensor) -> None:
-        station.emptied = station.emptied or leaf.grad is None
-        if leaf.grad is not None and (new := station.fire(leaf.grad)) is not None:
+        gate.emptied = gate.emptied or leaf.grad is None
+        if leaf.grad is not None and (new := gate.fire(leaf.grad)) is not None:
             leaf.grad = new
 
     handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(accumulated)
     return handle
 
 
-def _hook_node(station: TensorGate, node: Node) -> RemovableHandle:
+def _hook_node(gate: TensorGate, node: Node) -> RemovableHandle:
     """Fire with each gradient that arrives at a node (``pre``) or leaves it (``post``)."""
 
     def each(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
-        new = [None if g is None else station.fire(g, str(i)) for i, g in enumerate(grads)]
+        new = [None if g is None else gate.fire(g, str(i)) for i, g in enumerate(grads)]
         if all(n is None for n in new):
             return None
         return tuple(g if n is None else n for g, n in zip(grads, new, strict=True))
@@ -120,16 +120,16 @@ def _hook_node(station: TensorGate, node: Node) -> RemovableHandle:
             return each(grad_inputs)
         if each(grad_outputs) is not None:  # the node of a leaf accumulates its gradient and passes nothing on
             raise EditError(
-                f"a value was returned at {station.site}, but {station.site.path} passes no gradient on; edit it at :pre"
+                f"a value was returned at {gate.site}, but {gate.site.path} passes no gradient on; edit it at :pre"
             )
         return None
 
-    return node.register_prehook(each) if station.site.kind == "pre" else node.register_hook(after)
+    return node.register_prehook(each) if gate.site.kind == "pre" else node.register_hook(after)
 
 
-def _hook(station: TensorGate, tensor: Tensor) -> RemovableHandle:
+def _hook(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
     """Fire with a tensor's gradient, or with ``.grad`` of a leaf, depending on the gate's kind."""
-    return (_hook_accumulated if station.site.kind in ACCUMULATED else _hook_tensor)(station, tensor)
+    return (_hook_accumulated if gate.site.kind in ACCUMULATED else _hook_tensor)(gate, tensor)
 
 
 ACCUMULATED = ("acc", "param.acc")
@@ -140,7 +140,7 @@ class ParameterGates:
     """The gates of one session on the parameters of one model, by the parameter's id and the kind."""
 
     owner: Owner
-    stations: dict[tuple[int, str], TensorGate] = field(default_factory=dict)
+    gates: dict[tuple[int, str], TensorGate] = field(default_factory=dict)
 
     def place(self, place: SitePlace, spec: Spec) -> None:
         """Attach taps to the gradient of a parameter.
@@ -156,15 +156,15 @@ class ParameterGates:
                 f'"{place.site}": this parameter has no shape before the first forward, and until then nothing can hook its '
                 "gradient; call the model once before hooking"
             )
-        station = self.stations.get((id(param), kind))
+        gate = self.gates.get((id(param), kind))
         table = (after_accumulation if kind in ACCUMULATED else on_tensor)(param)
-        if station is None or not station.is_last(table):
-            station = self.stations[id(param), kind] = TensorGate(self.owner, place.site.path, kind)
-            station.param = param
+        if gate is None or not gate.is_last(table):
+            gate = self.gates[id(param), kind] = TensorGate(self.owner, place.site.path, kind)
+            gate.param = param
             if param.requires_grad:
-                station.handle = _hook(station, param)
-                self.owner.mounts.mount(InstalledHook(station.handle))
-        station.take(spec.make(place.site))
+                gate.handle = _hook(gate, param)
+                self.owner.mounts.mount(InstalledHook(gate.handle))
+        gate.take(spec.make(place.site))
 
 
 def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None, spec: Spec) -> None:
@@ -186,9 +186,9 @@ def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None
                 f'"{name}:acc" asks for .grad after accumulation, but {name} is not a leaf: it was made by '
                 f'{tensor.grad_fn.name() if tensor.grad_fn else "an operation"} and accumulates nothing; use "{name}:grad"'
             )
-        station = TensorGate(owner, name, kind)
-        owner.mounts.mount(InstalledHook(_hook(station, tensor)))
-        station.take(spec.make(Site(name, kind)))
+        gate = TensorGate(owner, name, kind)
+        owner.mounts.mount(InstalledHook(_hook(gate, tensor)))
+        gate.take(spec.make(Site(name, kind)))
 
 
 def place_node(owner: Owner, target: Node | GradientEdge, selector: Selector | None, spec: Spec) -> None:
@@ -196,9 +196,9 @@ def place_node(owner: Owner, target: Node | GradientEdge, selector: Selector | N
     node, number = (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
     name = re.sub(r"^torch::autograd::", "", node.name())
     for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
-        station = TensorGate(owner, name, kind)
-        owner.mounts.mount(InstalledHook(_hook_node(station, node)))
-        station.take(spec.make(Site(name, kind, leaf or (number if kind == "pre" else None))))
+        gate = TensorGate(owner, name, kind)
+        owner.mounts.mount(InstalledHook(_hook_node(gate, node)))
+        gate.take(spec.make(Site(name, kind, leaf or (number if kind == "pre" else None))))
 
 
 def means(term: Term, name: str) -> bool:

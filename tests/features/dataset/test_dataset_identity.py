@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import cmath
 import functools
+import math as roots
 import operator
 import os
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 from collections import OrderedDict
+from os import environ
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -459,3 +463,63 @@ def test_values_are_those_of_the_run_that_is_asked_for(tmp_path):
     wanted = in_memory((x * 100,) for x, _ in batches_of(Images()))
     assert found.samples == tuple(NAMES)
     assert torch.equal(found["4"].tensor(), wanted["4"])
+
+
+ARGS = Namespace(scale=2.0, size=3, stop=8)
+
+
+def _scaled(batch):
+    return batch * ARGS.scale
+
+
+def _sized(args, batch):
+    return batch[: args.size]
+
+
+def _scaled_and_sized(batch):
+    return _sized(ARGS, batch * ARGS.scale)
+
+
+def _with_all_options(batch):
+    return batch, vars(ARGS)
+
+
+@pytest.mark.parametrize(
+    ("function", "counting"),
+    [(_scaled, {"scale"}), (_scaled_and_sized, {"scale", "size"}), (_with_all_options, {"scale", "size", "stop"})],
+)
+def test_of_the_options_of_a_command_line_those_count_that_the_code_names(function, counting, monkeypatch):
+    """Another number of samples in the options is no other function; another scale, in a function that is called, is."""
+    before = identity(function)
+    changed = set()
+    for name, value in vars(ARGS).items():
+        monkeypatch.setattr(ARGS, name, value + 1)
+        if identity(function) != before:
+            changed.add(name)
+        monkeypatch.setattr(ARGS, name, value)
+
+    assert changed == counting
+
+
+def test_modules_of_installed_packages_are_told_apart(monkeypatch):
+    """A function that takes another library under the same name is another function."""
+    before = identity(_rooted)
+    monkeypatch.setitem(globals(), "roots", cmath)
+
+    assert identity(_rooted) != before
+
+
+def _rooted(x):
+    return roots.sqrt(x)
+
+
+def test_the_environment_does_not_count(monkeypatch):
+    """Ranks read their number from it, and compute the same features."""
+    before = identity(_ranked)
+    monkeypatch.setenv("RANK", "7")
+
+    assert identity(_ranked) == before
+
+
+def _ranked(batch):
+    return batch, environ["RANK"]

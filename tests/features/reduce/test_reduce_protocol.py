@@ -405,3 +405,15 @@ def test_sparse_values_are_what_they_stand_for():
     other.update(x)
 
     assert same_bits(one.state(), other.state())
+
+
+def test_a_state_with_the_settings_of_another_version_is_refused():
+    """Such as the digits that quantiles once had: the error says what to do."""
+    reducer = Quantiles()
+    reducer.update(torch.ones(3, 2))
+    state = reducer.state()
+    text = json.dumps(reducer.settings | {"digits": 3}).encode()
+    with pytest.raises(
+        ReducerError, match="written by another version of Kedge, .*digits.*; reduce the features again"
+    ):
+        restore({**state, "settings": torch.tensor(list(text), dtype=torch.uint8)})

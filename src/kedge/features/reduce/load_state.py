@@ -28,6 +28,12 @@ def restore(state: Mapping[str, Tensor]) -> Reducer:
         raise ReducerError(
             f"the state is of a reducer {name!r}, which is none of {', '.join(_KINDS)}; make one yourself and call load()"
         )
-    reducer = _KINDS[name](**settings)
+    try:
+        reducer = _KINDS[name](**settings)
+    except TypeError as error:
+        raise ReducerError(
+            f"the state of {name} was written by another version of Kedge, whose settings were {', '.join(settings)}; reduce "
+            "the features again, into another folder"
+        ) from error
     reducer.load(state)
     return reducer

@@ -4,7 +4,8 @@
 A function of the program itself counts by value: its bytecode, constants and names, its defaults, and the objects outside
 the function that it refers to, as cloudpickle finds them: numbers, text, tensors, models, containers, objects with their
 contents, and further functions and classes. Functions and classes of installed packages count by name. If a function refers
-to a module of the program, the attributes named in the function's code count. Lines, docstrings and memory addresses do not
+to a module of the program, or to a namespace such as the options of a command line, the attributes count that its code, or that
+of a function of the program to which it refers, names. Lines, docstrings and memory addresses do not
 count; an object that cannot be pickled, such as a lock, counts by its class.
 
 cloudpickle's own bytes differ from process to process: they contain the order of sets, the identity of equal strings, random
@@ -15,8 +16,10 @@ Bytecode belongs to one version of Python, so that version precedes the digest, 
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from argparse import Namespace
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -145,7 +148,8 @@ def _some_bytes(tensor: Tensor) -> bytes:
 
 def _by_name(made: Any) -> str:
     """Return the name of an object that does not count by value, with its module to separate equal names."""
-    return f"{getattr(made, '__module__', None)} {getattr(made, '__qualname__', type(made).__qualname__)}"
+    own = getattr(made, "__qualname__", None) or getattr(made, "__name__", None)  # a module has the latter
+    return f"{getattr(made, '__module__', None)} {own or type(made).__qualname__}"
 
 
 def _is_named(made: Any) -> bool:
@@ -238,7 +242,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # cloudpickle takes a function by value if its module does not contain it under its name.
         anew = FunctionType(made.__code__, made.__globals__, made.__name__, made.__defaults__, made.__closure__)
         outside = self.reducer_override(anew)[2][1]["__globals__"]
-        names = _names(made.__code__)
+        names = _reached(made, outside, {id(made.__code__)})
         held = [_used(one, names) for one in chain(outside.values(), map(_content, made.__closure__ or ()))]
         return made.__code__, made.__defaults__, made.__kwdefaults__, list(outside), held
 
@@ -274,6 +278,16 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
+def _reached(made: FunctionType, outside: Mapping[str, Any], met: set[int]) -> set[str]:
+    """Return the names that a function uses, and those that the program's functions use to which it refers."""
+    names = _names(made.__code__)
+    for one in outside.values():
+        if isinstance(one, FunctionType) and not _is_installed(one) and id(one.__code__) not in met:
+            met.add(id(one.__code__))
+            names |= _reached(one, {name: one.__globals__.get(name) for name in _names(one.__code__)}, met)
+    return names
+
+
 def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
@@ -282,8 +296,16 @@ def _content(cell: CellType) -> Any:
 
 
 def _used(value: Any, names: set[str]) -> Any:
-    """Return the attributes of a program's module that code with these names can use; other values unchanged."""
-    if not (isinstance(value, ModuleType) and _is_own(value)):
+    """Return the attributes that code with these names can use, for a program's module or a namespace; else the value.
+
+    The environment counts by its name: ranks have different ones.
+    """
+    if value is os.environ:
+        return "os.environ"
+    if isinstance(value, _NAMESPACES):
+        if names & _READS_ALL:
+            return value
+    elif not (isinstance(value, ModuleType) and _is_own(value)):
         return value
     return {name: _used(one, names) for name, one in sorted(vars(value).items()) if name in names}
 
@@ -311,6 +333,10 @@ def _array(array: np.ndarray[Any, Any]) -> Any:
     return f"{array.dtype} {array.shape}", some.tolist() if array.dtype.hasobject else some.tobytes()
 
 
+#: Objects that hold settings by name, such as the options of a command line.
+_NAMESPACES = (SimpleNamespace, Namespace)
+#: Names by which code reads attributes that it does not name.
+_READS_ALL = frozenset({"vars", "getattr", "__dict__", "copy", "deepcopy"})
 _METHODS = (FunctionType, staticmethod, classmethod, property)
 _STAND_INS: dict[type, Callable[[Any], Any]] = {
     CodeType: _code,

@@ -156,3 +156,24 @@ def test_it_reports_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("sys.stderr", closed)
             Shield("adding", "it ends")(fail, ValueError("no"))
+
+
+def test_what_an_error_was_raised_from_is_not_kept() -> None:
+    """The frames of an error behind the error hold tensors of the program as well."""
+
+    class Batch:
+        def read(self) -> None:
+            try:
+                {}["missing"]
+            except KeyError as error:
+                raise RuntimeError("no such batch") from error
+
+    batch = Batch()
+    alive = weakref.ref(batch)
+    shield = Shield("reading", "nothing is read", tell=lambda _text: None)
+    shield(batch.read)
+    del batch
+    gc.collect()
+
+    assert alive() is None
+    assert "KeyError" in shield.failure.__notes__[0]

@@ -107,7 +107,7 @@ class Shield:
         after = "the program ends here, because of --strict" if self.strict else self.instead
         self.tell(f"{self.what} failed: {self._described(error)}; {after}")
         error.add_note("".join(traceback.format_exception(error)))
-        error.with_traceback(None)
+        error.with_traceback(None).__cause__ = error.__context__ = None  # their frames hold tensors of the program
         if self.strict:
             raise SystemExit(STATUS)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -412,3 +414,30 @@ def test_spans_know_the_innermost_call_and_the_one_around_it() -> None:
     assert seen == [(("parts.0", 0), ("", 0))]
     assert spans.innermost == (None, 0)
     assert id(x) in spans.entered
+
+
+def test_a_call_that_begins_after_the_hooks_are_removed_keeps_nothing_alive() -> None:
+    """PyTorch runs the hooks that it has collected for a call, also those that one of them has removed."""
+    module = nn.Identity()
+    follower = Follower()
+    module.register_forward_pre_hook(lambda *_: follower.tracker.close())
+    follower.tracker.follow(module, "it", outermost=True)
+
+    module(torch.ones(1))
+
+    assert follower.tracker.open.modules == []
+    assert follower.heard == []
+
+
+def test_who_has_followed_calls_is_freed_without_the_garbage_collector() -> None:
+    """What was noted of the calls may be the activations of a model."""
+    follower = Follower()
+    follower.tracker.follow(nn.Identity(), "it")
+    alive = weakref.ref(follower)
+    gc.disable()
+    try:
+        follower.tracker.close()
+        del follower
+        assert alive() is None
+    finally:
+        gc.enable()

@@ -184,7 +184,7 @@ class CallTracker(Generic[S, T]):
 
         PyTorch still runs hooks that it has collected for a call, so a call may begin after this; it is not followed.
         """
-        self._on_begin = _not_followed
+        self._on_begin, self._on_end = _not_followed, None  # they may hold whatever was noted of the calls
         while self._undos:
             self._undos.pop()()
         self._thread = _Thread()

@@ -85,7 +85,7 @@ def pytest_unconfigure() -> None:
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     """Count in a worker of xdist what is left out, which it does not tell by itself."""
-    told = getattr(items[0].config, "workeroutput", None)
+    told = getattr(items[0].config, "workeroutput", None) if items else None
     if told is not None:
         told["deselected"] = told.get("deselected", 0) + len(items)
 

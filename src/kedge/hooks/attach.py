@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,7 +56,8 @@ class Attachments:
         """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
         selector, actions = _split(what)
         spec = Spec(actions, when, self.clock.step, [])
-        with self.mounts.standing(), self._all_or_nothing(spec):
+        with self.mounts.attaching():
+            self.mounts.on_failure(self.drop, spec.taps)
             if isinstance(target, nn.Module):
                 self._attach_model(target, selector, spec)
             elif isinstance(target, (Node, GradientEdge)):
@@ -69,23 +69,8 @@ class Attachments:
                     f"cannot hook a {type(target).__name__}; a target is a module, a tensor, a dict of named tensors or an "
                     "autograd node"
                 )
-        return spec
-
-    @contextmanager
-    def _all_or_nothing(self, spec: Spec) -> Iterator[None]:
-        """Keep the taps attached in the block if it succeeds; else restore the previous state."""
-        targets, leader = dict(self.targets), self.clock.leader
-        tables = [(target, target.standing()) for target in targets.values()]
-        try:
-            with self.mounts.all_or_nothing():
-                yield
-        except BaseException:
-            self.drop(spec.taps)
-            self.targets, self.clock.leader = targets, leader
-            for target, standing in tables:
-                target.restore(standing)
-            raise
         self.taps.extend(spec.taps)
+        return spec
 
     def _attach_model(self, whole: nn.Module, selector: Selector | None, spec: Spec) -> None:
         model = dynamo.unwrap(whole)
@@ -104,7 +89,9 @@ class Attachments:
         known = self.targets.get(id(model))
         if known is None:
             self.refresh()
-            known = self.targets[id(model)] = HookedModel(self, model)
+            self.mounts.on_failure(setattr, self.clock, "leader", self.clock.leader)
+            known = HookedModel(self, model)
+            self.mounts.enter(self.targets, id(model), known)
         elif not all(map(known.knows, places)):
             self.refresh()
         return known

@@ -16,7 +16,6 @@ from kedge.hooks.gates.passes import follow
 from kedge.hooks.gates.saved import SavedSites
 from kedge.hooks.gates.tensors import ParameterGates
 from kedge.hooks.operations.switch import ModeSwitches
-from kedge.hooks.optimizer_steps import count_steps, has_optimizer
 from kedge.sites.select import ModelLayout, SitePlace
 from kedge.torch_internals import dynamo
 
@@ -39,16 +38,15 @@ class HookedModel:
         self.owner = owner
         self.held: nn.Module | None = model
         self.model = weakref.ref(model)
-        self.passes = owner.clock.follow(lambda: has_optimizer(self.model()))
+        self.begin = follow(owner, model)
+        self.passes = self.begin.passes
         self.modules = ModuleGates(owner, self.passes)
         self.parameters = ParameterGates(owner)
         self.saves: SavedSites | None = None
         self.ops: ModeSwitches | None = None
         self.kinds: dict[str, weakref.ref[type[nn.Module]]] = {}
         self.compiled = False
-        self.begin = follow(owner, model, self.passes)
         owner.mounts.mount(dynamo.DynamoHold())
-        count_steps(owner, model)
 
     def attach(self, places: Iterable[SitePlace], spec: Spec, model: nn.Module) -> None:
         """Attach taps to sites of the model; actions that keep values copy them before they are overwritten."""
@@ -66,10 +64,14 @@ class HookedModel:
         elif place.param is not None:
             self.modules.place_value(place, spec, model)
         elif site.kind == "saved":
-            self.saves = self.saves or SavedSites(self.owner, self.passes, model, compiled=self.compiled)
+            if self.saves is None:
+                self.owner.mounts.on_failure(setattr, self, "saves", None)
+                self.saves = SavedSites(self.owner, self.passes, model, compiled=self.compiled)
             self.saves.place(place, spec)
         elif site.op is not None:
-            self.ops = self.ops or ModeSwitches(self.owner, self.passes, model)
+            if self.ops is None:
+                self.owner.mounts.on_failure(setattr, self, "ops", None)
+                self.ops = ModeSwitches(self.owner, self.passes, model)
             self.ops.place(place, spec)
         else:
             self.modules.place(place, spec)
@@ -95,21 +97,6 @@ class HookedModel:
     def knows(self, place: SitePlace) -> bool:
         """Whether the place's module is hooked already, so that code was compiled with hooks on it."""
         return self.modules.knows(place.module) or (self.ops is not None and self.ops.knows(place.module))
-
-    def standing(self) -> dict[str, Any]:
-        """Return a snapshot of the gates, for `restore`."""
-        modules, ops = self.modules, self.ops
-        tables = {"before": dict(modules.before), "after": dict(modules.after)}
-        gates, doors = dict(self.parameters.gates), dict(ops.doors) if ops else {}
-        return tables | {"parameters": gates, "saves": self.saves, "ops": ops, "doors": doors}
-
-    def restore(self, standing: dict[str, Any]) -> None:
-        """Restore the gates of a snapshot."""
-        self.modules.before, self.modules.after = standing["before"], standing["after"]
-        self.parameters.gates = standing["parameters"]
-        self.saves, self.ops = standing["saves"], standing["ops"]
-        if self.ops is not None:
-            self.ops.doors = standing["doors"]
 
     def release(self) -> None:
         """Drop the references to the model when the session has ended."""

@@ -14,7 +14,7 @@ from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
-from kedge.hooks.firing.tap import Tap
+from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import MemoryVersion
@@ -67,11 +67,14 @@ class Gate(KedgeHook):
         """Whether this gate is the module's last hook; after others, a new gate is needed to keep the order."""
         return next(reversed(list(table.values())), None) is self
 
-    def add(self, tap: Tap) -> None:
-        """Add a tap after those of its kind."""
-        tap.gate = self
-        self.taps[tap.site.kind] += (tap,)
+    def attach(self, spec: Spec, site: Site) -> list[Tap]:
+        """Add a tap for each action at a site, after those of the site's kind; returns the new taps."""
+        made = spec.make(site)
+        for tap in made:
+            tap.gate = self
+            self.taps[site.kind] += (tap,)
         self.retime()
+        return made
 
     def drop(self, tap: Tap) -> None:
         """Remove a tap; an event that is firing keeps the old tuple."""

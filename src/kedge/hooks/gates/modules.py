@@ -289,10 +289,9 @@ class ModuleGates:
             gate = after = self._after(module, site.path)
             if site.kind == "in.share":
                 before.share_with(after)
-        for tap in spec.make(site):
+        for tap in gate.attach(spec, site):
             if site.is_gradient and not tap.observes:
                 tap.graph.edit = compiled.identity(tap.act, tap.graph.key)
-            gate.add(tap)
 
     def place_value(self, place: SitePlace, spec: Spec, model: nn.Module) -> None:
         """Attach taps to every module that holds a parameter, several for tied weights; the first one called fires."""
@@ -302,8 +301,7 @@ class ModuleGates:
             if name is not None and param is not None:
                 before = self._before(module, path)
                 before.params[place.site.path] = name, param
-                for tap in spec.make(place.site):
-                    before.add(tap)
+                before.attach(spec, place.site)
 
     def watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> bool:
         """Attach to every in-place module, for actions that keep values; returns whether there is one."""
@@ -324,15 +322,17 @@ class ModuleGates:
     def _before(self, module: nn.Module, path: str) -> InputGate:
         gate = self.before.get(id(module))
         if gate is None or not gate.is_last(before_forward(module)):
-            gate = self.before[id(module)] = InputGate(self.owner, self.passes, path, module)
-            self.owner.mounts.put_before(module, gate, with_kwargs=True)
+            gate = InputGate(self.owner, self.passes, path, module)
+            self.owner.mounts.enter(self.before, id(module), gate)
+            self.owner.mounts.put_around(module, before=gate, with_kwargs=True)
         return gate
 
     def _after(self, module: nn.Module, path: str) -> OutputGate:
         gate = self.after.get(id(module))
         if gate is None or not gate.is_last(after_forward(module)):
-            gate = self.after[id(module)] = OutputGate(self.owner, self.passes, path)
-            self.owner.mounts.put_behind(module, gate)
+            gate = OutputGate(self.owner, self.passes, path)
+            self.owner.mounts.enter(self.after, id(module), gate)
+            self.owner.mounts.put_around(module, behind=gate)
         return gate
 
 

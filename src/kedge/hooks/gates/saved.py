@@ -165,9 +165,7 @@ class SavedSites:
 
     def place(self, place: Placed, spec: Spec) -> None:
         """Attach taps to the tensors that autograd saves while a module is the innermost."""
-        gate = self._gate(place.site.path, place.module)
-        for tap in spec.make(place.site):
-            gate.add(tap)
+        self._gate(place.site.path, place.module).attach(spec, place.site)
 
     def _gate(self, path: str, module: nn.Module) -> SavedGate:
         """Return the gate of a module, created on first use."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,16 +54,12 @@ class TensorGate:
         """Whether this gate's hook is the tensor's last; after others, a new gate is needed to keep the order."""
         return self.handle is None or next(reversed(table or {}), None) == self.handle.id
 
-    def add(self, tap: Tap) -> None:
-        """Add a tap after the others."""
-        tap.gate = self
-        self.taps += (tap,)
+    def attach(self, spec: Spec, site: Site) -> None:
+        """Add a tap for each action at a site, after the others."""
+        for tap in spec.make(site):
+            tap.gate = self
+            self.taps += (tap,)
         self.retime()
-
-    def take(self, taps: Iterable[Tap]) -> None:
-        """Add several taps."""
-        for tap in taps:
-            self.add(tap)
 
     def retime(self) -> None:
         """Update whether all taps only measure; schedules are checked when a gradient arrives."""
@@ -159,12 +155,13 @@ class ParameterGates:
         gate = self.gates.get((id(param), kind))
         table = (after_accumulation if kind in ACCUMULATED else on_tensor)(param)
         if gate is None or not gate.is_last(table):
-            gate = self.gates[id(param), kind] = TensorGate(self.owner, place.site.path, kind)
+            gate = TensorGate(self.owner, place.site.path, kind)
             gate.param = param
+            self.owner.mounts.enter(self.gates, (id(param), kind), gate)
             if param.requires_grad:
                 gate.handle = _hook(gate, param)
                 self.owner.mounts.mount(InstalledHook(gate.handle))
-        gate.take(spec.make(place.site))
+        gate.attach(spec, place.site)
 
 
 def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None, spec: Spec) -> None:
@@ -188,7 +185,7 @@ def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None
             )
         gate = TensorGate(owner, name, kind)
         owner.mounts.mount(InstalledHook(_hook(gate, tensor)))
-        gate.take(spec.make(Site(name, kind)))
+        gate.attach(spec, Site(name, kind))
 
 
 def place_node(owner: Owner, target: Node | GradientEdge, selector: Selector | None, spec: Spec) -> None:
@@ -198,7 +195,7 @@ def place_node(owner: Owner, target: Node | GradientEdge, selector: Selector | N
     for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
         gate = TensorGate(owner, name, kind)
         owner.mounts.mount(InstalledHook(_hook_node(gate, node)))
-        gate.take(spec.make(Site(name, kind, leaf or (number if kind == "pre" else None))))
+        gate.attach(spec, Site(name, kind, leaf or (number if kind == "pre" else None)))
 
 
 def means(term: Term, name: str) -> bool:

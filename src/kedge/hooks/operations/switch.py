@@ -85,13 +85,13 @@ class ModeSwitches:
         else:
             gate = OperationGate(self.owner, self.passes, operations, place)
             operations.add(gate)
-        for tap in spec.make(place.site):
-            gate.add(tap)
+        gate.attach(spec, place.site)
 
     def _operations(self, module: nn.Module, path: str) -> ModuleOperations:
         door = self.doors.get(id(module))
         if door is None:
-            door = self.doors[id(module)] = ModeOn(self.here, ModuleOperations(path))
+            door = ModeOn(self.here, ModuleOperations(path))
+            self.owner.mounts.enter(self.doors, id(module), door)
             if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and shows no operations
                 self.owner.mounts.put_around(module, door, ModeOff(door), with_kwargs=True)
         return door.operations

@@ -12,13 +12,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from kedge.hooks.placing.concealed import ConcealedHooks
 from kedge.torch_internals.dynamo import frames
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _LEAST = 8
 """The number of hooks on graphs up to which Kedge does not check whether their graphs still exist."""
@@ -155,6 +158,7 @@ class InstalledHooks:
         self._passing: deque[InstalledHook] = deque()
         self._room = _LEAST
         self._compiled = -1
+        self._failed: ExitStack | None = None
         self._lock = threading.Lock()
 
     def add(self, what: Installed) -> Callable[[], None]:
@@ -171,22 +175,27 @@ class InstalledHooks:
         """Add something installed, to be removed when the session ends."""
         self.cleanup.callback(self.add(what))
 
-    def put_before(self, module: nn.Module, hook: Callable[..., Any], *, with_kwargs: bool = False) -> None:
-        """Register a forward-pre hook until the session ends, and conceal it."""
-        self.mount(InstalledHook(module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)))
-        self.mount(ConcealedHooks(module))
-
-    def put_behind(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        """Register a forward hook until the session ends, and conceal it; PyTorch calls it also when a call raises."""
-        self.mount(InstalledHook(module.register_forward_hook(hook, always_call=True)))
-        self.mount(ConcealedHooks(module))
-
     def put_around(
-        self, module: nn.Module, before: Callable[..., Any], behind: Callable[..., Any], *, with_kwargs: bool = False
+        self,
+        module: nn.Module,
+        before: Callable[..., Any] | None = None,
+        behind: Callable[..., Any] | None = None,
+        *,
+        with_kwargs: bool = False,
     ) -> None:
-        """Register a forward-pre and a forward hook on a module until the session ends."""
-        self.put_before(module, before, with_kwargs=with_kwargs)
-        self.put_behind(module, behind)
+        """Register hooks on a module until the session ends, and conceal them.
+
+        Args:
+            module: The module.
+            before: The forward-pre hook.
+            behind: The forward hook, which PyTorch also calls when the module's call raises.
+            with_kwargs: Whether the forward-pre hook receives the keyword arguments.
+        """
+        if before is not None:
+            self.mount(InstalledHook(module.register_forward_pre_hook(before, with_kwargs=with_kwargs)))
+        if behind is not None:
+            self.mount(InstalledHook(module.register_forward_hook(behind, always_call=True)))
+        self.mount(ConcealedHooks(module))
 
     def hooks(self) -> list[tuple[InstalledHook, Any]]:
         """Return the hooks of modules and optimizers, each with its callable."""
@@ -237,29 +246,39 @@ class InstalledHooks:
             return list(self._passing)
 
     @contextmanager
-    def all_or_nothing(self) -> Iterator[None]:
-        """Keep the things installed in the block if the block succeeds; else remove them."""
-        outer, self.cleanup = self.cleanup, ExitStack()
-        attached = self.cleanup
-        try:
-            yield
-        except BaseException:
-            attached.close()
-            raise
-        finally:
-            self.cleanup = outer
-        outer.callback(attached.close)
+    def attaching(self) -> Iterator[None]:
+        """Keep what the block installs if it succeeds; else remove it, and call what `on_failure` has collected.
 
-    @contextmanager
-    def standing(self) -> Iterator[None]:
-        """Restore everything for the length of the block, so that hooks attached there come after it."""
-        paused = self.paused
+        In a pause everything is restored for the length of the block, so that hooks attached there come after it.
+        """
+        paused, outer, attached = self.paused, self.cleanup, ExitStack()
         self.back()
         try:
-            yield
+            with ExitStack() as failed:
+                self.cleanup, self._failed = attached, failed
+                failed.callback(attached.close)
+                try:
+                    yield
+                finally:
+                    self.cleanup, self._failed = outer, None
+                failed.pop_all()
+            outer.callback(attached.close)
         finally:
             if paused:
                 self.out()
+
+    def on_failure(self, undo: Callable[..., Any], *args: Any) -> None:
+        """Call a function if the current `attaching` fails; outside of one there is nothing to undo."""
+        if self._failed is not None:
+            self._failed.callback(undo, *args)
+
+    def enter(self, table: dict[K, V], key: K, value: V) -> None:
+        """Set an entry of a table of gates, which becomes what it was if the current `attaching` fails."""
+        if key in table:
+            self.on_failure(table.__setitem__, key, table[key])
+        else:
+            self.on_failure(table.pop, key)
+        table[key] = value
 
     def clear(self) -> None:
         """Remove everything."""

@@ -44,6 +44,7 @@ from kedge.stderr import Shield
 from kedge.torch_internals import modes
 from kedge.torch_internals.autograd_nodes import numbers_operations
 from kedge.torch_internals.dynamo import has_compiled
+from kedge.torch_internals.hook_tables import hook_gradient
 from kedge.torch_internals.module_tables import own_parameters
 
 LIMIT = 1 << 30
@@ -224,7 +225,7 @@ class FirstBadCall:
     def _listen(self, tensor: Tensor, work: Callable[[Tensor], None]) -> bool:
         if not (tensor.requires_grad and torch.is_grad_enabled()):
             return False
-        self._handles.append(tensor.register_hook(GradientCheck(self.shield, work)))
+        self._handles.append(hook_gradient(tensor, GradientCheck(self.shield, work)))
         if len(self._handles) > _PRUNE:
             self._handles = [h for h in self._handles if h.hooks_dict_ref() is not None]
         return True

@@ -3,16 +3,22 @@
 # Note [Tables without a name]
 If PyTorch's name for a table is not known, Kedge finds it through the handle that registering a hook returns: the handle
 refers to the table. So Kedge adds a hook, reads the table, and removes the hook again.
+
+# Note [Views written to]
+A write through one view makes the ``grad_fn`` of the others outdated. Reading ``grad_fn`` updates it; ``register_hook`` of
+PyTorch 2.12 to 2.14 does not, and crashes the process. So Kedge reads it before it hooks a view.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
+from torch.utils.hooks import RemovableHandle
 
 from kedge.torch_internals.corners import find, lacks
 
@@ -62,6 +68,13 @@ class RegisteredHook(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
+def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> RemovableHandle:
+    """Register a hook for the gradient of a tensor; see Note [Views written to]."""
+    tensor.grad_fn  # noqa: B018
+    handle: RemovableHandle = tensor.register_hook(hook)
+    return handle
+
+
 def _on_tensor(tensor: Tensor) -> Table | None:
     return tensor._backward_hooks
 
@@ -91,7 +104,7 @@ def _behind(register: Callable[..., Any]) -> Any:
 
 
 def _behind_tensor(tensor: Tensor) -> Table | None:
-    return _behind(tensor.register_hook) if tensor.requires_grad else None
+    return _behind(partial(hook_gradient, tensor)) if tensor.requires_grad else None
 
 
 def _behind_leaf(tensor: Tensor) -> Table | None:

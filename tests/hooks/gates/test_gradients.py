@@ -57,6 +57,37 @@ def test_gradients_are_pytorchs_own() -> None:
         assert torch.equal(acc[name], param.grad)
 
 
+class Mask(nn.Module):
+    """Returns a view that was written to through a slice, as LED and Longformer do: PyTorch itself crashes on hooking it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        view = (x * 1).transpose(0, 1)
+        view[0] = -1.0
+        return view
+
+
+@pytest.mark.parametrize("action", [kedge.record, kedge.measure])
+def test_the_gradient_of_a_view_that_was_written_to_is_seen(action: Callable[[], Any]) -> None:
+    """At a module's output and input, and at a tensor of one's own."""
+    model, x = nn.Sequential(Mask(), Mask(), nn.Tanh()), torch.randn(3, 3, requires_grad=True)
+    view = Mask()(x)
+    with kedge.session() as s:
+        grads = s.hook(model, "1:out.grad, 1:in.grad", action())
+        own = s.hook({"view": view}, "view:grad", action())
+        value = model(view)
+        value.sum().backward()
+
+    written = torch.tensor([0.0, 1.0, 1.0]).unsqueeze(1)  # nothing flows through the row that was written to
+    expected = 1 - value.detach() ** 2
+    before = (expected * written).T
+    first = (before * written).T
+    for seen, wanted in ((grads["1:out.grad"], expected), (grads["1:in.grad"], before), (own["view:grad"], first)):
+        if isinstance(seen, Tensor):
+            torch.testing.assert_close(seen, wanted)
+        else:
+            assert seen.rms == pytest.approx(wanted.square().mean().sqrt().item())
+
+
 def test_a_parameter_gradient_is_this_backwards_alone() -> None:
     """param.grad is what one backward adds, param.acc what stands there after it; an edit changes what is added."""
     model, x = Chain(), torch.randn(5, 3)

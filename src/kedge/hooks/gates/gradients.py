@@ -29,7 +29,7 @@ from kedge.hooks.firing.tap import Tap
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import MemoryVersion, whole
 from kedge.torch_internals.dynamo import untraced
-from kedge.torch_internals.hook_tables import on_tensor
+from kedge.torch_internals.hook_tables import hook_gradient, on_tensor
 from kedge.torch_internals.tensors import base_of, may_alias
 
 
@@ -201,7 +201,8 @@ def listen(tensor: Tensor, listener: GradientListener, *, recompute: bool = Fals
         listener.shape = tensor.shape
     elif aliased and type(tensor) is Tensor:
         listener.pulse = MemoryVersion(tensor)
-    listener.gate.owner.mounts.keep((tensor if base is None else base).register_hook(listener))
+    register = hook_gradient if aliased else Tensor.register_hook
+    listener.gate.owner.mounts.keep(register(tensor if base is None else base, listener))
     return listener
 
 

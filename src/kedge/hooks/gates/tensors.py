@@ -23,7 +23,7 @@ from kedge.sites.language import Term
 from kedge.sites.select import Selector, SitePlace
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals.dynamo import untraced
-from kedge.torch_internals.hook_tables import after_accumulation, on_tensor
+from kedge.torch_internals.hook_tables import after_accumulation, hook_gradient, on_tensor
 
 
 class TensorGate:
@@ -84,12 +84,6 @@ class TensorGate:
         return None if new is value else new
 
 
-def _hook_tensor(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
-    """Fire with the gradient of a tensor, before its accumulation."""
-    handle: RemovableHandle = tensor.register_hook(gate.fire)
-    return handle
-
-
 def _hook_accumulated(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
     """Fire with ``.grad`` of a leaf tensor once a backward pass has accumulated into it."""
 
@@ -124,8 +118,8 @@ def _hook_node(gate: TensorGate, node: Node) -> RemovableHandle:
 
 
 def _hook(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
-    """Fire with a tensor's gradient, or with ``.grad`` of a leaf, depending on the gate's kind."""
-    return (_hook_accumulated if gate.site.kind in ACCUMULATED else _hook_tensor)(gate, tensor)
+    """Fire with a tensor's gradient before its accumulation, or with ``.grad`` of a leaf after it, by the gate's kind."""
+    return _hook_accumulated(gate, tensor) if gate.site.kind in ACCUMULATED else hook_gradient(tensor, gate.fire)
 
 
 ACCUMULATED = ("acc", "param.acc")

@@ -502,3 +502,72 @@ def test_a_backward_after_the_end_is_not_seen() -> None:
     loss.backward()
 
     assert seen == ["out", "out"]
+
+
+@pytest.mark.filterwarnings("error::kedge.errors.NeverFiredWarning")
+@pytest.mark.parametrize("selector", ["a", "a:out.grad", "/add", "a.bias:param.grad"])
+def test_an_action_may_remove_its_own_hook(selector: str) -> None:
+    """Its first call counts as a firing, although the ledger is written while it runs; a failed call does not."""
+    model, handles = AddsTwo(), []
+    handles.append(kedge.hook(model, selector, lambda value: handles[0].remove()))
+    model(torch.ones(3)).sum().backward()
+    model(torch.ones(3)).sum().backward()
+    (entry,) = handles[0].ledger()
+    assert (entry.fired, entry.cause) == (1, None)
+
+
+class AddsTwo(nn.Module):
+    """A layer, and operations of the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) + torch.arange(3)
+
+
+@pytest.mark.parametrize(
+    ("selector", "when", "remove_first", "cause"),
+    [
+        ("a", None, True, "the hook was removed before a value arrived"),
+        ("a", kedge.at(0), False, "never called in the steps of its schedule"),
+        ("/arange:in", None, False, "there is no tensor to see: its arguments hold no tensor"),
+    ],
+)
+def test_only_an_action_that_failed_is_said_to_be_switched_off(
+    selector: str, when: Any, *, remove_first: bool, cause: str
+) -> None:
+    """Other reasons for silence after a call are named."""
+    model, s = AddsTwo(), kedge.session()
+    hooked = s.hook(model, selector, kedge.record(), when=when)
+    if remove_first:
+        hooked.remove()
+        s.hook(model, selector, kedge.record())
+    if when is not None:
+        s.clock.end_step()
+    model(torch.ones(3))
+    assert [entry.cause.why for entry in hooked.ledger()] == [cause]
+    s.end(quiet=True)
+
+
+@pytest.mark.parametrize("how", ["end", "pause"])
+def test_a_session_that_ends_inside_an_operation_leaves_no_mode_behind(how: str) -> None:
+    """PyTorch itself puts the mode back on its stack after the operation."""
+    model, s, seen = AddsTwo(), kedge.session(), []
+
+    def action(value: Tensor) -> None:
+        seen.append(value)
+        getattr(s, how)()
+
+    s.hook(model, "/add", action)
+    model(torch.ones(3))
+    assert torch._C._len_torch_function_stack() == 0
+    model(torch.ones(3))
+    assert len(seen) == 1
+    if how == "pause":
+        s.resume()
+        model(torch.ones(3))
+        assert len(seen) == 2
+        assert torch._C._len_torch_function_stack() == 0
+    s.end()

@@ -134,7 +134,8 @@ def _explain_value(tap: Tap) -> Cause | None:
             "it ran only in a checkpoint's recompute", "observers skip those; ask with record(recomputes=True)"
         )
     if gate.seen.empty is not None and not gate.seen.leaves:
-        return Cause(f"there is no tensor to see: {gate.seen.empty}", "hook the module inside that makes the tensor")
+        remedy = "hook the module inside that makes the tensor" if site.op is None else "hook its result, at :out"
+        return Cause(f"there is no tensor to see: {gate.seen.empty}", remedy)
     if site.leaf is not None and site.leaf not in gate.seen.leaves:
         has = ", ".join(f"[{leaf}]" if leaf else "a bare tensor" for leaf in gate.seen.leaves)
         return Cause(f"its value has no leaf [{site.leaf}]", f"it has {has}")
@@ -158,7 +159,9 @@ def _explain_gradient(tap: Tap, session: Attachments) -> Cause:
 def _explain_skipped(tap: Tap) -> Cause:
     if tap.site.call is not None:
         return Cause(f"no forward called it {tap.site.call + 1} times", "calls are counted from 0")
-    return Cause("its action was switched off", "see the warning that was given when it failed")
+    if tap.when is not None:
+        return Cause("never called in the steps of its schedule", "choose other steps, or run longer")
+    return Cause("the hook was removed before a value arrived", "keep it until the model has been called")
 
 
 def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
@@ -184,7 +187,7 @@ def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
     if not called and not session.clock.passes:
         return Cause("the model was not called", "call it inside the block")
     by_parent = _explain_by_parent(kind, child, tap.gate.path, called) if name else None
-    return by_parent or _explain_by_calls(tap.gate.path, called)
+    return by_parent or _explain_by_calls(tap, called)
 
 
 def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: set[str]) -> Cause | None:
@@ -208,13 +211,16 @@ def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: se
     return Cause(f"bypassed: {kind.__name__} uses its {used} without calling it", remedy) if used else None
 
 
-def _explain_by_calls(path: str, called: set[str]) -> Cause:
+def _explain_by_calls(tap: Tap, called: set[str]) -> Cause:
+    path = tap.gate.path
     inside = path + "." if path else ""
     if any(other != path and other.startswith(inside) for other in called):
         return Cause(
             "never called itself, though what it holds was: one by one, or by a direct call of its .forward()",
             "hook what it holds, or call the module itself: layer(x)",
         )
+    if tap.when is not None:
+        return Cause("never called in the steps of its schedule", "choose other steps, or run longer")
     return Cause("never called while the hook was there", "this forward takes another way, or calls it as .forward()")
 
 

@@ -40,20 +40,22 @@ def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
 def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
     __tracebackhide__ = True
     version = version_of(value)
+    tap.fired += 1  # already here, for the ledger of a session that the action itself ends
     try:
         result = tap.act(value, event)
         in_place = version_of(value) != version
         if result is not None or in_place:
             check_edit(value, result, tap.action, event.site, in_place=in_place)
-    except Stopped:
-        raise
     except StopForward:
-        tap.count(event)
+        tap.note(event)
         raise
-    except Exception as error:  # noqa: BLE001 - any error of a user's action is raised with its place in front
-        failed(tap, value, event, error)
+    except BaseException as error:
+        tap.fired -= 1
+        if isinstance(error, Stopped) or not isinstance(error, Exception):
+            raise
+        failed(tap, value, event, error)  # with its place in front
         return value
-    tap.count(event)
+    tap.note(event)
     if result is None:
         return value
     tap.edited = True

@@ -64,9 +64,8 @@ class Tap:
         owner: Owner = self.gate.owner
         return owner
 
-    def count(self, event: Event) -> None:
-        """Count a firing of the action."""
-        self.fired += 1
+    def note(self, event: Event) -> None:
+        """Add a firing of the action to the timeline."""
         latest = self.gate.owner.fired
         if latest is not None:
             latest.append((self, event))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from kedge.errors import EditError
 from kedge.flow import Preserving
@@ -103,6 +103,7 @@ class ForwardUnderWay:
 
     Attributes:
         operations: The operations of the module.
+        module: The module; None for a part of its forward that a checkpoint runs again.
         function: The name of the `torch.autograd.Function` whose forward runs the current operation; empty without one.
     """
 
@@ -114,13 +115,16 @@ class ForwardUnderWay:
         "counts",
         "frame",
         "function",
+        "module",
         "operations",
         "recompute",
         "seen",
     )
 
-    def __init__(self, operations: ModuleOperations, frame: FrameType, *, seen: bool) -> None:
-        self.operations, self.frame, self.seen = operations, frame, seen
+    def __init__(
+        self, operations: ModuleOperations, frame: FrameType, module: nn.Module | None = None, *, seen: bool
+    ) -> None:
+        self.operations, self.frame, self.module, self.seen = operations, frame, module, seen
         self.checkpoint: Any = None
         self.again: list[Any] = []
         self.code: CodeType | None = None
@@ -184,6 +188,8 @@ class OperationGate(Gate):
         __tracebackhide__ = True
         one, call, recompute = self._one(op), entry.call, entry.recompute
         found = self.look_through(_arguments, args, kwargs)
+        if not found:
+            self.seen.empty = self.seen.empty or "its arguments hold no tensor"
         new: dict[str, Tensor] = {}
         if self.taps["in"]:
             new = one.through("in", found, call, recompute)

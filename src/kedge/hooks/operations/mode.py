@@ -18,6 +18,10 @@ without grad, and the backward written for it does not take an edit into account
 would not. So an edit there is an error, and there are no gradients to listen to. If that forward turns grad on again, it
 builds a graph of its own, in which an edit counts. A reentrant checkpoint is such a function too; its backward runs the
 forward again.
+
+# Note [Ended inside an operation]
+PyTorch takes a mode off its stack for the operation that it passes to the mode, and puts it back afterwards. So an action at
+an operation cannot take the mode off when it ends or pauses its own session: the end of the module's forward does.
 """
 
 from __future__ import annotations
@@ -102,13 +106,21 @@ class OperationMode(TorchFunctionMode):
             entry = self.entries[i]
             if entry is operations or (isinstance(entry, ForwardUnderWay) and entry.operations is operations):
                 del self.entries[i:]
-                self._settle()
-                return
+                break
+        self._settle()
 
     def clear(self) -> None:
-        """Remove all entries, and the mode from this thread."""
+        """Remove all entries, and the mode from this thread; see Note [Ended inside an operation]."""
+        current = self.now
         self.entries.clear()
         self._settle()
+        if self.up and current is not None and current.module is not None:
+
+            def ended(*_: Any) -> None:
+                handle.remove()
+                self._settle()
+
+            handle = current.module.register_forward_hook(ended, always_call=True)
 
     def _settle(self) -> None:
         """Push or pop the mode so that it is active exactly while the innermost module is hooked."""

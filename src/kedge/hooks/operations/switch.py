@@ -43,7 +43,7 @@ class ModeOn(KedgeHook):
             return
         operations.called += 1
         frame = module_frame(sys._getframe(1))
-        entry = ForwardUnderWay(operations, frame, seen=not is_fused(module, args, kwargs or {}))
+        entry = ForwardUnderWay(operations, frame, module, seen=not is_fused(module, args, kwargs or {}))
         operations.fused += not entry.seen
         entry.code = _code_of(module.forward)
         entry.call, entry.recompute = passes.count(operations)

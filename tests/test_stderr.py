@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import signal
 import weakref
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import kedge
 from kedge.errors import RecordingError
 from kedge.numbers import counted
 from kedge.stderr import STATUS, Shield
@@ -177,3 +184,57 @@ def test_what_an_error_was_raised_from_is_not_kept() -> None:
 
     assert alive() is None
     assert "KeyError" in shield.failure.__notes__[0]
+
+
+class TimeOut(Exception):
+    """Raised by a signal handler of the program."""
+
+
+class Handler:
+    """A handler that is an object."""
+
+    def __call__(self, *_: object) -> None:
+        raise TimeOut
+
+    def method(self, *_: object) -> None:
+        raise TimeOut
+
+
+def handler(*_: object) -> None:
+    """A handler that is a function."""
+    raise TimeOut
+
+
+@pytest.fixture(
+    params=[handler, Handler(), Handler().method, functools.partial(handler)],
+    ids=["function", "object", "method", "partial"],
+)
+def interrupts(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Return a function during which the program's signal arrives."""
+    before = signal.signal(signal.SIGUSR1, request.param)
+    yield lambda *_: signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_error_of_a_signal_handler_is_the_programs_own(told: list[str], interrupts: Callable[..., None]) -> None:
+    """A time-out that arrives while Kedge's code runs goes on to the program, and the work is not off."""
+    shield = Shield("adding", "nothing is added", tell=told.append)
+
+    with pytest.raises(TimeOut):
+        shield(interrupts)
+    assert (shield.failure, shield.off, told) == (None, False, [])
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_an_error_of_a_signal_handler_in_an_action_keeps_its_type(
+    on_error: Any, interrupts: Callable[..., None]
+) -> None:
+    """The program's own `except` clause expects it, and the action has not failed."""
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    calls = iter([interrupts, lambda value: None])
+    with kedge.session(on_error=on_error) as s:
+        hooked = s.hook(model, ":out", lambda value: next(calls)(value))
+        with pytest.raises(TimeOut):
+            model(x)
+        model(x)
+        assert [entry.fired for entry in hooked.ledger()] == [1]

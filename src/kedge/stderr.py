@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 
+from kedge.signals import came_by_signal
+
 STATUS = 2
 """The exit status of a program whose strict watch failed."""
 
@@ -87,12 +89,15 @@ class Shield:
 
         Raises:
             SystemExit: It failed, and `strict` ends the program.
+            Exception: A signal handler of the program raised it.
         """
         if self.off or _here.pid != self.pid:
             return None
         try:
             return work(*args, **named)
-        except Exception as error:  # noqa: BLE001 - the user's program runs around this
+        except Exception as error:
+            if came_by_signal(error):
+                raise
             self.fail(error)
             return None
 

@@ -18,6 +18,7 @@ from kedge.errors import ActionDisabled, ActionError, StopForward
 from kedge.flow import Event
 from kedge.hooks.firing.contract import check_edit
 from kedge.hooks.firing.tap import Tap
+from kedge.signals import came_by_signal
 from kedge.sites.leaves import describe
 from kedge.torch_internals.checkpoint import Stopped
 from kedge.torch_internals.tensors import version_of
@@ -63,8 +64,13 @@ def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
 
 
 def failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
-    """Raise an action's failure with its place, or disable the action if the session's `on_error` is "warn"."""
+    """Raise an action's failure with its place, or disable the action if the session's `on_error` is "warn".
+
+    An error that a signal handler of the program raised meanwhile is raised as it is.
+    """
     __tracebackhide__ = True
+    if came_by_signal(error):
+        raise error
     kind: Callable[[str], Exception] = type(error) if isinstance(error, ActionError) else ActionError
     what = str(error) if isinstance(error, ActionError) else f"{type(error).__name__}: {error}"
     message = f"{tap.label} at {event.site} ({_moment(event)}, {describe(value)}): {what}"

@@ -16,6 +16,7 @@ from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.placing.concealed import KedgeHook
+from kedge.signals import came_by_signal
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import MemoryVersion
 
@@ -135,7 +136,7 @@ class Gate(KedgeHook):
         try:
             return find(*what)
         except Exception as error:
-            if self.owner.on_error == "raise":
+            if self.owner.on_error == "raise" or came_by_signal(error):
                 raise
             if self.seen.empty is None:
                 self.seen.empty = f"it cannot be looked through: {type(error).__name__}: {error}"

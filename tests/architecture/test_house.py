@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +23,19 @@ def test_the_import_order_in_the_docs_is_that_of_the_contract(house):
     """``make docs`` writes it; by hand nobody keeps both the same."""
     assert house.PAGE.read_text(encoding="utf-8") == house.page()
     assert house.order() in house.page()
+
+
+def test_the_stays_in_the_docs_are_those_that_are_measured(house, root):
+    """``make docs`` measures them, with the PyTorch of ``constraints.txt``: with another one the way through Kedge may be another."""
+    if f"torch=={torch.__version__.split('+')[0]}\n" not in (root / "constraints.txt").read_text(encoding="utf-8"):
+        pytest.skip("measured with another PyTorch")
+    program = "import sys, ways; sys.stdout.write(ways.filled(sys.stdin.read()))"
+    text = house.PAGE.read_text(encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=house.PICTURE.parent, input=text, capture_output=True, text=True, check=True
+    )
+
+    assert ran.stdout == text
 
 
 def test_the_picture_of_the_house_is_drawn_from_the_contract(house):

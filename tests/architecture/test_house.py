@@ -32,7 +32,12 @@ def test_the_stays_in_the_docs_are_those_that_are_measured(house, root):
     program = "import sys, ways; sys.stdout.write(ways.filled(sys.stdin.read()))"
     text = house.PAGE.read_text(encoding="utf-8")
     ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=house.PICTURE.parent, input=text, capture_output=True, text=True, check=True
+        [sys.executable, "-c", program],
+        cwd=house.PICTURE.parent,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
     )
 
     assert ran.stdout == text

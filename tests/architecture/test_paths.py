@@ -37,7 +37,9 @@ def test_every_path_on_a_page_exists(root, pages):
 def test_every_file_that_a_page_names_without_its_folder_exists(pages, files):
     """A page may leave out the folders that its reader knows: there is a file or folder whose path ends so."""
     named = {(page, path) for page, text in pages.items() for path in FROM_ANYWHERE.findall(text)}
-    missing = [(page, path) for page, path in sorted(named) if not any(f"/{file}".endswith(f"/{path}") for file in files)]
+    missing = [
+        (page, path) for page, path in sorted(named) if not any(f"/{file}".endswith(f"/{path}") for file in files)
+    ]
 
     assert missing == []
     assert len(named) > 20

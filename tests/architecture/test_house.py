@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+
+# Words that mean something else outside of Kedge, or nothing.
+OWN = {
+    "birth",
+    "corner",
+    "door",
+    "gate",
+    "keeper",
+    "lane",
+    "leaf",
+    "meter",
+    "mount",
+    "root",
+    "seat",
+    "shelf",
+    "station",
+    "tap",
+    "witness",
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +74,14 @@ def test_every_folder_of_the_source_is_in_the_picture(house, sources):
 
     assert {source.folder for source in sources} - {""} <= named
     assert all(house.purpose(name) for name in named)
+
+
+def test_a_word_of_our_own_on_a_page_is_in_the_glossary(house, root):
+    """Whoever reads of a birth or a root finds both in docs/how-it-works.md."""
+    glossary = set(re.findall(r"^\| ([a-z, ]+) \|", house.PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    pages = "".join(page.read_text(encoding="utf-8") for page in (root / "README.md", *root.glob("docs/*.md")))
+    text = re.sub(r"^```.*?^```$|`[^`\n]+`|\]\([^)]*\)|root mean square", "", pages, flags=re.MULTILINE | re.DOTALL)
+    used = {word for word in OWN if re.search(rf"\b{word}s?\b", text, re.IGNORECASE)}
+
+    assert used <= glossary
+    assert "birth" in used

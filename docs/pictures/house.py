@@ -1,4 +1,4 @@
-"""The picture of the source tree, and the import order in docs/how-it-works.md, both from the import contract.
+"""The picture of the source tree and the import order in docs/how-it-works.md, from the import contract; and its lists of stays.
 
     python docs/pictures/house.py
 
@@ -91,5 +91,7 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    import ways
+
     PICTURE.write_text(picture(), encoding="utf-8")
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(ways.filled(page()), encoding="utf-8")

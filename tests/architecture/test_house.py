@@ -3,8 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
+import sys
 
 import pytest
+import torch
+
+# Words that mean something else outside of Kedge, or nothing.
+OWN = {
+    "birth",
+    "corner",
+    "door",
+    "gate",
+    "keeper",
+    "lane",
+    "leaf",
+    "meter",
+    "mount",
+    "root",
+    "seat",
+    "shelf",
+    "station",
+    "tap",
+    "witness",
+}
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +45,24 @@ def test_the_import_order_in_the_docs_is_that_of_the_contract(house):
     assert house.order() in house.page()
 
 
+def test_the_stays_in_the_docs_are_those_that_are_measured(house, root):
+    """``make docs`` measures them, with the PyTorch of ``constraints.txt``: with another one the way through Kedge may be another."""
+    if f"torch=={torch.__version__.split('+')[0]}\n" not in (root / "constraints.txt").read_text(encoding="utf-8"):
+        pytest.skip("measured with another PyTorch")
+    program = "import sys, ways; sys.stdout.write(ways.filled(sys.stdin.read()))"
+    text = house.PAGE.read_text(encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=house.PICTURE.parent,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert ran.stdout == text
+
+
 def test_the_picture_of_the_house_is_drawn_from_the_contract(house):
     """Its rows are the lines of the contract, its texts the first sentences of what they name; ``make docs`` draws it."""
     assert house.PICTURE.read_text(encoding="utf-8") == house.picture()
@@ -33,3 +74,14 @@ def test_every_folder_of_the_source_is_in_the_picture(house, sources):
 
     assert {source.folder for source in sources} - {""} <= named
     assert all(house.purpose(name) for name in named)
+
+
+def test_a_word_of_our_own_on_a_page_is_in_the_glossary(house, root):
+    """Whoever reads of a birth or a root finds both in docs/how-it-works.md."""
+    glossary = set(re.findall(r"^\| ([a-z, ]+) \|", house.PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    pages = "".join(page.read_text(encoding="utf-8") for page in (root / "README.md", *root.glob("docs/*.md")))
+    text = re.sub(r"^```.*?^```$|`[^`\n]+`|\]\([^)]*\)|root mean square", "", pages, flags=re.MULTILINE | re.DOTALL)
+    used = {word for word in OWN if re.search(rf"\b{word}s?\b", text, re.IGNORECASE)}
+
+    assert used <= glossary
+    assert "birth" in used

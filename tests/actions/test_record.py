@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import kedge
 from kedge.actions.record import Recorder
 from kedge.errors import NotRecorded, Overwritten, SelectorError, SeveralRecorded
 from kedge.flow import Event
 from kedge.sites.site import Site
+from kedge.testing import assert_same_bits
 
 
 def event(site: Site, *, call: int = 0, pass_: int = 0, backward: int = -1, replica: str = "") -> Event:
@@ -204,3 +205,47 @@ def test_what_was_recorded_can_be_copied_and_saved() -> None:
     feed(recorder, Site("a"), torch.ones(2, requires_grad=True) * 1)
 
     assert torch.equal(copy.deepcopy(recorder.read("a", why)), torch.ones(2))
+
+
+class Sparse(nn.Module):
+    """Works in place on a sparse tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.to_sparse()
+        y.mul_(2)
+        return y.to_dense() * 1
+
+
+def test_observing_sparse_operations_that_work_in_place_stops_nothing() -> None:
+    """What has no memory of the usual kind is kept as well, with the value that it had."""
+    model, x = Sparse(), torch.randn(2, 3)
+    with kedge.hook(model, "/*:out, /*:in", kedge.record()) as acts:
+        assert_same_bits(model(x), x * 2)
+        assert_same_bits(acts["/to_sparse"].to_dense(), x)
+        assert_same_bits(acts["/mul_:out"].to_dense(), x * 2)
+
+
+class InPlace(nn.Module):
+    """Works in place on what its layer makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.act = nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.fc(x)) * 2
+        y.add_(1)
+        return y
+
+
+@pytest.mark.parametrize("selector", ["**/*:out, **/*:in", "**:out"])
+def test_what_is_recorded_in_a_transform_is_there_when_it_is_over(selector: str) -> None:
+    """Under `torch.vmap` the values of all samples are kept, also where the program works in place."""
+    model, x = InPlace(), torch.randn(3, 4)
+    name = "/mul:out" if "/" in selector else "fc"
+    with torch.no_grad(), kedge.hook(model, selector, kedge.record()) as acts:
+        out = torch.vmap(model)(x)
+        wanted = model.fc(x) if name == "fc" else model.fc(x).relu() * 2
+        recorded = acts.records(name)[0].value
+    torch.testing.assert_close(recorded, wanted)
+    torch.testing.assert_close(out, wanted.relu() * 2 + 1 if name == "fc" else wanted + 1)

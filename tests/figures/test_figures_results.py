@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import math
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -123,7 +126,13 @@ def test_memory_is_that_of_the_bill():
     [
         (lambda: figures.attributions(torch.ones(3, 4, 4), torch.ones(2, 1, 4, 4)), "for 2 images"),
         (lambda: figures.attributions(torch.ones(1, 4, 4), torch.ones(1, 2, 4, 4)), "of 1 or 3 channels"),
+        (lambda: figures.attributions({}, torch.rand(1, 3, 2, 2), how="over"), "needs one map at least"),
+        (
+            lambda: figures.attributions(torch.rand(1, 2, 2), torch.rand(1, 3, 2, 2), how="beneath"),
+            "this is how='beneath'",
+        ),
         (lambda: figures.scatter(torch.ones(1, 3)), "at least 2 samples"),
+        (lambda: figures.scatter(torch.rand(2, 3), ["cat", "dog"]), "a whole number for each sample as labels"),
         (lambda: figures.scatter(torch.tensor([[1.0], [float("nan")]])), "not so in 1 samples, the first is 1"),
         (lambda: figures.scatter(torch.randn(4, 3), torch.ones(3)), "as labels of 4 samples"),
         (lambda: figures.effects(torch.ones(3), ["a"]), "with 1 rows' and 0 columns' names"),
@@ -131,6 +140,72 @@ def test_memory_is_that_of_the_bill():
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, said):
-    """What makes no picture is refused, and the message says what was given."""
+    """What makes no picture, or is a word that a picture does not know, is refused, and the message says what was given."""
     with pytest.raises(CannotDraw, match=said):
         draw()
+
+
+def drawn(figure) -> bytes:
+    """Write a figure."""
+    written = io.BytesIO()
+    figure.savefig(written, format="svg")
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("how", ["beside", "over"])
+def test_attributions_of_one_figure_have_one_scale_that_belongs_to_all(how) -> None:
+    """Where one map has both signs, 0 is white in every map, and the bar of colours is theirs."""
+    maps = {"signed": torch.tensor([[[1.0, -4.0]]]), "cam": torch.tensor([[[0.0, 2.0]]])}
+    figure = figures.attributions(maps, torch.rand(1, 1, 1, 2), how=how)
+    last = [axes.images[-1] for axes in figure.axes if axes.images][-2:]
+
+    assert [image.get_clim() for image in last] == [(-1, 1)] * 2
+    assert [image.get_cmap().name for image in last] == ["RdBu_r"] * 2
+    bars = [axes for axes in figure.axes if axes.get_ylabel()]
+    assert [bar.get_ylim() for bar in bars] == [(-1, 1)]
+
+
+def test_what_is_not_finite_is_no_colour() -> None:
+    """NaN in maps and images is grey, as 0 is white, and leaves the range to the others."""
+    maps, pixels = torch.tensor([[[math.nan, -4.0, 2.0]]]), torch.tensor([[[[math.nan, 1.0, 3.0]]]])
+    figure = figures.attributions(maps, pixels)
+    image, found = (np.ma.filled(axes.images[0].get_array().astype(float), np.nan)[0] for axes in figure.axes[:2])
+
+    np.testing.assert_array_equal(image, [np.nan, 0, 1])
+    np.testing.assert_array_equal(found, [np.nan, -1, 0.5])
+    assert figure.axes[1].get_facecolor()[:3] != (1, 1, 1)
+    assert drawn(figures.attributions(maps, pixels, how="over"))
+
+
+def test_classes_whose_names_begin_with_an_underscore_are_in_the_legend() -> None:
+    """Each class has its line there, though matplotlib leaves out what begins so."""
+    legend = figures.scatter(torch.rand(4, 3), [0, 1, 0, 1], names=["_background", "cat"]).axes[0].get_legend()
+
+    assert [text.get_text().strip("\u200b") for text in legend.get_texts()] == ["_background", "cat"]
+
+
+def test_two_hundred_classes_and_sites_have_place() -> None:
+    """As many as can be read are named, and it is said that there are more; one site alone has bands to be seen."""
+    scatter = figures.scatter(torch.rand(400, 3), torch.arange(400) % 200)
+    sites = figures.distributions({f"layer{i}": torch.rand(9) for i in range(200)})
+    assert drawn(scatter)
+    assert drawn(sites)
+    legend = scatter.axes[0].get_legend()
+
+    assert (len(legend.get_texts()), legend.get_title().get_text()) == (44, "the first 44 of 200 classes")
+    names = [tick.get_text() for tick in sites.axes[1].get_xticklabels()]
+    assert names[:2] == ["layer0", "layer4"]
+    assert (len(names), sites.axes[1].get_xlabel()) == (50, "one site in 4 is named")
+    alone = figures.distributions({"a": torch.rand(9)}).axes[0].collections[0].get_paths()[0].get_extents()
+    assert alone.width > 0
+
+
+def test_numbers_of_every_size_are_drawn() -> None:
+    """Variances that overflow, magnitudes beyond float32, and effects of 1e-30 keep their values."""
+    points = torch.randn(6, 5, dtype=torch.float64)
+    torch.testing.assert_close(figures.principal(points * 1e200)[1], figures.principal(points)[1])
+    assert figures.principal(torch.ones(4, 2))[1].tolist() == [0, 0]
+    axes = figures.distributions({"a": torch.full((9,), 1e-200, dtype=torch.float64)}).axes[0]
+    assert axes.lines[0].get_ydata() == [1e-200]
+    texts = [text.get_text() for text in figures.effects([1e-30, 2e-30], ["a", "b"]).axes[0].texts]
+    assert texts == ["1.00e-30", "2.00e-30"]

@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import warnings
 from io import BytesIO
 
 import matplotlib as mpl
@@ -199,11 +200,41 @@ def test_numbers_of_every_kind_are_drawn(dtype):
         (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3), sample=4), "sample=4"),
         (lambda: figures.feature_maps("relu1"), "this is a str"),
         (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3, dtype=torch.complex64)), "this tensor is complex"),
+        (lambda: figures.feature_maps(torch.rand(1, 2, 3, 3), most=0), "draw at least one"),
+        (
+            lambda: figures.feature_maps(torch.rand(1, 2, 3, 3), order="size"),
+            'order=\'size\'.*by "strength" or "index"',
+        ),
         (lambda: figures.distributions({}), "was given no site"),
+        (lambda: figures.distributions(torch.ones(3)), "it takes tensors by site"),
+        (lambda: figures.distributions({"a": torch.ones(3)}, kind="violins"), '\'violins\': take "bands" or "ridges"'),
         (lambda: figures.distributions({"a": torch.ones(0)}), 'was given nothing for "a"'),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, said):
-    """What makes no picture is refused, and the message says what was given."""
+    """What makes no picture, or is a word that a picture does not know, is refused, and the message says what was given."""
     with pytest.raises(CannotDraw, match=said):
         draw()
+
+
+WILD = "a$x^$ _{"
+
+
+WILDLY = {
+    "attributions": lambda: figures.attributions(
+        {WILD: torch.rand(1, 2, 2)}, torch.rand(1, 3, 2, 2), labels=[WILD], title=WILD
+    ),
+    "feature_maps": lambda: figures.feature_maps(torch.rand(1, 2, 3, 3), title=WILD),
+    "bands": lambda: figures.distributions({WILD: torch.rand(9)}, title=WILD, units=(WILD, WILD)),
+    "ridges": lambda: figures.distributions({WILD: torch.rand(9)}, kind="ridges"),
+    "scatter": lambda: figures.scatter(torch.rand(2, 3), [0, 1], names=[WILD, WILD], title=WILD),
+    "effects": lambda: figures.effects(torch.rand(1, 1), [WILD], [WILD], unit=WILD, title=WILD),
+}
+
+
+@pytest.mark.parametrize("draw", WILDLY.values(), ids=WILDLY)
+def test_names_with_dollars_are_no_formulas(draw) -> None:
+    """Names and titles are drawn as they are, whatever they hold."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert draw()._repr_png_()

@@ -305,3 +305,19 @@ def test_stop_forward_passes_through_as_it_is() -> None:
         assert [entry.fired for entry in s.ledger()] == [2, 2]
     assert log == [1, 1]
     assert_unhooked(model)
+
+
+def test_two_sessions_that_pause_across_each_other_keep_their_order() -> None:
+    """Whichever comes back first, the hooks of the older one stand before those of the younger one, as before."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    with kedge.session() as one, kedge.session() as two:
+        one.hook(model, "**:out, **:in, **:param.grad", lambda value: None)
+        two.hook(model, "**:out, **:in, **:param.grad", lambda value: None)
+        before = ordered(model)
+        for first_out, first_back in ((one, one), (one, two), (two, one), (two, two)):
+            for paused in (first_out, two if first_out is one else one):
+                paused.pause()
+            for back in (first_back, two if first_back is one else one):
+                back.resume()
+            assert ordered(model) == before
+        model(torch.randn(2, 3)).sum().backward()

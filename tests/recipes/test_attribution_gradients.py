@@ -212,7 +212,7 @@ def test_sites_behind_one_another_each_have_their_whole_gradient(frozen) -> None
 
 
 def test_one_call_of_many_can_be_explained() -> None:
-    """A module that is called twice is two values, and the message has their names."""
+    """A module that is called twice is two values, and the message has their names; a list of no site is an error."""
     torch.manual_seed(0)
     fc = nn.Linear(3, 3)
     model, x = nn.Sequential(fc, nn.Tanh(), fc), torch.randn(2, 3)
@@ -220,6 +220,8 @@ def test_one_call_of_many_can_be_explained() -> None:
         gradient(model, 1, wrt="0")(x)
 
     assert_same_bits(gradient(model, 1, wrt="0#1")(x), torch.tensor([[0.0, 1, 0]] * 2))
+    with pytest.raises(AttributionError, match="names no site"):
+        gradient(model, 1, wrt=[])
 
 
 def test_a_model_may_work_on_its_input_in_place() -> None:
@@ -246,6 +248,7 @@ def test_a_model_may_work_on_its_input_in_place() -> None:
         (lambda x: x.detach(), 0, "has no gradient"),
         (lambda x: x, lambda out: 3, "the target returned 3; it must return a floating-point tensor"),
         (lambda x: x, [], "the list of targets is empty"),
+        (lambda x: x, "3", "a class is a number"),
         (lambda x: torch.ones(2, 2, requires_grad=True), 0, 'the score does not depend on ":in"'),
     ],
 )
@@ -313,3 +316,22 @@ def test_scalar_and_one_dimensional_outputs_have_their_meaning() -> None:
     assert gradient(Model(lambda x: (2 * x).sum()))(x).tolist() == [2, 2, 2]
     assert gradient(Model(lambda x: 2 * x), 1)(x).tolist() == [0, 2, 0]
     assert gradient(Model(lambda x: F.softmax(x, 0)), lambda out: out)(x).abs().max() < 1e-6
+
+
+def test_smoothgrad_keeps_the_digits_of_half_precision() -> None:
+    """The mean of many copies is summed up in float32, so it is no further off than one gradient is."""
+    model = nn.Linear(4, 3)
+    many = smoothgrad(gradient(model.bfloat16(), 1), samples=999)(torch.ones(2, 4).bfloat16())
+
+    assert_same_bits(many, model.weight[1].detach().expand(2, 4).contiguous())
+
+
+def test_a_function_of_the_output_is_asked_about_each_copy() -> None:
+    """How many copies go through the model at once makes no difference to a target that picks samples by their place."""
+    model, x = made("modules"), images()
+    one_by_one, together = (
+        smoothgrad(saliency(model, lambda out: out[[0, 1, 2, 3], [4, 3, 2, 1]]), samples=5, at_once=k)(x)
+        for k in (1, 3)
+    )
+
+    torch.testing.assert_close(together, one_by_one)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import kedge
 from kedge.errors import AttributionError, NothingCut
 from kedge.recipes.attribution.attribution import gradient
 from kedge.recipes.attribution.rectifiers import deconvnet, guided_backprop
@@ -236,3 +237,55 @@ def test_asking_twice_and_in_turn_gives_the_same(recipe, by_paper) -> None:
         recipe(model, 7)(x)
     assert_same_bits(asked(x), first)
     assert_unhooked(model)
+
+
+FLOORS = {
+    "clamp(min=0)": lambda x: x.clamp(min=0),
+    "clip(0)": lambda x: x.clip(0),
+    "clamp_min(0)": lambda x: x.clamp_min(0),
+    "clamp(0, 6)": lambda x: x.clamp(0, 6),
+    "clamp_": lambda x: (x * 1).clamp_(min=0),
+    "threshold": lambda x: F.threshold(x, 0, 0),
+}
+
+
+@pytest.mark.parametrize("floor", FLOORS.values(), ids=FLOORS)
+@methods
+def test_a_relu_by_another_name_is_cut_beside_others(recipe, by_paper, floor) -> None:
+    """What is nothing below 0 is a ReLU, whether it is written as one or as a clamp."""
+    torch.manual_seed(3)
+    model = Rectified(nn.ReLU(), floor, F.relu).eval()
+
+    assert_same_bits(recipe(model, 2)(images()), plainly(by_hand(by_paper), images(), 2))
+
+
+def test_clamps_from_elsewhere_are_not_cut() -> None:
+    """A clamp that begins at another number, or has an upper end only, lets the gradient by."""
+    torch.manual_seed(3)
+    plain = Rectified(nn.ReLU(), lambda x: x.clamp(min=-1).clamp(max=2), F.relu).eval()
+    hooked = images().requires_grad_()
+    with kedge.hook(plain, "**/relu:out.grad", kedge.clamp(min=0)):
+        plain(hooked)[:, 2].sum().backward()
+
+    assert_same_bits(guided_backprop(plain, 2)(images()), hooked.grad)
+
+
+class Partly(nn.Module):
+    """Works on a part of a tensor in place, between ReLUs."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x):
+        x = x.relu() - 1
+        self.change(x[:, :2])
+        return x.flatten(1)
+
+
+def test_a_clamp_on_a_part_of_a_tensor_is_an_error_only_where_it_may_be_a_relu() -> None:
+    """Autograd does not tell from where it clamps there; if nothing negative is left, it may be from 0."""
+    with pytest.raises(NothingCut, match="cannot cut at /clamp_"):
+        guided_backprop(Partly(lambda x: x.clamp_(min=0)), 2)(images())
+    for change in (lambda x: x.clamp_(max=0.5), nn.Hardtanh(inplace=True)):
+        assert guided_backprop(Partly(change), 2)(images()).shape == images().shape

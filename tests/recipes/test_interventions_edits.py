@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -58,10 +59,12 @@ def test_a_part_is_replaced_by_nothing_until_the_block_ends() -> None:
         (torch.tensor([1, -1]), [1, 5]),
         ([False, True, False, False, False, True], [1, 5]),
         ([], []),
+        (np.array([1, 3]), [1, 3]),
+        (np.arange(6) % 2 == 1, [1, 3, 5]),
     ],
 )
 def test_only_the_positions_that_are_named_change(positions, changed) -> None:
-    """Indices from either end, several, a slice or a mask; all others keep their bits."""
+    """Indices from either end, several, a slice or a mask, of numpy too; all others keep their bits."""
     net, x = model(), tokens()
     plain = net[:2](x)
     expected = plain.clone()
@@ -91,11 +94,20 @@ def test_positions_may_differ_by_sample_or_lie_in_another_dimension() -> None:
     assert_same_bits(seen["2:in"], torch.cat([net[:2](x)[..., :3], torch.zeros(5, 6, 1)], -1))
 
 
-@pytest.mark.parametrize("positions", [6, [0, -7], 0.5, torch.ones(4, dtype=torch.bool)])
-def test_positions_that_are_not_there_are_an_error(positions) -> None:
+@pytest.mark.parametrize(
+    ("positions", "said"),
+    [
+        (6, "at 1:out.*position"),
+        ([0, -7], "at 1:out.*position"),
+        (0.5, "at 1:out.*position"),
+        (torch.ones(4, dtype=torch.bool), "at 1:out.*position"),
+        (True, "indices, a slice or a mask"),
+    ],
+)
+def test_positions_that_are_not_there_are_an_error(positions, said) -> None:
     """Nothing is wrapped or left out: the message names the site, and how many positions there are."""
     net = model()
-    with pytest.raises(InterventionError, match="at 1:out.*position"), ablate(net, "1", positions=positions):
+    with pytest.raises(InterventionError, match=said), ablate(net, "1", positions=positions):
         net(tokens())
     assert_unhooked(net)
 
@@ -255,3 +267,79 @@ def test_attributions_see_what_is_put_in_place() -> None:
         saliency(net, 1)(x)
     expected = (net[2].weight[1, 3] * (1 - net[:2](x)[:, 3:] ** 2) * net[0].weight[3]).abs().detach()
     torch.testing.assert_close(part, expected)
+
+
+@pytest.mark.parametrize(
+    ("dim", "positions"), [(-1, 2), (-2, [0, -1]), (-3, slice(1, None)), (1, slice(None, None, -2))]
+)
+def test_dimensions_and_slices_are_counted_from_either_end(dim, positions) -> None:
+    """A negative dimension, and a slice that goes backwards, mean what they mean in numpy."""
+    net, x = model(), tokens()
+    expected = net[0](x).detach().clone()
+    expected.movedim(dim, 0)[
+        list(range(expected.shape[dim]))[positions] if isinstance(positions, slice) else positions
+    ] = 0
+    with ablate(net, "0", positions=positions, dim=dim), kedge.hook(net, "1:in", kedge.record()) as seen:
+        net(x)
+    assert_same_bits(seen["1:in"], expected)
+
+
+def test_means_over_no_dimension_are_sums_over_none() -> None:
+    """Each element has its own mean; values of one dimension have no sample axis to average with ``over=None``."""
+    net, x = model(), tokens()
+    found = means(net, "0", [x, x + 1], over=())
+
+    torch.testing.assert_close(found["0"].float(), (net[0](x) + net[0](x + 1)).detach() / 2)
+    assert means(net, "0", [x[0, 0]], over=None)["0"].shape == (4,)
+    assert means(net, "0", [x], over=(0, -3))["0"].shape == (1, 6, 4)
+
+
+def test_resampling_draws_anew_in_each_block() -> None:
+    """One action in several blocks, each of one forward, does not take from the same samples every time."""
+    net, x, other = nn.Identity(), torch.arange(9.0)[:, None], resample(0)
+
+    def once():
+        with ablate(net, ":out", other):
+            return net(x)
+
+    assert not torch.equal(once(), once())
+
+
+def ablated(net: nn.Module, x: Tensor, *args: object) -> Tensor:
+    """Call a model within an ablation."""
+    with ablate(net, *args):
+        return net(x)
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda net, x: ablated(net, x, "0", lambda value: None), "nothing was ablated"),
+        (lambda net, x: ablate(net, "0", kedge.record()), "give a number"),
+        (
+            lambda net, x: ablated(nn.Embedding(5, 2), torch.tensor([[1, 2]]), ":in", 0.5),
+            "0.5 cannot stand in int64",
+        ),
+        (lambda net, x: means(net, "0", x), r"give a list of batches, such as \[inputs\]"),
+        (lambda net, x: contrast(net, "0", x[:1], [x[1:]]), "give a list of batches"),
+        (lambda net, x: Steering(torch.ones(4, dtype=torch.long), norm=2.0), "floating-point tensor"),
+    ],
+    ids=["action-returns-nothing", "no-action", "number-of-another-type", "batch", "set", "direction"],
+)
+def test_what_has_no_meaning_is_an_error_that_says_what_to_give(ask, said) -> None:
+    """Nothing is left as it was in silence, rounded (half a word would be word 0) or averaged over what is no sample."""
+    net = model()
+    with pytest.raises(InterventionError, match=said):
+        ask(net, tokens())
+    assert_unhooked(net)
+
+
+def test_an_action_may_take_the_event() -> None:
+    """With the value and the event, as an action of a hook has them."""
+    assert not ablated(model(), tokens(), "2", lambda value, event: value * 0).any()
+
+
+def test_a_length_that_is_nothing_is_kept() -> None:
+    """Steering with `keep_norm` makes no NaN where value or sum is zero."""
+    assert not Steering(torch.zeros(4), keep_norm=True)(torch.zeros(2, 4)).any()
+    assert not Steering(-torch.ones(4), keep_norm=True)(torch.ones(2, 4)).any()

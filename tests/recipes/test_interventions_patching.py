@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kedge.errors import InterventionError, NoSiteMatched
 from kedge.recipes.interventions.patching import patch
-from kedge.testing import assert_hooks_restored
+from kedge.testing import assert_hooks_restored, assert_unhooked
 
 
 class Reader(nn.Module):
@@ -148,3 +148,28 @@ def test_a_site_that_only_the_clean_input_reaches_is_an_error() -> None:
 
     with pytest.raises(InterventionError, match="has a value for the clean input, and none for the corrupted"):
         patch(Branch(), torch.ones(1, 2), -torch.ones(1, 2), "a", lambda out: out.sum())
+
+
+def two_layers() -> tuple[nn.Module, Tensor]:
+    """Make a model of tokens, and some."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Identity()), torch.randn(3, 5, 4)
+
+
+def test_patches_along_a_dimension_counted_from_the_end() -> None:
+    """``along=-2`` is the same table as ``along=1``; a dimension with nothing in it is an error."""
+    model, x = two_layers()
+    first, last = (patch(model, x[:1], x[1:2], "0", torch.Tensor.sum, along=dim) for dim in (1, -2))
+
+    assert torch.equal(first.effects, last.effects)
+    with pytest.raises(InterventionError, match="nothing in it"):
+        patch(model, x[:0], x[:0], "0", torch.Tensor.sum, along=0)
+
+
+@pytest.mark.parametrize("number", [None, [1.0], 1j])
+def test_a_metric_that_gives_no_number_is_an_error_that_says_so(number) -> None:
+    """It names what the metric gave, and the hooks are gone."""
+    model, x = two_layers()
+    with pytest.raises(InterventionError, match="must return one real number"):
+        patch(model, x[:1], x[1:2], "0", lambda out: number)
+    assert_unhooked(model)

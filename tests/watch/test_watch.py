@@ -1,9 +1,7 @@
-"""Watching a program: its sites, their numbers, its roots."""
+"""Watching a program: its sites and their numbers."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,20 +9,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kedge.store.exponents import spacing
-from kedge.testing import assert_hooks_restored
-from tests.watch.watched import Conv, Memory, images, norm, norms, watch
-
-
-def train(model: nn.Module, steps: int, lr: float = 0.1, batch: Any = images) -> None:
-    """Train by the sum of squares."""
-    optimizer = torch.optim.SGD(model.parameters(), lr)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(batch()).square().mean().backward()
-        optimizer.step()
+from tests.watch.watched import Conv, images, norm, norms, train, watch
 
 
 def test_sites_are_numbered_as_they_fire_and_know_where_their_inputs_come_from() -> None:
@@ -94,18 +81,6 @@ def test_what_several_passes_of_a_step_save_is_added_up() -> None:
     assert two == {path: 2 * size for path, size in one.items()}
 
 
-@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
-def test_what_is_compiled_is_not_surveyed(compiled: Any) -> None:
-    """A survey's hooks come down after a step, and compiled code would be compiled again for that."""
-
-    def program() -> None:
-        model = nn.Sequential(Conv(), nn.Linear(3, 1))
-        model[0].compile(backend="eager")
-        train(model, 3)
-
-    assert [e for e in watch(program).events if e["kind"] == "saved"] == []
-
-
 def test_outputs_gradients_and_activity_are_those_of_the_program() -> None:
     """What is written of a step is what flowed through the model in it."""
     model, seen = Conv(), {}
@@ -156,38 +131,6 @@ def test_the_update_of_a_large_parameter_is_that_of_a_sample() -> None:
     assert np.sqrt(sumsq) == pytest.approx(0.1 * norm(grad), rel=1e-4)
 
 
-class Complex(nn.Module):
-    """A model whose weights are complex, as in Fourier layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 3, dtype=torch.complex64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x.to(torch.complex64) @ self.weight).abs()
-
-
-@pytest.mark.parametrize("make", [Complex, lambda: nn.Linear(3, 2).bfloat16(), lambda: nn.LSTM(3, 2)])
-def test_models_of_other_precisions_and_structures_are_watched(make: Any) -> None:
-    """Complex, narrow and structured values are measured, and guarded between: the step after an optimizer's first is, too."""
-    model = make()
-    dtype = torch.bfloat16 if isinstance(model, nn.Linear) else torch.float32
-
-    def program() -> None:
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(5):
-            out = model(torch.ones(4, 3, dtype=dtype))
-            (out[0] if isinstance(out, tuple) else out).sum().backward()
-            optimizer.step()
-
-    log = watch(program, every=2)
-    assert log.steps(level=2) == [0, 1, 2, 4]
-    assert log.watch.summary.levels == {"measured": 4, "guarded": 1, "skipped": 0}
-    assert {f"{n}:{k}" for n, _ in model.named_parameters() for k in ("param", "param.grad", "update")} <= set(
-        log.texts()
-    )
-
-
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 def test_a_lazy_model_is_watched_with_the_parameters_it_gets() -> None:
     """Parameters that have no shape before the first forward are watched from the step after it."""
@@ -217,143 +160,6 @@ def test_a_scripted_module_is_left_alone() -> None:
     assert "0.0.weight:param" in log.texts("param")
 
 
-class Gan:
-    """A generator and a discriminator, each with its optimizer."""
-
-    def __init__(self) -> None:
-        self.g = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
-        self.d = Conv.__new__(Conv)
-        nn.Module.__init__(self.d)
-        self.d = nn.Linear(3, 1)
-
-    def train(self, steps: int) -> None:
-        og, od = (torch.optim.SGD(m.parameters(), 0.1) for m in (self.g, self.d))
-        for _ in range(steps):
-            fake = self.g(torch.randn(4, 2))
-            od.zero_grad()
-            F.softplus(self.d(fake.detach())).mean().backward()
-            od.step()
-            og.zero_grad()
-            F.softplus(-self.d(fake)).mean().backward()
-            og.step()
-
-
-def test_two_roots_with_two_optimizers_are_told_apart() -> None:
-    """The second root's sites begin with its class name, and an iteration is one step although two optimizers step."""
-    log = watch(lambda: Gan().train(6), every=2)
-    assert [(r["name"], r["prefix"]) for r in log.roots] == [("Sequential", ""), ("Linear", "Linear")]
-    assert log.texts("out") == ["0:out", "1:out", ":out", "Linear:out"]
-    updates = {"0.weight:update", "0.bias:update", "Linear.weight:update", "Linear.bias:update"}
-    assert set(log.texts("update")) == updates
-    assert {e["root"] for e in log.entries if e["path"].startswith("Linear")} == {1}
-    assert log.watch.summary.steps == 6
-    recording = log.recording()
-    for site in updates:
-        assert len(recording.rows(site)) >= 2, site
-
-
-def test_roots_of_one_class_are_numbered() -> None:
-    """No two roots share a prefix."""
-    gc.collect()  # optimizers of other tests would be waited for
-    models = [nn.Linear(2, 2) for _ in range(4)]
-    log = watch(lambda: [m(torch.ones(1, 2)) for m in models])
-    assert [r["prefix"] for r in log.roots] == ["", "Linear", "Linear_2", "Linear_3"]
-    assert log.texts("out") == [":out", "Linear:out", "Linear_2:out", "Linear_3:out"]
-
-
-def test_a_loss_module_is_a_root_of_its_own() -> None:
-    """Its output is the loss, and its input is the model's output."""
-    model, loss = Conv(), nn.CrossEntropyLoss()
-
-    def program() -> None:
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss(model(images()), torch.zeros(5, dtype=torch.long)).backward()
-            optimizer.step()
-
-    log = watch(program, every=1)
-    ids = {e["site"]: e["id"] for e in log.entries}
-    entry = next(e for e in log.entries if e["site"] == "CrossEntropyLoss:in")
-    assert entry["from"] == [ids["fc:out"], None]
-    assert len(log.recording().rows("CrossEntropyLoss:out")) == 3
-    assert log.watch.summary.steps == 3
-
-
-def test_a_root_that_turns_out_to_be_part_of_another_keeps_its_names() -> None:
-    """A part that was called on its own first is watched under those names also inside the whole."""
-
-    class Whole(nn.Module):
-        def __init__(self, part: nn.Module) -> None:
-            super().__init__()
-            self.part, self.head = part, nn.Linear(2, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.part(x))
-
-    gc.collect()  # optimizers of other tests would be waited for
-    part = nn.Sequential(nn.Linear(3, 2))
-    whole = Whole(part)
-
-    def program() -> None:
-        part(torch.ones(1, 3))
-        train(whole, 3, batch=lambda: torch.randn(2, 3))
-
-    log = watch(program, every=1)
-    assert log.texts("out") == ["0:out", ":out", "Whole.head:out", "Whole:out"]
-    assert sorted(log.texts("param")) == [
-        "0.bias:param",
-        "0.weight:param",
-        "Whole.head.bias:param",
-        "Whole.head.weight:param",
-    ]
-    assert sorted(log.texts("update")) == [t.replace(":param", ":update") for t in sorted(log.texts("param"))]
-    assert log.watch.summary.steps >= 3
-    assert {s for s, c in _rows_per_step(log).items() if c > 1} == set()
-
-
-def _rows_per_step(log: Memory) -> dict[str, int]:
-    """Count the most rows of parameters' gradients that one step has."""
-    counts: dict[tuple[str, int], int] = {}
-    texts = {e["id"]: e["site"] for e in log.entries if e["kind"] == "param.grad"}
-    for row in log.rows:
-        if row["site"] in texts:
-            key = (texts[row["site"]], row["step"])
-            counts[key] = counts.get(key, 0) + 1
-    return {site: n for (site, _), n in counts.items()}
-
-
-def test_a_model_made_later_is_watched_too() -> None:
-    """Whenever a root appears, its first call is seen in full."""
-
-    def program() -> None:
-        train(Conv(), 2)
-        late = nn.Sequential(nn.Linear(3, 2))
-        late(torch.ones(1, 3))
-
-    log = watch(program, every=1)
-    assert log.texts("out")[-2:] == ["Sequential.0:out", "Sequential:out"]
-    assert log.texts("in")[-2:] == ["Sequential:in", "Sequential.0:in"]
-
-
-def test_a_model_that_is_deleted_is_freed_and_the_next_one_is_another() -> None:
-    """A sweep over many models needs the memory of one; a new object at an old address is not mistaken for the old one."""
-    alive: list[weakref.ref[Any]] = []
-
-    def program() -> None:
-        for _ in range(4):
-            model = Conv()
-            alive.extend(weakref.ref(thing) for thing in (model, *model.modules(), *model.parameters()))
-            train(model, 2)
-            del model
-            gc.collect()
-        assert [ref() for ref in alive if ref() is not None] == []
-
-    log = watch(program, every=1)
-    assert [r["prefix"] for r in log.roots] == ["", "Conv", "Conv_2", "Conv_3"]
-    assert {f"{p}conv:out" for p in ("", "Conv.", "Conv_2.", "Conv_3.")} <= set(log.texts("out"))
-
-
 @pytest.mark.parametrize(
     ("selector", "outs", "params"),
     [
@@ -371,17 +177,3 @@ def test_a_selector_says_what_is_watched(selector: str, outs: list[str], params:
     assert log.texts("out") == outs
     assert sorted(log.texts("param")) == [f"{p}:param" for p in params]
     assert sorted(log.texts("update")) == [f"{p}:update" for p in params]
-
-
-def test_nothing_stays_on_a_model_or_in_pytorch() -> None:
-    """At the end the hook tables are what they were, also when the program ended with an exception."""
-
-    def fails() -> None:
-        train(model, 2)
-        raise KeyError("the program's own")
-
-    model = Conv()
-    with assert_hooks_restored(model):
-        watch(lambda: train(model, 2))
-        with pytest.raises(KeyError, match="the program's own"):
-            watch(fails)

@@ -6,12 +6,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 from kedge.actions.measure import Meter
 from kedge.store.recording import Recording
+from kedge.watch.steps.budget import StepKind
 from kedge.watch.watcher import Watcher
+
+Paced = Callable[..., None]
+"""What the fixture `paced` returns."""
+
+MEASURED, GUARDED, SKIPPED = ((kind,) for kind in (StepKind.MEASURED, StepKind.GUARDED, StepKind.SKIPPED))
+MIXED = (*SKIPPED, *MEASURED, *GUARDED)
+LEVELS = [MEASURED, GUARDED, SKIPPED, MIXED]
+"""Of which kinds the steps after the first are, in turn."""
+
+
+def names(levels: Any) -> str:
+    """Name the kinds of steps, as the id of a case."""
+    return "-".join(level.name for level in levels)
+
+
+def at_levels(*levels: tuple[StepKind, ...]) -> pytest.MarkDecorator:
+    """Run a test with steps of one kind after the other: of each kind alone and of all in turn, if none are named."""
+    return pytest.mark.parametrize("levels", levels or LEVELS, ids=names)
 
 
 class Memory:
@@ -55,13 +75,24 @@ def watch(program: Callable[[], Any], *, every: int = 10, sites: str = "**", log
     return log
 
 
-def watched(program: Callable[[Watcher], Any]) -> Memory:
+def watched(program: Callable[[Watcher], Any], log: Memory | None = None) -> Memory:
     """Run a program within a budget; it is given its watch."""
-    log = Memory()
+    log = Memory() if log is None else log
     log.watch = Watcher(Meter(), log, n=10, budget=0.5)
     with log.watch:
         program(log.watch)
     return log
+
+
+def silent(log: Memory) -> dict[str, str]:
+    """Read the ledger: what never fired, and why."""
+    (ledger,) = [e for e in log.events if e["kind"] == "ledger"]
+    return {entry["site"]: entry["cause"] for entry in ledger["sites"]}
+
+
+def batch() -> Tensor:
+    """Make an input of `net`."""
+    return torch.randn(5, 4)
 
 
 def net() -> nn.Sequential:
@@ -97,6 +128,15 @@ class Conv(nn.Module):
 def images(n: int = 5) -> Tensor:
     """Draw a batch for `Conv`."""
     return torch.randn(n, 1, 6, 6)
+
+
+def train(model: nn.Module, steps: int, lr: float = 0.1, batch: Callable[[], Tensor] = images) -> None:
+    """Train by the mean of squares."""
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(batch()).square().mean().backward()
+        optimizer.step()
 
 
 def norm(tensor: Tensor) -> float:

@@ -169,6 +169,13 @@ def test_quantiles_are_within_their_bound(shape, merged):
     assert found["n"].tolist() == [6000] * 60
 
 
+def test_an_infinity_that_is_given_is_one():
+    """The largest number of float32 beside it is finite."""
+    found = filled(Quantiles([0.5]), torch.tensor([[math.inf, 1.0, 3e38]], dtype=torch.float64)).result()
+
+    assert found["max"] == math.inf
+
+
 def test_twice_the_k_halves_the_error():
     """The error that is stated is that of the package for this size, and 0.14 % by default."""
     errors = [filled(Quantiles(k=k), torch.randn(20_000), 5000).result()["normalized_rank_error"] for k in (1024, 2048)]

@@ -154,9 +154,10 @@ def test_the_distance_holds_for_fewer_samples_than_channels():
         (result_of(torch.ones(1, 2)), result_of(torch.ones(9, 2)), "the first result has no finite"),
         (result_of(torch.ones(9, 2)), filled(Mean(), torch.ones(9, 2)).result(), "the second result has no finite"),
         (Covariance().result(), Covariance().result(), "the first result has no finite"),
+        (Covariance(), Covariance(), r"a\.result\(\)"),
     ],
 )
 def test_a_distance_needs_two_covariances(a, b, said):
-    """Results without a finite covariance, or of different channels, have no distance."""
+    """Results without a finite covariance, or of different channels, have no distance, nor have the reducers themselves."""
     with pytest.raises(ReducerError, match=said):
         frechet_distance(a, b)

@@ -271,6 +271,7 @@ def test_different_settings_do_not_mix(one, other, said):
         (torch.ones(2, 3, 4), list("ab"), "4 positions for each sample and channel"),
         (torch.ones(2, 3, 0), list("ab"), "hold no elements"),
         (torch.ones(2, 5), list("ab"), "seen values of 3 channels and was given 5"),
+        (np.ones((2, 3)), list("ab"), "given a ndarray"),
     ],
 )
 @pytest.mark.parametrize("made", [Mean(), Covariance(), TopK(2), Histogram(per="channel", positions=None)], ids=repr)
@@ -299,6 +300,7 @@ def test_what_cannot_be_summed_up_is_refused(made, values, keys, said):
         (lambda: Quantiles(q=[]), "at least one"),
         (lambda: Quantiles(q=[1.5]), "from 0 to 1"),
         (lambda: Quantiles(k=7), "k=7: take 8 to 65,535"),
+        (lambda: Quantiles([0.5]).update(torch.tensor([1e300], dtype=torch.float64)), "scale the values"),
         (lambda: TopK(0), "k=0"),
         (lambda: TopK(positions="samples"), "take 'max' or 'mean'"),
         (lambda: TopK().update(torch.ones(2, 2)), "came without"),

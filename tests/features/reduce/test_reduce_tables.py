@@ -176,10 +176,16 @@ def test_batches_of_any_kind_can_be_told_apart():
             lambda: feature_table(lambda x: {"f": x}, [(torch.ones(2, 2), torch.ones(2)), torch.ones(2, 2)]),
             "4 samples have 4 rows of features and 2 labels",
         ),
+        (
+            lambda: feature_table(
+                lambda x: {"a": x} | ({"b": x} if x.any() else {}), [torch.ones(2, 3), torch.zeros(2, 3)]
+            ),
+            "'a' 4, 'b' 2",
+        ),
     ],
 )
 def test_what_makes_no_table_is_refused(make, said):
-    """Rows without a sample, and samples without a label, are an error that says which."""
+    """Rows without a sample, samples without a label and sites without a sample are an error that says which."""
     with pytest.raises(TableError) as raised:
         make()
     assert said in str(raised.value)

@@ -194,3 +194,10 @@ def test_it_prints_as_a_table(resnet):
     assert lines[0].startswith("179 operations, ")
     assert lines[3].split()[0] == "resnet"
     assert sum(operations) == 179
+
+
+def test_a_drawing_of_nothing_is_refused() -> None:
+    """A graph is drawn with one box at least."""
+    found = graph(lambda: nn.Linear(2, 1)(torch.ones(1, 2)))
+    with pytest.raises(CannotDraw, match="at least one box"):
+        found.dot(most=0)

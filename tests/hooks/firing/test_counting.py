@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import kedge
 from kedge.errors import NeverFiredWarning
 from kedge.flow import Event
+from kedge.testing import assert_same_bits
 
 
 class Net(nn.Module):
@@ -255,3 +257,50 @@ def test_an_optimizer_whose_making_failed_does_no_harm() -> None:
             net(x)
     assert kept.tb is not None
     assert [e.step for e in events(h, ":out")] == [0, 1, 2]
+
+
+class Again(nn.Module):
+    """Calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, depth: int = 2) -> Tensor:
+        y = self.down(x)
+        return self.up(self(y, depth - 1)) * 2 if depth else y + 1
+
+
+def test_a_model_that_calls_itself_makes_one_pass() -> None:
+    """The calls of a recursion are told apart by number, within one pass, and the next pass counts anew."""
+    model, x = Again(), torch.randn(2, 4)
+    with kedge.session() as s:
+        acts = s.hook(model, "**:out, /*:out", kedge.record(keep=None))
+        model(x)
+        model(x)
+        events = [event for event, _ in s.timeline()]
+        model.down(x)
+        assert [event for event, _ in s.timeline()][-1].pass_ == 2
+    for path, calls in (("down", 3), ("up", 2), ("", 3)):
+        mine = [(e.pass_, e.call) for e in events if e.site.path == path and e.site.op is None]
+        assert mine == [(pass_, call) for pass_ in (0, 1) for call in range(calls)]
+    assert_same_bits(acts["up#1"] * 2, acts["#2:out"])
+
+
+def test_a_recursion_that_raises_or_is_interrupted_ends_its_pass() -> None:
+    """Whatever ends the calls of a recursion, the next call of the model is the first of a new pass."""
+    model, x = Again(), torch.randn(2, 4)
+    with kedge.session() as s:
+        seen: list[tuple[int, int]] = []
+        s.hook(model, "down", lambda value, event: seen.append((event.pass_, event.call)))
+        for error in (ValueError, KeyboardInterrupt):
+
+            def fail(*_: Any, error: type[BaseException] = error) -> None:
+                raise error
+
+            handle = model.up.register_forward_hook(fail)
+            with pytest.raises(error):
+                model(x)
+            handle.remove()
+        model(x)
+    assert seen == [(pass_, call) for pass_ in range(3) for call in range(3)]

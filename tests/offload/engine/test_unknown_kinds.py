@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -143,3 +144,21 @@ def test_what_a_signal_handler_raises_in_a_rule_is_the_programs(monkeypatch):
             model(x)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_tensors_of_zeros_without_memory_stay():
+    """What forward-mode differentiation makes of constants has no memory: it stays, and derivatives are equal."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 2))
+    x = torch.randn(3, 8, requires_grad=True)
+
+    def run() -> list[torch.Tensor]:
+        model.zero_grad()
+        with forward_ad.dual_level():
+            y = model(forward_ad.make_dual(x, torch.ones_like(x)))
+            tangent = forward_ad.unpack_dual(y).tangent
+            (y.sum() + tangent.sum()).backward()
+        return [tangent.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    plain = run()
+    with kedge.offload(model, to=kedge.Disk(), min_bytes=0):
+        assert all(map(torch.equal, plain, run()))

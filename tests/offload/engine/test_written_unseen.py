@@ -1,13 +1,18 @@
-"""What PyTorch's own operations write without counting it: noise that is drawn after it was saved, statistics that are shared."""
+"""What is written where autograd does not see it, by PyTorch's own operations or by the program, never gives a wrong gradient in silence."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import kedge
+from kedge.errors import RebuiltWrong
 
 TO = {"rebuild": kedge.Rebuild(), "disk": kedge.Disk(), "disk alone": kedge.Disk(rebuild=False)}
 
@@ -96,3 +101,66 @@ def test_numbers_seen_as_others_are_no_fault_of_a_rule():
     with kedge.offload(model, min_bytes=0) as account:
         assert all(map(torch.equal, plain, step()))
     assert account.dropped == {}
+
+
+class Late(nn.Module):
+    """Changes a single element of what lies between two operations, but not in its first steps."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(32, 128), nn.Linear(128, 128)
+        self.how, self.late = how, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.first(x)
+        b = F.gelu(a)
+        product = b * torch.sigmoid(a)
+        if self.late and self.how == "no_grad":
+            with torch.no_grad():
+                product[3, 5] = 100.0
+        if self.late and self.how == "data":
+            product.data[3, 5] = 100.0
+        return self.last(product + b)
+
+
+def gradients(model: Late) -> list[Tensor]:
+    """Train two steps, and one in which the element is changed; returns the gradients of that one."""
+    for model.late in (False, False, True):
+        model.zero_grad()
+        x = torch.randn(512, 32, generator=torch.Generator().manual_seed(1))
+        model(x).square().mean().backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("how", ["no_grad", "data"])
+@pytest.mark.parametrize("to", TO)
+def test_one_element_changed_out_of_sight_in_a_later_step(how, to):
+    """A change of one element of 65,536, after the step in which rules are compared, raises where something is rebuilt."""
+    plain, model = gradients(Late(how)), Late(how)
+    with kedge.offload(model, to=TO[to], min_bytes=1024) as account:
+        if to == "disk alone":
+            assert all(map(torch.equal, plain, gradients(model)))
+            return
+        with pytest.raises(RebuiltWrong, match="is not what it was"):
+            gradients(model)
+    assert "sum" in account.total.rebuilt
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("how", ["no_grad", "data"])
+def test_a_cuda_device_stops_where_a_later_step_is_wrong(how):
+    """On a CUDA device a change of one element out of sight ends the program with an error that says so."""
+    program = f"""
+import torch, kedge
+from tests.offload.engine.test_written_unseen import Late
+model = Late({how!r}).cuda()
+with kedge.offload(model, min_bytes=1024):
+    for model.late in (False, False, True):
+        model(torch.randn(512, 32, device="cuda")).square().mean().backward()
+torch.cuda.synchronize()
+"""
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "changed where autograd does not see it" in done.stdout + done.stderr

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import kedge
+from kedge.hooks.saved.pairs import drain, lane
 from kedge.offload.held.entry import RecentlyRestored
 from kedge.offload.rebuild import find
 from tests import forked
@@ -285,3 +286,21 @@ def test_storages_are_not_remembered_for_ever(monkeypatch, shelf):
     assert sum(engine.account.total.sum(what).number for what in ("kept", "moved")) == 500
     assert len(engine.account.seen) <= 51
     assert len(engine._known.kept) <= 51
+
+
+def test_blocks_inside_a_block_leave_nothing():
+    """However many blocks were opened and ended inside another one, nothing of them is held and no pair of theirs is left."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    with kedge.offload(model, min_bytes=0):
+        pairs = len(lane.pairs)
+        ended = []
+        for _ in range(5):
+            inner = kedge.offload(model, min_bytes=0)
+            with inner:
+                model(torch.randn(4, 8)).sum().backward()
+            ended.append(weakref.ref(inner._engine))
+            del inner
+        gc.collect()
+        assert len(lane.pairs) == pairs
+        assert [each() for each in ended] == [None] * 5
+    assert drain() == []

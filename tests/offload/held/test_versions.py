@@ -212,3 +212,19 @@ def test_moved_bytes_tell_of_later_changes():
         x.add_(1)
         assert data._version == version + 1
         kept.sum().backward()
+
+
+@pytest.mark.parametrize("size", [3, 1000, 200_000])
+@pytest.mark.parametrize("part", [False, True], ids=["whole", "alone"])
+def test_one_element_changed_between_two_saves_is_another_entry(size, part):
+    """A tensor of which one element was changed through `.data` between two uses is stored twice."""
+    w = torch.ones(size, requires_grad=True)
+    x = torch.full((4 * size if part else size,), 2.0)[:size]
+    with kedge.offload(nn.Identity(), to=kedge.Disk(rebuild=False), min_bytes=0):
+        first = x * w
+        x.data[size // 2] = 5.0
+        (first + x * w).sum().backward()
+
+    expected = torch.full((size,), 4.0)
+    expected[size // 2] = 7.0
+    assert torch.equal(w.grad, expected)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from kedge.rules.registry import check
-from tests.watch.watched import Conv, Memory, images, watch
+from kedge.watch.steps.budget import StepKind
+from kedge.watch.watcher import Watcher
+from tests.watch.watched import Conv, Memory, Paced, batch, images, net, watch, watched
 
 
 def trained(model: nn.Module, steps: int, **spare: Callable[[int], None]) -> None:
@@ -257,3 +259,78 @@ def test_a_gradient_alone_that_is_not_finite_is_seen_between_two_sampled_steps()
     bad = {ids[r["site"]] for r in log.rows if r["step"] == 5 and r["sumsq"] != r["sumsq"] and r["sum"] != r["sum"]}
     assert "1.weight:param.grad" in bad
     assert [f.step for f in check(log.recording()) if f.code == "NAN-BORN"] == [5]
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_one_optimizer_a_parameter_makes_one_step_an_iteration(within: bool, paced: Paced) -> None:
+    """Many optimizers do not take the lead from each other; those that step within a backward end a step with it."""
+    paced(StepKind.GUARDED, StepKind.MEASURED)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
+    optimizers = {p: torch.optim.SGD([p], 1e-3) for p in model.parameters()}
+
+    def step(param: Tensor) -> None:
+        optimizers[param].step()
+        optimizers[param].zero_grad()
+
+    def program(watch: Watcher) -> None:
+        for _ in range(6):
+            model(torch.randn(5, 4)).square().mean().backward()
+            if not within:
+                list(map(step, optimizers))
+
+    handles = [p.register_post_accumulate_grad_hook(step) for p in optimizers] if within else []
+    log = watched(program)
+    for handle in handles:
+        handle.remove()
+    assert log.watch is not None
+    assert log.watch.summary.steps == 6
+    if within:
+        recording = log.recording()
+        for site in ("3:out", "3:out.grad", "3.weight:param.grad", "3.weight:update"):
+            assert recording.rows(site).step.tolist() == [0, 2, 4], site
+
+
+def test_evaluating_one_model_after_the_other_goes_on_counting() -> None:
+    """Without an optimizer the passes of a model that comes when another is gone are further steps."""
+
+    def program() -> None:
+        with torch.no_grad():
+            for _ in range(3):
+                model = net()
+                for _ in range(4):
+                    model(batch())
+                del model
+
+    log = watch(program, every=1)
+    assert log.watch.summary.steps == 12
+    recording = log.recording()
+    assert recording.rows("0:out").step.tolist() == [0, 1, 2, 3]
+    assert recording.rows("Sequential_2.0:out").step.tolist() == [8, 9, 10, 11]
+
+
+def test_the_rows_of_a_gan_are_of_whole_rounds(paced: Paced) -> None:
+    """The optimizer that steps last ends the step: each row holds all calls of a round, and only measured steps have one."""
+    paced(StepKind.GUARDED, StepKind.MEASURED)
+    generator, critic = net(), nn.Linear(2, 1)
+
+    def program(watch: Watcher) -> None:
+        ours, theirs = (torch.optim.SGD(m.parameters(), 0.01) for m in (generator, critic))
+        for _ in range(6):
+            theirs.zero_grad()
+            with torch.no_grad():
+                fake = generator(torch.randn(5, 4))
+            real = critic(torch.randn(5, 2))
+            (critic(fake).mean() - real.mean()).backward()
+            theirs.step()
+            ours.zero_grad()
+            critic(generator(torch.randn(5, 4))).mean().backward()
+            ours.step()
+
+    log = watched(program)
+    recording = log.recording()
+    assert log.watch.summary.steps == 6
+    assert recording.rows("Linear:out").step.tolist() == [0, 2, 4] == log.steps(level=2)
+    assert recording.rows("Linear:out").calls.tolist() == [3, 3, 3]
+    for site in ("0.weight:update", "Linear.weight:update"):
+        assert recording.rows(site).step.tolist() == [0, 2, 4], site
+    assert recording.rows("loss").step.tolist() == recording.rows("loss_2").step.tolist() == list(range(6))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import subprocess
 import sys
 import warnings
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 import torch
@@ -386,50 +384,3 @@ def test_it_can_be_pickled_before_it_begins():
     again = pickle.loads(pickle.dumps(kedge.watch("run.kedge", every=3)))
 
     assert (again.order.every, again.recording) == (3, Path("run.kedge"))
-
-
-def ended(tmp_path, source):
-    """Run a program that does not end its watch."""
-    head = "import os, torch, kedge\nfrom torch import nn\nmodel = nn.Linear(2, 2)\n"
-    (tmp_path / "train.py").write_text(head + dedent(source))
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    return done, Recording.open(tmp_path / "run.kedge").end
-
-
-def test_a_watch_that_is_not_ended_ends_with_the_program(tmp_path):
-    """Its recording has an end, and its user the last words."""
-    done, end = ended(tmp_path, 'kedge.watch("run.kedge").begin()\nmodel(torch.ones(2))\n')
-
-    assert done.returncode == 0
-    assert (end["exit"], end["error"]) == (0, None)
-    assert done.stderr.endswith("see more with: kedge report run.kedge\n")
-
-
-def test_an_error_that_ends_the_program_is_recorded(tmp_path):
-    """As if there had been a block."""
-    done, end = ended(tmp_path, 'kedge.watch("run.kedge").begin()\nmodel(torch.ones(2))\nraise SystemError("bad")\n')
-
-    assert done.returncode == 1
-    assert (end["exit"], end["error"]) == (1, "SystemError: bad")
-
-
-def test_a_forked_child_leaves_the_recording_to_its_parent(tmp_path):
-    """What the child calls is not recorded, and its end is not the run's."""
-    done, end = ended(
-        tmp_path,
-        """
-        with kedge.watch("run.kedge") as run:
-            model(torch.ones(2))
-            child = os.fork()
-            if child == 0:
-                model(torch.ones(2))
-                run.end()
-                os._exit(0)
-            os.waitpid(child, 0)
-            model(torch.ones(2))
-            model(torch.ones(2))
-        """,
-    )
-
-    assert (done.returncode, end["steps"]) == (0, 3), done.stderr
-    assert done.stderr.count("see more with") == 1

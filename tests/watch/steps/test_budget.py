@@ -129,3 +129,17 @@ def test_guarded_steps_before_an_interruption_are_charged() -> None:
     budget.interrupt(2.0, lambda: 15e-4)
     assert budget.counts[StepKind.GUARDED] == 15
     assert budget.seconds - before == pytest.approx(1.25 * 15e-4)
+
+
+def test_new_optimizers_do_not_spend_more_than_there_is() -> None:
+    """Of many that step once, some are granted a measured step; the others get it where it can be paid."""
+    budget = Budget(10, 0.01)
+    budget.begin(0.0)
+    now, measured = 0.0, 0
+    for step in range(1000):
+        budget.wish()
+        is_measured = budget.kind is StepKind.MEASURED
+        measured += is_measured
+        now += 0.03 if is_measured else 0.01
+        budget.run_ended(step, now, 0.02 if is_measured else 0.0)
+    assert 8 < measured < 100

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from kedge.rules.nonfinite.nan_born import NanBorn
+from kedge.rules.registry import check
 from kedge.rules.rule import Finding
-from tests.watch.watched import watch
+from kedge.watch.steps.budget import StepKind
+from kedge.watch.watcher import Watcher
+from tests.watch.watched import GUARDED, MEASURED, MIXED, Paced, at_levels, batch, descend, names, net, watch, watched
 
 
 class Log(nn.Module):
@@ -217,3 +222,157 @@ def test_two_models_of_which_one_goes_on() -> None:
 
     assert (finding.site, finding.severity) == ("loss", "error")
     assert finding.evidence["operation"]["operation"] == "log"
+
+
+class Overwriting(nn.Module):
+    """Works in place on what a layer returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, *, broken: bool = False) -> Tensor:
+        hidden = self.fc(x).abs()
+        hidden = self.fc(x)
+        return self.head(hidden.abs_().mul_(0).log_() if broken else hidden.abs_())
+
+
+def written_over() -> None:
+    """Write a NaN over what a layer returned: the layer is not blamed for it, but the program's own operations."""
+    model = Overwriting()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(6):
+        optimizer.zero_grad()
+        model(batch(), broken=step == 3).mean().backward()
+        optimizer.step()
+
+
+class Outer(nn.Module):
+    """Holds a model that is also called alone."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.before, self.inner, self.log = nn.Linear(4, 4), inner, Log()
+
+    def forward(self, x: Tensor, *, broken: bool = False) -> Tensor:
+        return self.log(self.inner(self.before(x)).abs() * (0.0 if broken else 1.0))
+
+
+def behind_another_root() -> None:
+    """Train a model that holds a root: what comes after that in the outer forward is looked at too."""
+    inner = net()
+    outer = Outer(inner)
+    optimizer = torch.optim.SGD(outer.parameters(), 1e-4)
+    for step in range(7):
+        optimizer.zero_grad()
+        inner(batch()).mean().backward()
+        outer(batch(), broken=step == 5).mean().backward()
+        optimizer.step()
+
+
+class Failing(nn.Module):
+    """Raises if it is told so."""
+
+    error: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.error is not None:
+            raise self.error
+        return x
+
+
+def after_errors() -> None:
+    """Interrupt forwards in each step: what they left is neither taken for the next one's, nor in its way."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Failing(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(8):
+        optimizer.zero_grad()
+        x = batch()
+        for kind in (KeyboardInterrupt, ValueError):
+            model[3].error = kind
+            with pytest.raises(kind):
+                model(x)
+        model[3].error = None
+        if step == 5:
+            with torch.no_grad():
+                model[2].weight[0, 0] = float("inf")
+        model(x).mean().backward()
+        optimizer.step()
+
+
+BIRTHS = [
+    (written_over, MEASURED, 6, ("head:in", 3, "log")),
+    (written_over, GUARDED, 6, ("loss", 3, "log")),
+    (written_over, MIXED, 6, ("loss", 3, "log")),
+    (behind_another_root, MEASURED, 7, ("Outer.log:out", 5, "log")),
+    (behind_another_root, GUARDED, 7, ("loss_2", 5, "log")),
+    (after_errors, MEASURED, 8, ("2.weight:param", 5, None)),
+    (after_errors, GUARDED, 8, ("2.weight:param", 5, None)),
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "levels", "steps", "birth"),
+    BIRTHS,
+    ids=[f"{program.__name__}-{names(levels)}" for program, levels, _, _ in BIRTHS],
+)
+def test_the_first_birth_is_where_it_was(
+    program: Callable[[], None],
+    levels: tuple[StepKind, ...],
+    steps: int,
+    birth: tuple[str, int, str | None],
+    paced: Paced,
+) -> None:
+    """Its site, its step and its operation, in steps of each kind."""
+    paced(*levels)
+    log = watched(lambda watch: program())
+    assert log.watch is not None
+    assert not log.watch.failed
+    assert log.watch.summary.steps == steps
+    (first, *_) = [f for f in check(log.recording()) if f.code == "NAN-BORN"]
+    operation = (first.evidence.get("operation") or {}).get("operation")
+    assert (first.site, first.step, operation) == birth
+
+
+class Meeting(nn.Module):
+    """Waits for another thread in the middle of a forward."""
+
+    def __init__(self, turns: Any) -> None:
+        super().__init__()
+        self.turns = turns
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.turns is not None:
+            self.turns.wait(timeout=30)
+        return x * 1.0
+
+
+@at_levels(GUARDED, MEASURED)
+def test_threads_with_a_model_each_are_told_apart(levels: tuple[StepKind, ...], paced: Paced) -> None:
+    """Forwards of two threads that run at once do not mix: a NaN in the one is not looked for in the other."""
+    paced(*levels)
+    turns = threading.Barrier(2)
+    models = [nn.Sequential(nn.Linear(4, 4), Meeting(turns), nn.Linear(4, 2)) for _ in range(2)]
+
+    def work(number: int) -> None:
+        for step in range(4):
+            scale = float("nan") if number == 1 and step == 3 else 1.0
+            models[number](torch.randn(5, 4) * scale).mean().backward()
+
+    def program(watch: Watcher) -> None:
+        for model in models:
+            model[1].turns = None
+            descend(model, 2)
+            model[1].turns = turns
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    log = watched(program)
+    assert log.watch is not None
+    assert not log.watch.failed
+    sites = {f.site for f in check(log.recording()) if f.code == "NAN-BORN"}
+    assert sites == {"Sequential:in"}

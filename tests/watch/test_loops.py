@@ -17,25 +17,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from kedge.watch.steps.budget import StepKind
-from kedge.watch.watcher import Watcher
 from tests.marks import sampled
-from tests.watch.watched import net, watched
+from tests.watch.watched import LEVELS, Paced, batch, names, net, watched
 
-Paced = Callable[..., None]
 Tables = Callable[..., dict[str, Any]]
-LEVELS = [
-    (StepKind.MEASURED,),
-    (StepKind.GUARDED,),
-    (StepKind.SKIPPED,),
-    (StepKind.SKIPPED, StepKind.MEASURED, StepKind.GUARDED),
-]
 Result = list[Tensor]
 STEPS = 6
-
-
-def batch(rows: int = 5) -> Tensor:
-    """Make an input."""
-    return torch.randn(rows, 4)
 
 
 def params(*models: nn.Module) -> Result:
@@ -368,11 +355,16 @@ def profiled() -> Result:
     return params(model)
 
 
-PROGRAMS = [
-    *(alternating, within_backward, closures, accumulated, penalized, evaluated, generated, scheduled, scaled),
-    *(normalized, changing, frozen, averaged, functional, by_hand, by_two_names, small_and_many, folds),
-    *(interrupted, profiled),
-]
+LOOPS = {
+    **dict.fromkeys((alternating, within_backward, closures, accumulated, penalized, evaluated, generated), STEPS),
+    **dict.fromkeys((scheduled, normalized, changing, frozen, averaged, by_hand, by_two_names, small_and_many), STEPS),
+    scaled: STEPS - 1,
+    folds: 15,
+    profiled: 2 * STEPS,
+    interrupted: STEPS,
+    functional: None,
+}
+"""Each program with the number of its steps; that of a loop without an optimizer and a backward is open."""
 
 
 def bare(program: Callable[[], Result]) -> Result:
@@ -381,52 +373,30 @@ def bare(program: Callable[[], Result]) -> Result:
     return program()
 
 
-@pytest.mark.parametrize(
-    "levels", sampled(LEVELS, LEVELS[-1:]), ids=lambda levels: "-".join(level.name for level in levels)
-)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_watching_changes_no_bit_and_leaves_nothing(
+@pytest.mark.parametrize("levels", sampled(LEVELS, LEVELS[-1:]), ids=names)
+@pytest.mark.parametrize(("program", "steps"), LOOPS.items(), ids=[program.__name__ for program in LOOPS])
+def test_watching_changes_no_bit_counts_each_step_and_leaves_nothing(
     program: Callable[[], Result],
+    steps: int | None,
     levels: tuple[StepKind, ...],
     paced: Paced,
     tables: Tables,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Losses and parameters are those of an unwatched run, nothing is said, and no hook of Kedge's is left anywhere."""
+    """Losses and parameters are those of an unwatched run, nothing is said, and no hook of Kedge's is left anywhere.
+
+    A step is a step of the optimizer in charge, however often the model is called or differentiated for it.
+    """
     plain, before = bare(program), tables()
     paced(*levels)
     results: Result = []
-
-    def observed(watch: Watcher) -> None:
-        results.extend(bare(program))
-
-    log = watched(observed)
+    log = watched(lambda watch: results.extend(bare(program)))
     assert capsys.readouterr().err == ""
     assert tables() == before
     assert log.watch is not None
     assert not log.watch.failed
     assert len(plain) == len(results)
     assert all(torch.equal(a, b) for a, b in zip(plain, results, strict=True))
-
-
-COUNTED = [
-    *((p, STEPS) for p in (alternating, within_backward, closures, accumulated, penalized, evaluated, generated)),
-    *((p, STEPS) for p in (scheduled, normalized, changing, frozen, averaged, by_hand, by_two_names, small_and_many)),
-    *((scaled, STEPS - 1), (folds, 15), (profiled, 2 * STEPS), (interrupted, STEPS)),
-]
-
-
-@pytest.mark.parametrize(
-    "levels", sampled(LEVELS, LEVELS[-1:]), ids=lambda levels: "-".join(level.name for level in levels)
-)
-@pytest.mark.parametrize(("program", "steps"), COUNTED, ids=lambda x: getattr(x, "__name__", None))
-def test_the_steps_of_any_loop_are_counted(
-    program: Callable[[], Result], steps: int, levels: tuple[StepKind, ...], paced: Paced
-) -> None:
-    """A step is a step of the optimizer in charge, however often the model is called or differentiated for it."""
-    paced(*levels)
-    log = watched(lambda watch: bare(program))
-    assert log.watch is not None
     summary = log.watch.summary
-    assert summary.steps == steps
-    assert sum(summary.levels.values()) == steps
+    assert steps in (None, summary.steps)
+    assert sum(summary.levels.values()) == summary.steps

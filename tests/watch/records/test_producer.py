@@ -81,7 +81,7 @@ def test_the_file_is_relative_to_the_folder_that_the_program_runs_in(
 ) -> None:
     """As everywhere where a place of the program is shown; a file that lies elsewhere has its whole path."""
     monkeypatch.chdir(Path(__file__).parents[1])
-    assert producers(log_of_zero)[0]["file"] == str(Path("watch", Path(__file__).name))
+    assert producers(log_of_zero)[0]["file"] == str(Path("records", Path(__file__).name))
     monkeypatch.chdir(tmp_path)
     assert producers(log_of_zero)[0]["file"] == __file__
 

@@ -1,4 +1,4 @@
-"""Watching a program that compiles, forks, runs threads, or in which Kedge itself fails: it goes on as it would have."""
+"""Watching a program that forks, runs threads, or in which Kedge itself fails: it goes on as it would have."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from kedge.actions.measure import Meter
 from kedge.testing import assert_same_bits
+from kedge.watch.models import models as watched_models
 from kedge.watch.watcher import Watcher
-from tests.threaded import in_threads, replicas_of
-from tests.watch.watched import Conv, Memory, images, watch
+from tests.threaded import in_threads
+from tests.watch.watched import Conv, Memory, descend, images, net, watch, watched
 
 
 class Net(nn.Module):
@@ -98,36 +99,6 @@ def test_a_watched_training_has_the_bits_of_an_unwatched_one(name: str, every: i
     assert log.recording().rows("loss").step.tolist() == list(range(20))
 
 
-@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_model_is_watched_as_it_is_uncompiled(compiled: Any, backend: str) -> None:
-    """Same sites, same figures, same parameters afterwards."""
-
-    def run(*, compiling: bool) -> tuple[Memory, Any]:
-        torch.manual_seed(1)
-        model = Conv()
-        called = compiled(model, backend=backend) if compiling else model
-
-        def program() -> None:
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            for _ in range(4):
-                optimizer.zero_grad()
-                called(images()).square().mean().backward()
-                optimizer.step()
-
-        return watch(program, every=3), list(model.state_dict().values())
-
-    (eager, plain), (log, weights) = run(compiling=False), run(compiling=True)
-    assert sorted(log.texts()) == sorted(eager.texts())
-    assert log.steps(level=2)[-1] == 3
-    assert (log.steps(level=1), log.steps(level=2)) == ([], [0, 1, 3])
-    for text in ("conv:out", "act:out", ":out", "conv:out.grad", "fc.weight:param.grad", "conv.bias:update"):
-        ours, theirs = log.recording().rows(text), eager.recording().rows(text)
-        assert ours.sumsq.tolist() == pytest.approx(theirs.sumsq.tolist(), rel=1e-4), text
-    torch.testing.assert_close(weights, plain)
-
-
 def test_two_threads_that_train_are_both_watched() -> None:
     """Each thread's model is a root of its own, and nothing of either is lost."""
     models = [nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(2)]
@@ -147,31 +118,6 @@ def test_two_threads_that_train_are_both_watched() -> None:
     for site in ("0:out", "Sequential.0:out"):
         assert recording.rows(site).calls.sum() == 10
         assert recording.rows(site).count.sum() == 10 * 12
-
-
-def test_replicas_are_one_model() -> None:
-    """What `DataParallel` makes for one call is measured as the model it was made of, and is no root."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-
-    def program() -> None:
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        model(torch.randn(2, 3)).sum().backward()
-        optimizer.step()
-        for _ in range(3):
-            optimizer.zero_grad()
-            outs: list[Tensor] = []
-            in_threads(*(lambda r=r, o=outs: o.append(r(torch.randn(4, 3))) for r in replicas_of(model, 2)))
-            torch.cat(outs).sum().backward()
-            optimizer.step()
-
-    log = watch(program, every=1)
-    rows = log.recording().rows("0:out")
-    assert len(log.roots) == 1
-    assert (rows.step.tolist(), rows.calls.tolist(), rows.count.tolist()) == (
-        [0, 1, 2, 3],
-        [1, 2, 2, 2],
-        [6, 24, 24, 24],
-    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -260,55 +206,17 @@ def test_a_measurement_that_fails_costs_its_own_site_alone(capsys: pytest.Captur
     assert silent == ["act:out"]
 
 
-class Drops(nn.Module):
-    """Uses a dropout's probability without calling it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.drop = nn.Linear(2, 2), nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.dropout(self.fc(x), self.drop.p, self.training)
-
-
-def test_the_ledger_says_why_also_where_the_model_is_gone() -> None:
-    """A function that has returned has left no model behind, and yet what it did with its parts is told."""
-    log = watch(lambda: nn.Sequential(Drops(), Drops())(torch.ones(1, 2)).sum().backward())
-    (event,) = [event for event in log.events if event["kind"] == "ledger"]
-
-    assert [(s["site"], s["cause"], s["remedy"]) for s in event["sites"]] == [
-        (f"{i}.drop:out", "bypassed: Drops uses its p without calling it", f'hook "{i}" instead') for i in (0, 1)
-    ]
-
-
-class PassesBy(nn.Module):
-    """Reads settings of a container, and calls what it holds, as an adapter's wrapper does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base = nn.Sequential(nn.Linear(2, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base[0](x) if self.base.training else x
-
-
-def test_a_container_that_is_passed_by_was_not_computed_by_another() -> None:
-    """What it holds was called, whatever else of it is read."""
-    log = watch(lambda: PassesBy()(torch.ones(1, 2)).sum().backward())
-    (event,) = [event for event in log.events if event["kind"] == "ledger"]
-    ((site, cause),) = [(s["site"], s["cause"]) for s in event["sites"]]
-
-    assert site == "base:out"
-    assert cause.startswith("never called itself, though what it holds was")
-
-
-def test_the_ledger_says_what_never_fired_and_why() -> None:
-    """A module that was never called is written down with its cause and a remedy."""
-    model = Conv()
-    model.spare = nn.Linear(2, 2)
-    log = watch(lambda: model(images()).sum().backward())
-    (event,) = [event for event in log.events if event["kind"] == "ledger"]
-    entry = next(s for s in event["sites"] if s["site"] == "spare:out")
-    assert (event["kind"], entry["fired"]) == ("ledger", 0)
-    assert entry["cause"].startswith("never called")
-    assert entry["remedy"]
+def test_what_kedge_failed_with_is_there_to_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error is kept with where it came from, and without what went through there."""
+    monkeypatch.setattr(watched_models, "module_tree", lambda *_: 1 / 0)
+    model = net()
+    log = watched(lambda watch: descend(model, 4))
+    assert log.watch is not None
+    assert isinstance(log.watch.shield.failure, ZeroDivisionError)
+    assert log.watch.shield.failure.__traceback__ is None
+    assert "in watch" in log.watch.shield.failure.__notes__[0]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("[kedge] watching failed: ZeroDivisionError: division by zero (watch/models/models.py:")
+    assert line.endswith("); it stops here, and the program goes on")

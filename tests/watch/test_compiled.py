@@ -1,0 +1,158 @@
+"""Compiled models and optimizers: watched as they are uncompiled, and not compiled again and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kedge.watch.steps.budget import StepKind
+from kedge.watch.watcher import Watcher
+from tests.watch.watched import (
+    GUARDED,
+    MEASURED,
+    SKIPPED,
+    Conv,
+    Memory,
+    Paced,
+    at_levels,
+    batch,
+    descend,
+    images,
+    net,
+    train,
+    watch,
+    watched,
+)
+
+
+class Holder(nn.Module):
+    """Holds a network; Dynamo compiles no model that has no code of the program's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+@at_levels(SKIPPED, GUARDED, MEASURED)
+def test_a_model_that_is_compiled_late_is_compiled_twice_at_most(
+    levels: tuple[StepKind, ...], paced: Paced, compiled: Any
+) -> None:
+    """Its steps count once, and it is compiled again only to get its hooks."""
+    paced(*levels)
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def program(watch: Watcher) -> None:
+        model = Holder()
+        descend(model, 3)
+        model.compile(backend=backend, fullgraph=True)
+        descend(model, 9)
+
+    log = watched(program)
+    assert log.watch is not None
+    assert log.watch.summary.steps == 12
+    assert len(log.roots) == 1
+    assert len(graphs) <= 2
+
+
+def test_a_compiled_step_of_an_optimizer_is_a_step(paced: Paced, compiled: Any) -> None:
+    """What is done at its end is not compiled with it."""
+    paced(StepKind.GUARDED, StepKind.MEASURED)
+    model = net()
+
+    def program(watch: Watcher) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        step = compiled(optimizer.step, backend="eager")
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(5, 4)).mean().backward()
+            step()
+
+    log = watched(program)
+    assert log.watch is not None
+    assert log.watch.summary.levels == {"measured": 3, "guarded": 3, "skipped": 0}
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+@at_levels()
+def test_a_model_compiled_after_some_steps_is_not_compiled_again_and_again(
+    levels: tuple[StepKind, ...], paced: Paced, compiled: Any
+) -> None:
+    """Hooks that come and go with the steps are not in the way of code that was compiled; the values stay right."""
+    from torch._dynamo.utils import counters
+
+    def run(watch: Watcher | None = None) -> tuple[list[Tensor], list[int]]:
+        torch.manual_seed(2)
+        torch.compiler.reset()
+        model, frames = net(), []
+        descend(model, 3)
+        fast = compiled(model, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(12):
+            optimizer.zero_grad()
+            fast(batch()).square().mean().backward()
+            optimizer.step()
+            frames.append(counters["stats"]["unique_graphs"])
+        return [p.detach().clone() for p in model.parameters()], frames
+
+    plain, _ = run()
+    paced(*levels)
+    found: list[Any] = []
+    log = watched(lambda watch: found.append(run(watch)))
+    ((params, frames),) = found
+    assert log.watch is not None
+    assert not log.watch.failed
+    assert frames[-1] == frames[3], "compiled again in later steps"
+    assert all(torch.equal(a, b) for a, b in zip(plain, params, strict=True))
+    assert log.watch.summary.steps == 15
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_is_watched_as_it_is_uncompiled(compiled: Any, backend: str) -> None:
+    """Same sites, same figures, same parameters afterwards."""
+
+    def run(*, compiling: bool) -> tuple[Memory, Any]:
+        torch.manual_seed(1)
+        model = Conv()
+        called = compiled(model, backend=backend) if compiling else model
+
+        def program() -> None:
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(4):
+                optimizer.zero_grad()
+                called(images()).square().mean().backward()
+                optimizer.step()
+
+        return watch(program, every=3), list(model.state_dict().values())
+
+    (eager, plain), (log, weights) = run(compiling=False), run(compiling=True)
+    assert sorted(log.texts()) == sorted(eager.texts())
+    assert log.steps(level=2)[-1] == 3
+    assert (log.steps(level=1), log.steps(level=2)) == ([], [0, 1, 3])
+    for text in ("conv:out", "act:out", ":out", "conv:out.grad", "fc.weight:param.grad", "conv.bias:update"):
+        ours, theirs = log.recording().rows(text), eager.recording().rows(text)
+        assert ours.sumsq.tolist() == pytest.approx(theirs.sumsq.tolist(), rel=1e-4), text
+    torch.testing.assert_close(weights, plain)
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_what_is_compiled_is_not_surveyed(compiled: Any) -> None:
+    """A survey's hooks come down after a step, and compiled code would be compiled again for that."""
+
+    def program() -> None:
+        model = nn.Sequential(Conv(), nn.Linear(3, 1))
+        model[0].compile(backend="eager")
+        train(model, 3)
+
+    assert [e for e in watch(program).events if e["kind"] == "saved"] == []

@@ -182,11 +182,6 @@ class FileRows:
     def __len__(self) -> int:
         return int(self.batches.rows.sum())
 
-    @property
-    def written(self) -> WrittenColumns:
-        """The columns, in the order of writing."""
-        return WrittenColumns(self.batches)
-
     @cached_property
     def groups(self) -> tuple[RowGroup, ...]:
         """The same rows, grouped by the pattern of sites in their batches."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.naming import listed
+from kedge.numbers import listed
 from kedge.rules.recorded.ledger import (
     Entry,
     is_bypassed,

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.naming import NAMED, listed
+from kedge.numbers import listed
+from kedge.rules.naming import NAMED
 from kedge.rules.recorded.ledger import Entry, path_of, remedy_of, uncalled, unreached, within
 from kedge.rules.recorded.optimizers import optimizers
 from kedge.rules.recorded.roots import by_root, root_of

@@ -24,7 +24,7 @@ def root_of(recording: Recording, path: str) -> int:
     """Return the root that holds a path: the one with the longest prefix of it; -1 if none holds it."""
     if not recording.roots:
         return 0
-    fitting = [i for i, root in enumerate(recording.roots) if _within(path, root.prefix.rstrip("."))]
+    fitting = [i for i, root in enumerate(recording.roots) if within(path, root.prefix.rstrip("."))]
     found = max(fitting, key=lambda i: len(recording.roots[i].prefix), default=-1)
     return found if found >= 0 and _holds(recording.roots[found], path) else -1
 
@@ -51,5 +51,6 @@ def _holds(root: Root, path: str) -> bool:
     return not rest or not root.modules or child in children
 
 
-def _within(path: str, prefix: str) -> bool:
-    return not prefix or path == prefix or path.startswith(f"{prefix}.")
+def within(path: str, holder: str) -> bool:
+    """Whether a path is another one or inside it."""
+    return not holder or path == holder or path.startswith(f"{holder}.")

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from kedge.cli.config import add_config, configured_rules
+from kedge.cli.config import add_config
 from kedge.cli.extras import extra
 from kedge.errors import KedgeError
 
@@ -29,6 +29,8 @@ class LiveCommand:
         """Follow until the user quits."""
         with extra("live", "textual"):
             from kedge.report.live.app import LiveApp
+        from kedge.rules.project_config import configured_rules
+
         if not sys.stdout.isatty():
             raise KedgeError(
                 "kedge live needs a terminal, and its output is not one; kedge report prints a recording as text"

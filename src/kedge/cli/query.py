@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from kedge.cli.config import add_config, configured_rules
+from kedge.cli.config import add_config
 from kedge.cli.extras import extra
 from kedge.numbers import for_json
 
@@ -45,6 +45,7 @@ class QueryCommand:
         """Print the answer."""
         with extra("query", "duckdb"), extra("query", "pyarrow"):
             from kedge.store.export.sql import ask
+        from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
         from kedge.store.recording import Recording
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,23 +26,6 @@ from kedge.store.rows import FULL, Ints
 MOST_PATTERNS = 8
 #: The batches transposed at a time: as many as stay in the processor's caches.
 BLOCK = 64
-
-
-class RowGroup(Protocol):
-    """Rows that can be read in the order of sites."""
-
-    def where(self, site: int) -> slice:
-        """Return the place of a site's rows in the columns; sites have the numbers of the file."""
-
-    def column(self, name: str, where: slice) -> NDArray[Any]:
-        """Return some rows of a numeric column."""
-
-    def held(self, name: str, where: slice) -> BinaryColumn:
-        """Return some rows of a binary column."""
-
-    @property
-    def full_steps(self) -> Ints:
-        """Every step with a full row, sorted."""
 
 
 class SortedRows:
@@ -171,6 +154,10 @@ class MatrixRows:
             held = block[: len(here)]
             turned[:, start : start + len(here)] = (held if straight else held[:, lines]).T
         return turned
+
+
+RowGroup: TypeAlias = SortedRows | MatrixRows
+"""Rows that can be read in the order of sites."""
 
 
 class FileRows:

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from kedge.cli.config import add_config
-from kedge.cli.extras import extra
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, required
 
 
 class LiveCommand:
@@ -27,7 +26,7 @@ class LiveCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Follow until the user quits."""
-        with extra("live", "textual"):
+        with required("textual", "live", "kedge live needs"):
             from kedge.report.live.app import LiveApp
         from kedge.rules.project_config import configured_rules
 

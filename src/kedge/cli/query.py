@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kedge.cli.config import add_config
-from kedge.cli.extras import extra
+from kedge.errors import required
 from kedge.numbers import for_json
 
 #: The rows that are printed by default.
@@ -43,7 +43,10 @@ class QueryCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the answer."""
-        with extra("query", "duckdb"), extra("query", "pyarrow"):
+        with (
+            required("duckdb", "query", "kedge query needs"),
+            required("pyarrow", "query", "kedge query needs"),
+        ):
             from kedge.store.export.sql import ask
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check

@@ -8,17 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.errors import CannotDraw, MissingExtra
+from kedge.errors import CannotDraw, required
 
-try:
+with required("matplotlib", "plot", "kedge.figures needs"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "matplotlib":
-        raise
-    raise MissingExtra(
-        "kedge.figures needs the package matplotlib, which is not installed: pip install 'kedge[plot]'"
-    ) from error
 
 __all__ = [
     "ACCENT",

@@ -95,17 +95,6 @@ def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[Sit
     return roots, sites
 
 
-def read_events(folder: Path, rank: int = 0) -> tuple[tuple[Document, ...], bool]:
-    """Return the events of a rank, and whether an incomplete last one was left out."""
-    path = folder / events_file(rank)
-    if not path.exists():
-        return (), False
-    with told(f"read {path}"):
-        lines = path.read_bytes().split(b"\n")
-    events = (event_from(path, number, line) for number, line in enumerate(lines[:-1], 1))
-    return tuple(events), lines[-1] != b""
-
-
 def event_from(path: Path, number: int, line: bytes) -> Document:
     """Return one line of the events.
 

@@ -14,21 +14,8 @@ with required("matplotlib", "plot", "kedge.figures needs"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "ACCENT",
-    "CLASSES",
-    "MARKERS",
-    "NOTHING",
-    "ONE_SIGN",
-    "QUIET",
-    "TWO_SIGNS",
-    "Axes",
-    "Drawing",
-    "colours",
-    "dress",
-    "host",
-    "plain",
-]
+#: What other files take from here, and is matplotlib's.
+__all__ = ["Axes"]
 
 WIDTH = 7.2
 """Inches; at 110 dots per inch as wide as a page of text."""

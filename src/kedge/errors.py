@@ -73,6 +73,8 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +341,25 @@ def warn(warning: Warning) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         level, frame = level + 1, frame.f_back
     warnings.warn(warning, stacklevel=level)
+
+
+@contextmanager
+def required(package: str, extra: str, what: str) -> Iterator[None]:
+    """Turn a missing package into an error that says what to install.
+
+    Args:
+        package: The package that the block imports.
+        extra: The extra of Kedge that brings it.
+        what: The subject and the verb of the message, such as ``kedge query needs``.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise MissingExtra(
+            f"{what} the package {package}, which is not installed: pip install 'kedge[{extra}]'"
+        ) from error

@@ -1,9 +1,9 @@
-"""Figures as short text, and values as JSON has them."""
+"""Figures and lists as short text, and values as JSON has them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -47,6 +47,11 @@ def seconds(duration: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 step``, ``1,200 steps``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """Return some names with commas between, and the number of the rest."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def sized(number: int) -> str:

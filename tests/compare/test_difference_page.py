@@ -206,7 +206,7 @@ def test_names_are_no_markup() -> None:
 def test_the_script_imports_what_there_is() -> None:
     """It imports from the report's scripts that come before it, uses all of it, and takes none of their names."""
     text = (ASSETS / drawn.SCRIPT).read_text(encoding="utf-8")
-    others = {name: render._asset(name) for name in drawn.SCRIPTS}
+    others = {name: render.asset(name) for name in drawn.SCRIPTS}
     taken = [name for other in others.values() for name in NAMES.findall(other)]
 
     assert len(text.splitlines()) <= 400
@@ -220,5 +220,5 @@ def test_the_script_imports_what_there_is() -> None:
 def test_scripts_come_after_those_they_import_from() -> None:
     """The report's scripts that the page takes are complete, in the order in which they need each other."""
     for i, name in enumerate(drawn.SCRIPTS):
-        needed = {other for _, other in IMPORTS.findall(render._asset(name))}
+        needed = {other for _, other in IMPORTS.findall(render.asset(name))}
         assert needed <= set(drawn.SCRIPTS[:i]), name

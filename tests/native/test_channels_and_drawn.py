@@ -18,6 +18,7 @@ from kedge.actions.saturation import saturation
 from kedge.actions.table import bits
 from kedge.store import exponents
 from tests.native.ways import COMPILED
+from tests.store.histograms import count
 
 pytestmark = COMPILED
 FORMATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -110,7 +111,7 @@ def test_histograms_are_those_that_numpy_counts(values: list[list[float]]) -> No
     """Byte for byte, with zeros, subnormals, infinities and NaN in them; and so are those of a device's numbers."""
     tensors = [torch.tensor(value, dtype=torch.float32) for value in values]
     taken = [reduce.drawn(tensor).numpy() for tensor in tensors]
-    one_by_one = [exponents.encode(exponents.count(some[None])[0]) for some in taken]
+    one_by_one = [exponents.encode(count(some[None])[0]) for some in taken]
     table = HostTable()
     for i, tensor in enumerate(tensors):
         assert table.observe(tensor, i, native.AS_VALUE, native.CODES["full"], True) == native.DONE | native.FRESH

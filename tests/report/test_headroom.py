@@ -11,9 +11,9 @@ from rich.console import Console
 
 from kedge.errors import NoSuchSite
 from kedge.report.headroom import reaches, render_headroom
-from kedge.store import exponents
 from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording
+from tests.store.histograms import count
 
 HALF, EIGHT = FORMATS["float16"], FORMATS["float8_e4m3fn"]
 
@@ -23,7 +23,7 @@ def recorded(*steps: np.ndarray, dtype: str = "float32") -> Recording:
     rows = [
         {
             "step": i, "site": "fc:out", "count": v.size, "min": v.min(), "max": v.max(), "sum": v.sum(),
-            "sumsq": (v**2).sum(), "nonfinite": 0, "sampled": v.size, "exponents": exponents.count(v[None])[0],
+            "sumsq": (v**2).sum(), "nonfinite": 0, "sampled": v.size, "exponents": count(v[None])[0],
         }
         for i, v in enumerate(steps)
     ]  # fmt: skip

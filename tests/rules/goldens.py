@@ -15,8 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kedge.rules.registry import check, markdown
+from kedge.rules.registry import check
 from kedge.store.recording import Recording
+from tests.rules.page import markdown
 from tests.rules.scenes import ALL_GRADIENTS, INF, NAN, Course, chain, histogram, size, steady
 
 FOLDER = Path(__file__).parents[1] / "golden"

@@ -10,10 +10,11 @@ import re
 import pytest
 
 from kedge.errors import KedgeError, NoSuchRule
-from kedge.rules.registry import ALL, check, explain, markdown
+from kedge.rules.registry import ALL, check, explain
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.store.recording import Recording
 from tests.rules.goldens import DOCS, FOLDER, MAKERS, findings, load, write
+from tests.rules.page import markdown
 from tests.rules.scenes import NAN, all_of, chain
 
 SECTIONS = ("Meaning:", "Formula:", "Window:", "Thresholds:", "Evidence:", "Remedy:")

@@ -9,8 +9,9 @@ from typing import ClassVar
 import pytest
 
 from kedge.errors import ConfigError, KedgeError
-from kedge.rules.registry import ALL, explain, markdown
+from kedge.rules.registry import ALL, explain
 from kedge.rules.settings import chosen, codes, configured, thresholds, toml
+from tests.rules.page import markdown
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,19 @@ from kedge.store.exponents import spacing
 from kedge.store.formats import FORMATS
 
 
+def counted(rows: np.ndarray) -> np.ndarray:
+    """Count the numbers of each row, as float32."""
+    ends = np.arange(len(rows) + 1) * rows.shape[1]
+    return exponents.count_runs(rows.astype(np.float32).ravel(), np.column_stack([ends[:-1], ends[1:]]))
+
+
 def test_each_power_of_two_has_its_bucket() -> None:
     """The smallest number of a bucket is counted in it, and the one before in the bucket before."""
     powers = np.arange(exponents.LOWEST, exponents.HIGHEST + 1)
-    starts = np.exp2(powers.astype(np.float64))
-    assert exponents.count(starts[:, None]).argmax(axis=1).tolist() == (powers - exponents.LOWEST + 2).tolist()
-    before = np.nextafter(starts, 0)
-    assert exponents.count(before[:, None]).argmax(axis=1).tolist() == (powers - exponents.LOWEST + 1).tolist()
+    starts = np.exp2(powers.astype(np.float32))
+    assert counted(starts[:, None]).argmax(axis=1).tolist() == (powers - exponents.LOWEST + 2).tolist()
+    before = np.nextafter(starts, np.float32(0))
+    assert counted(before[:, None]).argmax(axis=1).tolist() == (powers - exponents.LOWEST + 1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -32,13 +38,13 @@ def test_each_power_of_two_has_its_bucket() -> None:
 )
 def test_what_is_beyond_has_buckets_of_its_own(value: float, bucket: int) -> None:
     """Subnormal, very small and very large numbers are counted at the ends, whatever their sign."""
-    counts = exponents.count(np.array([[value]], dtype=np.float32))[0]
+    counts = counted(np.array([[value]], dtype=np.float32))[0]
     assert (counts.sum(), counts.argmax()) == (1, bucket)
 
 
 def test_zeros_and_what_is_not_finite_are_not_counted() -> None:
     """Only finite elements unlike zero have a magnitude to count."""
-    assert exponents.count(np.array([[0.0, -0.0, np.nan, np.inf, -np.inf, 1.0]])).sum() == 1
+    assert counted(np.array([[0.0, -0.0, np.nan, np.inf, -np.inf, 1.0]])).sum() == 1
 
 
 @given(st.lists(st.integers(0, 100_000), min_size=exponents.BUCKETS, max_size=exponents.BUCKETS))
@@ -62,14 +68,14 @@ def test_a_damaged_histogram_is_said_to_be_one(damaged: bytes) -> None:
 def test_a_histogram_takes_few_bytes() -> None:
     """Nothing takes no bytes, and what spans ten powers of two takes twenty-one."""
     assert exponents.encode(np.zeros(exponents.BUCKETS, dtype=np.int64)) == b""
-    assert len(exponents.encode(exponents.count(np.exp2(np.arange(10.0))[None])[0])) == 21
+    assert len(exponents.encode(counted(np.exp2(np.arange(10.0))[None])[0])) == 21
 
 
 @pytest.mark.parametrize("q", [0.05, 0.5, 0.95])
 def test_a_quantile_is_right_to_within_a_factor_of_two(q: float) -> None:
     """Quantiles from the histogram and of the numbers themselves differ by less than one bucket."""
     values = np.random.default_rng(0).normal(size=5000)
-    found = float(exponents.quantile(exponents.count(values[None])[0], q))
+    found = float(exponents.quantile(counted(values[None])[0], q))
     assert 0.5 < found / np.quantile(np.abs(values), q) < 2
 
 
@@ -80,7 +86,7 @@ def test_nothing_has_no_quantile() -> None:
 
 def test_the_share_below_a_power_is_exact() -> None:
     """The share below a border is that of the elements; inside a bucket it is refused."""
-    counts = exponents.count(np.array([[2.0**-20, 2.0**-15, 2.0**-14, 1.0]]))[0]
+    counts = counted(np.array([[2.0**-20, 2.0**-15, 2.0**-14, 1.0]]))[0]
     assert exponents.below(counts, -14) == 0.5
     with pytest.raises(ValueError, match="inside a bucket"):
         exponents.below(counts, -100)

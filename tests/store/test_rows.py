@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kedge.store import exponents
 from kedge.store.recording import STATISTICS, Recording, Rows
+from tests.store.histograms import count
 
 NUMBERS = (
     "step",
@@ -35,7 +35,7 @@ def measured(values: np.ndarray, step: int = 0, channels: int = 0) -> dict[str, 
     flat = values.astype(np.float64).ravel()
     with np.errstate(invalid="ignore"):
         total = flat.sum()
-    drawn = exponents.count(flat[None])[0]
+    drawn = count(flat[None])[0]
     row: dict[str, Any] = {"sampled": flat.size, "saturated": int((flat > 2).sum()), "exponents": drawn}
     row |= {"step": step, "site": 0, "calls": 1, "count": flat.size, "sum": total}
     row |= {"sumsq": (flat**2).sum(), "nonzero": np.count_nonzero(flat), "nonfinite": (~np.isfinite(flat)).sum()}

@@ -140,7 +140,8 @@ class HostTable:
             return
         row, place = self.counts.tolist()
         some = reduce.drawn(flat(value)).float().numpy()
-        self.sampled[row - 1], self.buckets[row - 1] = len(some), exponents.count(some[None])[0]
+        self.sampled[row - 1] = len(some)
+        self.buckets[row - 1] = exponents.count_runs(some, np.array([[0, len(some)]]))[0]
         saturation = self.saturating.get(int(self.sites[place - 1]))
         if saturation is not None:
             self.saturated[place - 1] = saturation.count(some)

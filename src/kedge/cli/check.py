@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kedge.cli.config import add_config, configured_rules
+from kedge.cli.config import add_config
 from kedge.numbers import for_json
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class CheckCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Print the findings."""
         from kedge.rules.judgement import judge
+        from kedge.rules.project_config import configured_rules
         from kedge.store.recording import Recording
 
         rules = configured_rules(args.select, args.ignore, args.config)

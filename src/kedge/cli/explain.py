@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kedge.cli.config import add_config, configured_rules
+from kedge.cli.config import add_config
 
 
 class ExplainCommand:
@@ -23,6 +23,7 @@ class ExplainCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the explanation, the thresholds, or the list."""
+        from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import ALL, explain, known_code
         from kedge.rules.settings import toml
 

@@ -6,8 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from kedge.cli.extras import extra
-from kedge.errors import RecordingExists
+from kedge.errors import RecordingExists, required
 
 
 class ExportCommand:
@@ -28,7 +27,7 @@ class ExportCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Write the file."""
-        with extra("export", "pyarrow"):
+        with required("pyarrow", "export", "kedge export needs"):
             from kedge.store.export.parquet import write_parquet
         from kedge.numbers import sized
         from kedge.store.recording import Recording

@@ -6,9 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from kedge.cli.config import add_config, configured_rules
-from kedge.cli.extras import extra
-from kedge.errors import KedgeError
+from kedge.cli.config import add_config
+from kedge.errors import KedgeError, required
 
 
 class LiveCommand:
@@ -27,8 +26,10 @@ class LiveCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Follow until the user quits."""
-        with extra("live", "textual"):
+        with required("textual", "live", "kedge live needs"):
             from kedge.report.live.app import LiveApp
+        from kedge.rules.project_config import configured_rules
+
         if not sys.stdout.isatty():
             raise KedgeError(
                 "kedge live needs a terminal, and its output is not one; kedge report prints a recording as text"

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from kedge.cli.config import add_config, configured_rules
-from kedge.cli.extras import extra
+from kedge.cli.config import add_config
+from kedge.errors import required
 from kedge.numbers import for_json
 
 #: The rows that are printed by default.
@@ -43,8 +43,12 @@ class QueryCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the answer."""
-        with extra("query", "duckdb"), extra("query", "pyarrow"):
+        with (
+            required("duckdb", "query", "kedge query needs"),
+            required("pyarrow", "query", "kedge query needs"),
+        ):
             from kedge.store.export.sql import ask
+        from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
         from kedge.store.recording import Recording
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kedge.cli.config import add_config, configured_rules
+from kedge.cli.config import add_config
 from kedge.cli.page_file import write_page
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class ReportCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Print or write the report."""
         from kedge.report.page.redact import shareable
+        from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
         from kedge.store.recording import Recording
 

@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from kedge.cli.config import add_config, configured_rules
+from kedge.cli.config import add_config
 from kedge.errors import CannotServe
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class ServeCommand:
         from kedge.report.page.document import condense
         from kedge.report.page.live import News, running
         from kedge.report.page.redact import shareable
+        from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
         from kedge.store.follow import Follower
         from kedge.store.recording import Recording

@@ -10,6 +10,7 @@ import numpy as np
 
 from kedge.compare.alignment.sites import SameSite
 from kedge.compare.comparison import Comparison, Parting
+from kedge.rules.recorded.roots import root_path
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
 
@@ -117,8 +118,7 @@ def is_from_outside(recording: Recording, same: SameSite) -> bool:
 
 def is_called_from_outside(recording: Recording, same: SameSite) -> bool:
     """Whether the program itself calls the module of a site: the whole model, or the loss."""
-    roots, site = recording.roots, same.a
-    return site.path == (roots[site.root].prefix if site.root < len(roots) else "")
+    return same.a.path == root_path(recording, same.a.root)
 
 
 def common_factor(ratios: Floats, spread: float) -> float | None:

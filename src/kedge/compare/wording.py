@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kedge.compare.alignment.modules import RecordedModule
+from kedge.numbers import listed
 
 #: The number of modules that are named before the rest is counted.
 NAMED = 3
@@ -17,8 +18,7 @@ def text_of_shape(shape: Sequence[int]) -> str:
 
 def names_of_modules(modules: Sequence[RecordedModule]) -> str:
     """Return the names of some modules with their types."""
-    named = ", ".join(name_of_module(module) for module in modules[:NAMED])
-    return named + (f" and {len(modules) - NAMED} more" if len(modules) > NAMED else "")
+    return listed([name_of_module(module) for module in modules], NAMED)
 
 
 def name_of_module(module: RecordedModule) -> str:

@@ -8,33 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.errors import CannotDraw, MissingExtra
+from kedge.errors import CannotDraw, required
 
-try:
+with required("matplotlib", "plot", "kedge.figures needs"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "matplotlib":
-        raise
-    raise MissingExtra(
-        "kedge.figures needs the package matplotlib, which is not installed: pip install 'kedge[plot]'"
-    ) from error
 
-__all__ = [
-    "ACCENT",
-    "CLASSES",
-    "MARKERS",
-    "NOTHING",
-    "ONE_SIGN",
-    "QUIET",
-    "TWO_SIGNS",
-    "Axes",
-    "Drawing",
-    "colours",
-    "dress",
-    "host",
-    "plain",
-]
+#: What other files take from here, and is matplotlib's.
+__all__ = ["Axes"]
 
 WIDTH = 7.2
 """Inches; at 110 dots per inch as wide as a page of text."""

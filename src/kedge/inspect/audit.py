@@ -30,6 +30,7 @@ from kedge.inspect.effects import (
     standings,
 )
 from kedge.inspect.owners import library_of, name_of, serves, source_of
+from kedge.numbers import listed
 from kedge.torch_internals import dynamo, hook_tables
 
 EVERY_MODULE, EVERY_OPTIMIZER = "every module", "every optimizer"
@@ -222,8 +223,7 @@ def _places(entries: Iterable[HookEntry]) -> Iterator[str]:
 def _where(places: list[tuple[str, str]], what: str) -> str:
     names = [path or "the model" for path, _ in places]
     types = f" ({', '.join(dict.fromkeys(t for _, t in places))})" if places[0][1] else ""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"on {f'{len(names)} {what}: ' if len(names) > 1 else ''}{', '.join(names[:_SHOWN])}{more}{types}"
+    return f"on {f'{len(names)} {what}: ' if len(names) > 1 else ''}{listed(names, _SHOWN)}{types}"
 
 
 def _sentences(entries: Iterable[HookEntry]) -> Iterator[str]:
@@ -248,5 +248,4 @@ def _subject(hooks: list[HookEntry]) -> str:
     if len(hooks) == 1:
         return f"{hooks[0].kind} {hooks[0].name} on {hooks[0].path or 'the model'}"
     different = list(dict.fromkeys(f"{e.kind} {e.name}" for e in hooks))
-    more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
-    return f"{', '.join(different[:_SHOWN])}{more} ({len(hooks)} hooks)"
+    return f"{listed(different, _SHOWN)} ({len(hooks)} hooks)"

@@ -41,7 +41,7 @@ from kedge.torch_internals.autograd_nodes import (
     sequence_number,
 )
 from kedge.torch_internals.checkpoint import frame_of
-from kedge.torch_internals.hook_tables import after_accumulation, on_tensor
+from kedge.torch_internals.hook_tables import after_accumulation, on_tensor, table_behind
 from kedge.torch_internals.storages import storages
 
 NodeKind = Literal["operation", "parameter", "leaf"]
@@ -289,17 +289,8 @@ def _accumulator(leaf: Tensor) -> Node:
 
 def _on_node(node: Node) -> dict[str, list[Mapping[int, Any]]]:
     """Return the tables of a node's own hooks; see Note [Hooks of nodes]."""
-    found: dict[str, list[Mapping[int, Any]]] = {}
-    for kind, register in (("pre", node.register_prehook), ("post", node.register_hook)):
-        handle = register(_nothing)
-        table = handle.hooks_dict_ref() or {}
-        handle.remove()
-        found[kind] = [dict(table)]
-    return found
-
-
-def _nothing(*_grads: Any) -> None:
-    """Hook that does nothing."""
+    registering = {"pre": node.register_prehook, "post": node.register_hook}
+    return {kind: [dict(table_behind(register) or {})] for kind, register in registering.items()}
 
 
 def _described(kind: str, hook: Any) -> Iterator[GraphHook]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kedge.report.sparkline import ScaleSeries, sparkline
+from kedge.rules.recorded.roots import root_paths
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 
@@ -81,8 +82,7 @@ def norms_of(recording: Recording) -> Iterator[Curve]:
 
 def is_number(recording: Recording, site: SiteInfo) -> bool:
     """Whether a site is a root's only output and a single number."""
-    prefixes = {root.prefix for root in recording.roots} or {""}
-    if site.kind != "out" or site.path not in prefixes or any(size != 1 for size in site.shape):
+    if site.kind != "out" or site.path not in root_paths(recording) or any(size != 1 for size in site.shape):
         return False
     rows = recording.rows(site)
     return len(rows) > 0 and bool((rows.count == rows.calls).all())

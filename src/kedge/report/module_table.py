@@ -25,12 +25,23 @@ Cell = Callable[[ModuleLine], "str | Text"]
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column: its title, its width, and the cell of each line."""
+    """One column.
+
+    Attributes:
+        title: The title.
+        width: The width in characters.
+        cell: Returns the cell of a line.
+        right: Whether cells are aligned to the right.
+        key: Returns the key that a line is sorted by; None if the column cannot be sorted.
+        falling: Whether the largest keys come first.
+    """
 
     title: str
     width: int
     cell: Cell
     right: bool = False
+    key: Callable[[ModuleLine], float | str] | None = None
+    falling: bool = True
 
     def fitted(self, line: ModuleLine) -> Text:
         """Return the cell of one line in exactly the column's width."""
@@ -79,23 +90,11 @@ def columns(shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[
 def _figures(shown: Sequence[ModuleLine]) -> dict[str, TableColumn]:
     """Return the columns of figures that are not empty, by name."""
     made: list[tuple[str, TableColumn, Callable[[ModuleLine], bool]]] = [
-        ("out", TableColumn("out", 7, lambda line: newest(line.out), right=True), lambda line: line.out is not None),
-        (
-            "gradient",
-            TableColumn("grad", 7, lambda line: newest(line.gradient), right=True),
-            lambda line: line.gradient is not None,
-        ),
-        (
-            "update",
-            TableColumn("update", 7, lambda line: figure(line.update), right=True),
-            lambda line: line.update is not None,
-        ),
-        (
-            "zero",
-            TableColumn("zero", 4, lambda line: _share(line.zero), right=True),
-            lambda line: line.zero is not None,
-        ),
-        ("broken", TableColumn(NOT_FINITE, 5, broken_steps, right=True), lambda line: line.broken > 0),
+        ("out", OUT, lambda line: line.out is not None),
+        ("gradient", GRADIENT, lambda line: line.gradient is not None),
+        ("update", UPDATE, lambda line: line.update is not None),
+        ("zero", _ZERO, lambda line: line.zero is not None),
+        ("broken", BROKEN, lambda line: line.broken > 0),
     ]
     return {name: column for name, column, said in made if any(said(line) for line in shown)}
 
@@ -113,12 +112,12 @@ def _details(shown: Sequence[ModuleLine], widest_type: int) -> list[TableColumn]
     return [column for column, some in zip(made, present, strict=True) if some]
 
 
-def newest(series: ScaleSeries | None) -> Text:
+def _newest(series: ScaleSeries | None) -> Text:
     """Return the cell of the newest value of a series."""
-    return figure(series.last if series else None)
+    return _figure(series.last if series else None)
 
 
-def figure(value: float | None) -> Text:
+def _figure(value: float | None) -> Text:
     """Return the cell of a number; a dash where there is none."""
     if value is None:
         return Text("-", FAINT)
@@ -129,9 +128,16 @@ def _share(value: float | None) -> Text:
     return Text("-", FAINT) if value is None else Text(f"{value:.0%}")
 
 
-def broken_steps(line: ModuleLine) -> Text:
+def _broken_steps(line: ModuleLine) -> Text:
     """Return the cell of the number of steps with non-finite values; empty if there are none."""
     return Text(str(line.broken), BAD) if line.broken else Text("")
+
+
+OUT = TableColumn("out", 7, lambda line: _newest(line.out), right=True)
+GRADIENT = TableColumn("grad", 7, lambda line: _newest(line.gradient), right=True)
+UPDATE = TableColumn("update", 7, lambda line: _figure(line.update), right=True)
+BROKEN = TableColumn(NOT_FINITE, 5, _broken_steps, right=True)
+_ZERO = TableColumn("zero", 4, lambda line: _share(line.zero), right=True)
 
 
 def over_steps(series: ScaleSeries | None, width: int, style: str) -> Text:

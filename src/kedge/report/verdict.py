@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kedge.numbers import counted
+from kedge.numbers import counted, listed
 from kedge.rules.judgement import Judgement
 from kedge.rules.rule import SEVERITIES, Finding, Lack
 
@@ -68,15 +68,9 @@ def advice(judgement: Judgement) -> Iterator[str]:
     helped, others = list(judgement.helped), [x for x in judgement.unjudged if x.code not in judgement.helped]
     if helped:
         all_of_them = "for it" if len(helped) == 1 else "for all of them"
-        yield f"{all_of_them if not others else f'for {_some(helped)}'}: {judgement.command}"
+        yield f"{all_of_them if not others else f'for {listed(helped, NAMED_LACKS)}'}: {judgement.command}"
     short = [lack.code for lack in others if lack.grows]
     if short:
         all_of_them = "it" if len(short) == 1 else "them"
-        named = _some(short) if helped or len(short) < len(judgement.unjudged) else all_of_them
+        named = listed(short, NAMED_LACKS) if helped or len(short) < len(judgement.unjudged) else all_of_them
         yield f"for {named} the run is too short"
-
-
-def _some(codes: list[str]) -> str:
-    return ", ".join(codes[:NAMED_LACKS]) + (
-        f" and {len(codes) - NAMED_LACKS} more" if len(codes) > NAMED_LACKS else ""
-    )

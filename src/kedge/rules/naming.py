@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,6 @@ def name_of(module: ModuleSites) -> str:
 def name_at(path: str, kind: str) -> str:
     """Return the name of a module with a path and a type, either of which may be empty."""
     return f"{path} ({kind})" if path and kind and path != kind else path or kind or "the model"
-
-
-def listed(names: Sequence[str], most: int = NAMED) -> str:
-    """Return some names with commas between, and the number of the rest."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def line_of(source: Mapping[str, Any]) -> str:

@@ -66,23 +66,6 @@ def edges() -> NDArray[np.float64]:
     return np.array([-np.inf, *inner, np.inf], dtype=np.float64)
 
 
-def count(values: NDArray[np.floating]) -> Counts:
-    """Return the number of finite non-zero elements of each row by their power of two, shape ``(rows, 83)``.
-
-    Args:
-        values: Shape ``(rows, elements)``.
-    """
-    rows = len(values)
-    magnitude = np.abs(values)
-    counted = (magnitude > 0) & np.isfinite(magnitude)
-    # frexp gives a mantissa in [0.5, 1), so its exponent is one more than floor(log2(abs(x))).
-    power = np.frexp(np.where(counted, magnitude, 1))[1].astype(np.int64) - 1
-    bucket = np.clip(power - LOWEST + 2, 1, BUCKETS - 1)
-    bucket[power < SMALLEST_NORMAL] = 0
-    place = bucket + BUCKETS * np.arange(rows)[:, None]
-    return np.bincount(place[counted], minlength=rows * BUCKETS).reshape(rows, BUCKETS).astype(np.int64)
-
-
 def encode(counts: Counts) -> bytes:
     """Return one histogram as bytes; none if it is empty."""
     held = np.flatnonzero(counts)
@@ -95,7 +78,7 @@ def encode(counts: Counts) -> bytes:
 
 
 def count_runs(numbers: NDArray[np.float32], runs: NDArray[np.intp]) -> Counts:
-    """Return the counts of :func:`count` for runs of numbers, shape ``(runs, 83)``.
+    """Return the number of finite non-zero elements of runs of numbers by their power of two, shape ``(runs, 83)``.
 
     Args:
         numbers: The numbers.

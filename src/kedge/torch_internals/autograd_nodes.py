@@ -96,10 +96,10 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
     if numbers_operations():
         return sorted(found, key=sequence_number)
     wanted = set(found)
-    return sorted((node for node in _by_need(found) if node in wanted), key=is_leaf)
+    return sorted((node for node in by_need(found) if node in wanted), key=is_leaf)
 
 
-def _by_need(roots: Iterable[Node]) -> Iterator[Node]:
+def by_need(roots: Iterable[Node]) -> Iterator[Node]:
     """Yield each node behind some roots after the nodes that it needs."""
     met: set[Node] = set()
     for root in roots:

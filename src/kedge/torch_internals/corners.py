@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_latest: list[Callable[[], None]] = []
-
 
 @dataclass(frozen=True)
 class Corner:
@@ -259,20 +257,7 @@ def late(path: str, instead: Callable[..., Any]) -> Callable[..., Any]:
             known = instead if found is None else found
         return known(*args)
 
-    def forget() -> None:
-        nonlocal known
-        known = None
-
-    _latest.append(forget)
     return call
-
-
-def forget() -> None:
-    """Forget all names, so that each is looked up again."""
-    _resolve.cache_clear()
-    lacks.cache_clear()
-    for each in _latest:
-        each()
 
 
 def described() -> Iterator[str]:

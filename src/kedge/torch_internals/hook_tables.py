@@ -95,7 +95,7 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-def _behind(register: Callable[..., Any]) -> Any:
+def table_behind(register: Callable[..., Any]) -> Any:
     """Return the table of a registering function; see Note [Tables without a name]."""
     handle = register(_nothing)
     table = handle.hooks_dict_ref()
@@ -104,20 +104,20 @@ def _behind(register: Callable[..., Any]) -> Any:
 
 
 def _behind_tensor(tensor: Tensor) -> Table | None:
-    return _behind(partial(hook_gradient, tensor)) if tensor.requires_grad else None
+    return table_behind(partial(hook_gradient, tensor)) if tensor.requires_grad else None
 
 
 def _behind_leaf(tensor: Tensor) -> Table | None:
     hooked = tensor.requires_grad and tensor.is_leaf
-    return _behind(tensor.register_post_accumulate_grad_hook) if hooked else None
+    return table_behind(tensor.register_post_accumulate_grad_hook) if hooked else None
 
 
 def _behind_pre(module: nn.Module) -> Table:
-    return _behind(module.register_forward_pre_hook)  # type: ignore[no-any-return]
+    return table_behind(module.register_forward_pre_hook)  # type: ignore[no-any-return]
 
 
 def _behind_forward(module: nn.Module) -> Table:
-    return _behind(module.register_forward_hook)  # type: ignore[no-any-return]
+    return table_behind(module.register_forward_hook)  # type: ignore[no-any-return]
 
 
 _hidden = lacks("hook_tables")

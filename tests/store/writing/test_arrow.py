@@ -20,15 +20,14 @@ from hypothesis import strategies as st
 
 from kedge.errors import NotARecording, RecordingError
 from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
-from kedge.store.reading.table import StatsTable
-from kedge.store.writing.arrow import StatsWriter, read_table
+from kedge.store.writing.arrow import StatsWriter
+from tests.store.tables import columns_of, read_table
 
 
 def read_stats(paths: list[Path]) -> tuple[Columns, bool]:
     """Read the columns of one or several files, and whether one of them is torn."""
-    parts = [read_table(path) for path in paths]
-    table = StatsTable(parts=[rows for part, _ in parts for rows in part.parts])
-    return table.columns, any(torn for _, torn in parts)
+    read = [read_table(path) for path in paths]
+    return columns_of(*(table for table, _ in read)), any(torn for _, torn in read)
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import pytest
 from kedge.store.recording import Recording
 from kedge.store.rows import FULL, LIGHT
 from kedge.store.writing import arrow
-from kedge.store.writing.arrow import StatsWriter, read_table
+from kedge.store.writing.arrow import StatsWriter
 from kedge.store.writing.folder import create
+from tests.store.tables import columns_of, read_table
 
 
 def light(value: float, rows: int = 2) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def sizes(path: Path) -> list[int]:
 
 def steps(path: Path) -> list[int]:
     """List the steps that are on disk."""
-    return np.unique(read_table(path)[0].columns["step"]).tolist()
+    return np.unique(columns_of(read_table(path)[0])["step"]).tolist()
 
 
 @pytest.fixture

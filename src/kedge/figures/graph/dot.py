@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kedge.figures.graph.folding import Box, Call, Calls, FoldedGraph
 from kedge.inspect.autograd_graph import GraphHook, GraphNode
-from kedge.numbers import sized
+from kedge.numbers import counted, sized
 
 _HOOKS_NAMED = 3
 _LONGEST = 60
@@ -116,8 +116,8 @@ def _of_several(box: Box, words: GraphLabels, again: set[str | None]) -> Iterato
     yield _short(", ".join(names)) if box.of is None else _named(box.of, box.calls, words, again)
     few = box.of is not None and len(box.operations) <= _NAMED
     parameters = sum(node.kind == "parameter" for node in box.nodes)
-    counts = [", ".join(names) if few else _counted(len(box.operations), "operation")]
-    yield ", ".join([*counts, *([_counted(parameters, "parameter")] if parameters else [])])
+    counts = [", ".join(names) if few else counted(len(box.operations), "operation")]
+    yield ", ".join([*counts, *([counted(parameters, "parameter")] if parameters else [])])
 
 
 def _hooks(hooks: Sequence[GraphHook]) -> Iterator[str]:
@@ -127,7 +127,7 @@ def _hooks(hooks: Sequence[GraphHook]) -> Iterator[str]:
         yield text + (f" x{times}" if times > 1 else "")
     rest = sum(list(alike.values())[_HOOKS_NAMED:])
     if rest:
-        yield f"and {_counted(rest, 'more hook')}"
+        yield f"and {counted(rest, 'more hook')}"
 
 
 def _of_hook(hook: GraphHook) -> str:
@@ -137,10 +137,6 @@ def _of_hook(hook: GraphHook) -> str:
 def _operation(node: GraphNode) -> str:
     """Return an operation's name without autograd's suffix."""
     return _BACKWARD.sub("", node.name)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _short(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from kedge.report.head import command_of
 from kedge.report.page.columns import form_of, packed
 from kedge.report.page.document import Document
 from kedge.report.page.heatmap_sheets import ABSENT, BROKEN, FINITE, MANY
-from kedge.report.page.render import assembled, bundled
+from kedge.report.page.render import assembled, asset, bundled
 from kedge.report.page.step_bins import Bins, Grouping
 from kedge.store.rows import Floats
 
@@ -53,8 +52,8 @@ LEAST_POWER = 0.001
 
 def render_difference(comparison: Comparison, verdict: Verdict, names: Names) -> str:
     """Return the comparison of two recordings as an HTML page."""
-    code = bundled(SCRIPTS, _asset(SCRIPT))
-    return assembled(_asset(FRAME), code, condense_difference(comparison, verdict, names))
+    code = bundled(SCRIPTS, asset(SCRIPT, __package__))
+    return assembled(asset(FRAME, __package__), code, condense_difference(comparison, verdict, names))
 
 
 def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) -> Document:
@@ -159,7 +158,3 @@ def _ratio(kind: str) -> dict[str, Any]:
 def _distance(kind: str) -> dict[str, Any]:
     label = f"relative difference of {KINDS[kind]}"
     return {"id": f"apart.{kind}", "label": label, "kind": kind, "series": "apart", "scale": "log", "zero": "equal"}
-
-
-def _asset(name: str) -> str:
-    return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")

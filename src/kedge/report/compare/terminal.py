@@ -12,7 +12,7 @@ from kedge.compare.alignment.modules import RecordedModule
 from kedge.compare.comparison import Comparison
 from kedge.compare.verdict import Verdict
 from kedge.compare.wording import change_between, name_of_module
-from kedge.numbers import compact, counted
+from kedge.numbers import compact, counted, listed
 from kedge.report.compare.head import SIDES, Names, head, told_verdict
 from kedge.report.compare.module_lines import (
     BACKWARD,
@@ -209,6 +209,4 @@ def _extent(steps: Ints) -> str:
 
 
 def _only(modules: Sequence[RecordedModule], sites: Sequence[SiteInfo]) -> str:
-    named = [name_of_module(module) for module in modules] + [site.site for site in sites]
-    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-    return ", ".join(named[:NAMED]) + more
+    return listed([name_of_module(module) for module in modules] + [site.site for site in sites], NAMED)

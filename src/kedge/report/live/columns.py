@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from math import isnan
 
 from rich.text import Text
 
-from kedge.report.fitted_text import fit, tail
+from kedge.report.fitted_text import tail
 from kedge.report.module_lines import ModuleLine
-from kedge.report.module_table import FAINT, broken_steps, figure, newest, over_steps
-from kedge.report.sparkline import NOT_FINITE, ScaleSeries
+from kedge.report.module_table import BROKEN, FAINT, GRADIENT, OUT, UPDATE, TableColumn, over_steps
+from kedge.report.sparkline import ScaleSeries
 
 LEAST_NAME, MOST_NAME = 16, 48
 LEAST_COURSE, MOST_COURSE = 8, 40
@@ -19,32 +19,7 @@ LEAST_COURSE, MOST_COURSE = 8, 40
 NARROW, NARROWER = 100, 72
 
 
-@dataclass(frozen=True)
-class LiveColumn:
-    """One column of the live table.
-
-    Attributes:
-        title: The title.
-        width: The width in characters.
-        cell: Returns the cell of a line.
-        key: Returns the key that a line is sorted by; None if the column cannot be sorted.
-        right: Whether cells are aligned to the right.
-        falling: Whether the largest keys come first.
-    """
-
-    title: str
-    width: int
-    cell: Callable[[ModuleLine, int], Text]
-    key: Callable[[ModuleLine], float | str] | None = None
-    right: bool = False
-    falling: bool = True
-
-    def fitted(self, line: ModuleLine) -> Text:
-        """Return the cell of one line in exactly the column's width."""
-        return fit(self.cell(line, self.width), self.width, right=self.right)
-
-
-def layout(width: int, longest: int) -> tuple[LiveColumn, ...]:
+def layout(width: int, longest: int) -> tuple[TableColumn, ...]:
     """Return the columns fitted to a width.
 
     Args:
@@ -57,13 +32,13 @@ def layout(width: int, longest: int) -> tuple[LiveColumn, ...]:
     free = width - sum(column.width + 1 for column in (*details, *figures)) - 2
     name = max(LEAST_NAME, min(longest, MOST_NAME, free - 2 * LEAST_COURSE))
     course = max(LEAST_COURSE, min(MOST_COURSE, (free - name) // 2))
-    out = LiveColumn("over the steps", course, lambda line, wide: over_steps(line.out, wide, "cyan"))
-    gradient = LiveColumn("over the steps", course, lambda line, wide: over_steps(line.gradient, wide, "green"))
-    module = LiveColumn("module", name, lambda line, wide: Text(tail(line.label, wide)), _label, falling=False)
+    out = TableColumn("over the steps", course, lambda line: over_steps(line.out, course, "cyan"))
+    gradient = TableColumn("over the steps", course, lambda line: over_steps(line.gradient, course, "green"))
+    module = TableColumn("module", name, lambda line: tail(line.label, name), key=_label, falling=False)
     return (module, *details, _OUT, out, _GRADIENT, gradient, *last)
 
 
-def in_order(lines: Sequence[ModuleLine], column: LiveColumn | None, turned: bool) -> list[ModuleLine]:
+def in_order(lines: Sequence[ModuleLine], column: TableColumn | None, turned: bool) -> list[ModuleLine]:
     """Return lines sorted by a column; lines without a key come last in either order.
 
     Args:
@@ -102,8 +77,8 @@ def _update(line: ModuleLine) -> float:
     return float("nan") if line.update is None else line.update
 
 
-_TYPE = LiveColumn("type", 14, lambda line, _: Text(line.type, FAINT), _kind, falling=False)
-_OUT = LiveColumn("out", 7, lambda line, _: newest(line.out), lambda line: _scale(line.out), right=True)
-_GRADIENT = LiveColumn("grad", 7, lambda line, _: newest(line.gradient), lambda line: _scale(line.gradient), right=True)
-_UPDATE = LiveColumn("update", 7, lambda line, _: figure(line.update), _update, right=True)
-_BROKEN = LiveColumn(NOT_FINITE, 5, lambda line, _: broken_steps(line), lambda line: float(line.broken), right=True)
+_TYPE = TableColumn("type", 14, lambda line: Text(line.type, FAINT), key=_kind, falling=False)
+_OUT = replace(OUT, key=lambda line: _scale(line.out))
+_GRADIENT = replace(GRADIENT, key=lambda line: _scale(line.gradient))
+_UPDATE = replace(UPDATE, key=_update)
+_BROKEN = replace(BROKEN, key=lambda line: float(line.broken))

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from kedge.report.fitted_text import fit
-from kedge.report.live.columns import LiveColumn, in_order, layout
+from kedge.report.live.columns import in_order, layout
 from kedge.report.module_lines import ModuleLine
+from kedge.report.module_table import TableColumn
 
 FALLING, RISING = "▼", "▲"
 #: The columns left of the first one: a mark and a space.
@@ -25,7 +26,7 @@ class ModuleList:
         self.turned = False
         self._lines: Sequence[ModuleLine] = ()
         self._marks: Mapping[str, Text] = {}
-        self._columns: tuple[LiveColumn, ...] = ()
+        self._columns: tuple[TableColumn, ...] = ()
 
     def fill(self, lines: Sequence[ModuleLine], marks: Mapping[str, Text]) -> None:
         """Replace the lines and the marks before some of them."""
@@ -82,7 +83,7 @@ class ModuleList:
         """Return the titles of the columns, with an arrow at the one that the lines are sorted by."""
         return Text("  ", "bold").append_text(Text(" ").join(self._title(column) for column in self._columns))
 
-    def _title(self, column: LiveColumn) -> Text:
+    def _title(self, column: TableColumn) -> Text:
         marked = column.title == self.sorted_by and column.key is not None
         arrow = (FALLING if column.falling != self.turned else RISING) if marked else ""
         title = Text(column.title[: column.width - len(arrow)] + arrow)

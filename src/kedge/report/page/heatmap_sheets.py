@@ -55,7 +55,6 @@ class Sheet:
 class Sheets:
     """All sheets of a recording, and the state of every cell."""
 
-    bins: Bins
     states: NDArray[np.uint8]
     by_name: Mapping[str, Sheet]
 
@@ -100,7 +99,7 @@ def sheets_of(recording: Recording, bins: Bins) -> Sheets:
                 ids, kept = held.setdefault(name, ([], []))
                 ids.append(site.id)
                 kept.append(values)
-    return Sheets(bins, states, {name: Sheet(ids, np.array(kept)) for name, (ids, kept) in held.items()})
+    return Sheets(states, {name: Sheet(ids, np.array(kept)) for name, (ids, kept) in held.items()})
 
 
 def _states(rows: Rows, groups: Grouping) -> NDArray[np.uint8]:

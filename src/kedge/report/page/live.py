@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from kedge.report.page.document import Document
 from kedge.report.page.render import news_of, page_of
+from kedge.store.follow import Follower
 from kedge.store.recording import Recording
 
 LOOPBACK = "127.0.0.1"
@@ -46,17 +47,10 @@ HEADERS = {
 }
 
 
-class GrowingRecording(Protocol):
-    """A source of a recording that grows."""
-
-    def poll(self) -> Recording | None:
-        """Return the recording so far; None if nothing was written since the last call."""
-
-
 class News:
     """The newest state of a recording, and a way to wait for a newer one."""
 
-    def __init__(self, follower: GrowingRecording, condense: Callable[[Recording], Document], first: Recording) -> None:
+    def __init__(self, follower: Follower, condense: Callable[[Recording], Document], first: Recording) -> None:
         self._follower = follower
         self._condense = condense
         self._changed = threading.Condition()
@@ -69,12 +63,6 @@ class News:
         """The newest state."""
         with self._changed:
             return self._document
-
-    @property
-    def number(self) -> int:
-        """The number of the newest state; the first is 0."""
-        with self._changed:
-            return self._number
 
     def refresh(self) -> float:
         """Read the recording if it has grown; return the seconds to wait before the next call."""

@@ -71,7 +71,7 @@ def page_of(document: Document, *, live: bool = False) -> str:
         document: The content.
         live: Whether the page asks its server for news.
     """
-    return assembled(_asset("page.html"), script(), document, live=live)
+    return assembled(asset("page.html"), script(), document, live=live)
 
 
 def assembled(template: str, code: str, document: Document, *, live: bool = False) -> str:
@@ -83,7 +83,7 @@ def assembled(template: str, code: str, document: Document, *, live: bool = Fals
         document: The content.
         live: Whether the page asks its server for news.
     """
-    style, scripts = stylesheet(), (_asset(LIBRARY), code)
+    style, scripts = stylesheet(), (asset(LIBRARY), code)
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; "
         f"img-src data:; connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
@@ -93,7 +93,7 @@ def assembled(template: str, code: str, document: Document, *, live: bool = Fals
         "title": html.escape(document.described["run"]["name"] or "recording"),
         "live": "live" if live else "file",
         "style": style,
-        "licence": _comment(_asset(LICENCE)),
+        "licence": _comment(asset(LICENCE)),
         "library": scripts[0],
         "script": scripts[1],
         "document": inert(document.described),
@@ -125,18 +125,19 @@ def script() -> str:
 
 def bundled(names: Iterable[str], *more: str) -> str:
     """Return one script made of some of the page's modules, and of further texts that import from them."""
-    bodies = (_EXPORT.sub("", _IMPORT.sub("", text)) for text in (*map(_asset, names), *more))
+    bodies = (_EXPORT.sub("", _IMPORT.sub("", text)) for text in (*map(asset, names), *more))
     return "\n" + "\n".join(bodies)
 
 
 @cache
 def stylesheet() -> str:
     """Return all styles of the page."""
-    return "\n" + "\n".join(_asset(name) for name in STYLES)
+    return "\n" + "\n".join(asset(name) for name in STYLES)
 
 
-def _asset(name: str) -> str:
-    return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
+def asset(name: str, folder: str = __package__) -> str:
+    """Return the text of a file that a page is made of, from the folder ``assets`` of a package."""
+    return (resources.files(folder) / "assets" / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.naming import listed, plain
+from kedge.numbers import listed
+from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.rule import Finding, Lack, Severity

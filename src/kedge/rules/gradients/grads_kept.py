@@ -12,7 +12,7 @@ from kedge.rules.naming import plain
 from kedge.rules.recorded.optimizers import Entry, events_of, optimizers
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import measured, too_few
-from kedge.rules.recorded.trained import recorded_gradients, says_what_is_trained, trained_sites
+from kedge.rules.recorded.trained import recorded_gradients, trained_sites
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.recording import Recording
 
@@ -63,8 +63,6 @@ class GradsKept:
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured gradients; without gradients there is nothing to judge."""
         grads = recorded_gradients(recording)
-        if grads and not says_what_is_trained(recording):
-            return Lack(self.code, "record of kept gradients", 0, 1, grows=False)
         # A kept gradient shows from the second measured step on.
         return too_few(self.code, measured(recording, grads), self.in_a_row + 1) if grads else None
 

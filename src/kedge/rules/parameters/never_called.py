@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.naming import listed
+from kedge.numbers import listed
 from kedge.rules.recorded.ledger import (
     Entry,
     is_bypassed,
@@ -17,8 +17,8 @@ from kedge.rules.recorded.ledger import (
     silent,
     uncalled,
     unreached,
-    within,
 )
+from kedge.rules.recorded.roots import within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.recording import Recording

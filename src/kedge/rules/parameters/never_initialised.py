@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.naming import NAMED, listed, plain
+from kedge.numbers import listed
+from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.roots import by_root, names_of
 from kedge.rules.recorded.weights import Weight, weights
 from kedge.rules.rule import Finding, Lack, Severity

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.naming import listed
+from kedge.numbers import listed
 from kedge.rules.recorded.optimizers import Entry, events_of, has_optimizer, optimizers, trained_by
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import no_end

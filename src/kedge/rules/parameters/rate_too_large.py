@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.naming import listed, plain
+from kedge.numbers import listed
+from kedge.rules.naming import plain
 from kedge.rules.parameters.update_ratio import FROM_ZERO
 from kedge.rules.recorded.losses import LossCourse, losses
 from kedge.rules.recorded.optimizers import rates_of, trained_by

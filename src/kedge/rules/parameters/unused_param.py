@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.naming import NAMED, listed
-from kedge.rules.recorded.ledger import Entry, path_of, remedy_of, uncalled, unreached, within
+from kedge.numbers import listed
+from kedge.rules.naming import NAMED
+from kedge.rules.recorded.ledger import Entry, path_of, remedy_of, uncalled, unreached
 from kedge.rules.recorded.optimizers import optimizers
-from kedge.rules.recorded.roots import by_root, root_of
+from kedge.rules.recorded.roots import by_root, root_of, within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.rule import Finding, Lack, Severity

@@ -49,11 +49,6 @@ def path_of(entry: Entry) -> str:
     return str(entry["site"].rpartition(":")[0])
 
 
-def within(path: str, holder: str) -> bool:
-    """Whether a path is another one or inside it."""
-    return path == holder or path.startswith(f"{holder}.") or holder == ""
-
-
 def is_gradient(entry: Entry) -> bool:
     """Whether an entry is of a gradient."""
     kind = str(entry["site"]).rpartition(":")[2]

@@ -12,19 +12,19 @@ T = TypeVar("T")
 
 def root_path(recording: Recording, root: int) -> str:
     """Return the path of a root; empty for the first one, and for an unknown one."""
-    return recording.roots[root].prefix.rstrip(".") if 0 <= root < len(recording.roots) else ""
+    return recording.roots[root].prefix if 0 <= root < len(recording.roots) else ""
 
 
 def root_paths(recording: Recording) -> frozenset[str]:
     """Return the paths of all roots; a recording that lists none has one, the empty path."""
-    return frozenset(root.prefix.rstrip(".") for root in recording.roots) or frozenset({""})
+    return frozenset(root.prefix for root in recording.roots) or frozenset({""})
 
 
 def root_of(recording: Recording, path: str) -> int:
     """Return the root that holds a path: the one with the longest prefix of it; -1 if none holds it."""
     if not recording.roots:
         return 0
-    fitting = [i for i, root in enumerate(recording.roots) if _within(path, root.prefix.rstrip("."))]
+    fitting = [i for i, root in enumerate(recording.roots) if within(path, root.prefix)]
     found = max(fitting, key=lambda i: len(recording.roots[i].prefix), default=-1)
     return found if found >= 0 and _holds(recording.roots[found], path) else -1
 
@@ -44,12 +44,13 @@ def by_root(items: Iterable[T], root: Callable[[T], int]) -> list[tuple[int, lis
 
 def _holds(root: Root, path: str) -> bool:
     """Whether a root has a child that a path begins with, as far as its modules are described."""
-    prefix = root.prefix.rstrip(".")
+    prefix = root.prefix
     child, _, rest = path[len(prefix) :].lstrip(".").partition(".")
     children = {str(module["path"])[len(prefix) :].lstrip(".").partition(".")[0] for module in root.modules}
     # A path without a dot is a parameter or a child of the root itself, which may have got it later.
     return not rest or not root.modules or child in children
 
 
-def _within(path: str, prefix: str) -> bool:
-    return not prefix or path == prefix or path.startswith(f"{prefix}.")
+def within(path: str, holder: str) -> bool:
+    """Whether a path is another one or inside it."""
+    return not holder or path == holder or path.startswith(f"{holder}.")

@@ -52,8 +52,3 @@ def _measured(recording: Recording, root: int, kind: str) -> Ints:
     rows = [recording.rows(site) for site in recording.of_kind(kind) if site.root == root]
     steps = [own.step[own.level == FULL] for own in rows]
     return np.unique(np.concatenate(steps)) if steps else np.zeros(0, dtype=np.int64)
-
-
-def says_what_is_trained(recording: Recording) -> bool:
-    """Whether a recording says which models are trained; those that do also have kept gradients and modes."""
-    return any(root.trained is not None for root in recording.roots)

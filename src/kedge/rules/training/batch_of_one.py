@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.naming import NAMED, listed
+from kedge.numbers import listed
+from kedge.rules.naming import NAMED
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trained_sites, trains

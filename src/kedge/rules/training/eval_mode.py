@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.rules.naming import NAMED, listed, plain
+from kedge.numbers import listed
+from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.optimizers import Entry, events_of, has_optimizer
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import too_few

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,23 +26,6 @@ from kedge.store.rows import FULL, Ints
 MOST_PATTERNS = 8
 #: The batches transposed at a time: as many as stay in the processor's caches.
 BLOCK = 64
-
-
-class RowGroup(Protocol):
-    """Rows that can be read in the order of sites."""
-
-    def where(self, site: int) -> slice:
-        """Return the place of a site's rows in the columns; sites have the numbers of the file."""
-
-    def column(self, name: str, where: slice) -> NDArray[Any]:
-        """Return some rows of a numeric column."""
-
-    def held(self, name: str, where: slice) -> BinaryColumn:
-        """Return some rows of a binary column."""
-
-    @property
-    def full_steps(self) -> Ints:
-        """Every step with a full row, sorted."""
 
 
 class SortedRows:
@@ -173,6 +156,10 @@ class MatrixRows:
         return turned
 
 
+RowGroup: TypeAlias = SortedRows | MatrixRows
+"""Rows that can be read in the order of sites."""
+
+
 class FileRows:
     """The rows of consecutive batches of one file."""
 
@@ -181,11 +168,6 @@ class FileRows:
 
     def __len__(self) -> int:
         return int(self.batches.rows.sum())
-
-    @property
-    def written(self) -> WrittenColumns:
-        """The columns, in the order of writing."""
-        return WrittenColumns(self.batches)
 
     @cached_property
     def groups(self) -> tuple[RowGroup, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kedge.atomic_write import told
 from kedge.errors import NewerFormat, NotARecording
+from kedge.numbers import listed
 from kedge.store.sites import Root, SiteInfo, root_from, site_from
 
 #: The format that is written, and the newest that can be read. 1 is the first.
@@ -74,8 +75,7 @@ def _instead(folder: Path) -> str:
         found = sorted(entry.name for entry in folder.iterdir())
     if not found:
         return f"the folder is empty and has no {MANIFEST}; name a folder that kedge run wrote"
-    some = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-    return f"the folder has no {MANIFEST}, it holds {some}; name a folder that kedge run wrote"
+    return f"the folder has no {MANIFEST}, it holds {listed(found, 3)}; name a folder that kedge run wrote"
 
 
 def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...]] | None:
@@ -93,17 +93,6 @@ def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[Sit
         if site.id != place:
             raise _damaged(path, f"site {site.site!r} has the id {site.id!r} where {place} should be")
     return roots, sites
-
-
-def read_events(folder: Path, rank: int = 0) -> tuple[tuple[Document, ...], bool]:
-    """Return the events of a rank, and whether an incomplete last one was left out."""
-    path = folder / events_file(rank)
-    if not path.exists():
-        return (), False
-    with told(f"read {path}"):
-        lines = path.read_bytes().split(b"\n")
-    events = (event_from(path, number, line) for number, line in enumerate(lines[:-1], 1))
-    return tuple(events), lines[-1] != b""
 
 
 def event_from(path: Path, number: int, line: bytes) -> Document:

@@ -23,7 +23,7 @@ class RankReader:
         self.rank = rank
         self.torn = False
         self._folder = folder
-        self._events = _EventsReader(folder / events_file(rank))
+        self._events = EventsReader(folder / events_file(rank))
         self._finder = BatchFinder(folder / STATS.format(rank=rank))
         self._sites = _SitesReader(folder, rank)
         self._parts: list[FileRows] = []
@@ -73,7 +73,7 @@ def _appended(parts: list[FileRows], new: FileRows) -> list[FileRows]:
     return parts
 
 
-class _EventsReader:
+class EventsReader:
     """A reader of the events; the last line may be incomplete."""
 
     def __init__(self, path: Path) -> None:

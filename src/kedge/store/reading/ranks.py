@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from kedge.store.binary_column import joined
-from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
+from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.reading.table import StatsTable
 from kedge.store.rows import Ints, Rows, merge
 from kedge.store.sites import Root, SiteInfo
@@ -70,24 +70,10 @@ class RankedTable:
 
     parts: tuple[RankRows, ...]
 
-    def __len__(self) -> int:
-        return sum(len(part.table) for part in self.parts)
-
     @cached_property
     def full_steps(self) -> Ints:
         """Every step with a full row at any rank, sorted."""
         return np.unique(np.concatenate([part.table.full_steps for part in self.parts]))
-
-    @cached_property
-    def columns(self) -> Columns:
-        """All rows in the order of writing, rank after rank, with the numbers of the whole recording."""
-        held = [part.table.columns for part in self.parts]
-        columns = {name: np.concatenate([of[name] for of in held]) for name in (*COLUMNS, *BINARY)}
-        columns["site"] = np.concatenate([p.ids[of["site"]] for p, of in zip(self.parts, held, strict=True)])
-        for name in BINARY:
-            lengths = np.concatenate([np.diff(of[name + OFFSETS]) for of in held])
-            columns[name + OFFSETS] = np.concatenate([[0], np.cumsum(lengths)])
-        return columns
 
     def rows(self, site: int) -> Rows:
         """Return the rows of one site, those of one step merged into one."""

@@ -28,23 +28,6 @@ class StatsTable:
         self._loose = columns
         self.parts = tuple(parts)
 
-    def __len__(self) -> int:
-        loose = 0 if self._loose is None else len(self._loose["step"])
-        return loose + sum(map(len, self.parts))
-
-    @property
-    def columns(self) -> Columns:
-        """A copy of all rows, in the order of writing."""
-        parts: list[Mapping[str, NDArray[Any]]] = [part.written for part in self.parts]
-        if self._loose is not None:
-            parts.append(self._loose)
-        columns = {name: _joined([part[name] for part in parts], dtype) for name, (dtype, _) in COLUMNS.items()}
-        for name in BINARY:
-            columns[name] = _joined([part[name] for part in parts], np.uint8)
-            lengths = [np.diff(part[name + OFFSETS]) for part in parts]
-            columns[name + OFFSETS] = np.concatenate([[0], np.cumsum(_joined(lengths, np.int64))])
-        return columns
-
     @cached_property
     def full_steps(self) -> Ints:
         """Every step with a full row, sorted."""

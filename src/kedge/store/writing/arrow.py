@@ -27,9 +27,7 @@ from numpy.typing import NDArray
 
 from kedge.atomic_write import told, write_all
 from kedge.store.columns import BINARY, COLUMNS
-from kedge.store.reading.batches import MARK, BatchFinder, HeadLayout, layout_of
-from kedge.store.reading.by_site import FileRows
-from kedge.store.reading.table import StatsTable
+from kedge.store.reading.batches import MARK, HeadLayout, layout_of
 from kedge.store.rows import LIGHT
 
 _TYPES = {name: getattr(na, np.dtype(dtype).name)() for name, (dtype, _) in COLUMNS.items()}
@@ -223,14 +221,3 @@ def _layout(rows: int) -> tuple[tuple[int, ...], tuple[bytes, ...], int]:
 def _array(field: Any, rows: int, *buffers: Any) -> Any:
     # The lengths were checked before, once for all buffers of a column.
     return na.c_array_from_buffers(field, rows, [None, *buffers], null_count=0, validation_level="none")
-
-
-def read_table(path: str | os.PathLike[str]) -> tuple[StatsTable, bool]:
-    """Return the rows of a file up to its first incomplete batch, and whether one was left out.
-
-    Raises:
-        NotARecording: The file holds something else.
-    """
-    finder = BatchFinder(Path(path))
-    found = finder.find()
-    return StatsTable(parts=[FileRows(found)] if found else []), finder.torn

@@ -22,7 +22,8 @@ from socket import gethostname
 from kedge.atomic_write import told, write_all
 from kedge.errors import BeingWritten
 from kedge.file_lock import claim, leave_to_parent
-from kedge.store.reading.json_files import read_events
+from kedge.store.reading.json_files import events_file
+from kedge.store.reading.rank_reader import EventsReader
 
 if sys.platform != "win32":
     import fcntl
@@ -98,8 +99,9 @@ def _is_still(file: FileIO, folder: Path) -> bool:
 
 
 def _has_ended(folder: Path) -> bool:
-    events, _ = read_events(folder)
-    return any(event.get("kind") == "end" for event in events)
+    reader = EventsReader(folder / events_file(0))
+    reader.read()
+    return any(event.get("kind") == "end" for event in reader.events)
 
 
 def _message(folder: Path) -> str:

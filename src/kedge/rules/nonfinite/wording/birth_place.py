@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.rules.naming import listed, name_of
+from kedge.numbers import listed
+from kedge.rules.naming import name_of
 from kedge.rules.nonfinite.wording import phrases
 from kedge.rules.nonfinite.wording.advice import operation
 from kedge.rules.nonfinite.wording.birth_figures import BirthFigures

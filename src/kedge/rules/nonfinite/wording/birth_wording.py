@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from kedge.numbers import listed
 from kedge.rules.command import again, with_dump_on
-from kedge.rules.naming import NAMED, listed, name_of, text_of
+from kedge.rules.naming import NAMED, name_of, text_of
 from kedge.rules.nonfinite.search.births import BACKWARD
 from kedge.rules.nonfinite.wording import phrases
 from kedge.rules.nonfinite.wording.advice import OperationAdvice

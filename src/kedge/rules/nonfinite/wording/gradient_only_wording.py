@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kedge.numbers import listed
 from kedge.rules.command import again
-from kedge.rules.naming import NAMED, line_of, listed
+from kedge.rules.naming import NAMED, line_of
 from kedge.rules.nonfinite.bad_steps import ABSENT, FINITE, BadStep
 from kedge.rules.nonfinite.wording.advice import operation
 from kedge.rules.nonfinite.wording.birth_figures import BirthFigures

@@ -39,7 +39,9 @@ class DiffCommand:
             default=0.0,
             help="relative difference that counts as equal, such as 1e-5 (default: 0, equal to the last bit)",
         )
-        parser.add_argument("--all", action="store_true", help="list every module that parts, not only the first ones")
+        parser.add_argument(
+            "--all", action="store_true", help="list every module that differs, not only the first ones"
+        )
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print one JSON object")
         form.add_argument("--html", action="store_true", help="write an HTML page, one file, instead")
@@ -63,7 +65,9 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share; 1e-5 tolerates a relative difference of 0.001 %")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a relative difference; 1e-5 tolerates a relative difference of 0.001 %"
+        )
     return value
 
 

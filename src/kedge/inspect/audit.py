@@ -109,7 +109,7 @@ class Audit:
     def __str__(self) -> str:
         """A table by place, equal places in one, and below it the effects of the hooks, harmful ones first."""
         if not self.entries:
-            return "no hook is on this model"
+            return "this model has no hooks"
         return "\n".join([_headline(self), "", *_places(self.entries), "", *_sentences(self.entries)])
 
     def _repr_html_(self) -> str:
@@ -119,7 +119,7 @@ class Audit:
         hooks = [(e.path or "the model", e.type, e.order, e.kind, e.name, e.owner, ", ".join(e.notes)) for e in self]
         columns = ("place", "type", "order", "kind", "name", "owner", "notes")
         done = [(effect.on, _subject(on), effect.what) for effect, on in _said(self.entries)]
-        effects_ = notebook.table(("to", "hooks", "what they do"), done, align="l") if done else ""
+        effects_ = notebook.table(("to", "hooks", "effects"), done, align="l") if done else ""
         return notebook.table(columns, hooks, title=_headline(self), align="mmrlm") + effects_
 
 
@@ -138,7 +138,7 @@ def audit(model: nn.Module) -> Audit:
         TypeError: If it is not a module.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"audit takes a torch.nn.Module, this is a {type(model).__name__}")
+        raise TypeError(f"audit takes a torch.nn.Module, not a {type(model).__name__}")
     inner = dynamo.unwrap(model)
     named = [*([("", model)] if inner is not model else []), *inner.named_modules()]
     where = standings(module for _, module in named)
@@ -229,7 +229,7 @@ def _where(places: list[tuple[str, str]], what: str) -> str:
 def _sentences(entries: Iterable[HookEntry]) -> Iterator[str]:
     """The effects of the hooks, each sentence once, with the hooks that have it."""
     said = _said(entries)
-    yield "what they do (! may hurt)" if any(effect.harms for effect, _ in said) else "what they do"
+    yield "effects (! may cause harm)" if any(effect.harms for effect, _ in said) else "effects"
     for effect, hooks in said:
         line = f"{'!' * effect.harms:1} {effect.on:10} {_subject(hooks)}: {effect.what}"
         yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * 13)

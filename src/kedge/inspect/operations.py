@@ -84,7 +84,7 @@ class Operations:
     def __str__(self) -> str:
         """A table: operation, shapes in and out, and the line that makes it."""
         if not self.rows:
-            return "its forward makes no operation that can be seen"
+            return "its forward makes no visible operation"
         lines = [_HEAD, *self._cells()]
         widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD) - 1)]
         return "\n".join(

@@ -50,7 +50,7 @@ class TensorBoard(Scalars):
     def close(self) -> None:
         """Write everything that waits."""
         if self.found == 0:
-            self.writer.add_text(FINDINGS, "no findings; `kedge check` says which rules could judge", self.step)
+            self.writer.add_text(FINDINGS, "no findings; `kedge check` lists the rules that could judge", self.step)
         self.writer.flush()
         if self._own is not None:
             self._own.close()

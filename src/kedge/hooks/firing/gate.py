@@ -135,6 +135,6 @@ class Gate(KedgeHook):
             if self.owner.on_error == "raise":
                 raise
             if self.seen.empty is None:
-                self.seen.empty = f"it cannot be looked through: {type(error).__name__}: {error}"
-                self.owner.complain(ActionDisabled(f"{self.path}:{self.kinds[0]} is not seen: {self.seen.empty}"))
+                self.seen.empty = f"it cannot be searched: {type(error).__name__}: {error}"
+                self.owner.complain(ActionDisabled(f"{self.path}:{self.kinds[0]} is not observed: {self.seen.empty}"))
             return []

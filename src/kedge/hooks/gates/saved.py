@@ -129,8 +129,8 @@ class SavedGate(Gate):
 
     def _refuse(self, event: Event) -> NoReturn:
         raise EditError(
-            f"an action returned a value at {event.site}, but what is saved there was taken by a pair of hooks further inside, "
-            "so it cannot be replaced any more; attach the action inside of that, or only look"
+            f"an action returned a value at {event.site}, but another saved-tensor hook has already packed this "
+            "tensor, so it cannot be replaced; attach the action inside that hook's context, or return None"
         )
 
 
@@ -142,8 +142,8 @@ def _checked(action: Packing, like: Tensor, event: Event) -> Callable[[Any], Ten
         value = action.unpack(packed)
         if not isinstance(value, Tensor) or (value.shape, value.dtype, value.device) != wanted:
             raise EditError(
-                f"{action!r} at {event.site}: unpack returned {describe(value)} for what was {was} on {wanted[2]} when it was "
-                "packed; it must give back the same shape, dtype and device"
+                f"{action!r} at {event.site}: unpack returned {describe(value)}, but the packed tensor was {was} on "
+                f"{wanted[2]}; it must return the same shape, dtype and device"
             )
         return value
 

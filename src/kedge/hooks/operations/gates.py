@@ -190,8 +190,9 @@ class OperationGate(Gate):
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if lost := [leaf for leaf in fixed if leaf in new]:
             raise EditError(
-                f"a value was returned at {one.site('in', lost[0])}, but {op[0]} changes that very tensor in place, "
-                "and the program goes on with it; edit the value where it is made, or what the operation returns"
+                f"an action returned a value at {one.site('in', lost[0])}, but {op[0]} changes the original tensor "
+                "in place, and the program continues with that; edit the value where it is made, or the operation's "
+                "result"
             )
         if new:
             refuse_inside(entry, str(one.site("in", next(iter(new)))))
@@ -222,8 +223,8 @@ class OperationGate(Gate):
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if new and final:
             raise EditError(
-                f"a value was returned at {one.site('out', '')}, but {op[0]} returns nothing, so it has nowhere to go; "
-                "edit what is assigned, at :in[2]"
+                f"an action returned a value at {one.site('out', '')}, but {op[0]} returns nothing that it could "
+                "replace; edit the assigned value, at :in[2]"
             )
         if self.backward and not entry.function:
             self._listen(one, "out.grad", found, entry)
@@ -261,8 +262,9 @@ def refuse_inside(entry: ForwardUnderWay, site: str) -> None:
     """
     if entry.function:
         raise EditError(
-            f"a value was returned at {site}, but this is in the forward of {entry.function}, a torch.autograd.Function, whose "
-            "backward does not know of it, so the gradient would be wrong; edit what it is given, or what is made of its result"
+            f"an action returned a value at {site}, but this is in the forward of {entry.function}, a "
+            "torch.autograd.Function, whose backward ignores the edit, so the gradient would be wrong; edit the "
+            "function's inputs or outputs"
         )
 
 

@@ -45,11 +45,11 @@ from kedge.torch_internals.hook_tables import before_forward
 from kedge.torch_internals.saved_hooks import disabled, top_hooks
 
 _ASIDE = {
-    "torch.func": "saved tensors are not looked at inside a transform of torch.func, which runs under no saved-tensor hooks: "
-    "what it saves stays where it is",
-    "torch.compile": "a compiled module saves through one operation of its own: what it saves is seen when its whole graph "
-    "has run, as saved by the module around it, and is all asked for again when its backward begins",
-    "fake": "a FakeTensor holds nothing, so what is saved under a FakeTensorMode stays where it is",
+    "torch.func": "saved tensors are ignored inside a torch.func transform, which runs without saved-tensor hooks: "
+    "the tensors it saves stay in place",
+    "torch.compile": "a compiled module saves through a single operation: its saved tensors are seen after its "
+    "whole graph has run, count for the module around it, and are all read when its backward begins",
+    "fake": "a FakeTensor holds no data, so the tensors saved under a FakeTensorMode stay in place",
 }
 
 

@@ -198,9 +198,9 @@ def test_numbers_of_every_kind_are_drawn(dtype):
         (lambda: figures.feature_maps(torch.ones(3, 4)), r"was given float32\[3, 4\]"),
         (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3), sample=4), "sample=4"),
         (lambda: figures.feature_maps("relu1"), "this is a str"),
-        (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3, dtype=torch.complex64)), "this tensor is complex"),
-        (lambda: figures.distributions({}), "was given no site"),
-        (lambda: figures.distributions({"a": torch.ones(0)}), 'was given nothing for "a"'),
+        (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3, dtype=torch.complex64)), "this one is complex"),
+        (lambda: figures.distributions({}), "got no site"),
+        (lambda: figures.distributions({"a": torch.ones(0)}), 'got no elements for "a"'),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, said):

@@ -428,7 +428,7 @@ def test_a_recorded_accumulated_gradient_outlives_the_next_backward() -> None:
 def test_accumulated_gradients_of_a_tensor_in_the_middle_are_refused() -> None:
     """T15: ``:acc`` on a tensor that is no leaf is an error that says what it is and what to use instead."""
     t = dot_of_vectors()
-    message = r'"z:acc" asks for \.grad after accumulation, but z is not a leaf.*use "z:grad"'
+    message = r'"z:acc" is \.grad after accumulation, but z is not a leaf.*use "z:grad"'
     with pytest.raises(NoSuchKind, match=message):
         kedge.hook({"z": t.z}, ":acc", kedge.record())
     assert not t.z._backward_hooks

@@ -47,8 +47,8 @@ class FeatureForward:
         self.compiled = any(map(compiles, self.modules))
         if self.compiled and not wanted.no_grad:
             raise ExtractError(
-                "the model is compiled, and compiled code hands values out without their graph; "
-                "extract from the uncompiled model, or with no_grad=True"
+                "the model is compiled, and compiled code returns values without their graph; extract from the "
+                "uncompiled model, or with no_grad=True"
             )
         self.plans: OrderedDict[Hashable, CapturePlan] = OrderedDict()
         self.under_way: list[ForwardCapture] = []
@@ -115,7 +115,7 @@ class FeatureForward:
         return (
             silent[0]
             if silent
-            else "it fired in other forwards; this one took another way, or ran it in an older thread"
+            else "it fired in other forwards; this one took another path, or ran it in an older thread"
         )
 
     @contextmanager
@@ -143,7 +143,7 @@ class FeatureForward:
         mine = [call for call in self.under_way if thread not in call.others]
         if len(mine) > 1:
             raise ActionError(
-                "several calls of these features are under way at once, and this thread, which one of them has started, could "
+                "several calls of these features run at once, and this thread, which one of them started, could "
                 "belong to any; call the features one after the other"
             )
         if mine:

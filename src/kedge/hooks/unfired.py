@@ -22,7 +22,9 @@ def explain(tap: Tap, session: Attachments) -> Cause:
     """Return the cause of a session's tap never firing."""
     clock = session.clock
     if tap.when is not None and not any(tap.when(step) for step in range(clock.step + 1)):
-        return Cause(f"its schedule selected none of the steps 0 to {clock.step}", "start it earlier, or run longer")
+        return Cause(
+            f"its schedule did not select any of the steps 0 to {clock.step}", "start it earlier, or run longer"
+        )
     if tap.failed:
         return Cause("its action was switched off", "see the warning issued when it failed")
     if hasattr(tap.gate, "called"):
@@ -136,7 +138,7 @@ def _explain_value(tap: Tap) -> Cause | None:
             "it ran only in a checkpoint's recompute", "observers skip recomputes; use record(recomputes=True)"
         )
     if gate.seen.empty is not None and not gate.seen.leaves:
-        return Cause(f"no tensor was found: {gate.seen.empty}", "hook the module inside that makes the tensor")
+        return Cause(f"there is no tensor to see: {gate.seen.empty}", "hook the module inside that makes the tensor")
     if site.leaf is not None and site.leaf not in gate.seen.leaves:
         has = ", ".join(f"[{leaf}]" if leaf else "a bare tensor" for leaf in gate.seen.leaves)
         return Cause(f"its value has no leaf [{site.leaf}]", f"it has {has}")

@@ -303,7 +303,7 @@ def test_a_folder_that_takes_no_file_is_named(tmp_path, monkeypatch):
 )
 def test_a_folder_that_is_not_ours_is_named():
     """A real one: not even root makes files there."""
-    with pytest.raises(StoreError, match=r"saved tensors were to go to /proc/sys/kernel, where no file can be made"):
+    with pytest.raises(StoreError, match=r"saved tensors cannot go to /proc/sys/kernel, where no file can be created"):
         RangeFile("/proc/sys/kernel")
 
 
@@ -332,7 +332,7 @@ def test_a_full_disk_is_an_error_before_anything_is_written(ranges, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
         with pytest.raises(
-            DiskFull, match=r"need 73,728 bytes more in .*, where [\d,]+ bytes are free: No space left"
+            DiskFull, match=r"need 73,728 more bytes in .*, where [\d,]+ bytes are free: No space left"
         ) as caught:
             ranges.put(ramp(70_000))
     assert isinstance(caught.value, OSError)
@@ -368,7 +368,7 @@ def test_a_limit_for_files_is_an_error_too(ranges):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
         first = ranges.put(ramp(700_000))
-        with pytest.raises(DiskFull, match="a file may not be that large"):
+        with pytest.raises(DiskFull, match="the file would be larger than allowed"):
             ranges.put(ramp(700_000))
         assert torch.equal(ranges.read(first), ramp(700_000))
     finally:

@@ -142,7 +142,7 @@ def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
         if "columns" in found:
             must_be_names(wanted["reduce"], found["columns"])
     elif others:
-        raise OtherRun(f"cannot write to {folder}, which holds something else ({others[0]}); name a new folder")
+        raise OtherRun(f"cannot write to {folder}, which holds other files ({others[0]}); name a new folder")
 
 
 def _meet(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
@@ -215,8 +215,8 @@ def _loaded(source: BatchSource) -> Generator[LoadedBatch]:
             raise
         except Exception as error:
             raise ExtractionFailed(
-                f"the loader failed after {count:,} samples: {why(error)}; "
-                "what was computed before is written, and the same run goes on from there"
+                f"the loader failed after {count:,} samples: {why(error)}; the features computed before are written, "
+                "and the same run continues from there"
             ) from error
         count += len(loaded.places)
         yield loaded

@@ -99,7 +99,7 @@ class OutputGate(Gate):
         """Set hooks for the gradient that this call sends to each of its inputs; see Note [The share of one call]."""
         edges = self.passes.here.shares.pop(self, {})
         if not edges:
-            self.seen.no_share = "no tensor was found: its arguments hold no tensor"
+            self.seen.no_share = "there is no tensor to see: its arguments hold no tensor"
         for leaf, found in edges_into(outputs, edges).items():
             if not found:
                 self.seen.no_share = (

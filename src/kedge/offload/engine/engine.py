@@ -185,8 +185,9 @@ class Engine:
             self._warned = True
             warn(
                 OffloadFailed(
-                    f"a saved tensor could not be moved and stays in memory ({type(failure).__name__}: {failure}); gradients "
-                    "are right, but this memory is not saved. The account counts each such tensor; this is said once."
+                    f"a saved tensor could not be moved and stays in memory ({type(failure).__name__}: {failure}); "
+                    "gradients are right, but this memory is not saved. The account counts each such tensor; this "
+                    "warning appears once."
                 )
             )
 

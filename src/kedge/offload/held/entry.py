@@ -228,9 +228,9 @@ class StorageEntry:
         """Raise RebuiltWrong if the rebuilt bytes are not the saved ones; see Note [Proof] in `kedge.offload.engine.proof`."""
         if not self.saved.is_what(home, alone=False):
             raise RebuiltWrong(
-                "a saved tensor was rebuilt from others, and is not what it was: something that it depends on was changed where "
-                "autograd does not see it (under no_grad, or through .data). Leave such a module out (where=...), or rebuild "
-                "nothing: kedge.Disk(rebuild=False)"
+                "a saved tensor was rebuilt from others, and differs from the saved one: the program changed a "
+                "tensor that it depends on without autograd noticing (under no_grad, or through .data). Leave that "
+                "module out (where=...), or rebuild nothing: kedge.Disk(rebuild=False)"
             )
 
 

@@ -125,9 +125,9 @@ class Learner:
     def _tell(self, plan: OffloadPlan) -> None:
         warn(
             LimitOutOfReach(
-                f"{self.limit} was asked for, and with all done that can be, {size(plan.peak)} of saved tensors stay in"
-                f" memory (of {size(plan.table.nbytes)}); all is done. More can be had with a destination"
-                " (to=kedge.Disk() or kedge.Cpu()), a codec, a smaller min_bytes, a wider `where`, or a smaller batch"
+                f"{self.limit} is out of reach: although every possible measure is taken, {size(plan.peak)} of saved "
+                f"tensors stay in memory (of {size(plan.table.nbytes)}). To lower this, use a destination "
+                "(to=kedge.Disk() or kedge.Cpu()), a codec, a smaller min_bytes, a wider `where`, or a smaller batch"
             )
         )
 

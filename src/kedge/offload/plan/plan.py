@@ -75,7 +75,7 @@ class OffloadPlan:
         if table.link is not None:
             yield from self._floor(table.link)
         if not self.feasible:
-            yield f"  {size(self.peak)} is the least that can be had: all is done that can be"
+            yield f"  {size(self.peak)} is the least possible: every possible measure is taken"
 
     def _remark(self, choice: Choice) -> str:
         ways = [way for way in self.ways if way.choice is choice]
@@ -96,11 +96,11 @@ class OffloadPlan:
         all_moved = 1 + self.everything / self.table.step if self.table.step else 1.0
         if all_moved > 1.005:
             yield (
-                f"  to move all {size(self.table.nbytes)} would take {all_moved:.2f} x at least: no order of moves hides"
-                " it; fewer bytes do (rebuild, a codec, checkpoints)"
+                f"  moving all {size(self.table.nbytes)} would take {all_moved:.2f} x at least: no order of moves "
+                "hides this; move fewer bytes (rebuild, a codec, checkpoints)"
             )
         else:
-            yield f"  to move all {size(self.table.nbytes)} could hide"
+            yield f"  the computation could hide moving all {size(self.table.nbytes)}"
 
 
 def size(nbytes: float) -> str:

@@ -398,17 +398,17 @@ def _check(slot: CpuSlot) -> None:
     if now == slot.version:
         return
     raise RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace operation:"
-        f" {slot.nbytes:,} bytes on {slot.device} were moved to the CPU's memory at version {slot.version}, and were changed"
-        " before the copy was done. Hint: do without the in-place operation, or keep what that module saves:"
-        " kedge.offload(..., where=...)"
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"{slot.nbytes:,} bytes on {slot.device} were moved to the CPU's memory at version {slot.version}, and the "
+        "program changed them before the copy was done. Hint: avoid the in-place operation, or keep that module's "
+        "saved tensors: kedge.offload(..., where=...)"
     )
 
 
 def _warn(reason: str) -> None:
     warn(
         NothingGained(
-            f"to=kedge.Cpu() moves nothing: {reason}; they are kept, and what can be rebuilt exactly is rebuilt."
-            " kedge.Disk() moves them to a file, kedge.Rebuild() asks for no more than this"
+            f"to=kedge.Cpu() moves nothing: {reason}; they stay in memory, except those that can be rebuilt exactly. "
+            "kedge.Disk() moves them to a file; kedge.Rebuild() only rebuilds, without this warning"
         )
     )

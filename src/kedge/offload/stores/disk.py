@@ -125,9 +125,7 @@ class OpenFile:
         """Write bytes; see `DiskStore.put`."""
         if self.window.failed:
             failed, self.window.failed = self.window.failed, None
-            raise StoreError(
-                f"the disk of {self.ranges.file.folder} failed when it took what was saved before: {failed}"
-            )
+            raise StoreError(f"the disk of {self.ranges.file.folder} failed to write an earlier saved tensor: {failed}")
         host = data if data.device == _CPU else data.to(_CPU)
         tight = self._is_tight(with_more=host.nbytes)
         extent = self.ranges.put(host)
@@ -177,7 +175,8 @@ class OpenFile:
 
     def __str__(self) -> str:
         said = (
-            f"a file of {self.ranges.size:,} bytes in {self.ranges.file.folder}: {self.ranges.pieces:,} tensors of"
-            f" {self.ranges.written:,} bytes written, {self._read:,} bytes read, {self.window.out:,} bytes put out of memory"
+            f"a file of {self.ranges.size:,} bytes in {self.ranges.file.folder}: {self.ranges.pieces:,} tensors of "
+            f"{self.ranges.written:,} bytes written, {self._read:,} bytes read, {self.window.out:,} bytes dropped "
+            "from memory"
         )
         return f"{said}, {self._summing:.3f} s for checksums" if self._checksum else said

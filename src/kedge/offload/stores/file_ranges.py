@@ -121,7 +121,7 @@ class UnnamedFile:
         while done < nbytes:
             got = os.preadv(self.descriptor, [memory[done:]], start + done)
             if not got:
-                raise OSError("the file ends before it")
+                raise OSError("the file ends too early")
             done += got
         return data
 
@@ -215,8 +215,8 @@ class RangeFile:
         """
         if self.lost:
             raise StoreError(
-                "a saved tensor on disk was asked for in a process that was forked after it was saved;"
-                " run forward and backward in the same process"
+                "a saved tensor on disk cannot be read in a process that was forked after it was saved; run forward "
+                "and backward in the same process"
             )
         try:
             if can_map() and extent.nbytes:
@@ -282,7 +282,7 @@ class RangeFile:
 
     def _take(self, nbytes: int) -> FileRange:
         if self._closing or self.lost:
-            raise StoreError("a saved tensor was to go to a disk store that is closed; offload inside the block")
+            raise StoreError("a saved tensor cannot be written: the disk store is closed; offload inside the block")
         room = pages(nbytes)
         start = self._ranges.take(room)
         if start is None:

@@ -104,8 +104,8 @@ class PinnedRanges:
         if self.size + size > self._most:
             raise OSError(
                 errno.ENOMEM,
-                f"saved tensors need {nbytes:,} bytes more of the CPU's memory, {self.size:,} are taken and the limit"
-                f" is {self._most:,}",
+                f"saved tensors need {nbytes:,} more bytes of the CPU's memory; {self.size:,} are in use and the "
+                f"limit is {self._most:,}",
             )
         block = _Block(size)
         if self._pin:
@@ -171,7 +171,7 @@ def _paged(nbytes: int) -> int:
 def _tell(failed: str, size: int) -> None:
     warn(
         NotPinned(
-            f"{size:,} bytes of the CPU's memory could not be locked ({failed}): copies to and from it stop the program;"
-            " kedge.Cpu(pin=False) asks for none, a limit in the container or `ulimit -l` may be the cause"
+            f"{size:,} bytes of the CPU's memory could not be locked ({failed}): copies to and from it stop the "
+            "program; a limit of the container or `ulimit -l` may be the cause; kedge.Cpu(pin=False) locks no memory"
         )
     )

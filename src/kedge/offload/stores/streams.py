@@ -46,7 +46,7 @@ class Cuda:
         if device.type == "cpu":
             return "these tensors are in CPU memory already"
         if device.type != "cuda":
-            return f"copies beside the computation are known for CUDA devices, not for {device.type!r}"
+            return f"copies run beside the computation on CUDA devices only, not on {device.type!r}"
         if torch.cuda.get_device_properties(device).is_integrated:
             return f"{device} has no memory of its own: it uses the CPU's, and a move takes time and frees nothing"
         return None

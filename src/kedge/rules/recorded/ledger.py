@@ -78,4 +78,6 @@ def remedy_of(entry: Entry) -> str:
 
 def _ran_inside(cause: str) -> bool:
     """Whether modules inside ran, though the module itself was not called."""
-    return is_direct(cause) or "what it holds was" in cause
+    return (
+        is_direct(cause) or "modules inside it were" in cause or "what it holds was" in cause
+    )  # the last in older recordings

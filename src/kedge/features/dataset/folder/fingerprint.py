@@ -182,8 +182,8 @@ def _digest_of(made: Any) -> str:
         _Pickler(digest.update).dump(made)
     except PicklingError as error:
         raise ExtractionFailed(
-            f"{name_of(made)} has to be told from other functions, and no digest can be made of it: {error} Say yourself "
-            "which functions they are, with version='...' (--version)"
+            f"{name_of(made)} must be distinguished from other functions, and no digest of it can be made: {error} "
+            "Identify your functions yourself, with version='...' (--version)"
         ) from error
     return digest.hexdigest()
 

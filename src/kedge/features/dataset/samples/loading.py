@@ -78,8 +78,8 @@ class BatchSource:
             size = size_of(data)
             if size is None:
                 raise ExtractionFailed(
-                    f"batch {number} of the loader holds no tensor: how many samples it has cannot be told; "
-                    "give a DataLoader, or batches of tensors"
+                    f"batch {number} of the loader holds no tensor, so its number of samples is unknown; give a "
+                    "DataLoader, or batches of tensors"
                 )
             places = [f"{self._prefix}{place}" for place in range(start, start + size)]
             start += size

@@ -58,7 +58,7 @@ class SampleKeys:
         if self._of_batch is not None and keys:
             keys = _given(self._of_batch, loaded)
             if len(keys) != len(loaded.places):
-                raise ExtractionFailed(f"keys= gave {len(keys)} keys for a batch of {len(loaded.places)} samples")
+                raise ExtractionFailed(f"keys= returned {len(keys)} keys for a batch of {len(loaded.places)} samples")
             self._meet(loaded.places, keys)
         return SampleBatch(loaded.places, keys, loaded.data, failed)
 
@@ -67,8 +67,8 @@ class SampleKeys:
             return place
         if not place.isdecimal() or int(place) >= len(self._all):
             raise ExtractionFailed(
-                f"keys= has {len(self._all)} entries and none for the sample at {place}; "
-                "for a stream, give a function that takes the keys from a batch"
+                f"keys= has {len(self._all)} entries and none for the sample at {place}; for a stream, give a "
+                "function that reads the keys from a batch"
             )
         return self._all[int(place)]
 
@@ -84,13 +84,13 @@ class SampleKeys:
 
 def _given(give: Callable[[Any], Any], loaded: LoadedBatch) -> list[str]:
     """Return the keys that the user's function assigns to a batch."""
-    failed = f"keys= failed for the batch from sample {loaded.places[0]} of the data set on: {name_of(give)}"
+    failed = f"keys= failed for the batch that begins with sample {loaded.places[0]} of the data set: {name_of(give)}"
     try:
         found = give(loaded.data)
     except Exception as error:
-        raise ExtractionFailed(f"{failed} raised {why(error)}; mend it, and name another folder") from error
+        raise ExtractionFailed(f"{failed} raised {why(error)}; fix it, and name another folder") from error
     if isinstance(found, (str, bytes)) or not (hasattr(found, "tolist") or isinstance(found, Iterable)):
-        raise ExtractionFailed(f"{failed} gave a {type(found).__name__}; let it give a key for each sample")
+        raise ExtractionFailed(f"{failed} returned a {type(found).__name__}; return a key for each sample")
     return texts(found)
 
 
@@ -137,5 +137,5 @@ def _nobody(name: str, names: Iterable[str], new: str | None = None) -> Extracti
     shown = ", ".join(map(repr, there[:_SHOWN])) + (f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else "")
     renamed = f", as it was renamed to {new!r}" if new else ""
     return ExtractionFailed(
-        f"reduce: no value goes by the name {name!r}{renamed}; the names are {shown}: give the reducer one of these"
+        f"reduce: no value has the name {name!r}{renamed}; the names are {shown}: name one of these"
     )

@@ -32,8 +32,10 @@ def failed(what: str, error: Exception) -> Exception:
     if isinstance(error, KedgeError):
         return error
     last = traceback.extract_tb(error.__traceback__)[-1]
-    said = str(error).strip().partition("\n")[0]
-    return ScriptError(f"{what} raised {type(error).__name__}: {said} ({last.filename}, line {last.lineno}); fix it")
+    first_line = str(error).strip().partition("\n")[0]
+    return ScriptError(
+        f"{what} raised {type(error).__name__}: {first_line} ({last.filename}, line {last.lineno}); fix it"
+    )
 
 
 def function(text: str, option: str, known: Iterable[str]) -> Any:

@@ -53,7 +53,7 @@ class FeatureForward:
         self.plans: OrderedDict[Hashable, CapturePlan] = OrderedDict()
         self.under_way: list[ForwardCapture] = []
         self._lock = threading.RLock()
-        self._told = False
+        self._warned = False
         self._holders = 0
         self.session = session()
         try:
@@ -81,7 +81,7 @@ class FeatureForward:
         if call.plan is not None and values.keys() == call.plan.names.keys():
             return settled(call, values, call.plan.names)
         names = renamed(name_all(self.wanted.texts, values, self.why), self.wanted.rename)
-        self._tell()
+        self._warn_of_silent_sites()
         self._learn(kind, call, names, (args, kwargs))
         return settled(call, values, names)
 
@@ -156,10 +156,10 @@ class FeatureForward:
         named = tuple((name, _shape(value)) for name, value in kwargs.items())
         return tuple(map(_shape, args)), named, modes, torch.is_grad_enabled()
 
-    def _tell(self) -> None:
+    def _warn_of_silent_sites(self) -> None:
         """Warn once, after the first complete forward, about sites of a pattern that never fired."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             for hooked in self.hooks:
                 if silent := hooked.ledger().silent():
                     warn(NeverFiredWarning(silent))

@@ -62,8 +62,8 @@ def feature_maps(
         colours(figure, image, list(grid.flat), "activation")
     chosen_by = "strongest first, by mean magnitude" if order == "strength" else "by index"
     ranges = "one range of colours for all" if scale == "shared" else "each with its own range of colours"
-    said = f"{len(drawn)} of {len(maps)} channels, {chosen_by}; {ranges}"
-    figure.suptitle(f"{plain(title)}\n{said}" if title else said, fontsize=10, x=0.01, ha="left")
+    subtitle = f"{len(drawn)} of {len(maps)} channels, {chosen_by}; {ranges}"
+    figure.suptitle(f"{plain(title)}\n{subtitle}" if title else subtitle, fontsize=10, x=0.01, ha="left")
     return figure
 
 

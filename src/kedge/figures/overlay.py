@@ -74,13 +74,13 @@ def _draw(axes: Any, found: Tensor, picture: Tensor, *, over: bool, signed: bool
     relative = found / ((float(finite.abs().max()) if finite.numel() else 0.0) or 1.0)
     relative[~found.isfinite()] = nan
     height, width = picture.shape[:2]
-    look = {"cmap": TWO_SIGNS if signed else ONE_SIGN, "vmin": -1.0 if signed else 0.0, "vmax": 1.0}
+    style = {"cmap": TWO_SIGNS if signed else ONE_SIGN, "vmin": -1.0 if signed else 0.0, "vmax": 1.0}
     if not over:
-        return axes.imshow(shown(relative), extent=(0, width, height, 0), interpolation="nearest", **look)
+        return axes.imshow(shown(relative), extent=(0, width, height, 0), interpolation="nearest", **style)
     fitted = functional.interpolate(relative[None, None], (height, width), mode="bilinear", align_corners=False)[0, 0]
     grey = picture if picture.dim() == 2 else picture.mean(-1)
     axes.imshow(shown(grey), cmap="gray", vmin=-0.2, vmax=1.2)
-    return axes.imshow(shown(fitted), alpha=shown(fitted.abs().clamp(0, 1).nan_to_num() * _COVER), **look)
+    return axes.imshow(shown(fitted), alpha=shown(fitted.abs().clamp(0, 1).nan_to_num() * _COVER), **style)
 
 
 def _images(images: Any) -> Tensor:

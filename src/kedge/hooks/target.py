@@ -100,7 +100,7 @@ class HookedModel:
         """Return a snapshot of the gates, for `restore`."""
         modules, ops = self.modules, self.ops
         tables = {"before": dict(modules.before), "after": dict(modules.after)}
-        gates, doors = dict(self.parameters.gates), dict(ops.doors) if ops else {}
+        gates, doors = dict(self.parameters.gates), dict(ops.switches) if ops else {}
         return tables | {"parameters": gates, "saves": self.saves, "ops": ops, "doors": doors}
 
     def restore(self, standing: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ class HookedModel:
         self.parameters.gates = standing["parameters"]
         self.saves, self.ops = standing["saves"], standing["ops"]
         if self.ops is not None:
-            self.ops.doors = standing["doors"]
+            self.ops.switches = standing["doors"]
 
     def release(self) -> None:
         """Drop the references to the model when the session has ended."""

@@ -118,7 +118,7 @@ class Audit:
             return notebook.paragraph(str(self))
         hooks = [(e.path or "the model", e.type, e.order, e.kind, e.name, e.owner, ", ".join(e.notes)) for e in self]
         columns = ("place", "type", "order", "kind", "name", "owner", "notes")
-        done = [(effect.on, _subject(on), effect.what) for effect, on in _said(self.entries)]
+        done = [(effect.on, _subject(on), effect.what) for effect, on in _by_effect(self.entries)]
         effects_ = notebook.table(("to", "hooks", "effects"), done, align="l") if done else ""
         return notebook.table(columns, hooks, title=_headline(self), align="mmrlm") + effects_
 
@@ -228,20 +228,20 @@ def _where(places: list[tuple[str, str]], what: str) -> str:
 
 def _sentences(entries: Iterable[HookEntry]) -> Iterator[str]:
     """The effects of the hooks, each sentence once, with the hooks that have it."""
-    said = _said(entries)
-    yield "effects (! may cause harm)" if any(effect.harms for effect, _ in said) else "effects"
-    for effect, hooks in said:
+    found = _by_effect(entries)
+    yield "effects (! may cause harm)" if any(effect.harms for effect, _ in found) else "effects"
+    for effect, hooks in found:
         line = f"{'!' * effect.harms:1} {effect.on:10} {_subject(hooks)}: {effect.what}"
         yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * 13)
 
 
-def _said(entries: Iterable[HookEntry]) -> list[tuple[Effect, list[HookEntry]]]:
+def _by_effect(entries: Iterable[HookEntry]) -> list[tuple[Effect, list[HookEntry]]]:
     """Each effect with the hooks that have it, harmful ones first."""
-    said: dict[Effect, list[HookEntry]] = {}
+    found: dict[Effect, list[HookEntry]] = {}
     for e in entries:
         for effect in e.effects:
-            said.setdefault(effect, []).append(e)
-    return sorted(said.items(), key=lambda item: not item[0].harms)
+            found.setdefault(effect, []).append(e)
+    return sorted(found.items(), key=lambda item: not item[0].harms)
 
 
 def _subject(hooks: list[HookEntry]) -> str:

@@ -127,8 +127,8 @@ class Listing:
         """
         self.session.hook(model, "**/*:in, **/*:out", self)
         ops = self.session.targets[id(model)].ops
-        if begun and ops is not None and id(model) in ops.doors:
-            ops.doors[id(model)](model, (), {})
+        if begun and ops is not None and id(model) in ops.switches:
+            ops.switches[id(model)](model, (), {})
 
     def bind(self, site: Site) -> Act:
         """Return the action that lists the operations of one module."""

@@ -16,7 +16,7 @@ _MOST = 24
 _COUNTS = ("small", "again", "unique", "stored", "freed", "failed")
 _GROUPS = ("kept", "rebuilt", "moved")
 _OWNED = ("parameter", "buffer", "input")
-_SAID = {
+_WORDING = {
     "memory": "encoded in memory",
     "here": "there already",
     "unknown": "unknown kind",
@@ -360,5 +360,5 @@ def _figures(tallies: Iterable[Tally], steps: int) -> str:
 
 def _list(what: str, counts: dict[str, Count], mb: float) -> str:
     most = sorted(counts.items(), key=lambda pair: -pair[1].bytes)
-    parts = (f"{_SAID.get(name, name)} {count.bytes / mb:.1f} MB" for name, count in most if count.number)
+    parts = (f"{_WORDING.get(name, name)} {count.bytes / mb:.1f} MB" for name, count in most if count.number)
     return f"{what}: {', '.join(parts) or 'nothing'}"

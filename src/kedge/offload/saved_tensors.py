@@ -53,13 +53,13 @@ def saved(
             f"{type(model).__name__}; give the model, and the code after it as loss="
         )
 
-    def look(*args: Any, **kwargs: Any) -> Bill:
-        return _Look(model, min_bytes).bill(lambda: model(*args, **kwargs), loss, backward=backward)
+    def bill_of_call(*args: Any, **kwargs: Any) -> Bill:
+        return _BillOfCall(model, min_bytes).bill(lambda: model(*args, **kwargs), loss, backward=backward)
 
-    return look
+    return bill_of_call
 
 
-class _Look:
+class _BillOfCall:
     """One recording of one model."""
 
     def __init__(self, model: nn.Module, least: int) -> None:

@@ -43,7 +43,7 @@ def stack(layers, nbytes, *, forward=1.0, link=None, **options):
 
 def choices(plan):
     """What is done with each saved tensor."""
-    return [way.choice for way in plan.ways]
+    return [treatment.choice for treatment in plan.treatments]
 
 
 PCIE = Link("cpu", 10 * GB, 10 * GB, overlaps=True)
@@ -210,8 +210,8 @@ def test_a_feasible_limit_of_memory_is_never_exceeded(table, share):
 
     assert plan.feasible == (plan.peak <= limit)
     assert plan.feasible or plan.peak == least > limit
-    assert len(plan.ways) == len(plan.choices) == len(table.candidates)
-    assert plan.outcome == Forecast(table).of(plan.ways)
+    assert len(plan.treatments) == len(plan.choices) == len(table.candidates)
+    assert plan.outcome == Forecast(table).of(plan.treatments)
 
 
 @settings(max_examples=200, deadline=None)
@@ -254,7 +254,7 @@ def test_a_tensor_that_is_rebuilt_already_is_moved_only_for_what_that_frees_besi
     small = Candidate(TensorKey("m", 1, 0), 10 * MB, saved=0.02, asked=0.65)
     plan = solve(StepTable((rebuilt, small), step=0.7, link=slow), Limit(slowdown=1.03))
 
-    assert [way.choice for way in plan.ways] == [Choice.REBUILD, Choice.MOVE]
+    assert [treatment.choice for treatment in plan.treatments] == [Choice.REBUILD, Choice.MOVE]
 
 
 def test_a_large_step_is_planned_at_once():
@@ -405,8 +405,8 @@ def test_a_way_that_frees_nothing_is_no_way():
     """A rebuild that keeps as much as it frees, and a codec that grows a tensor, are not offered."""
     candidate = Candidate(TensorKey("a", 0), 100, 0.0, 0.0, rebuild=0.0, extra=100, coded=120)
 
-    assert list(candidate.ways(None)) == []
-    assert list(candidate.ways(PCIE)) == [Treatment(Choice.MOVE, 0, 100)]
+    assert list(candidate.treatments(None)) == []
+    assert list(candidate.treatments(PCIE)) == [Treatment(Choice.MOVE, 0, 100)]
 
 
 class Block(nn.Module):

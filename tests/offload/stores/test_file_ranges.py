@@ -47,7 +47,7 @@ def test_ranges_never_overlap_and_all_room_comes_back():
     extents, taken = FreeRanges(), []
     for _ in range(3000):
         if taken and rng.random() < 0.5:
-            extents.give(*taken.pop(rng.randrange(len(taken))))
+            extents.release(*taken.pop(rng.randrange(len(taken))))
             continue
         size = rng.randrange(1, 100)
         start = extents.take(size)
@@ -58,7 +58,7 @@ def test_ranges_never_overlap_and_all_room_comes_back():
         taken.append((start, size))
         assert extents.used == sum(length for _, length in taken)
     for piece in taken:
-        extents.give(*piece)
+        extents.release(*piece)
 
     assert extents.used == 0
     assert extents.take(extents.size) == 0
@@ -70,7 +70,7 @@ def test_the_smallest_range_that_is_large_enough_is_taken():
     extents.grow(100)
     pieces = [(extents.take(size), size) for size in (40, 5, 10, 5, 40)]
     for start, size in (pieces[0], pieces[2]):
-        extents.give(start, size)
+        extents.release(start, size)
 
     assert extents.take(9) == pieces[2][0]
     assert extents.take(11) == pieces[0][0]
@@ -312,7 +312,7 @@ def test_a_folder_in_memory_is_told_of_once(monkeypatch):
     """Tensors on a tmpfs take as much memory as before, so it is said, and the folder is used."""
     if scratch.filesystem(Path("/dev/shm").stat().st_dev) != "tmpfs":
         pytest.skip("/dev/shm is not a tmpfs here")
-    monkeypatch.setattr(scratch, "_told", set())
+    monkeypatch.setattr(scratch, "_warned", set())
     with pytest.warns(DiskIsMemory, match="/dev/shm, which is a file system in memory"):
         ranges = RangeFile("/dev/shm")
     extent = ranges.put(ramp(70_000))

@@ -118,9 +118,9 @@ def _note_process(run: Run) -> Path:
     Raises:
         ExtractionFailed: Too many processes have died.
     """
-    cluster, said = run.options.cluster, [path.read_text(encoding="utf-8") for path in run.marks.glob("process-*")]
-    if len(said) >= cluster.workers + cluster.deaths:
-        suspect = Counter(filter(None, said)).most_common(1)
+    cluster, started = run.options.cluster, [path.read_text(encoding="utf-8") for path in run.marks.glob("process-*")]
+    if len(started) >= cluster.workers + cluster.deaths:
+        suspect = Counter(filter(None, started)).most_common(1)
         raise ExtractionFailed(
             f"{cluster.deaths + 1} workers died, while they computed {suspect[0][0] if suspect else 'no row'}; Ray's "
             "logs name the cause; if it is memory, use a smaller cluster=Cluster(batch_size=)"

@@ -81,11 +81,11 @@ class Gate(KedgeHook):
     def retime(self) -> None:
         """Update whether any tap is on schedule, whether any gradient tap is, and whether all taps only measure."""
         taps = [tap for taps in self.taps.values() for tap in taps]
-        self.live = any(map(self.wakes, taps))
+        self.live = any(map(self.is_due, taps))
         self.backward = any(tap.on and tap.site.is_gradient for tap in taps)
         self.measures = all(tap.measure is not None and tap.site.kind in self.measured for tap in taps)
 
-    def wakes(self, tap: Tap) -> bool:
+    def is_due(self, tap: Tap) -> bool:
         """Whether a tap is on schedule, or must repeat its edit when a checkpoint recomputes an earlier step."""
         return tap.on or (tap.when is not None and tap.edited and self.passes.segments.some)
 

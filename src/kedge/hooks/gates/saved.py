@@ -160,7 +160,7 @@ class SavedSites:
         self.gates: dict[str, SavedGate] = {}
         self.kept = keep(owner.mounts.cleanup, model, self, outside=False, ambient=False, compiled=compiled)
         self.kept.count = self._count
-        self.kept.asleep = True
+        self.kept.idle = True
         owner.mounts.add(self.kept)
 
     def place(self, place: Placed, spec: Spec) -> None:
@@ -194,7 +194,7 @@ class SavedSites:
         return packed.read()
 
     def _retime(self) -> None:
-        self.kept.asleep = not any(gate.live for gate in self.gates.values())
+        self.kept.idle = not any(gate.live for gate in self.gates.values())
 
     def _count(self, live: KeeperCalls, spot: ModuleUnderKeeper, task: int) -> tuple[int, bool]:
         return (0, task != -1) if spot.gate is None else spot.gate.count()

@@ -152,9 +152,9 @@ class OperationGate(Gate):
     def retime(self) -> None:
         """Update which taps are on schedule, on each side of an operation."""
         super().retime()
-        self.early = any(self.wakes(tap) for kind in ("in", "in.grad") for tap in self.taps[kind])
+        self.early = any(self.is_due(tap) for kind in ("in", "in.grad") for tap in self.taps[kind])
         self.backward = any(tap.on for tap in self.taps["out.grad"])
-        self.late = self.backward or any(self.wakes(tap) for tap in self.taps["out"])
+        self.late = self.backward or any(self.is_due(tap) for tap in self.taps["out"])
         self.operations.retime()
 
     def _one(self, op: tuple[str, int]) -> OperationEvents:

@@ -72,7 +72,7 @@ class Engine:
 
     def begin(self, inputs: Any) -> None:
         """Called when the model is called, with its inputs; see Note [Steps]."""
-        self._known.of_model.look(inputs)
+        self._known.of_model.update(inputs)
         self._steps.begin()
 
     def pack(self, value: Tensor, place: SavingPlace) -> PartOfEntry | KeptByReference:

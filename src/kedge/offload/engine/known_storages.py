@@ -68,9 +68,9 @@ class ModelStorages:
         self._model = model
         self.lasting = True
         self._known: dict[int, tuple[str, StorageWeakRef]] = {}  # the reference keeps the number from being reused
-        self.look(())
+        self.update(())
 
-    def look(self, inputs: Any) -> None:
+    def update(self, inputs: Any) -> None:
         """Read the storages again at the beginning of a forward pass: some may have been replaced."""
         self.lasting = self.lasting and not any(map(is_sharded, self._model.parameters()))
         self._known = {

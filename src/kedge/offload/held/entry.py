@@ -85,11 +85,11 @@ class Restored(NamedTuple):
     begin: int
     counter: Tensor
 
-    def give(self, value: Tensor) -> Tensor:
+    def alias(self, value: Tensor) -> Tensor:
         """Return an alias of a tensor on these bytes whose changes are counted."""
-        given = self.counter.detach()
-        given.data = value
-        return given
+        counted = self.counter.detach()
+        counted.data = value
+        return counted
 
 
 class RecentlyRestored:
@@ -189,11 +189,11 @@ class StorageEntry:
 
     def restore(self) -> Restored:
         """Return the bytes in a storage; see Note [Brought back]."""
-        asker = _asker()
-        there = None if self._back is None else self._still_there(asker)
-        return self._bring(asker) if there is None else there
+        reader = _current_reader()
+        there = None if self._back is None else self._still_there(reader)
+        return self._bring(reader) if there is None else there
 
-    def _still_there(self, asker: object) -> Restored | None:
+    def _still_there(self, reader: object) -> Restored | None:
         """Return the bytes restored before; None if they are freed, changed, or perhaps in use by another node."""
         back = self._back
         if back is None:
@@ -201,13 +201,13 @@ class StorageEntry:
         there = behind(back[0].cdata)
         if there is not None and not changes(back[2]):
             alone = users_of(there) <= 1 + (self.held is not None)
-            if alone or back[3] == asker:
-                self._back = *back[:3], asker
+            if alone or back[3] == reader:
+                self._back = *back[:3], reader
                 return Restored(there, *back[1:3])
         self._back = self.held = None  # changed bytes are dropped for the saved ones
         return None
 
-    def _bring(self, asker: object) -> Restored:
+    def _bring(self, reader: object) -> Restored:
         begun = time.perf_counter()
         home = self.source.bring()
         if self.source.computed and self.source.exact and self.saved.digest is not None:
@@ -217,7 +217,7 @@ class StorageEntry:
         storage = home.untyped_storage()
         begin = int(home.storage_offset()) * home.itemsize
         counter = torch.empty(0, device=self.device)
-        self._back = StorageWeakRef(storage), begin, counter, asker  # in one assignment: another thread may read
+        self._back = StorageWeakRef(storage), begin, counter, reader  # in one assignment: another thread may read
         self._entries.window.hold(self, home)
         before = self._before() if self._before is not None else None
         if before is not None and before.held is None:
@@ -284,14 +284,14 @@ class PartOfEntry(Handle):
         value.set_(home.storage, home.begin // self.dtype.itemsize + self._offset, self.size, self.stride)
         if self._conjugated:
             value = value.conj()
-        return home.give(negated_alias(value) if self._negated else value)
+        return home.alias(negated_alias(value) if self._negated else value)
 
     def intact(self) -> bool:
         """Whether the entry's source can still return the saved bytes."""
         return self.entry.source.intact()
 
 
-def _asker() -> object:
+def _current_reader() -> object:
     """Return an identity of the running node in this backward pass; None if no node runs."""
     node = current_node()
     if node is None:

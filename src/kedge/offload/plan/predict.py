@@ -47,11 +47,11 @@ class Forecast:
         self._order = np.argsort(self._asked, kind="stable")
         self._due = np.maximum(self._asked[self._order], self._turn)
 
-    def of(self, ways: Sequence[Treatment]) -> PredictedCost:
+    def of(self, treatments: Sequence[Treatment]) -> PredictedCost:
         """Return the predicted cost of all choices."""
-        moved = np.array([way.moved for way in ways], dtype=np.float64)
-        seconds = sum(way.seconds for way in ways) + self.waits(moved)
-        return PredictedCost(sum(way.kept for way in ways), sum(way.moved for way in ways), seconds)
+        moved = np.array([each.moved for each in treatments], dtype=np.float64)
+        seconds = sum(each.seconds for each in treatments) + self.waits(moved)
+        return PredictedCost(sum(each.kept for each in treatments), sum(each.moved for each in treatments), seconds)
 
     def peak(self, outcome: PredictedCost) -> int:
         """Return the most bytes in memory: those that stay, and those on their way."""

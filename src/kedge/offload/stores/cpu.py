@@ -57,9 +57,9 @@ class ReadOrder:
 
     def after(self, number: int) -> Iterator[int]:
         """The numbers expected next, each once."""
-        met = {number}
-        while (number := self._known.get(number, number - 1)) >= 0 and number not in met:
-            met.add(number)
+        passed = {number}
+        while (number := self._known.get(number, number - 1)) >= 0 and number not in passed:
+            passed.add(number)
             yield number
 
 
@@ -381,7 +381,7 @@ class CpuStore:
     def _forget(self, slot: CpuSlot) -> None:
         del self._alive[slot.number]
         self._in.forget(slot)
-        self._memory.give(slot.place, [slot.written, *slot.read])
+        self._memory.release(slot.place, [slot.written, *slot.read])
 
     def _from_source(self, slot: CpuSlot, stream: Any) -> Tensor | None:
         """Copy on the device itself if the source is still held; None if not, or if another stream computed it."""

@@ -21,7 +21,7 @@ from kedge.offload.stores.pressure import Pressure
 from kedge.offload.stores.writer import MemoryWindow
 
 WINDOW = 96 << 20
-_LOOK_EVERY = 32 << 20  # bytes put between two readings of the system's memory
+_CHECK_EVERY = 32 << 20  # bytes put between two readings of the system's memory
 _CPU = torch.device("cpu")
 
 
@@ -118,7 +118,7 @@ class OpenFile:
         self._pressure = Pressure() if uncached is None and hasattr(os, "posix_fadvise") else None
         self._tight = bool(uncached)
         self._checksum = checksum
-        self._looked = self._read = 0
+        self._checked = self._read = 0
         self._summing = 0.0
 
     def put(self, data: Tensor) -> DiskSlot:
@@ -162,8 +162,8 @@ class OpenFile:
     def _is_tight(self, with_more: int) -> bool:
         """Whether older bytes have to leave memory after so many more are put."""
         written = self.ranges.written + with_more
-        if self._pressure is not None and written - self._looked >= _LOOK_EVERY:
-            self._looked = written
+        if self._pressure is not None and written - self._checked >= _CHECK_EVERY:
+            self._checked = written
             self._tight = self._pressure.tight(self.ranges.used + with_more)
         return self._tight
 
@@ -174,9 +174,9 @@ class OpenFile:
         return found
 
     def __str__(self) -> str:
-        said = (
+        text = (
             f"a file of {self.ranges.size:,} bytes in {self.ranges.file.folder}: {self.ranges.pieces:,} tensors of "
             f"{self.ranges.written:,} bytes written, {self._read:,} bytes read, {self.window.out:,} bytes dropped "
             "from memory"
         )
-        return f"{said}, {self._summing:.3f} s for checksums" if self._checksum else said
+        return f"{text}, {self._summing:.3f} s for checksums" if self._checksum else text

@@ -276,7 +276,7 @@ class RangeFile:
             # Reading it brought pages back into memory; drop them.
             os.posix_fadvise(self.file.descriptor, extent.start, extent.room, os.POSIX_FADV_DONTNEED)
         if not extent.holders:
-            self._ranges.give(extent.start, extent.room)
+            self._ranges.release(extent.start, extent.room)
             if self._freed:
                 self._freed(extent)
 

@@ -11,7 +11,7 @@ from kedge.errors import DiskFull, DiskIsMemory, StoreError, warn
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
-_told: set[int] = set()  # devices for which the warning that they are memory was given
+_warned: set[int] = set()  # devices for which the warning that they are memory was given
 
 
 def open_scratch(path: str | os.PathLike[str] | None) -> tuple[int, Path]:
@@ -35,7 +35,7 @@ def open_scratch(path: str | os.PathLike[str] | None) -> tuple[int, Path]:
             f"saved tensors cannot go to {folder}, where no file can be created: {error.strerror}; name a folder "
             "that you may write to"
         ) from error
-    _tell_of_memory(folder)
+    _warn_of_memory(folder)
     return opened, folder
 
 
@@ -51,11 +51,11 @@ def _open(folder: Path) -> int:
     return opened
 
 
-def _tell_of_memory(folder: Path) -> None:
+def _warn_of_memory(folder: Path) -> None:
     device = folder.stat().st_dev
-    if device in _told or filesystem(device) not in {"tmpfs", "ramfs"}:
+    if device in _warned or filesystem(device) not in {"tmpfs", "ramfs"}:
         return
-    _told.add(device)
+    _warned.add(device)
     warn(
         DiskIsMemory(
             f"saved tensors go to {folder}, which is a file system in memory, so this frees nothing; name a folder "

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Way = Literal["out", "in"]
+Direction = Literal["out", "in"]
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not only for the current one
 
 
@@ -36,7 +36,7 @@ class Cuda:
     """
 
     def __init__(self) -> None:
-        self._own: dict[tuple[torch.device, Way], torch.cuda.Stream] = {}
+        self._own: dict[tuple[torch.device, Direction], torch.cuda.Stream] = {}
 
     def gains(self, device: torch.device) -> str | None:
         """Return the reason why moving bytes from a device to the host frees nothing; None if it frees memory.
@@ -59,11 +59,11 @@ class Cuda:
         """Return the stream that the program computes on, now and in this thread."""
         return torch.cuda.current_stream(device)
 
-    def own(self, device: torch.device, way: Way) -> torch.cuda.Stream:
+    def own(self, device: torch.device, direction: Direction) -> torch.cuda.Stream:
         """Return the stream for copies in one direction; the first call creates it."""
-        stream = self._own.get((device, way))
+        stream = self._own.get((device, direction))
         if stream is None:
-            stream = self._own[device, way] = torch.cuda.Stream(device)
+            stream = self._own[device, direction] = torch.cuda.Stream(device)
         return stream
 
     def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:

@@ -110,13 +110,13 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
     wanted = json.loads(json.dumps(wanted))  # as it would be read from the file
     unlike = [name for name in _WHAT if name in found and name in wanted and not alike(found[name], wanted[name])]
     if unlike:
-        said = "; ".join(
+        differences = "; ".join(
             f"there {_WHAT[name].format(_shown(found[name]))}, here {_shown(wanted[name])}" for name in unlike
         )
         drawn = ", or load or seed the weights if each process draws its own" if "model" in unlike else ""
         grown = _ABOUT_DIGESTS if any(has_digest(found[name]) and has_digest(wanted[name]) for name in unlike) else ""
         raise OtherRun(
-            f"cannot add to {folder}, which holds the features of another run: {said}; name another folder{drawn}{grown}"
+            f"cannot add to {folder}, which holds the features of another run: {differences}; name another folder{drawn}{grown}"
         )
 
 

@@ -302,7 +302,7 @@ def test_pitfall_an_edit_in_place_is_an_error_that_names_the_site() -> None:
     assert lists(a.grad, b.grad) == [300, 200], "the pitfall: both are a hundredfold, without a word"
 
     a, b, d, e = shared()
-    with pytest.raises(InPlaceEdit, match=r"at d:grad .*backward 0, .*changed in place.*return a new tensor"):
+    with pytest.raises(InPlaceEdit, match=r"at d:grad .*backward 0, .*changed the value in place.*return a new tensor"):
         with kedge.hook({"d": d}, lambda g: g.mul_(100)):
             e.backward()
     assert (a.grad, b.grad, d.grad) == (None, None, None)

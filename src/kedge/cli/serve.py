@@ -46,7 +46,7 @@ class ServeCommand:
             return condense(shown, check(shown, rules), rules)
 
         follower = Follower(args.recording)
-        # Anything but a recording is refused here, with a message that says what it is.
+        # Any other file is refused here, with a message that names its kind.
         news = News(follower, condensed, follower.poll() or Recording.open(args.recording))
         server = _server(news, args.port)
         with running(server):

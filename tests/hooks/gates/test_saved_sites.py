@@ -138,7 +138,7 @@ def test_a_returned_tensor_is_what_backward_sees() -> None:
     [
         (lambda v: v[0], EditError, "a saved tensor must keep all three"),
         (kedge.replace(lambda v: v.double(), reshape=True), EditError, "a saved tensor must keep all three"),
-        (lambda v: v.mul_(2), InPlaceEdit, "changed in place"),
+        (lambda v: v.mul_(2), InPlaceEdit, "changed the value in place"),
         (lambda v: v.nope, ActionError, "AttributeError"),
     ],
 )

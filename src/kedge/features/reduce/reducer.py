@@ -1,6 +1,6 @@
 """The base class of reducers, which keep a summary of any number of samples in constant memory.
 
-# Note [What exact means]
+# Note [Exact summaries]
 A summary depends on the samples alone: not on their batches, their order, or the order of merges. Counts and selections
 (`Histogram`, `TopK`) are equal to the last bit. Sums (`Mean`, `Covariance`) are equal up to the rounding of float64.
 `Quantiles` is a sketch: equal up to the error that it states.
@@ -28,7 +28,7 @@ _SETTINGS = "settings"
 class Reducer(ABC):
     """A summary of samples; created with its settings, copied for each site, merged over processes.
 
-    A reducer can be deep-copied and pickled at any time. See Note [What exact means].
+    A reducer can be deep-copied and pickled at any time. See Note [Exact summaries].
 
     Attributes:
         settings: The class's name and its arguments, which must be equal in two reducers to merge.

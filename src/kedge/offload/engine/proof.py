@@ -67,7 +67,7 @@ class ProvenRecipes:
             return None
         try:
             recipe = find(value, handle_of if lasting else _passing_parameters)
-        except RuleFailed as failed:  # see Note [Whatever fails]
+        except RuleFailed as failed:  # see Note [Failing rules]
             self.dropped[failed.rule] = f"{value.dtype} on {kind}, in {place[0]!r}: {failed.why}"
             return None
         return recipe if recipe is not None and self._is_right(recipe, value, place) else None

@@ -1,6 +1,6 @@
 """Entries: the bytes that several saved tensors share, moved, compressed or rebuilt, and brought back once at most.
 
-# Note [What makes two saved tensors one]
+# Note [Identity of saved tensors]
 The same storage object at the same version. An address does not identify a storage: it is reused after the storage is
 freed. A weak reference to the storage prevents the reuse of its number.
 
@@ -8,7 +8,7 @@ Versions are counted by tensor, not by storage: ``x.data`` and the results of ``
 tensors at the same version other than 0 must also be the same tensor, or views of one; and their digests must be equal
 (Note [Digest]): that detects changes that autograd does not see (``x.data[3] = 0`` between two uses of ``x``).
 
-# Note [Brought back]
+# Note [Restored bytes]
 Restored bytes are shared by weak reference: while a node runs, all its handles read the same ones. The latest restored
 bytes are held a moment longer if other handles need them too: autograd's nodes run one after the other, and each releases
 its tensors before the next begins. If a node has not, the next node gets bytes of its own: a node can return its saved
@@ -93,7 +93,7 @@ class Restored(NamedTuple):
 
 
 class RecentlyRestored:
-    """The entries restored last, held up to a number of bytes; see Note [Brought back]."""
+    """The entries restored last, held up to a number of bytes; see Note [Restored bytes]."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -114,7 +114,7 @@ class RecentlyRestored:
 
 
 class SavedVersion:
-    """The storage and version that an entry was made from; see Note [What makes two saved tensors one].
+    """The storage and version that an entry was made from; see Note [Identity of saved tensors].
 
     Attributes:
         alone: Whether the entry has the bytes of one tensor only, not of its whole storage.
@@ -188,7 +188,7 @@ class StorageEntry:
         self.source.free()
 
     def restore(self) -> Restored:
-        """Return the bytes in a storage; see Note [Brought back]."""
+        """Return the bytes in a storage; see Note [Restored bytes]."""
         reader = _current_reader()
         there = None if self._back is None else self._still_there(reader)
         return self._bring(reader) if there is None else there

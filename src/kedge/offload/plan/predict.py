@@ -1,6 +1,6 @@
 """The predicted cost of a choice for every saved tensor: the bytes that stay, and the exposed time.
 
-# Note [What hides]
+# Note [Exposed time]
 On a link that works beside the computation, bytes go out one tensor after another, each from when it is saved, and come
 back one after another in the order of their reads, from the end of the forward pass. The rest of the outgoing queue at the
 end of the forward pass is exposed, since the memory is needed then; and so is the longest wait of backward. The prediction
@@ -58,7 +58,7 @@ class Forecast:
         return outcome.kept + (min(self._link.window, outcome.moved) if self._link is not None else 0)
 
     def waits(self, moved: NDArray[np.float64]) -> float:
-        """Return the seconds for which a step waits for the link; see Note [What hides].
+        """Return the seconds for which a step waits for the link; see Note [Exposed time].
 
         Args:
             moved: The bytes of each candidate that go over the link.

@@ -142,7 +142,7 @@ class CopiesOut:
     def begin(self, slot: CpuSlot, data: Tensor) -> None:
         """Start to copy bytes to a slot's place."""
         device = self._device
-        # Before the copy stream is entered: Note [Who waits for whom]
+        # Before the copy stream is entered: Note [Order of copies]
         stream = slot.stream = device.current(data.device)
         out = device.own(data.device, "out")
         for event in (device.mark(stream), *slot.place.busy):

@@ -1,6 +1,6 @@
 """An unnamed file, and ranges of it that hold bytes.
 
-# Note [Who gives ranges back]
+# Note [Release of ranges]
 Its slot holds a range, and so does each map of it; the range is free when neither is left. The thread that drops the last
 reference releases them: any thread, also the garbage collector in the middle of a method here that holds the lock. So
 `release` never waits: it puts the range on a queue, and the thread that holds the lock, or finds it free, empties that
@@ -229,7 +229,7 @@ class RangeFile:
             ) from error
 
     def release(self, extent: FileRange, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Drop one holder of a range; see Note [Who gives ranges back]."""
+        """Drop one holder of a range; see Note [Release of ranges]."""
         if not _ending():
             self._released.append(extent)
             self._work_off()

@@ -1,6 +1,6 @@
 """The device interface of the CPU store: all CUDA calls that move bytes beside the computation, in one small class.
 
-# Note [Who waits for whom]
+# Note [Order of copies]
 Copies run on streams of their own, one in each direction on each device. Their order:
 
 1. A copy out waits for the work queued on the compute stream when the tensor was saved. Kedge looks that stream
@@ -94,7 +94,7 @@ class Cuda:
             target.copy_(source, non_blocking=True)
 
     def lend(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """Keep a tensor's memory until another stream has finished with it; see Note [Who waits for whom]."""
+        """Keep a tensor's memory until another stream has finished with it; see Note [Order of copies]."""
         tensor.record_stream(stream)
 
     def pin(self, address: int, nbytes: int) -> str | None:

@@ -1,6 +1,6 @@
 """The files of a folder of features: its shards, and which of them count.
 
-# Note [What counts]
+# Note [Complete shards]
 A shard is written under another name and renamed once all of it is on the disk, so a file with a shard's name is
 complete. It contains its keys. A rank's index, with a line for each shard, saves opening all of them; missing lines are
 rebuilt from the shards. With reducers, their state is written after each shard and contains the number of the last shard
@@ -62,7 +62,7 @@ class ShardEntry:
 
 
 def entries(folder: Path, *, missing_ok: bool = False) -> list[ShardEntry]:
-    """Return the shards that count, by rank and then in the order of writing; see Note [What counts].
+    """Return the shards that count, by rank and then in the order of writing; see Note [Complete shards].
 
     Args:
         folder: The folder.

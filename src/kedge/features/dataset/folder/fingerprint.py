@@ -1,6 +1,6 @@
 """Text that identifies a user's function or model: equal in all processes, and different after a change.
 
-# Note [What a digest takes in]
+# Note [Contents of a digest]
 A function of the program itself counts by value: its bytecode, constants and names, its defaults, and the objects outside
 the function that it refers to, as cloudpickle finds them: numbers, text, tensors, models, containers, objects with their
 contents, and further functions and classes. Functions and classes of installed packages count by name. If a function refers
@@ -55,7 +55,7 @@ _LOOKED_AT = 4096
 
 
 def identity(made: Any, version: str | None = None) -> str:
-    """Return the name of a callable, with a digest of its contents; see Note [What a digest takes in].
+    """Return the name of a callable, with a digest of its contents; see Note [Contents of a digest].
 
     Args:
         made: A function or another callable object; None returns "none".
@@ -191,7 +191,7 @@ def _digest_of(made: Any) -> str:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickler that writes a value in the same way in every process; see Note [What a digest takes in].
+    """Pickler that writes a value in the same way in every process; see Note [Contents of a digest].
 
     pickle calls `persistent_id` with each value first, and writes the returned object in place of the value. Its own memo is
     off, because it distinguishes two equal strings from one string that occurs twice. This class numbers objects instead.

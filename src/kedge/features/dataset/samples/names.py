@@ -1,6 +1,6 @@
 """The names of samples, values and functions, and checks that keys are unique and that reducers' names belong to values.
 
-# Note [When names are known]
+# Note [Names and the first batch]
 A value's name can depend on the first batch: `"encoder"` is a name if the module ran once, `"encoder#0"` if it ran
 several times. A reducer under an impossible name would silently count nothing, so such names are refused before the first
 batch; the other names are checked after the first batch is computed, before anything is written. Later batches must

@@ -20,10 +20,10 @@ class DiffCommand:
     """Compare two runs: where they first differ, by how much, and why.
 
     Renamed modules are recognized. The exit status is 0 if there is no difference beyond
-    the tolerance, 1 if the runs part, 2 if they cannot be compared. Runs that measured the
+    the tolerance, 1 if the runs diverge, 2 if they cannot be compared. Runs that measured the
     same steps have the most in common: kedge run --every 1 --budget none.
 
-    --ranks compares two ranks of one run; they part if their parameters, updates or
+    --ranks compares two ranks of one run; they diverge if their parameters, updates or
     gradient norms differ. Their data may differ.
     """
 

@@ -195,7 +195,7 @@ def test_numbers_of_every_kind_are_drawn(dtype):
 @pytest.mark.parametrize(
     ("draw", "said"),
     [
-        (lambda: figures.feature_maps(torch.ones(3, 4)), r"was given float32\[3, 4\]"),
+        (lambda: figures.feature_maps(torch.ones(3, 4)), r"got float32\[3, 4\]"),
         (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3), sample=4), "sample=4"),
         (lambda: figures.feature_maps("relu1"), "this is a str"),
         (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3, dtype=torch.complex64)), "this one is complex"),

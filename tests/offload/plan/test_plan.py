@@ -392,7 +392,7 @@ def test_a_limit_out_of_reach_is_said_once():
     learner = Learner(Limit(memory=10))
     learner.equip(Policy())
     with pytest.warns(
-        LimitOutOfReach, match="max_memory=10 bytes was asked for.*0.0 MB of saved tensors stay.*Disk"
+        LimitOutOfReach, match="max_memory=10 bytes is out of reach.*0.0 MB of saved tensors stay.*Disk"
     ) as said:
         for _ in range(3):
             learner.choose("a", 0, 100)

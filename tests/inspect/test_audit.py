@@ -586,7 +586,7 @@ def test_each_sentence_is_printed_once_and_what_may_hurt_first() -> None:
 
     assert marks == sorted(marks, reverse=True)
     assert Counter(marks) == {"!": 3, " ": 3}
-    assert "! in-place   full-backward nothing on 2: working in place" in text
+    assert "! in-place   full-backward nothing on 2: an in-place operation" in text
     assert text.count("  compile    forward nothing (3 hooks): ") == 1
     assert max(map(len, lines)) <= 118
 

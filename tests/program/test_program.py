@@ -443,7 +443,7 @@ BAD = {
     "a missing file after -m": (
         "jobs/bad.py",
         True,
-        "cannot run -m jobs/bad.py: no module jobs/bad is found; to run a file, leave -m out: kedge run jobs/bad.py",
+        "cannot run -m jobs/bad.py: there is no module jobs/bad; to run a file, leave -m out: kedge run jobs/bad.py",
     ),
     "module does not parse": (
         "bad",

@@ -438,9 +438,9 @@ def test_a_selector_of_nothing_is_an_error(net):
     [
         (lambda: kedge.Disk("/no/such/folder"), "there is no such folder"),
         (lambda: kedge.Disk(3), "path must be a folder, or None"),
-        (lambda: kedge.Disk(rebuild=1), "rebuild is True or False"),
-        (lambda: kedge.Disk(uncached="no"), "uncached is True, False or None"),
-        (lambda: kedge.Cpu(pin=None), "pin is True or False"),
+        (lambda: kedge.Disk(rebuild=1), "rebuild must be True or False"),
+        (lambda: kedge.Disk(uncached="no"), "uncached must be True, False or None"),
+        (lambda: kedge.Cpu(pin=None), "pin must be True or False"),
     ],
 )
 def test_a_wrong_destination_is_an_error(make, said):

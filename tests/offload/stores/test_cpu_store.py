@@ -590,7 +590,7 @@ def test_tensors_of_the_cpu_are_kept_and_it_is_said_once():
 
 def test_devices_that_are_not_cuda_are_kept_and_it_is_said():
     """What is only known for CUDA is not tried elsewhere."""
-    with pytest.warns(NothingGained, match="not for 'meta'"):
+    with pytest.warns(NothingGained, match="not on 'meta'"):
         assert not CpuStore().takes(torch.device("meta"))
 
 

@@ -293,7 +293,7 @@ def test_a_folder_that_takes_no_file_is_named(tmp_path, monkeypatch):
     """The message says what the system said."""
     monkeypatch.setattr(scratch, "_open", lambda folder: os.open(folder, os.O_RDWR))
     with pytest.raises(
-        StoreError, match=r"where no file can be made: Is a directory; name a folder that you may write to"
+        StoreError, match=r"where no file can be created: Is a directory; name a folder that you may write to"
     ):
         RangeFile(tmp_path)
 

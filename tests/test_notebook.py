@@ -125,7 +125,7 @@ def test_an_audit_can_be_read_in_a_notebook(model):
 
     assert (read.cell("place"), read.cell("kind")) == ("0", "forward")
     assert any(row[0] == "compile" for row in read.rows)
-    assert "no hook is on this model" in kedge.audit(nn.ReLU())._repr_html_()
+    assert "this model has no hooks" in kedge.audit(nn.ReLU())._repr_html_()
 
 
 def test_statistics_can_be_read_in_a_notebook(model):

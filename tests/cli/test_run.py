@@ -273,8 +273,8 @@ def test_an_existing_recording_is_refused_before_the_program_starts(
         (["nope.py"], "kedge: cannot run nope.py: there is no such file in {cwd}; check the path\n"),
         (
             ["-m", "nope"],
-            "kedge: cannot run -m nope: no module nope is found; "
-            "check the name, and that {cwd} is where it is to be found from\n",
+            "kedge: cannot run -m nope: there is no module nope; check the name, and that {cwd} is the folder to import it "
+            "from\n",
         ),
         (
             ["-o", "no/it.kedge", "train.py"],

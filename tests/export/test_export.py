@@ -119,11 +119,11 @@ def test_the_command_names_the_file_after_the_recording(kedge, path: Path, tmp_p
     assert again.returncode == 2
     assert (
         again.stderr
-        == "kedge: cannot write train.parquet: it is there already; --force replaces it, -o names another place\n"
+        == "kedge: cannot write train.parquet: it exists already; replace it with --force, or name another file with -o\n"
     )
     assert kedge("export", "train.kedge", "--parquet", "--force").returncode == 0
     assert kedge("export", "train.kedge", "--parquet", "-o", "x.parquet").returncode == 0
-    assert "name another place with -o" in kedge("export", "train.kedge", "--parquet", "--force", "-o", ".").stderr
+    assert "name another file with -o" in kedge("export", "train.kedge", "--parquet", "--force", "-o", ".").stderr
 
 
 def test_the_command_says_what_to_install(kedge, path: Path) -> None:

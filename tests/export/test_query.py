@@ -151,7 +151,7 @@ def test_a_long_answer_is_cut_unless_asked_for(kedge, path: Path) -> None:
     query = "SELECT unnest(range(150)) AS number"
     short, whole = (kedge("query", "train.kedge", query, *more).stdout for more in ((), ("--all",)))
 
-    assert "150 rows, the first 100 shown: --all draws every one" in short
+    assert "150 rows, the first 100 shown: --all shows every row" in short
     assert len(re.findall(r"^\s*\d+\s*$", short, re.MULTILINE)) == 100
     assert len(re.findall(r"^\s*\d+\s*$", whole, re.MULTILINE)) == 150
 

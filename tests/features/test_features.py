@@ -372,10 +372,10 @@ def test_a_forward_that_takes_another_way_says_what_is_missing() -> None:
     model, x = Branches(), torch.ones(2, 3)
     features = kedge.extract(model, "a")
     assert list(features(x)) == ["a"]
-    with pytest.raises(NotRecorded, match="another way"):
+    with pytest.raises(NotRecorded, match="another path"):
         features(-x)
     assert list(features(x)) == ["a"]
-    with pytest.raises(NotRecorded, match="never called while the hook was there"):
+    with pytest.raises(NotRecorded, match="never called while the hook was attached"):
         kedge.extract(model, ["a", "b"])(x)
     mha = nn.MultiheadAttention(4, 2)
     with pytest.raises(NotRecorded, match="fused path"):
@@ -390,9 +390,9 @@ def test_a_forward_that_takes_another_way_says_what_is_missing() -> None:
         (["a", "b"], {"a": "x", "b": "x"}, '"x"'),
         (["a", "b"], {"a": "b"}, '"b"'),
         (["a", "*"], {}, '"a"'),
-        (["a"], {"c": "x"}, 'nothing can go by the name "c"'),
-        (["a"], {"nonsense[": "x"}, "nothing can go by the name"),
-        ([], {}, "no site was asked for"),
+        (["a"], {"c": "x"}, 'no value can have the name "c"'),
+        (["a"], {"nonsense[": "x"}, "no value can have the name"),
+        ([], {}, "no site given"),
     ],
 )
 def test_names_that_cannot_come_out_right_are_refused_at_once(

@@ -357,7 +357,7 @@ def test_a_block_that_collects_nothing_says_why() -> None:
         taken["body"]
     with features.collect() as taken:
         model(x())
-    with pytest.raises(NotRecorded, match="goes by body"):
+    with pytest.raises(NotRecorded, match="the names are body"):
         taken["head"]
 
 

@@ -126,17 +126,20 @@ def test_memory_is_that_of_the_bill():
     [
         (lambda: figures.attributions(torch.ones(3, 4, 4), torch.ones(2, 1, 4, 4)), "for 2 images"),
         (lambda: figures.attributions(torch.ones(1, 4, 4), torch.ones(1, 2, 4, 4)), "of 1 or 3 channels"),
-        (lambda: figures.attributions({}, torch.rand(1, 3, 2, 2), how="over"), "needs one map at least"),
+        (lambda: figures.attributions({}, torch.rand(1, 3, 2, 2), how="over"), "needs at least one map"),
         (
             lambda: figures.attributions(torch.rand(1, 2, 2), torch.rand(1, 3, 2, 2), how="beneath"),
-            "this is how='beneath'",
+            "got how='beneath'",
         ),
         (lambda: figures.scatter(torch.ones(1, 3)), "at least 2 samples"),
         (lambda: figures.scatter(torch.rand(2, 3), ["cat", "dog"]), "a whole number for each sample as labels"),
-        (lambda: figures.scatter(torch.tensor([[1.0], [float("nan")]])), "not so in 1 samples, the first is 1"),
+        (
+            lambda: figures.scatter(torch.tensor([[1.0], [float("nan")]])),
+            "and 1 samples hold a NaN or an infinity; the first is 1",
+        ),
         (lambda: figures.scatter(torch.randn(4, 3), torch.ones(3)), "as labels of 4 samples"),
         (lambda: figures.effects(torch.ones(3), ["a"]), "with 1 rows' and 0 columns' names"),
-        (lambda: figures.memory(kedge.saved(nn.Identity())(torch.ones(2))), "in which nothing is held"),
+        (lambda: figures.memory(kedge.saved(nn.Identity())(torch.ones(2))), "that holds nothing"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, said):

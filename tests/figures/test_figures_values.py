@@ -196,19 +196,19 @@ def test_numbers_of_every_kind_are_drawn(dtype):
 @pytest.mark.parametrize(
     ("draw", "said"),
     [
-        (lambda: figures.feature_maps(torch.ones(3, 4)), r"was given float32\[3, 4\]"),
+        (lambda: figures.feature_maps(torch.ones(3, 4)), r"got float32\[3, 4\]"),
         (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3), sample=4), "sample=4"),
-        (lambda: figures.feature_maps("relu1"), "this is a str"),
-        (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3, dtype=torch.complex64)), "this tensor is complex"),
-        (lambda: figures.feature_maps(torch.rand(1, 2, 3, 3), most=0), "draw at least one"),
+        (lambda: figures.feature_maps("relu1"), "not a str"),
+        (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3, dtype=torch.complex64)), "this one is complex"),
+        (lambda: figures.feature_maps(torch.rand(1, 2, 3, 3), most=0), "most must be at least 1"),
         (
             lambda: figures.feature_maps(torch.rand(1, 2, 3, 3), order="size"),
-            'order=\'size\'.*by "strength" or "index"',
+            'order=\'size\'.*order "strength" or "index"',
         ),
-        (lambda: figures.distributions({}), "was given no site"),
+        (lambda: figures.distributions({}), "got no site"),
         (lambda: figures.distributions(torch.ones(3)), "it takes tensors by site"),
-        (lambda: figures.distributions({"a": torch.ones(3)}, kind="violins"), '\'violins\': take "bands" or "ridges"'),
-        (lambda: figures.distributions({"a": torch.ones(0)}), 'was given nothing for "a"'),
+        (lambda: figures.distributions({"a": torch.ones(3)}, kind="violins"), '\'violins\': use "bands" or "ridges"'),
+        (lambda: figures.distributions({"a": torch.ones(0)}), 'got no elements for "a"'),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, said):

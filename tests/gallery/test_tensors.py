@@ -302,7 +302,7 @@ def test_pitfall_an_edit_in_place_is_an_error_that_names_the_site() -> None:
     assert lists(a.grad, b.grad) == [300, 200], "the pitfall: both are a hundredfold, without a word"
 
     a, b, d, e = shared()
-    with pytest.raises(InPlaceEdit, match=r"at d:grad .*backward 0, .*changed in place.*return a new tensor"):
+    with pytest.raises(InPlaceEdit, match=r"at d:grad .*backward 0, .*changed the value in place.*return a new tensor"):
         with kedge.hook({"d": d}, lambda g: g.mul_(100)):
             e.backward()
     assert (a.grad, b.grad, d.grad) == (None, None, None)
@@ -428,7 +428,7 @@ def test_a_recorded_accumulated_gradient_outlives_the_next_backward() -> None:
 def test_accumulated_gradients_of_a_tensor_in_the_middle_are_refused() -> None:
     """T15: ``:acc`` on a tensor that is no leaf is an error that says what it is and what to use instead."""
     t = dot_of_vectors()
-    message = r'"z:acc" asks for \.grad after accumulation, but z is not a leaf.*use "z:grad"'
+    message = r'"z:acc" is \.grad after accumulation, but z is not a leaf.*use "z:grad"'
     with pytest.raises(NoSuchKind, match=message):
         kedge.hook({"z": t.z}, ":acc", kedge.record())
     assert not t.z._backward_hooks

@@ -256,7 +256,7 @@ def test_a_module_seen_only_in_recomputes_has_a_cause() -> None:
 
     assert cause == (
         "it ran only in a checkpoint's recompute",
-        "observers skip those; ask with record(recomputes=True)",
+        "observers skip recomputes; use record(recomputes=True)",
     )
 
 

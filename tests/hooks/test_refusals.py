@@ -58,21 +58,31 @@ def keyword(value: Tensor, *, factor: float) -> None:
             "model",
             ("a",),
             TypeError,
-            'no action was given; hook(model, "layer4", kedge.record()) takes at least one after the selector',
+            'no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector',
         ),
         (
             "model",
             (),
             TypeError,
-            'no action was given; hook(model, "layer4", kedge.record()) takes at least one after the selector',
+            'no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector',
         ),
-        ("model", ("a", 3), TypeError, "3 is not an action: it cannot be called; order: target, selector, actions"),
-        ("model", ("a", "b"), TypeError, "'b' is not an action: it cannot be called; order: target, selector, actions"),
+        (
+            "model",
+            ("a", 3),
+            TypeError,
+            "3 is not an action: it cannot be called; the order is target, selector, actions",
+        ),
+        (
+            "model",
+            ("a", "b"),
+            TypeError,
+            "'b' is not an action: it cannot be called; the order is target, selector, actions",
+        ),
         (
             "model",
             (kedge.zero(),),
             SelectorError,
-            'a model needs a selector that says where: hook(model, "layer4", action); everything is "**:out"',
+            'a model needs a selector: hook(model, "layer4", action); "**:out" selects everything',
         ),
         (
             "model",
@@ -122,9 +132,9 @@ def keyword(value: Tensor, *, factor: float) -> None:
             {"z": torch.ones(2, requires_grad=True) * 2},
             (":acc", kedge.zero()),
             NoSuchKind,
-            '"z:acc" asks for .grad after accumulation, but z is not a leaf: it was made by MulBackward0 and accumulates nothing; use "z:grad"',
+            '"z:acc" is .grad after accumulation, but z is not a leaf: it was made by MulBackward0 and accumulates nothing; use "z:grad"',
         ),
-        ({"z": 3}, (kedge.zero(),), NoSiteMatched, '"z" is a int; a dict given as target holds tensors by name'),
+        ({"z": 3}, (kedge.zero(),), NoSiteMatched, '"z" is a int; a target dict maps names to tensors'),
         (
             {"z": torch.ones(2, requires_grad=True)},
             ("z:out", kedge.zero()),
@@ -176,8 +186,8 @@ WRONG: list[tuple[str, Callable[[Tensor], Any], str, str]] = [
     ("a", lambda v: v[:1], "it returned float32[1, 3] on cpu in place of float32[2, 3] on cpu", "forward"),
     ("a", lambda v: v.double(), "it returned float64[2, 3] on cpu in place of float32[2, 3] on cpu", "forward"),
     ("a", lambda v: v.to("meta"), "it returned float32[2, 3] on meta in place of float32[2, 3] on cpu", "forward"),
-    ("a", lambda v: 3.0, "it returned a float; return None to leave the value, or a tensor", ""),
-    ("a", lambda v: (v,), "it returned a tuple; return None to leave the value, or a tensor", ""),
+    ("a", lambda v: 3.0, "it returned a float; return a tensor, or None to keep the value", ""),
+    ("a", lambda v: (v,), "it returned a tuple; return a tensor, or None to keep the value", ""),
     (
         "a:in",
         lambda v: v.T.contiguous()[:1],
@@ -185,7 +195,7 @@ WRONG: list[tuple[str, Callable[[Tensor], Any], str, str]] = [
         "forward",
     ),
     ("a:out.grad", lambda v: v.sum(), "it returned float32[] on cpu in place of float32[2, 3] on cpu", "gradient"),
-    ("a:out.grad", lambda v: True, "it returned a bool; return None to leave the value, or a tensor", ""),
+    ("a:out.grad", lambda v: True, "it returned a bool; return a tensor, or None to keep the value", ""),
     (
         "a.bias:param.grad",
         lambda v: v.double(),
@@ -202,7 +212,7 @@ WRONG: list[tuple[str, Callable[[Tensor], Any], str, str]] = [
     (
         "a.bias:param",
         lambda v: v * 2,
-        "a value was returned at :param, where it has nowhere to go; edit :param.grad or a module's :out",
+        "an action returned a value at :param, where nothing can take it; edit :param.grad or a module's :out",
         "",
     ),
 ]
@@ -251,8 +261,8 @@ def test_a_change_in_place_is_refused(selector: str) -> None:
         model(torch.ones(2, 2)).sum().backward()
 
     assert str(caught.value).endswith(
-        "): the value was changed in place, but it may share memory with what other parts of the program use; "
-        "return a new tensor instead (x * 2, not x.mul_(2))"
+        "): the action changed the value in place, but other parts of the program may share its memory; return a "
+        "new tensor instead (x * 2, not x.mul_(2))"
     )
     assert str(caught.value).startswith("test_a_change_in_place_is_refused.<locals>.<lambda> at a")
 
@@ -290,7 +300,7 @@ def test_a_failing_action_may_be_switched_off_with_a_warning() -> None:
             model(torch.ones(2, 2)).sum().backward()
         assert s.ledger()["a:out.grad"].cause == (
             "its action was switched off",
-            "see the warning that was given when it failed",
+            "see the warning issued when it failed",
         )
         gradient.remove()
 
@@ -307,7 +317,7 @@ def test_a_failing_action_may_be_switched_off_with_a_warning() -> None:
 
 def test_another_way_to_treat_errors_is_refused() -> None:
     """`on_error` is "raise" or "warn"."""
-    with pytest.raises(ValueError, match=r"^on_error='ignore': it is \"raise\" or \"warn\"$"):
+    with pytest.raises(ValueError, match=r"^on_error='ignore': use \"raise\" or \"warn\"$"):
         kedge.session(on_error="ignore")  # type: ignore[arg-type]
 
 
@@ -389,7 +399,7 @@ def test_a_hook_that_records_nothing_cannot_be_read(actions: tuple[Any, ...], n:
         h["a"]
 
     assert str(caught.value) == (
-        f"this hook has {n} actions that record, so there is nothing to read by name; give it one kedge.record() or kedge.measure()"
+        f"this hook has {n} recording actions, so a name does not select one record; give it exactly one kedge.record() or kedge.measure()"
     )
 
 
@@ -425,8 +435,8 @@ def test_an_edit_of_a_share_that_is_used_twice_is_refused() -> None:
         model(torch.ones(2, requires_grad=True)).sum().backward()
 
     assert str(caught.value) == (
-        "an action returned a value at 0:in.share[x], but this call uses its input 2 times, so its share is known only when parts of it "
-        "have gone on; edit :in.grad, the total, instead"
+        "an action returned a value at 0:in.share[x], but this call uses its input 2 times, so its share is known "
+        "only after parts of it were passed on; edit :in.grad, the total, instead"
     )
 
 

@@ -433,7 +433,7 @@ def test_a_compiled_part_is_found(compiled: Any) -> None:
 def test_a_model_without_hooks_says_so() -> None:
     """There is nothing to list; scripted modules have forwards of their own by nature."""
     for model in (net(), torch.fx.symbolic_trace(net())):
-        assert str(audit(model)) == "no hook is on this model"
+        assert str(audit(model)) == "this model has no hooks"
         assert len(audit(model)) == 0
         assert list(audit(model)) == []
 
@@ -520,7 +520,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 def test_what_is_no_module_is_refused() -> None:
     """The message says what it is."""
-    with pytest.raises(TypeError, match=r"audit takes a torch.nn.Module, this is a Tensor"):
+    with pytest.raises(TypeError, match=r"audit takes a torch.nn.Module, not a Tensor"):
         audit(torch.ones(2))
 
 
@@ -568,7 +568,7 @@ def test_the_table_of_a_large_model_is_short() -> None:
         "on 134 tensors: blocks.0.0.weight, blocks.0.0.bias, blocks.1.0.weight and 131 more (Parameter)",
         f"  0  tensor         partial(nothing)  {here}",
         "",
-        "what they do (! may hurt)",
+        "effects (! may cause harm)",
         text.splitlines()[11],
     ]
     assert len(text.splitlines()) < 30
@@ -581,12 +581,12 @@ def test_each_sentence_is_printed_once_and_what_may_hurt_first() -> None:
         module.register_forward_hook(nothing)
     model[2].register_full_backward_hook(nothing)
     text = str(audit(model))
-    lines = text[text.index("what they do") :].splitlines()[1:]
+    lines = text[text.index("effects") :].splitlines()[1:]
     marks = [line[0] for line in lines if line[2:3].strip()]
 
     assert marks == sorted(marks, reverse=True)
     assert Counter(marks) == {"!": 3, " ": 3}
-    assert "! in-place   full-backward nothing on 2: working in place" in text
+    assert "! in-place   full-backward nothing on 2: an in-place operation" in text
     assert text.count("  compile    forward nothing (3 hooks): ") == 1
     assert max(map(len, lines)) <= 118
 
@@ -596,7 +596,7 @@ def test_what_does_no_harm_has_no_mark() -> None:
     model = net()
     model[0].weight.register_hook(nothing)
 
-    assert "\nwhat they do\n  compile    tensor nothing on 0.weight: runs outside" in str(audit(model))
+    assert "\neffects\n  compile    tensor nothing on 0.weight: runs outside" in str(audit(model))
 
 
 def test_the_documentation_shows_what_is_printed(tmp_path: Path) -> None:

@@ -94,7 +94,9 @@ def test_a_forward_hook_is_read_into_compiled_code(kind: str, compiled: Any, cap
     REGISTER[kind](model.inner, called)
     (sentence,) = said(model, "compile")
 
-    assert sentence.startswith("where compiled code calls its module, it is read into the graph; what Dynamo cannot")
+    assert sentence.startswith(
+        "where compiled code calls its module, it is traced into the graph; code that Dynamo cannot"
+    )
     assert calls(compiled(model, backend="eager", fullgraph=True)) == 1
     REGISTER[kind](model.inner, prints)
     with pytest.raises(torch._dynamo.exc.Unsupported):
@@ -123,7 +125,9 @@ def test_a_late_hook_is_left_out_of_compiled_code(kind: str, method: bool, compi
     assert calls(runs) == 0
     REGISTER[kind](model.inner, called)
 
-    assert said(runs, "compile")[-1].startswith("! if it came after the compile: code compiled before leaves it out")
+    assert said(runs, "compile")[-1].startswith(
+        "! if it was registered after the compile: code compiled earlier leaves it out"
+    )
     assert calls(runs) == 0
     torch.compiler.reset()
     assert calls(runs) == 1
@@ -141,7 +145,7 @@ def test_a_hook_on_the_root_runs_around_compiled_code(kind: str, method: bool, c
     assert calls(runs) == 0
     REGISTER[kind](model, called)
 
-    assert said(runs, "compile") == ["runs around the compiled code, whenever it came"]
+    assert said(runs, "compile") == ["runs around the compiled code, whenever it was registered"]
     assert calls(runs) == 1
     torch.compiler.reset()
     assert calls(runs) == 1
@@ -153,7 +157,7 @@ def test_a_hook_on_the_wrapper_runs_around_compiled_code(compiled: Any) -> None:
     assert calls(runs) == 0
     runs.register_forward_hook(called)
 
-    assert said(runs, "compile") == ["runs around the compiled code, whenever it came"]
+    assert said(runs, "compile") == ["runs around the compiled code, whenever it was registered"]
     assert calls(runs) == 1
 
 
@@ -165,7 +169,7 @@ def test_a_container_of_torch_is_inside_of_what_compile_makes_of_it(compiled: An
     for module in (model, model[0], model[0].inner):
         module.register_forward_hook(called)
 
-    assert [s[:26] for s in said(runs, "compile")] == ["! if it came after the com"] * 3
+    assert [s[:36] for s in said(runs, "compile")] == ["! if it was registered after the com"] * 3
     assert calls(runs) == 0
 
 
@@ -179,12 +183,12 @@ def test_a_compiled_container_of_torch_is_around_compiled_code_or_its_entry(comp
     for module in (model, model[0]):
         module.register_forward_hook(called)
 
-    found = [s[:11] for s in said(model, "compile")]
+    found = [s[:13] for s in said(model, "compile")]
     if effects.dynamo.takes_calls_in():
-        assert found == ["is read int", "! if it cam", "! if it cam"]
+        assert found == ["is traced int", "! if it was r", "! if it was r"]
         assert calls(model) == 3  # the hook on the container had all of it compiled again
     else:
-        assert found == ["runs around", "runs around", "! if it cam"]
+        assert found == ["runs around t", "runs around t", "! if it was r"]
         assert calls(model) == 2
 
 
@@ -222,7 +226,7 @@ def test_what_is_compiled_inside_of_compiled_code_is_inside(outer_first: bool, c
     assert calls(model) == 0
     model.net.register_forward_hook(called)
 
-    assert [s[:26] for s in said(model, "compile")] == ["! if it came after the com"]
+    assert [s[:36] for s in said(model, "compile")] == ["! if it was registered after the com"]
     assert calls(model) == 0
 
 
@@ -262,7 +266,7 @@ def test_a_late_global_hook_is_left_out_of_compiled_code(compiled: Any) -> None:
     runs = compiled(Net(), backend="eager")
     calls(runs)
     with modules.register_module_forward_hook(called):
-        assert said(runs, "compile")[0].startswith("! if it came after the compile")
+        assert said(runs, "compile")[0].startswith("! if it was registered after the compile")
         assert calls(runs) == 2
 
 
@@ -276,7 +280,7 @@ def test_a_tensors_hook_runs_outside_compiled_code(register: Any, late: bool, co
         calls(runs)
     register(model.inner.weight, called)
 
-    assert said(runs, "compile") == ["runs outside compiled code, whenever it came"]
+    assert said(runs, "compile") == ["runs outside compiled code, whenever it was registered"]
     assert calls(runs) == 1
 
 
@@ -411,7 +415,7 @@ def test_a_full_backward_hook_forbids_in_place_work_after_it(kind: str, inside: 
     """The next module or operation raises if it works in place; without grad it does not."""
     model = Chain(inside=inside)
     REGISTER[kind](model.layer, called)
-    sentence = "! working in place on inputs or outputs of its module raises, if they require grad"
+    sentence = "! an in-place operation on inputs or outputs of its module raises, if they require grad"
 
     assert said(model, "in-place") == [sentence]
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
@@ -435,7 +439,7 @@ def test_a_full_backward_hook_on_a_module_that_works_in_place_raises(kind: str) 
 def test_a_global_full_backward_hook_forbids_in_place_work() -> None:
     """In every module there is."""
     with modules.register_module_full_backward_hook(called):
-        assert said(Chain(inside=True), "in-place")[0].startswith("! working in place")
+        assert said(Chain(inside=True), "in-place")[0].startswith("! an in-place operation")
         with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
             calls(Chain(inside=True))
 
@@ -457,7 +461,7 @@ def test_a_forward_hook_on_a_module_that_works_in_place_sees_no_input() -> None:
     model.register_forward_hook(lambda module, args, output: seen.append(args[0].clone()))
     model(torch.tensor([-1.0]))
 
-    assert said(model, "in-place") == ["is given an input that is overwritten already: its module works in place"]
+    assert said(model, "in-place") == ["receives an input that is already overwritten: its module works in place"]
     assert seen == [torch.tensor([0.0])]
 
 
@@ -535,8 +539,8 @@ def test_whether_a_model_pickles_and_copies_is_said_as_it_is(kind: str, name: st
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("lambda", "a lambda has no name to be found by"),
-        ("partial of a lambda", "a lambda has no name to be found by"),
+        ("lambda", "a lambda has no name to import it by"),
+        ("partial of a lambda", "a lambda has no name to import it by"),
         ("local function", "inside is defined inside a function"),
         ("object with a lock", "TypeError: cannot pickle '_thread.lock' object"),
     ],
@@ -599,7 +603,7 @@ def test_a_deep_copy_shares_functions_and_copies_objects() -> None:
     calls(twin)
 
     assert said(model, "deepcopy") == [
-        "a deep copy of the model calls the same function, with all it holds on to",
+        "a deep copy of the model calls the same function, with all objects it refers to",
         "a deep copy of the model calls a copy of this Holder",
     ]
     assert results == [1]
@@ -639,7 +643,7 @@ def test_copies_are_without_a_parameters_hooks() -> None:
     model.weight.register_hook(lambda grad: None)
     model.weight.register_post_accumulate_grad_hook(lambda param: None)
 
-    assert said(model, "pickle") == ["a pickled or deep-copied model is without it"] * 2
+    assert said(model, "pickle") == ["a pickled or deep-copied model lacks it"] * 2
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
@@ -652,7 +656,7 @@ def test_pickle_warns_of_a_buffers_hook() -> None:
     model.register_buffer("table", torch.ones(2, requires_grad=True))
     model.table.register_hook(called)
 
-    assert said(model, "pickle") == ["a pickled or deep-copied model is without it, and pickle warns of that"]
+    assert said(model, "pickle") == ["a pickled or deep-copied model lacks it, and pickle warns about that"]
     with pytest.warns(UserWarning, match="will not be serialized"):
         loaded = pickle.loads(pickle.dumps(model))
     assert [len(audit(m)) for m in (loaded, copy.deepcopy(model))] == [0, 0]
@@ -662,7 +666,7 @@ def test_copies_are_without_kedges_hooks() -> None:
     """A session is on this model, not on copies of it."""
     model = Net()
     with kedge.hook(model, "inner:out, inner:in, inner.weight:param.grad", lambda value: called()):
-        assert set(said(model, "pickle")) == {"a pickled or deep-copied model is without it"}
+        assert set(said(model, "pickle")) == {"a pickled or deep-copied model lacks it"}
         assert said(model, "deepcopy") == said(model, "in-place") == []
         copies = [pickle.loads(pickle.dumps(model)), copy.deepcopy(model)]
         assert calls(model) == 3
@@ -701,7 +705,7 @@ def test_what_compile_returns_prefixes_its_state_dict(compiled: Any) -> None:
     model = nn.Linear(3, 3)
     runs = compiled(model, backend="eager")
 
-    assert said(runs, "state_dict") == ['! state_dict() names everything with "_orig_mod." in front']
+    assert said(runs, "state_dict") == ['! state_dict() puts "_orig_mod." in front of every name']
     assert all(name.startswith("_orig_mod.") for name in runs.state_dict())
     assert said(model, "state_dict") == []
 
@@ -711,7 +715,7 @@ def test_copies_of_a_compiled_module_are_not_compiled(compiled: Any) -> None:
     model = Net()
     model.compile(backend="eager")
 
-    assert said(model, "pickle") == ["a pickled or deep-copied model is without it"]
+    assert said(model, "pickle") == ["a pickled or deep-copied model lacks it"]
     assert [len(audit(m)) for m in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model))] == [0, 0]
 
 
@@ -723,6 +727,8 @@ def test_a_replaced_forward_stays_that_of_the_first_model() -> None:
     twin = copy.deepcopy(model)
     nn.init.zeros_(twin.weight)
 
-    assert said(model, "deepcopy") == ["a deep copy of the model calls the same function, with all it holds on to"]
+    assert said(model, "deepcopy") == [
+        "a deep copy of the model calls the same function, with all objects it refers to"
+    ]
     assert said(model, "pickle")[0].startswith("! pickle and torch.save of the model raise (a lambda")
     assert torch.equal(twin(torch.ones(1, 3)), model(torch.ones(1, 3)))

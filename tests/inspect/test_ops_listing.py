@@ -88,7 +88,7 @@ def test_a_name_that_is_not_there() -> None:
 
 def test_a_model_without_operations_says_so() -> None:
     """An identity has nothing to list."""
-    assert str(operations(nn.Identity(), torch.ones(1))) == "its forward makes no operation that can be seen"
+    assert str(operations(nn.Identity(), torch.ones(1))) == "its forward makes no visible operation"
 
 
 def test_the_inside_of_attention_has_lines_of_its_own() -> None:

@@ -15,7 +15,7 @@ from kedge.integrations.tensorboard import TensorBoard, export
 from kedge.store.recording import Recording
 from tests.integrations.smallnets import net, train
 
-NOTHING = "no findings; `kedge check` says which rules could judge"
+NOTHING = "no findings; `kedge check` lists the rules that could judge"
 
 
 def read(logdir):

@@ -433,7 +433,7 @@ BAD = {
     "no module": (
         "trian",
         True,
-        "cannot run -m trian: no module trian is found; check the name, and that {cwd} is where it is to be found from",
+        "cannot run -m trian: there is no module trian; check the name, and that {cwd} is the folder to import it from",
     ),
     "a file after -m": (
         "bad.py",
@@ -443,7 +443,7 @@ BAD = {
     "a missing file after -m": (
         "jobs/bad.py",
         True,
-        "cannot run -m jobs/bad.py: no module jobs/bad is found; to run a file, leave -m out: kedge run jobs/bad.py",
+        "cannot run -m jobs/bad.py: there is no module jobs/bad; to run a file, leave -m out: kedge run jobs/bad.py",
     ),
     "module does not parse": (
         "bad",
@@ -488,8 +488,8 @@ def test_a_missing_module_of_a_package_is_refused_once_the_package_is_imported(f
 
     assert ours.stdout == "imported\n"
     assert ours.stderr.splitlines()[-1] == (
-        "kedge.errors.ScriptError: cannot run -m pack.trian: no module of that name is found; "
-        f"check the name, and that {folder} is where it is to be found from"
+        "kedge.errors.ScriptError: cannot run -m pack.trian: there is no module of that name; check the name, and that "
+        f"{folder} is the folder to import it from"
     )
 
 

@@ -158,7 +158,7 @@ def unused_param(*, fires: bool) -> Golden:
 
 def never_called(*, fires: bool) -> Golden:
     """List a trainable module that was never called, or a frozen parameter."""
-    uncalled = {"fired": 0, "cause": "never called while the hook was there", "remedy": "call it"}
+    uncalled = {"fired": 0, "cause": "never called while the hook was attached", "remedy": "call it"}
     unreached = {"fired": 0, "cause": "the backward that ran did not reach it", "remedy": "use it"}
     frozen = {"fired": 0, "cause": "it requires no grad, or did not when it was hooked", "remedy": "leave it"}
     missed = [{"site": "aux:out", **uncalled}, {"site": "aux.weight:param.grad", **unreached}]

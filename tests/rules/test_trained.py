@@ -16,7 +16,7 @@ from kedge.store.recording import Recording
 from tests.rules.scenes import Course, steady
 
 UNREACHED = "the backward that ran did not reach it"
-UNCALLED = "never called while the hook was there"
+UNCALLED = "never called while the hook was attached"
 
 
 def recorded(

@@ -16,10 +16,10 @@ KINDS = "kinds are out, in, out.grad, in.grad, in.share, saved, param, param.gra
 @pytest.mark.parametrize(
     ("text", "column", "problem", "advice"),
     [
-        ("", 1, "it is empty", 'everything that modules return is "**:out"'),
-        ("   ", 1, "it is empty", 'everything that modules return is "**:out"'),
-        ("a,", 3, "a path is missing here", 'the root is written ":out", everything "**"'),
-        ("a, ,b", 4, "a path is missing here", 'the root is written ":out", everything "**"'),
+        ("", 1, "it is empty", '"**:out" selects every output of a module'),
+        ("   ", 1, "it is empty", '"**:out" selects every output of a module'),
+        ("a,", 3, "a path is missing here", 'write ":out" for the root, "**" for everything'),
+        ("a, ,b", 4, "a path is missing here", 'write ":out" for the root, "**" for everything'),
         ("a..b", 1, "an empty segment between dots", "the path was read as ['a', '', 'b']"),
         (".a", 1, "an empty segment between dots", "the path was read as ['', 'a']"),
         ("a.", 1, "an empty segment between dots", "the path was read as ['a', '']"),
@@ -41,7 +41,7 @@ KINDS = "kinds are out, in, out.grad, in.grad, in.share, saved, param, param.gra
         ("a b", 3, 'unexpected "b"', ""),
         ("a:out]", 3, 'unknown kind "out]"', f'did you mean ":out"? {KINDS}'),
         ("a]", 2, 'unexpected "]"', ""),
-        ("!a, !b", 1, 'every part is excluded with "!"', 'say first what to take: "**:out, !**{Dropout}"'),
+        ("!a, !b", 1, 'every part is excluded with "!"', 'first select sites: "**:out, !**{Dropout}"'),
         ("a\\", 2, "nothing follows the backslash", ""),
     ],
 )
@@ -122,7 +122,7 @@ class Net(nn.Module):
         (
             "layer1, !**",
             NoSiteMatched,
-            '"layer1, !**" leaves no site: its exclusions take everything away that it selects',
+            '"layer1, !**" leaves no site: its exclusions remove everything that it selects',
         ),
         (
             "layer1.weight",
@@ -150,12 +150,12 @@ class Net(nn.Module):
         (
             "blocks",
             NoSuchKind,
-            '"blocks" is a ModuleList, which holds modules and is never called itself; hook what it holds: blocks.0, blocks.1',
+            '"blocks" is a ModuleList, which holds modules and is never called itself; hook the modules inside: blocks.0, blocks.1',
         ),
         (
             "none:in",
             NoSuchKind,
-            '"none:in" is a ModuleList, which holds modules and is never called itself; hook what it holds: it is empty',
+            '"none:in" is a ModuleList, which holds modules and is never called itself; hook the modules inside: it is empty',
         ),
         (
             "blocks.0/relu:saved",
@@ -176,7 +176,7 @@ def test_a_selector_that_stands_for_nothing_is_an_error(text: str, error: type[E
 @pytest.mark.parametrize(("thing", "name"), [(3, "int"), ("layer1", "str"), (None, "NoneType")])
 def test_a_selector_resolves_on_modules_only(thing: Any, name: str) -> None:
     """What is not a module has no sites."""
-    with pytest.raises(NoSiteMatched, match=f"^selectors need a torch.nn.Module, this is a {name}$"):
+    with pytest.raises(NoSiteMatched, match=f"^selectors need a torch.nn.Module, not a {name}$"):
         Selector("**").on(thing)
 
 

@@ -177,6 +177,6 @@ def test_a_value_that_cannot_be_looked_through_ends_no_program(
     assert log.watch.summary.steps == 6
     assert not log.watch.failed
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "[kedge] :in is not seen: it cannot be looked through: OSError: not now"
+    assert lines[0] == "[kedge] :in is not observed: it cannot be searched: OSError: not now"
     assert len(lines) == len(set(lines)) <= 4
     assert log.recording().rows("inner:out").step.tolist()[0] == 0

@@ -21,7 +21,7 @@ LACK = ("code", "lacks", "have", "need")
 
 
 class CheckCommand:
-    """List what is wrong with a run; exit with 1 if there is an error.
+    """List the problems of a run; exit with 1 if there is an error.
 
     If a rule had too few samples to judge, the last line names it and a command that helps; with --strict the exit
     status is then 3.

@@ -20,10 +20,10 @@ class DiffCommand:
     """Compare two runs: where they first differ, by how much, and why.
 
     Renamed modules are recognized. The exit status is 0 if there is no difference beyond
-    the tolerance, 1 if the runs part, 2 if they cannot be compared. Runs that measured the
+    the tolerance, 1 if the runs diverge, 2 if they cannot be compared. Runs that measured the
     same steps have the most in common: kedge run --every 1 --budget none.
 
-    --ranks compares two ranks of one run; they part if their parameters, updates or
+    --ranks compares two ranks of one run; they diverge if their parameters, updates or
     gradient norms differ. Their data may differ.
     """
 
@@ -39,7 +39,9 @@ class DiffCommand:
             default=0.0,
             help="relative difference that counts as equal, such as 1e-5 (default: 0, equal to the last bit)",
         )
-        parser.add_argument("--all", action="store_true", help="list every module that parts, not only the first ones")
+        parser.add_argument(
+            "--all", action="store_true", help="list every module that differs, not only the first ones"
+        )
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print one JSON object")
         form.add_argument("--html", action="store_true", help="write an HTML page, one file, instead")
@@ -63,7 +65,9 @@ def _share(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share; 1e-5 tolerates a relative difference of 0.001 %")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a relative difference; 1e-5 tolerates a relative difference of 0.001 %"
+        )
     return value
 
 

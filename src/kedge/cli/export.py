@@ -35,8 +35,12 @@ class ExportCommand:
         recording = Recording.open(args.recording)
         path = Path(args.o) if args.o else _beside(recording.path)
         if os.path.lexists(path) and (path.is_dir() or not args.force):
-            way = "name another place with -o" if path.is_dir() else "--force replaces it, -o names another place"
-            raise RecordingExists(f"cannot write {path}: it is there already; {way}")
+            remedy = (
+                "name another file with -o"
+                if path.is_dir()
+                else "replace it with --force, or name another file with -o"
+            )
+            raise RecordingExists(f"cannot write {path}: it exists already; {remedy}")
         rows = write_parquet(recording, path)
         print(f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {sized(path.stat().st_size)}")
         return 0

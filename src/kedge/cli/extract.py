@@ -80,7 +80,7 @@ class ExtractCommand:
         )
 
     def _add_loading(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--batch-size", metavar="N", type=int, help=f"samples a batch (default: {BATCH_SIZE})")
+        parser.add_argument("--batch-size", metavar="N", type=int, help=f"samples per batch (default: {BATCH_SIZE})")
         parser.add_argument("--workers", metavar="N", type=int, help="processes that load samples (default: 0)")
         parser.add_argument("--device", metavar="DEVICE", help="device to compute on, such as cuda")
         parser.add_argument(
@@ -97,7 +97,7 @@ class ExtractCommand:
         parser.add_argument(
             "--version",
             metavar="TEXT",
-            help="text that stands for your functions, in place of digests of them: the folder is continued while it is the same",
+            help="text that identifies your functions, instead of their digests: runs with the same text continue the folder",
         )
         parser.add_argument(
             "--on-bad",
@@ -111,7 +111,7 @@ class ExtractCommand:
             "--format", choices=["safetensors", "zarr", "parquet"], default="safetensors", help="format of the shards"
         )
         parser.add_argument(
-            "--shard-bytes", metavar="N", type=int, help="write a shard when it has N bytes (default: 64 MiB)"
+            "--shard-bytes", metavar="N", type=int, help="write a shard when it reaches N bytes (default: 64 MiB)"
         )
         parser.add_argument(
             "--shard-seconds", metavar="S", type=float, help="write a shard when it is S seconds old (default: 60)"
@@ -146,7 +146,9 @@ def _options(args: argparse.Namespace) -> Options:
     reduce = reducers(args.reduce)
     strange = [name for name in args.keep if name not in reduce]
     if strange:
-        raise ScriptError(f"--keep {' '.join(strange)}: that is kept anyway; name what --reduce sums up")
+        raise ScriptError(
+            f"--keep {' '.join(strange)}: these values are kept in any case; name values that --reduce reduces"
+        )
     shards = {name: getattr(args, name) for name in ("shard_bytes", "shard_seconds") if getattr(args, name) is not None}
     return Options(
         batch=None if args.batch is None else _function(args.batch, "--batch"),
@@ -164,7 +166,7 @@ def _options(args: argparse.Namespace) -> Options:
 def _function(text: str, option: str) -> Callable[[Any], Any]:
     found: Callable[[Any], Any] = named(text)
     if not callable(found):
-        raise ScriptError(f"{option} {text}: that is {_a(found)}; name a function that takes a batch")
+        raise ScriptError(f"{option} {text}: this is {_a(found)}; name a function that takes a batch")
     return found
 
 
@@ -183,7 +185,7 @@ def _keys(text: str) -> Any:
         )
     found = named(text)
     if not (callable(found) or hasattr(found, "__iter__")):
-        raise ScriptError(f"--keys {text}: that is {_a(found)}; name a list of keys, or a function that takes a batch")
+        raise ScriptError(f"--keys {text}: this is {_a(found)}; name a list of keys, or a function that takes a batch")
     return found
 
 
@@ -195,7 +197,7 @@ def _model(args: argparse.Namespace) -> Any:
     device = None if args.device is None else usable(args.device)
     model = _made(args.model, nn.Module)
     if not isinstance(model, nn.Module):
-        raise ScriptError(f"{args.model} gave {_a(model)}, not a model; name a module or a function that returns one")
+        raise ScriptError(f"{args.model} is {_a(model)}, not a model; name a module, or a function that returns one")
     return model.eval() if device is None else model.eval().to(device)
 
 
@@ -210,11 +212,9 @@ def _loader(args: argparse.Namespace) -> Any:
         word for word, value in (("--batch-size", args.batch_size), ("--workers", args.workers)) if value is not None
     ]
     if given:
-        raise ScriptError(
-            f"{args.data} gave {_a(data)}, which has its own way of loading; leave {' and '.join(given)} out"
-        )
+        raise ScriptError(f"{args.data} is {_a(data)}, which loads its samples itself; leave {' and '.join(given)} out")
     if not hasattr(data, "__iter__"):
-        raise ScriptError(f"{args.data} gave {_a(data)}; name a data set, a DataLoader, or a function that returns one")
+        raise ScriptError(f"{args.data} is {_a(data)}; name a data set, a DataLoader, or a function that returns one")
     return data
 
 
@@ -227,7 +227,7 @@ def _made(text: str, kinds: Any) -> Any:
         inspect.signature(found).bind()
     except TypeError as error:
         raise ScriptError(
-            f"{text} cannot be called without arguments: {error}; name a function without any that calls it"
+            f"{text} cannot be called without arguments: {error}; name a function without arguments that calls it"
         ) from error
     except ValueError:  # a function in C without a signature
         pass
@@ -253,7 +253,7 @@ def _transforms(sites: Sequence[str], texts: Sequence[str]) -> dict[str, Callabl
         transform = POOLINGS.get(how) or function(how, "--transform", POOLINGS)
         if not callable(transform):
             raise ScriptError(
-                f"--transform {text}: that is {_a(transform)}; name a function that takes a site's values"
+                f"--transform {text}: this is {_a(transform)}; name a function that takes a site's values"
             )
         found |= dict.fromkeys([site] if site else sites, transform)
     return found
@@ -266,7 +266,7 @@ def _dtype(name: str | None) -> Any:
         return None
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise ScriptError(f"--dtype {name}: PyTorch has no such type; take float32, float16 or bfloat16, say")
+        raise ScriptError(f"--dtype {name}: PyTorch has no such type; use float32, float16 or bfloat16, for example")
     return found
 
 
@@ -277,7 +277,7 @@ def _print(found: FeatureSet, rank: SharingRank) -> None:
 
     if not wait_for_others(rank):
         mine = found.written_by(rank.rank)
-        print(f"{found.path}: {mine:,} samples by rank {rank.rank} of {rank.world}; others may still be writing theirs")
+        print(f"{found.path}: {mine:,} samples by rank {rank.rank} of {rank.world}; other ranks may still be writing")
         return
     if rank.rank:
         return

@@ -20,7 +20,7 @@ def named(text: str) -> Any:
     place, colon, name = text.rpartition(":")
     if not (place and colon and name):
         raise ScriptError(
-            f"cannot import {text!r}: it is to be MODULE:NAME or FILE.py:NAME, such as torchvision.models:resnet18"
+            f"cannot import {text!r}: write MODULE:NAME or FILE.py:NAME, such as torchvision.models:resnet18"
         )
     found: Any = _module(place, text)
     for part in name.split("."):
@@ -42,7 +42,8 @@ def _module(place: str, text: str) -> ModuleType:
         if error.name is None or not (place == error.name or place.startswith(f"{error.name}.")):
             raise  # the module exists, but an import in it fails
         raise ScriptError(
-            f"cannot import {text!r}: no module {error.name} is found; check the name, and that {os.getcwd()} is where it is"
+            f"cannot import {text!r}: there is no module {error.name}; check the name, and that {os.getcwd()} is "
+            "the folder to import it from"
         ) from None
 
 

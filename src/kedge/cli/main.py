@@ -112,7 +112,7 @@ def _describe() -> int:
 
     from kedge.torch_internals.corners import described
 
-    print(f"PyTorch {torch.__version__}, and the private corners of it that kedge {metadata.version('kedge')} uses:")
+    print(f"PyTorch {torch.__version__}, and the private parts of it that kedge {metadata.version('kedge')} uses:")
     for line in described():
         print(f"  {line}")
     return 0

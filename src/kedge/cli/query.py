@@ -78,7 +78,7 @@ def _draw(names: Sequence[str], rows: Sequence[Sequence[Any]], most: int | None)
             console.print(_table(["", ""], list(zip(names, row, strict=True)), header=False))
     else:
         console.print(_table(names, rows[:most]))
-    left = f", the first {most} shown: --all draws every one" if most is not None and len(rows) > most else ""
+    left = f", the first {most} shown: --all shows every row" if most is not None and len(rows) > most else ""
     console.print(f"{counted(len(rows), 'row')}{left}")
 
 

@@ -23,7 +23,7 @@ def pair(text: str, option: str, value: str) -> tuple[str, str]:
     """
     name, equals, rest = text.partition("=")
     if not (name and equals and rest):
-        raise ScriptError(f"{option} {text}: it is to be NAME={value}")
+        raise ScriptError(f"{option} {text}: write NAME={value}")
     return name, rest
 
 
@@ -32,8 +32,10 @@ def failed(what: str, error: Exception) -> Exception:
     if isinstance(error, KedgeError):
         return error
     last = traceback.extract_tb(error.__traceback__)[-1]
-    said = str(error).strip().partition("\n")[0]
-    return ScriptError(f"{what} raised {type(error).__name__}: {said} ({last.filename}, line {last.lineno}); mend it")
+    first_line = str(error).strip().partition("\n")[0]
+    return ScriptError(
+        f"{what} raised {type(error).__name__}: {first_line} ({last.filename}, line {last.lineno}); fix it"
+    )
 
 
 def function(text: str, option: str, known: Iterable[str]) -> Any:
@@ -43,7 +45,7 @@ def function(text: str, option: str, known: Iterable[str]) -> Any:
         ScriptError: The word does not name a function.
     """
     if ":" not in text:
-        raise ScriptError(f"{option} {text}: there is {', '.join(known)}, or MODULE:NAME of your own")
+        raise ScriptError(f"{option} {text}: use {', '.join(known)}, or MODULE:NAME of your own")
     return named(text)
 
 
@@ -66,7 +68,7 @@ def _reducer(name: str, how: str) -> Any:
     shown = f"--reduce {name}={how}"
     found = _CALL.fullmatch(how)
     if found is None:
-        raise ScriptError(f"{shown}: it is to be HOW or HOW(ARGUMENT=VALUE, ...), such as topk(5)")
+        raise ScriptError(f"{shown}: write HOW or HOW(ARGUMENT=VALUE, ...), such as topk(5)")
     word, call = found[1], found[2] or "()"
     known: dict[str, Any] = {one.lower(): getattr(reduce, one) for one in _KNOWN}
     kind = known.get(word) or function(word, "--reduce", known)
@@ -74,11 +76,11 @@ def _reducer(name: str, how: str) -> Any:
     try:
         made = kind(*args, **kwargs) if callable(kind) or found[2] else kind
     except (TypeError, ValueError) as error:
-        raise ScriptError(f"{shown}: {error}; mend the arguments in parentheses") from error
+        raise ScriptError(f"{shown}: {error}; fix the arguments in parentheses") from error
     except Exception as error:
         raise failed(f"{shown}: {word}", error) from error
     if not hasattr(made, "update"):
-        raise ScriptError(f"{shown}: {word} gives a value of type {type(made).__name__}, which is no reducer; name one")
+        raise ScriptError(f"{shown}: {word} is a value of type {type(made).__name__}, not a reducer; name a reducer")
     return made
 
 

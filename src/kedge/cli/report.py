@@ -43,12 +43,15 @@ class ReportCommand:
         parser.add_argument(
             "--headroom",
             action="store_true",
-            help="instead: how near each output and gradient came to the limits of its number format, and of narrower ones",
+            help=(
+                "print instead the distance of each output and gradient from the limits of its number format, and "
+                "of narrower ones"
+            ),
         )
         parser.add_argument(
             "--saved",
             action="store_true",
-            help="instead: the memory that autograd saves for backward, by module and by line, and what would free it",
+            help="print instead the memory that autograd saves for backward, by module and by line, and ways to free it",
         )
         parser.add_argument("--html", action="store_true", help="write an HTML page, one file, instead")
         parser.add_argument("-o", dest="output", metavar="FILE.html", help="the file of the page (default: RUN.html)")

@@ -150,11 +150,11 @@ def _check_selector(text: str) -> None:
 
 
 def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
-    pid, launch, tell = os.getpid(), LaunchedRank.here(), messenger()
+    pid, launch, report = os.getpid(), LaunchedRank.here(), messenger()
     if not launch.leads:
-        tell = _signed(tell, launch.rank)
-    recorder = _recorder(program, order, output, tell)
-    watching = Watching(recorder, order, tell, strict=output.strict)
+        report = _signed(report, launch.rank)
+    recorder = _recorder(program, order, output, report)
+    watching = Watching(recorder, order, report, strict=output.strict)
     watching.place = recorder.place
     watching.begin()
     ending = program.run()
@@ -168,7 +168,7 @@ def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
         if launch.leads and not output.quiet:
             launch.await_others(recorder.place)
             for line in _last_words(output.name, recorder, summary):
-                tell(line)
+                report(line)
     failed = recorder.failed or watching.failed
     return Ending(ending.error, STATUS) if output.strict and failed and not ending.status else ending
 
@@ -183,11 +183,11 @@ def _finish(watching: Watching, recorder: RecordingSink, ending: Ending) -> Watc
     return summary
 
 
-def _signed(tell: Callable[[str], None], rank: int) -> Callable[[str], None]:
-    return lambda text: tell(f"rank {rank}: {text}")
+def _signed(report: Callable[[str], None], rank: int) -> Callable[[str], None]:
+    return lambda text: report(f"rank {rank}: {text}")
 
 
-def _recorder(program: Program, order: WatchOptions, output: Output, tell: Callable[[str], None]) -> RecordingSink:
+def _recorder(program: Program, order: WatchOptions, output: Output, report: Callable[[str], None]) -> RecordingSink:
     place, manifest = Path(output.name).absolute(), manifest_of(program.command, program.target, order)
 
     def begin() -> RecordingWriter | None:  # with the first step: numpy and torch are the program's to import first
@@ -195,7 +195,7 @@ def _recorder(program: Program, order: WatchOptions, output: Output, tell: Calla
 
         return begin_recording(place, manifest, output.force)
 
-    return RecordingSink(place, begin, tell, strict=output.strict)
+    return RecordingSink(place, begin, report, strict=output.strict)
 
 
 def _last_words(output: str, recorder: RecordingSink, summary: WatchSummary | None) -> Iterable[str]:

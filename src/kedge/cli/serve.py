@@ -47,7 +47,7 @@ class ServeCommand:
             return condense(shown, check(shown, rules), rules)
 
         follower = Follower(args.recording)
-        # Anything but a recording is refused here, with a message that says what it is.
+        # Any other file is refused here, with a message that names its kind.
         news = News(follower, condensed, follower.poll() or Recording.open(args.recording))
         server = _server(news, args.port)
         with running(server):
@@ -71,11 +71,12 @@ def _server(news: News, port: int) -> PageServer:
         return PageServer(news, port)
     except OSError as error:
         raise CannotServe(
-            f"cannot serve on port {port}: {error.strerror or error}; name another with --port, or none for one that is free"
+            f"cannot serve on port {port}: {error.strerror or error}; name another with --port, or leave --port "
+            "out for a free one"
         ) from error
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: a number up to 65535; 0 takes one that is free")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; name a number up to 65535, or 0 for a free port")
     return int(text)

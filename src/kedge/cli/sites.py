@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SitesCommand:
-    """List the sites of a program's models: every module and parameter, and what can be hooked there.
+    """List the sites of a program's models: every module and parameter, and the kinds of sites that it has.
 
     The program runs as under python until it has taken its first step, and is stopped
     there. Its output goes to stderr, so that stdout has only the list.

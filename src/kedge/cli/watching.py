@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 class Watching:
-    """Watches a program without ever ending it: whatever fails here is told, and the program goes on.
+    """Watches a program without ever ending it: failures are reported, and the program goes on.
 
     Args:
         log: Where records go.
-        order: What is to be watched, and how often.
-        complain: Tells the user.
-        holding: Takes the models, to look at them when the program has ended.
-        strict: Let what fails here end the program after all.
+        order: The sites to watch, and how often.
+        complain: Reports a failure to the user.
+        holding: Receives the models, which are read after the program has ended.
+        strict: Whether a failure here ends the program.
 
     Attributes:
-        place: The recording, where there is to be one.
+        place: The recording; None without one.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Watching:
         """Remove every hook.
 
         Returns:
-            What came out; None if the program never imported torch.
+            The summary; None if the program never imported torch.
         """
         self._import.remove()
         self._dynamo.remove()
         if self.watch is None:
             return None
         self._ending(self.watch.__exit__, None, None, None)
-        summary = self.watch.summary  # before that call: what takes place after the program is no part of its time
+        summary = self.watch.summary  # read before that call, whose time is not the program's
         if self.watch.record.dump is not None:
             self.watch.record.dump.run_again()
         return summary

@@ -191,7 +191,7 @@ class ForwardCapture:
         self.values[key] = self.keep(key, value)
         if len(self.values) == self.count and self.plan is not None and self.values.keys() == self.plan.names.keys():
             self.over = True
-            raise StopForward("every value that was asked for is there")
+            raise StopForward("every requested value is captured")
 
     def copies(self, key: ValueKey) -> bool:
         """Whether the plan says to copy a value at once."""
@@ -267,8 +267,8 @@ def _join(tooks: list[Taken]) -> TransformedValue:
     values = [took.as_taken for took in tooks]
     if any(took.lost for took in tooks) or not all(isinstance(v, Tensor) for v in values):
         raise ExtractError(
-            "the model ran in several threads, and their values cannot be joined: they are no tensors, or were overwritten; "
-            "let the transform return a tensor with the samples along its first dimension"
+            "the model ran in several threads, and their values cannot be joined: they are not tensors, or were "
+            "overwritten; return from the transform a tensor with the samples along its first dimension"
         )
     moved = [value.to(values[0].device) for value in values]
     return TransformedValue(torch.cat(moved) if moved[0].dim() else torch.stack(moved))
@@ -301,8 +301,8 @@ class CaptureAction:
         """
         if site.kind not in KINDS:
             raise NoSuchKind(
-                f'"{site}": extract takes what a forward makes, and that is no forward value; '
-                f'kedge.hook(model, "{site}", kedge.record()) keeps what comes later'
+                f'"{site}": extract takes values of the forward, and this is not one; kedge.hook(model, "{site}", '
+                "kedge.record()) records later values"
             )
         number, keys, here, adopt = self.number, self.keys, self.here, self.adopt
         last: list[ValueKey] = [ValueKey(number, site, -1)]
@@ -339,8 +339,9 @@ def settled(call: ForwardCapture, values: Mapping[ValueKey, Taken], names: Mappi
         took = values[key]
         if took.lost:
             raise Overwritten(
-                f'"{name}" was taken, but this forward then changed the tensor in place, which an earlier one with arguments of '
-                "the same shapes did not, so its value is gone; as a transform, lambda v: v.clone() copies it every time"
+                f'"{name}" was captured, but this forward then changed the tensor in place, unlike an earlier one '
+                "with arguments of the same shapes, so its value is lost; the transform lambda v: v.clone() copies "
+                "it every time"
             )
         result[name] = took.as_taken
     return result

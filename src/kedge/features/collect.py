@@ -36,7 +36,7 @@ class Collected(Mapping[str, list[Any]]):
             return found
         texts = self._wanted.texts
         number = next((i for i, text in enumerate(texts) if name in (text, self._wanted.rename.get(text))), None)
-        there = f"what there is goes by {', '.join(self) or 'no name yet'}"
+        there = f"the names are {', '.join(self) or 'none yet'}"
         why = there if number is None or any(key.number == number for key in names) else self._why(number)
         raise NotRecorded(f'nothing was collected under "{name}": {why}')
 
@@ -81,4 +81,6 @@ class Collector(ForwardCapture):
 
     def replica(self, thread: Any) -> Any:
         """Raise ExtractError: passes of replicas are not those of the model."""
-        raise ExtractError("collect() does not join what a model's replicas make; take the features call by call")
+        raise ExtractError(
+            "collect() does not join the features of a model's replicas; compute the features call by call"
+        )

@@ -130,7 +130,7 @@ def extract(
     given = {sites: None} if isinstance(sites, str) else sites if isinstance(sites, Mapping) else list(sites)
     texts = tuple(str(text) for text in given)
     if not texts:
-        raise ExtractError('no site was asked for; extract(model, ["layer4"]) takes at least one selector')
+        raise ExtractError('no site given; extract(model, ["layer4"]) takes at least one selector')
     transforms = tuple(given.values()) if isinstance(given, Mapping) else (None,) * len(texts)
     place = None if device is None else torch.device(device)
     return Features(model, Wanted(texts, transforms, dict(rename or {}), early_stop, no_grad, place, dtype))

@@ -47,13 +47,13 @@ class FeatureForward:
         self.compiled = any(map(compiles, self.modules))
         if self.compiled and not wanted.no_grad:
             raise ExtractError(
-                "the model is compiled, and compiled code hands values out without their graph; "
-                "extract from the uncompiled model, or with no_grad=True"
+                "the model is compiled, and compiled code returns values without their graph; extract from the "
+                "uncompiled model, or with no_grad=True"
             )
         self.plans: OrderedDict[Hashable, CapturePlan] = OrderedDict()
         self.under_way: list[ForwardCapture] = []
         self._lock = threading.RLock()
-        self._told = False
+        self._warned = False
         self._holders = 0
         self.session = session()
         try:
@@ -81,7 +81,7 @@ class FeatureForward:
         if call.plan is not None and values.keys() == call.plan.names.keys():
             return settled(call, values, call.plan.names)
         names = renamed(name_all(self.wanted.texts, values, self.why), self.wanted.rename)
-        self._tell()
+        self._warn_of_silent_sites()
         self._learn(kind, call, names, (args, kwargs))
         return settled(call, values, names)
 
@@ -115,7 +115,7 @@ class FeatureForward:
         return (
             silent[0]
             if silent
-            else "it fired in other forwards; this one took another way, or ran it in an older thread"
+            else "it fired in other forwards; this one took another path, or ran it in an older thread"
         )
 
     @contextmanager
@@ -143,7 +143,7 @@ class FeatureForward:
         mine = [call for call in self.under_way if thread not in call.others]
         if len(mine) > 1:
             raise ActionError(
-                "several calls of these features are under way at once, and this thread, which one of them has started, could "
+                "several calls of these features run at once, and this thread, which one of them started, could "
                 "belong to any; call the features one after the other"
             )
         if mine:
@@ -156,10 +156,10 @@ class FeatureForward:
         named = tuple((name, _shape(value)) for name, value in kwargs.items())
         return tuple(map(_shape, args)), named, modes, torch.is_grad_enabled()
 
-    def _tell(self) -> None:
+    def _warn_of_silent_sites(self) -> None:
         """Warn once, after the first complete forward, about sites of a pattern that never fired."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             for hooked in self.hooks:
                 if silent := hooked.ledger().silent():
                     warn(NeverFiredWarning(silent))

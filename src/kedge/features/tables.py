@@ -130,7 +130,7 @@ def _labels(labels: Mapping[str, Any] | Callable[[str], Any], keys: Sequence[str
     missing = [key for key in keys if key not in labels]
     if missing:
         raise TableError(
-            f"{len(missing)} of {len(keys)} samples have no label, the first is {missing[0]!r}; give each key one"
+            f"{len(missing)} of {len(keys)} samples have no label, the first is {missing[0]!r}; give each key a label"
         )
     return np.asarray([labels[key] for key in keys])
 
@@ -150,20 +150,20 @@ class _Columns:
             names = list(_names(site, value.shape[1:], rows.shape[1:].numel()))
             if self.names.setdefault(site, names) != names:
                 raise TableError(
-                    f"{site!r} gave {len(self.names[site])} columns for some samples and {len(names)} for others; "
-                    "pool what differs in size with positions='mean' or 'max'"
+                    f"{site!r} has {len(self.names[site])} columns for some samples and {len(names)} for others; "
+                    "pool values of different sizes with positions='mean' or 'max'"
                 )
             self.blocks.setdefault(site, []).append(rows.cpu().numpy())
 
     def table(self, y: Array | None, keys: list[str]) -> FeatureTable:
         """Return the table with the sites side by side."""
         if not self.blocks:
-            raise TableError("a table needs one sample at least, and there is none")
+            raise TableError("a table needs at least one sample and got none")
         sides = [np.concatenate(self.blocks.pop(site)) for site in list(self.blocks)]
         if len({len(side) for side in sides}) > 1:
             rows = ", ".join(f"{site!r} {len(side)}" for site, side in zip(self.names, sides, strict=True))
             raise TableError(
-                f"the sites have rows for different numbers of samples: {rows}; leave out what not every one has"
+                f"the sites have rows for different numbers of samples: {rows}; leave out the samples that not every site has"
             )
         x = sides[0] if len(sides) == 1 else np.concatenate(sides, axis=1)
         if len(x) != len(keys) or (y is not None and len(y) != len(keys)):
@@ -174,7 +174,7 @@ class _Columns:
 
 def _layout(positions: Positions | None, channel: int) -> ChannelLayout:
     if positions == "samples":
-        raise TableError("positions='samples': a table has one row for each sample; take 'mean', 'max' or 'elements'")
+        raise TableError("positions='samples': a table has one row for each sample; use 'mean', 'max' or 'elements'")
     return ChannelLayout(positions, channel)
 
 
@@ -196,8 +196,8 @@ def _marks(given: Any, size: int) -> list[Array]:
     marks = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
     if not marks.ndim or len(marks) != size:
         raise TableError(
-            f"{size} samples came with labels of shape {list(marks.shape)}; each needs one. With labels=, say "
-            "where a batch has them, or labels=lambda batch: None"
+            f"{size} samples came with labels of shape {list(marks.shape)}; each needs one. Name their place in a "
+            "batch with labels=, or give labels=lambda batch: None"
         )
     return [marks]
 

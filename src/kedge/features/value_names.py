@@ -35,7 +35,7 @@ def name_all(texts: tuple[str, ...], keys: Iterable[ValueKey], why: Callable[[in
     named: dict[ValueKey, str] = {}
     for number, found in by_text.items():
         if not found:
-            raise NotRecorded(f'nothing was taken at "{texts[number]}": {why(number)}')
+            raise NotRecorded(f'nothing was captured at "{texts[number]}": {why(number)}')
         named |= {found[0]: texts[number]} if len(found) == 1 else named_apart(found)
     return named
 
@@ -55,7 +55,7 @@ def renamed(named: Mapping[ValueKey, str], rename: Mapping[str, str]) -> dict[Va
     unknown = [name for name in rename if name not in named.values()]
     if unknown:
         there = ", ".join(f'"{name}"' for name in list(named.values())[:_SHOWN])
-        raise ExtractError(f'rename: nothing goes by the name "{unknown[0]}"; the names are {there}')
+        raise ExtractError(f'rename: no value has the name "{unknown[0]}"; the names are {there}')
     names = {key: rename.get(name, name) for key, name in named.items()}
     _refuse_doubles(names.values())
     return names
@@ -77,7 +77,7 @@ def check(texts: tuple[str, ...], rename: Mapping[str, str], sites: list[list[Si
     for name in rename:
         if name not in texts and not may_be(name, paths):
             shown = ", ".join(f'"{text}"' for text in texts[:_SHOWN])
-            raise ExtractError(f'rename: nothing can go by the name "{name}"; what was asked for is {shown}')
+            raise ExtractError(f'rename: no value can have the name "{name}"; the selectors are {shown}')
 
 
 def may_be(name: str, paths: Collection[str]) -> bool:

@@ -87,12 +87,12 @@ def host(value: Any) -> Tensor:
         tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise CannotDraw(
-            f"a picture takes a tensor, or what makes one; this is a {type(value).__name__}: {error}"
+            f"a figure takes a tensor, or a value that converts to one, not a {type(value).__name__}: {error}"
         ) from error
     if tensor.is_nested or tensor.is_complex():
         what = "nested" if tensor.is_nested else "complex"
         raise CannotDraw(
-            f"a picture takes real numbers in one block, and this tensor is {what}; give a part of it, or .abs()"
+            f"a figure takes a dense tensor of real numbers, and this one is {what}; give a part of it, or .abs()"
         )
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return tensor.to(device="cpu", dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)

@@ -68,13 +68,13 @@ def distributions(
     """
     for given in (values, gradients):
         if given is not None and not isinstance(given, Mapping):
-            raise CannotDraw(f"distributions(...) was given {describe(given)}; it takes tensors by site, in a dict")
+            raise CannotDraw(f"distributions(...) got {describe(given)}; it takes tensors by site, in a dict")
     panels = [(units[0], values)] + ([] if gradients is None else [(units[1], gradients)])
     spreads = [(unit, [_spread(site, value) for site, value in some.items()]) for unit, some in panels]
     if not all(found for _, found in spreads):
-        raise CannotDraw("distributions(...) was given no site; it takes tensors by site, such as kedge.extract gives")
+        raise CannotDraw("distributions(...) got no site; it takes tensors by site, such as kedge.extract returns")
     if kind not in ("bands", "ridges"):
-        raise CannotDraw(f'kind={kind!r}: take "bands" or "ridges"')
+        raise CannotDraw(f'kind={kind!r}: use "bands" or "ridges"')
     draw = _bands if kind == "bands" else _ridges
     figure = draw(spreads)
     if title:
@@ -85,7 +85,7 @@ def distributions(
 def _spread(site: str, value: Any) -> SiteSpread:
     elements = host(value).flatten()
     if not elements.numel():
-        raise CannotDraw(f'distributions(...) was given nothing for "{site}": {describe(value)}')
+        raise CannotDraw(f'distributions(...) got no elements for "{site}": {describe(value)}')
     elements = elements[:: max(-(-elements.numel() // _MOST), 1)].abs()
     finite = elements[elements.isfinite()]
     there = finite[finite > 0].sort().values

@@ -59,8 +59,8 @@ def memory(held: Any, *, title: str = "") -> Drawing:
     course = getattr(held, "timeline", held)
     if not isinstance(course, HeldOverTime) or not course.bytes or not course.peak:
         raise CannotDraw(
-            f"memory(...) was given {type(held).__name__} in which nothing is held; it takes the bill "
-            "kedge.saved(model, backward=True)(x) of a model that saves something"
+            f"memory(...) got a {type(held).__name__} that holds nothing; it takes the bill kedge.saved(model, "
+            "backward=True)(x) of a model that saves something"
         )
     divisor, unit = next((scale, name) for scale, name in _SCALES if course.peak >= scale)
     holders = course.holders[:_HOLDERS]
@@ -104,5 +104,5 @@ def _at_peak(axes: Axes, course: HeldOverTime, divisor: float, unit: str) -> Non
 
 
 def _named(path: str | None) -> str:
-    name = "outside of all" if path is None else path or "the model itself"
+    name = "outside all modules" if path is None else path or "the model itself"
     return plain(name if len(name) <= 30 else f"…{name[-29:]}")

@@ -71,7 +71,7 @@ def effects(
     table = table[:, None] if table.dim() == 1 else table
     if table.dim() != 2 or len(rows) != len(table) or (columns and len(columns) != table.shape[1]) or not table.numel():
         raise CannotDraw(
-            f"effects(...) was given {describe(values)} with {len(rows)} rows' and {len(columns)} columns' names; it takes "
+            f"effects(...) got {describe(values)} with {len(rows)} rows' and {len(columns)} columns' names; it takes "
             "[sites] or [sites, positions] and a name for each"
         )
     finite = table[table.isfinite()] - about

@@ -42,8 +42,8 @@ def feature_maps(
     maps = _of_sample(values, sample)
     if most < 1 or order not in ("strength", "index") or scale not in ("shared", "own"):
         raise CannotDraw(
-            f'feature_maps(most={most}, order={order!r}, scale={scale!r}): draw at least one, by "strength" or "index", with the '
-            'scale "shared" or "own"'
+            f'feature_maps(most={most}, order={order!r}, scale={scale!r}): most must be at least 1, order "strength" '
+            'or "index", and scale "shared" or "own"'
         )
     strength = maps.abs().flatten(1).mean(1)
     chosen = strength.argsort(descending=True, stable=True)[:most] if order == "strength" else range(len(maps))[:most]
@@ -62,8 +62,8 @@ def feature_maps(
         colours(figure, image, list(grid.flat), "activation")
     chosen_by = "strongest first, by mean magnitude" if order == "strength" else "by index"
     ranges = "one range of colours for all" if scale == "shared" else "each with its own range of colours"
-    said = f"{len(drawn)} of {len(maps)} channels, {chosen_by}; {ranges}"
-    figure.suptitle(f"{plain(title)}\n{said}" if title else said, fontsize=10, x=0.01, ha="left")
+    subtitle = f"{len(drawn)} of {len(maps)} channels, {chosen_by}; {ranges}"
+    figure.suptitle(f"{plain(title)}\n{subtitle}" if title else subtitle, fontsize=10, x=0.01, ha="left")
     return figure
 
 
@@ -73,8 +73,9 @@ def _of_sample(values: Any, sample: int) -> Tensor:
         maps = maps[sample]
     if maps.dim() != 3 or not maps.numel():
         raise CannotDraw(
-            f"feature_maps(...) draws [n, channels, height, width] and one of its samples, and was given {describe(values)} and "
-            f"sample={sample}; tokens [n, tokens, channels] become images by .transpose(1, 2).unflatten(2, (height, width))"
+            f"feature_maps(...) draws one sample of [n, channels, height, width], and got {describe(values)} and "
+            f"sample={sample}; turn tokens [n, tokens, channels] into images with .transpose(1, 2).unflatten(2, "
+            "(height, width))"
         )
     return maps
 

@@ -42,7 +42,7 @@ def attributions(
         CannotDraw: If the maps do not match the images, there are no maps, or `how` is unknown.
     """
     if how not in ("beside", "over") or (isinstance(maps, Mapping) and not maps):
-        raise CannotDraw(f'attributions(...) needs one map at least, and how="beside" or "over"; this is how={how!r}')
+        raise CannotDraw(f'attributions(...) needs at least one map, and how="beside" or "over"; got how={how!r}')
     pictures = _images(images)
     given = maps if isinstance(maps, Mapping) else {"": maps}
     named = {name: _maps(value, len(pictures)) for name, value in given.items()}
@@ -74,13 +74,13 @@ def _draw(axes: Any, found: Tensor, picture: Tensor, *, over: bool, signed: bool
     relative = found / ((float(finite.abs().max()) if finite.numel() else 0.0) or 1.0)
     relative[~found.isfinite()] = nan
     height, width = picture.shape[:2]
-    look = {"cmap": TWO_SIGNS if signed else ONE_SIGN, "vmin": -1.0 if signed else 0.0, "vmax": 1.0}
+    style = {"cmap": TWO_SIGNS if signed else ONE_SIGN, "vmin": -1.0 if signed else 0.0, "vmax": 1.0}
     if not over:
-        return axes.imshow(shown(relative), extent=(0, width, height, 0), interpolation="nearest", **look)
+        return axes.imshow(shown(relative), extent=(0, width, height, 0), interpolation="nearest", **style)
     fitted = functional.interpolate(relative[None, None], (height, width), mode="bilinear", align_corners=False)[0, 0]
     grey = picture if picture.dim() == 2 else picture.mean(-1)
     axes.imshow(shown(grey), cmap="gray", vmin=-0.2, vmax=1.2)
-    return axes.imshow(shown(fitted), alpha=shown(fitted.abs().clamp(0, 1).nan_to_num() * _COVER), **look)
+    return axes.imshow(shown(fitted), alpha=shown(fitted.abs().clamp(0, 1).nan_to_num() * _COVER), **style)
 
 
 def _images(images: Any) -> Tensor:
@@ -89,7 +89,7 @@ def _images(images: Any) -> Tensor:
     found = found[None] if found.dim() == 3 else found
     if found.dim() != 4 or found.shape[1] not in (1, 3) or not found.numel():
         raise CannotDraw(
-            f"attributions(...) draws images [n, channels, height, width] of 1 or 3 channels, and was given {describe(images)}"
+            f"attributions(...) draws images [n, channels, height, width] of 1 or 3 channels, and got {describe(images)}"
         )
     finite = found.isfinite()
     low = found.where(finite, inf).amin((1, 2, 3), keepdim=True)
@@ -108,7 +108,7 @@ def _maps(maps: Any, count: int) -> Tensor:
         found = found[None]
     if found.dim() != 3 or len(found) != count or not found.numel():
         raise CannotDraw(
-            f"attributions(...) was given {describe(maps)} for {count} images; it takes one map an image, "
-            "[n, channels, height, width] or [n, height, width]"
+            f"attributions(...) got {describe(maps)} for {count} images; it takes one map per image, [n, channels, "
+            "height, width] or [n, height, width]"
         )
     return found

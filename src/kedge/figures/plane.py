@@ -33,12 +33,13 @@ def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
     """
     table = host(features).double()
     if table.dim() < 2 or len(table) < 2 or not table.numel():
-        raise CannotDraw(f"principal components need at least 2 samples, [n, ...]; this is {describe(features)}")
+        raise CannotDraw(f"principal components need at least 2 samples, [n, ...], and got {describe(features)}")
     table = table.flatten(1)
     if not bool(table.isfinite().all()):
         rows = (~table.isfinite().all(1)).nonzero().flatten().tolist()
         raise CannotDraw(
-            f"principal components need finite values; not so in {len(rows)} samples, the first is {rows[0]}"
+            f"principal components need finite values, and {len(rows)} samples hold a NaN or an infinity; the "
+            f"first is {rows[0]}"
         )
     centred = table - table.mean(0)
     _, sizes, directions = torch.linalg.svd(centred, full_matrices=False)
@@ -109,6 +110,6 @@ def _classes(labels: Any, count: int) -> Tensor:
         ) from error
     if classes.shape != (count,) or classes.is_floating_point():
         raise CannotDraw(
-            f"scatter(...) was given {describe(labels)} as labels of {count} samples; it takes a whole number each"
+            f"scatter(...) got {describe(labels)} as labels of {count} samples; it takes a whole number for each"
         )
     return classes

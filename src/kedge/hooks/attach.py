@@ -75,9 +75,7 @@ class Attachments:
     def _attach_model(self, whole: nn.Module, selector: Selector | None, spec: Spec) -> None:
         model = dynamo.unwrap(whole)
         if selector is None:
-            raise SelectorError(
-                'a model needs a selector that says where: hook(model, "layer4", action); everything is "**:out"'
-            )
+            raise SelectorError('a model needs a selector: hook(model, "layer4", action); "**:out" selects everything')
         places = selector.on(model).places
         _check_grads(selector, places)
         target = self._target(model, places)
@@ -136,8 +134,9 @@ def refresh() -> None:
     if dynamo.refresh():
         warn(
             Recompiled(
-                "hooks were attached after torch.compile had compiled code, which does not look for new hooks: all compiled "
-                "code was discarded and compiles again, with the hooks, at its next call. Hook first to compile once"
+                "hooks were attached after torch.compile had compiled code, which does not check for new hooks: "
+                "Kedge discarded all compiled code, and it compiles again, with the hooks, at its next call. Hook "
+                "first to compile once"
             )
         )
 
@@ -153,12 +152,10 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
     selector = Selector(first) if isinstance(first, str) else first if isinstance(first, Selector) else None
     actions = what if selector is None else what[1:]
     if not actions:
-        raise TypeError(
-            'no action was given; hook(model, "layer4", kedge.record()) takes at least one after the selector'
-        )
+        raise TypeError('no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector')
     for action in actions:
         if not callable(action) and not hasattr(action, "bind"):
-            raise TypeError(f"{action!r} is not an action: it cannot be called; order: target, selector, actions")
+            raise TypeError(f"{action!r} is not an action: it cannot be called; the order is target, selector, actions")
     return selector, actions
 
 

@@ -77,8 +77,8 @@ class Hooked:
         found = [action for action in self.actions if isinstance(action, Readable)]
         if len(found) != 1:
             raise ReadError(
-                f"this hook has {len(found)} actions that record, so there is nothing to read by name; "
-                "give it one kedge.record() or kedge.measure()"
+                f"this hook has {len(found)} recording actions, so a name does not select one record; give it "
+                "exactly one kedge.record() or kedge.measure()"
             )
         return found[0]
 

@@ -25,7 +25,7 @@ class Session(Attachments):
 
     def __init__(self, *, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> None:
         if on_error not in ("raise", "warn"):
-            raise ValueError(f'on_error={on_error!r}: it is "raise" or "warn"')
+            raise ValueError(f'on_error={on_error!r}: use "raise" or "warn"')
         super().__init__(on_error)
         self.strict = strict
 

@@ -22,9 +22,11 @@ def explain(tap: Tap, session: Attachments) -> Cause:
     """Return the cause of a session's tap never firing."""
     clock = session.clock
     if tap.when is not None and not any(tap.when(step) for step in range(clock.step + 1)):
-        return Cause(f"its schedule did not come up in steps 0 to {clock.step}", "let it begin earlier, or run longer")
+        return Cause(
+            f"its schedule did not select any of the steps 0 to {clock.step}", "start it earlier, or run longer"
+        )
     if tap.failed:
-        return Cause("its action was switched off", "see the warning that was given when it failed")
+        return Cause("its action was switched off", "see the warning issued when it failed")
     if hasattr(tap.gate, "called"):
         return _explain_gate(tap, session)
     param = getattr(tap.gate, "param", None)
@@ -36,19 +38,19 @@ def _explain_parameter(tap: Tap, param: nn.Parameter, session: Attachments) -> C
         return Cause("it requires no grad, or did not when it was hooked", "call requires_grad_() before hooking")
     if tap.gate.emptied:
         return Cause(
-            "another hook had used its .grad and put None there, as an optimizer does that steps within the backward",
-            f'hook "{Site(tap.site.path, "param.grad")}", or hook before it does',
+            "another hook had used its .grad and set it to None, as an optimizer that steps inside the backward does",
+            f'hook "{Site(tap.site.path, "param.grad")}", or hook before that hook',
         )
     models = [model for target in session.targets.values() if (model := target.model()) is not None]
     if models and not any(p is param for model in models for p in model.parameters()):
         return Cause(
-            "the model holds another parameter in its place by now",
-            "hook after what has replaced it, such as fully_shard, to_empty or load_state_dict(assign=True)",
+            "the model now holds another parameter in its place",
+            "hook after the call that replaced it, such as fully_shard, to_empty or load_state_dict(assign=True)",
         )
     shards = any(kind.__name__ == "FSDPModule" for model in models for m in model.modules() for kind in type(m).__mro__)
     if tap.site.kind == "param.grad" and shards and own_part(param) is not param:
         return Cause(
-            "it is spread over processes, and FSDP differentiates what it has gathered in its place",
+            "it is sharded over processes, and FSDP differentiates the gathered parameter instead",
             f'hook "{Site(tap.site.path, "param.acc")}"',
         )
     return None
@@ -57,9 +59,10 @@ def _explain_parameter(tap: Tap, param: nn.Parameter, session: Attachments) -> C
 def _explain_backward(session: Attachments) -> Cause:
     if session.clock.backwards.count == 0:
         return Cause(
-            "no backward reached a hook of this session", "call backward() inside the block, on what depends on it"
+            "no backward reached a hook of this session",
+            "call backward() inside the block, on a value that depends on it",
         )
-    return Cause("the backward that ran did not reach it", "what was differentiated does not depend on it")
+    return Cause("the backward that ran did not reach it", "the differentiated value does not depend on it")
 
 
 def _explain_gate(tap: Tap, session: Attachments) -> Cause:
@@ -91,20 +94,20 @@ def _explain_saved(tap: Tap, session: Attachments) -> Cause:
     forward = gate.called - gate.seen.again
     if gate.compiled:
         return Cause(
-            "it is compiled, and compiled code saves all at once when its graph has run, not module by module",
+            "it is compiled, and compiled code saves all tensors at once after its graph has run, not module by module",
             "run the model uncompiled",
         )
     if not gate.called:
         return _explain_uncalled(tap, session)
     if gate.forbidden == forward > 0:
         return Cause(
-            "it ran only in a transform of torch.func, where there can be no saved-tensor hooks",
-            "run it outside of the transform",
+            "it ran only in a torch.func transform, which allows no saved-tensor hooks",
+            "run it outside the transform",
         )
     if gate.checkpointed or gate.seen.again:
         return Cause(
             "it ran in a checkpoint, which saves nothing until its recompute",
-            "ask for that with record(recomputes=True), or hook the module around the checkpoint",
+            "record the recompute with record(recomputes=True), or hook the module around the checkpoint",
         )
     if gate.ungraded == forward:
         return Cause("it ran without grad, so nothing was saved", "call the model with grad enabled")
@@ -116,7 +119,8 @@ def _explain_unsaved(tap: Tap) -> Cause:
     if not gate.seen.leaves:
         inside = f"{escape(site.path)}.**:saved" if site.path else "**:saved"
         return ExpectedSilence(
-            "nothing was saved while it was the innermost module", f'what the modules inside it save is at "{inside}"'
+            "nothing was saved while it was the innermost module",
+            f'the tensors saved by the modules inside it are at "{inside}"',
         )
     if site.leaf is not None and site.leaf not in gate.seen.leaves:
         return Cause(
@@ -131,7 +135,7 @@ def _explain_value(tap: Tap) -> Cause | None:
     gate, site = tap.gate, tap.site
     if gate.seen.again == gate.called:
         return Cause(
-            "it ran only in a checkpoint's recompute", "observers skip those; ask with record(recomputes=True)"
+            "it ran only in a checkpoint's recompute", "observers skip recomputes; use record(recomputes=True)"
         )
     if gate.seen.empty is not None and not gate.seen.leaves:
         remedy = "hook the module inside that makes the tensor" if site.op is None else "hook its result, at :out"
@@ -148,8 +152,8 @@ def _explain_gradient(tap: Tap, session: Attachments) -> Cause:
         return Cause(seen.no_share, "hook :in.grad for the total")
     if kind in seen.pulses and seen.pulses[kind].changed():
         return Cause(
-            "its value is a view of memory that was then changed in place, and autograd keeps no node for what it was before",
-            "hook the module that made what it is a view of, or do not work in place",
+            "its value is a view of memory that was then changed in place, and autograd keeps no node of the earlier value",
+            "hook the module that made the viewed tensor, or avoid the in-place operation",
         )
     if kind in ("out.grad", "in.grad") and not seen.listened:
         return Cause("its value requires no grad", "the forward ran without grad, or nothing before it is trainable")
@@ -173,9 +177,7 @@ def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
         kinds = (known.get(path) for path in (parent_path, tap.gate.path))
         kind, child = (None if ref is None else ref() for ref in kinds)
         if kind is None:
-            return Cause(
-                "never called while the hook was there", "the model is gone, so it cannot be looked at any more"
-            )
+            return Cause("never called while the hook was attached", "the model is gone, so the cause is unknown")
     else:
         try:
             parent = model.get_submodule(parent_path)
@@ -216,12 +218,14 @@ def _explain_by_calls(tap: Tap, called: set[str]) -> Cause:
     inside = path + "." if path else ""
     if any(other != path and other.startswith(inside) for other in called):
         return Cause(
-            "never called itself, though what it holds was: one by one, or by a direct call of its .forward()",
-            "hook what it holds, or call the module itself: layer(x)",
+            "never called itself, but the modules inside it were: one by one, or by a direct call of its .forward()",
+            "hook the modules inside it, or call the module itself: layer(x)",
         )
     if tap.when is not None:
         return Cause("never called in the steps of its schedule", "choose other steps, or run longer")
-    return Cause("never called while the hook was there", "this forward takes another way, or calls it as .forward()")
+    return Cause(
+        "never called while the hook was attached", "this forward takes another path, or calls its .forward() directly"
+    )
 
 
 def _reads(kind: type[nn.Module], child: Any, name: str) -> list[str]:

@@ -110,7 +110,7 @@ class Audit:
     def __str__(self) -> str:
         """A table by place, equal places in one, and below it the effects of the hooks, harmful ones first."""
         if not self.entries:
-            return "no hook is on this model"
+            return "this model has no hooks"
         return "\n".join([_headline(self), "", *_places(self.entries), "", *_sentences(self.entries)])
 
     def _repr_html_(self) -> str:
@@ -119,8 +119,8 @@ class Audit:
             return notebook.paragraph(str(self))
         hooks = [(e.path or "the model", e.type, e.order, e.kind, e.name, e.owner, ", ".join(e.notes)) for e in self]
         columns = ("place", "type", "order", "kind", "name", "owner", "notes")
-        done = [(effect.on, _subject(on), effect.what) for effect, on in _said(self.entries)]
-        effects_ = notebook.table(("to", "hooks", "what they do"), done, align="l") if done else ""
+        done = [(effect.on, _subject(on), effect.what) for effect, on in _by_effect(self.entries)]
+        effects_ = notebook.table(("to", "hooks", "effects"), done, align="l") if done else ""
         return notebook.table(columns, hooks, title=_headline(self), align="mmrlm") + effects_
 
 
@@ -139,7 +139,7 @@ def audit(model: nn.Module) -> Audit:
         TypeError: If it is not a module.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"audit takes a torch.nn.Module, this is a {type(model).__name__}")
+        raise TypeError(f"audit takes a torch.nn.Module, not a {type(model).__name__}")
     inner = dynamo.unwrap(model)
     named = [*([("", model)] if inner is not model else []), *inner.named_modules()]
     where = standings(module for _, module in named)
@@ -228,20 +228,20 @@ def _where(places: list[tuple[str, str]], what: str) -> str:
 
 def _sentences(entries: Iterable[HookEntry]) -> Iterator[str]:
     """The effects of the hooks, each sentence once, with the hooks that have it."""
-    said = _said(entries)
-    yield "what they do (! may hurt)" if any(effect.harms for effect, _ in said) else "what they do"
-    for effect, hooks in said:
+    found = _by_effect(entries)
+    yield "effects (! may cause harm)" if any(effect.harms for effect, _ in found) else "effects"
+    for effect, hooks in found:
         line = f"{'!' * effect.harms:1} {effect.on:10} {_subject(hooks)}: {effect.what}"
         yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * 13)
 
 
-def _said(entries: Iterable[HookEntry]) -> list[tuple[Effect, list[HookEntry]]]:
+def _by_effect(entries: Iterable[HookEntry]) -> list[tuple[Effect, list[HookEntry]]]:
     """Each effect with the hooks that have it, harmful ones first."""
-    said: dict[Effect, list[HookEntry]] = {}
+    found: dict[Effect, list[HookEntry]] = {}
     for e in entries:
         for effect in e.effects:
-            said.setdefault(effect, []).append(e)
-    return sorted(said.items(), key=lambda item: not item[0].harms)
+            found.setdefault(effect, []).append(e)
+    return sorted(found.items(), key=lambda item: not item[0].harms)
 
 
 def _subject(hooks: list[HookEntry]) -> str:

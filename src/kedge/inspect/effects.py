@@ -26,35 +26,35 @@ TENSOR = ("tensor", "post-accumulate")
 STATE = ("state-dict-pre", "state-dict", "load-state-dict-pre", "load-state-dict")
 
 _READ = (
-    "where compiled code calls its module, it is read into the graph; what Dynamo cannot read, such as a print, breaks "
-    "the graph. Code compiled before, for this model or another of its class, leaves it out"
+    "where compiled code calls its module, it is traced into the graph; code that Dynamo cannot trace, such as a "
+    "print, breaks the graph. Code compiled earlier, for this model or another of its class, leaves it out"
 )
-_LEFT_OUT = "if it came after the compile: code compiled before leaves it out, until torch.compiler.reset()"
+_LEFT_OUT = "if it was registered after the compile: code compiled earlier leaves it out, until torch.compiler.reset()"
 _READ_AGAIN = (
-    "is read into the compiled code, which compiles again whenever it comes or goes; what Dynamo cannot read, such as a "
-    "print, breaks the graph"
+    "is traced into the compiled code, which recompiles whenever it is added or removed; code that Dynamo cannot "
+    "trace, such as a print, breaks the graph"
 )
-_AROUND = "runs around the compiled code, whenever it came"
+_AROUND = "runs around the compiled code, whenever it was registered"
 _BREAKS = "breaks the graph where its module is called in compiled code; fullgraph=True raises"
-_OUTSIDE = "runs outside compiled code, whenever it came"
+_OUTSIDE = "runs outside compiled code, whenever it was registered"
 _IDENTITY = (
     "puts an identity into the graph, which can change bits of gradients; never fires for outputs in a list, dict or "
     "dataclass"
 )
 _KEYWORDS = "; its grad_input leaves out keyword arguments"
 _LAST = "sees the gradients of the last operation in its module, not of the module's inputs"
-_RAISES = "working in place on inputs or outputs of its module raises, if they require grad"
+_RAISES = "an in-place operation on inputs or outputs of its module raises, if they require grad"
 _RAISES_HERE = "raises, if the input requires grad: its module works in place"
-_OVERWRITTEN = "is given an input that is overwritten already: its module works in place"
+_OVERWRITTEN = "receives an input that is already overwritten: its module works in place"
 _REFUSED = "pickle and torch.save of the model raise ({}); saving its state_dict() works"
 _PICKLED = "is pickled with the model, and needed to load it"
-_WITHOUT = "a pickled or deep-copied model is without it"
-_WITHOUT_WARNED = _WITHOUT + ", and pickle warns of that"
+_WITHOUT = "a pickled or deep-copied model lacks it"
+_WITHOUT_WARNED = _WITHOUT + ", and pickle warns about that"
 _PARAMETRIZED = "its module is parametrized"
 _NO_COPY = "deepcopy of the model raises ({})"
-_SAME = "a deep copy of the model calls the same function, with all it holds on to"
+_SAME = "a deep copy of the model calls the same function, with all objects it refers to"
 _OWN = "a deep copy of the model calls a copy of this {}"
-_PREFIX = 'state_dict() names everything with "_orig_mod." in front'
+_PREFIX = 'state_dict() puts "_orig_mod." in front of every name'
 
 
 Standing: TypeAlias = Literal["", "root", "entry", "inside"]
@@ -271,7 +271,7 @@ def _named(function: Any) -> str | None:
     """Return why pickle cannot find a function by its name; None if it can."""
     name = getattr(function, "__qualname__", "")
     if name.endswith("<lambda>"):
-        return "a lambda has no name to be found by"
+        return "a lambda has no name to import it by"
     return f"{name.rpartition('.')[2]} is defined inside a function" if "<locals>" in name else None
 
 

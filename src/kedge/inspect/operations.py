@@ -84,7 +84,7 @@ class Operations:
     def __str__(self) -> str:
         """A table: operation, shapes in and out, and the line that makes it."""
         if not self.rows:
-            return "its forward makes no operation that can be seen"
+            return "its forward makes no visible operation"
         lines = [_HEAD, *self._cells()]
         widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD) - 1)]
         return "\n".join(
@@ -127,8 +127,8 @@ class Listing:
         """
         self.session.hook(model, "**/*:in, **/*:out", self)
         ops = self.session.targets[id(model)].ops
-        if begun and ops is not None and id(model) in ops.doors:
-            ops.doors[id(model)](model, (), {})
+        if begun and ops is not None and id(model) in ops.switches:
+            ops.switches[id(model)](model, (), {})
 
     def bind(self, site: Site) -> Act:
         """Return the action that lists the operations of one module."""

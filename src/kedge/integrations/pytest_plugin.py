@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from kedge.watch.run.block import WatchBlock
 
-_MARK = "finite: fail if an output or a gradient of a module holds a NaN or an infinity, and say where it was made"
+_MARK = "finite: fail if an output or a gradient of a module holds a NaN or an infinity, and report where it was made"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -83,7 +83,7 @@ def tag(statistic: str, site: Mapping[str, Any]) -> str:
     return f"kedge/{statistic}/{site['kind']}/{place.replace(chr(92), '')}{leaf}".rstrip("/")
 
 
-def said(finding: Mapping[str, Any]) -> str:
+def text_of(finding: Mapping[str, Any]) -> str:
     """Return a finding as text."""
     remedy = f" {finding['remedy']}" if finding["remedy"] else ""
     return f"{finding['message']}{remedy}"

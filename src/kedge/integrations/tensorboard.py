@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from kedge.integrations.scalars import FINDINGS, Scalars, said
+from kedge.integrations.scalars import FINDINGS, Scalars, text_of
 from kedge.store.recording import Recording
 from kedge.watch.run.replay import replay
 
@@ -44,13 +44,13 @@ class TensorBoard(Scalars):
 
     def send_finding(self, finding: Mapping[str, Any]) -> None:
         """Write a finding as text."""
-        text = f"**{finding['code']}** ({finding['severity']}): {said(finding)}"
+        text = f"**{finding['code']}** ({finding['severity']}): {text_of(finding)}"
         self.writer.add_text(FINDINGS, text, max(finding["step"], 0))
 
     def close(self) -> None:
         """Write everything that waits."""
         if self.found == 0:
-            self.writer.add_text(FINDINGS, "no findings; `kedge check` says which rules could judge", self.step)
+            self.writer.add_text(FINDINGS, "no findings; `kedge check` lists the rules that could judge", self.step)
         self.writer.flush()
         if self._own is not None:
             self._own.close()

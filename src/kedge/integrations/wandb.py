@@ -8,7 +8,7 @@ from typing import Any
 
 import wandb
 
-from kedge.integrations.scalars import Scalars, said
+from kedge.integrations.scalars import Scalars, text_of
 from kedge.store.recording import Recording
 from kedge.watch.run.replay import replay
 
@@ -48,9 +48,9 @@ class Wandb(Scalars):
         self._counts[severity] += 1
         if code not in self._named:
             self._named.add(code)
-            self.run.summary[f"kedge/found/{code}"] = said(finding)
+            self.run.summary[f"kedge/found/{code}"] = text_of(finding)
         if severity == "error":
-            self.run.alert(title=f"{code} at {finding['site']}", text=said(finding), level=_LEVELS[severity])
+            self.run.alert(title=f"{code} at {finding['site']}", text=text_of(finding), level=_LEVELS[severity])
 
     def close(self) -> None:
         """Count the findings in the summary, so that runs can be sorted by them."""

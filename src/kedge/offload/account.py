@@ -16,7 +16,7 @@ _MOST = 24
 _COUNTS = ("small", "again", "unique", "stored", "freed", "failed")
 _GROUPS = ("kept", "rebuilt", "moved")
 _OWNED = ("parameter", "buffer", "input")
-_SAID = {
+_WORDING = {
     "memory": "encoded in memory",
     "here": "there already",
     "unknown": "unknown kind",
@@ -318,22 +318,22 @@ class OffloadAccount:
         restored = total.restored
         yield f"{steps} step{'s' * (steps > 1)}; {_list('kept', total.kept | {'small': total.small}, mb)}"
         if total.rebuilt:
-            yield f"{_list('rebuilt', total.rebuilt, mb)}; {total.extra / mb:.1f} MB kept for it"
+            yield f"{_list('rebuilt', total.rebuilt, mb)}; {total.extra / mb:.1f} MB kept for that"
         if total.moved:
             spent = total.putting * 1e3 / steps
-            yield f"{_list('moved', total.moved, mb)}; {total.stored.bytes / mb:.1f} MB put away in {spent:.0f} ms"
+            yield f"{_list('moved', total.moved, mb)}; {total.stored.bytes / mb:.1f} MB stored in {spent:.0f} ms"
         if restored.reads.number:
             yield (
-                f"brought back {restored.reads.bytes / mb:.1f} MB in {restored.stalled * 1e3 / steps:.0f} ms, "
+                f"restored {restored.reads.bytes / mb:.1f} MB in {restored.stalled * 1e3 / steps:.0f} ms, "
                 f"{restored.repeated.bytes / mb:.1f} MB of it more than once; freed {total.freed.bytes / mb:.1f} MB"
             )
         if total.failed.number:
             failed = f"{total.failed.number} tensors of {total.failed.bytes / _MB:.1f} MB"
-            yield f"{failed}, of all steps, could not be moved and were kept"
+            yield f"{failed} could not be moved, over all steps, and were kept"
         if self.checkpointed:
             yield (
-                f"{self.checkpointed / steps:.0f} module calls a step ran in a checkpoint, which computes again what they save: "
-                "there is nothing to take, and its inputs count for the module that calls it"
+                f"{self.checkpointed / steps:.0f} module calls a step ran in a checkpoint, which recomputes the "
+                "tensors they save: there is nothing to offload, and its inputs count for the module that calls it"
             )
         if self.file is not None:
             yield str(self.file)
@@ -360,5 +360,5 @@ def _figures(tallies: Iterable[Tally], steps: int) -> str:
 
 def _list(what: str, counts: dict[str, Count], mb: float) -> str:
     most = sorted(counts.items(), key=lambda pair: -pair[1].bytes)
-    parts = (f"{_SAID.get(name, name)} {count.bytes / mb:.1f} MB" for name, count in most if count.number)
+    parts = (f"{_WORDING.get(name, name)} {count.bytes / mb:.1f} MB" for name, count in most if count.number)
     return f"{what}: {', '.join(parts) or 'nothing'}"

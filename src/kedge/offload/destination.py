@@ -14,7 +14,7 @@ def _check_flag(owner: object, name: str, *, optional: bool = False) -> None:
     value = getattr(owner, name)
     if not (isinstance(value, bool) or (optional and value is None)):
         kinds = "True, False or None" if optional else "True or False"
-        raise OffloadError(f"{type(owner).__name__}({name}={value!r}): {name} is {kinds}")
+        raise OffloadError(f"{type(owner).__name__}({name}={value!r}): {name} must be {kinds}")
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Disk:
         if self.path is None:
             return
         if not isinstance(self.path, (str, os.PathLike)):
-            raise OffloadError(f"Disk({self.path!r}): the path is that of a folder, or None")
+            raise OffloadError(f"Disk({self.path!r}): path must be a folder, or None")
         if not Path(self.path).is_dir():
             raise OffloadError(
-                f"Disk({os.fspath(self.path)!r}): there is no such folder; create it first, or leave it out"
+                f"Disk({os.fspath(self.path)!r}): there is no such folder; create it first, or leave path out"
             )
 
 

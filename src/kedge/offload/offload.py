@@ -52,7 +52,7 @@ class Offload:
     def __enter__(self) -> OffloadAccount:
         """Offload the tensors saved on this thread from now on, and on others while they call the model."""
         if self._block is not None:
-            raise OffloadError("this kedge.offload block is open already; make another one to nest them")
+            raise OffloadError("this kedge.offload block is open already; create another one to nest them")
         self._block = ExitStack()
         try:
             self._put_in_force(self._block, ambient=True)
@@ -139,9 +139,9 @@ def offload(
         NoSuchCodec: There is no such codec.
     """
     if not isinstance(model, nn.Module):
-        raise OffloadError(f"kedge.offload takes a torch.nn.Module, this is a {type(model).__name__}")
+        raise OffloadError(f"kedge.offload takes a torch.nn.Module, not a {type(model).__name__}")
     if not isinstance(to, (Rebuild, Cpu, Disk)):
-        raise OffloadError(f"to={to!r}: it is kedge.Rebuild(), kedge.Cpu() or kedge.Disk()")
+        raise OffloadError(f"to={to!r}: use kedge.Rebuild(), kedge.Cpu() or kedge.Disk()")
     policy = Policy(
         least=bytes_of("min_bytes", min_bytes),
         find=find if isinstance(to, Rebuild) or to.rebuild else None,
@@ -154,13 +154,13 @@ def offload(
 def _paths(model: nn.Module, where: str) -> frozenset[str]:
     """Return the paths of the modules that a selector matches."""
     if not isinstance(where, str):
-        raise OffloadError(f'where={where!r}: it is a selector of modules, such as "layer[34].**"')
+        raise OffloadError(f'where={where!r}: use a selector of modules, such as "layer[34].**"')
     selector = select(where)
     for term in selector.terms:
         if term.kind or term.leaf or term.op or term.call is not None:
             raise OffloadError(
-                f'where="{where}": "{term}" is more than a module; kedge.offload takes all that is saved while a module runs, '
-                f'so name modules alone: "{".".join(term.path)}"'
+                f'where="{where}": "{term}" selects more than a module; kedge.offload takes every tensor saved while '
+                f'a module runs, so name modules alone: "{".".join(term.path)}"'
             )
     return frozenset(site.path for site in selector.on(unwrap(model)))
 

@@ -49,17 +49,17 @@ def saved(
     """
     if not isinstance(model, nn.Module):
         raise NoSuchKind(
-            f"kedge.saved({type(model).__name__}) was asked for, and only a torch.nn.Module has modules to add up by; "
-            "give the model, and what comes after it as loss="
+            "kedge.saved takes a torch.nn.Module, whose modules are the rows of the bill, not a "
+            f"{type(model).__name__}; give the model, and the code after it as loss="
         )
 
-    def look(*args: Any, **kwargs: Any) -> Bill:
-        return _Look(model, min_bytes).bill(lambda: model(*args, **kwargs), loss, backward=backward)
+    def bill_of_call(*args: Any, **kwargs: Any) -> Bill:
+        return _BillOfCall(model, min_bytes).bill(lambda: model(*args, **kwargs), loss, backward=backward)
 
-    return look
+    return bill_of_call
 
 
-class _Look:
+class _BillOfCall:
     """One recording of one model."""
 
     def __init__(self, model: nn.Module, least: int) -> None:

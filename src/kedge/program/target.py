@@ -99,7 +99,7 @@ def check_module(name: str) -> None:
         spec = _spec_without_import(name)
         top = name.partition(".")[0]
         if spec is None and top not in sys.modules and _spec_without_import(top) is None:
-            raise ScriptError(f"cannot run -m {name}: no module {top} is found; {_instead_of_a_module(name)}")
+            raise ScriptError(f"cannot run -m {name}: there is no module {top}; {_instead_of_a_module(name)}")
         if spec and spec.submodule_search_locations is not None:
             spec = _first_spec(f"{name}.__main__", spec.submodule_search_locations)
             if spec is None:
@@ -127,9 +127,9 @@ def read_module(name: str) -> ProgramCode:
             raise
         raise ScriptError(f"cannot run -m {name}: {error}; {_instead_of_a_module(name)}") from None
     except (AttributeError, TypeError, ValueError) as error:
-        raise ScriptError(f"cannot run -m {name}: looking for it failed with {error!r}; check the name") from error
+        raise ScriptError(f"cannot run -m {name}: the search for it failed with {error!r}; check the name") from error
     if spec is None:
-        raise ScriptError(f"cannot run -m {name}: no module of that name is found; {_instead_of_a_module(name)}")
+        raise ScriptError(f"cannot run -m {name}: there is no module of that name; {_instead_of_a_module(name)}")
     if spec.submodule_search_locations is None:
         return _from_spec(spec, spec.origin or name, f"-m {name}")
     if name.endswith(".__main__") or importlib.util.find_spec(f"{name}.__main__") is None:
@@ -171,7 +171,7 @@ def _parse_failure(shown: str, error: SyntaxError | ValueError) -> str:
 def _instead_of_a_module(name: str) -> str:
     if name.endswith(".py"):
         return f"to run a file, leave -m out: kedge run {name}"
-    return f"check the name, and that {os.getcwd()} is where it is to be found from"
+    return f"check the name, and that {os.getcwd()} is the folder to import it from"
 
 
 def _no_main(name: str) -> str:

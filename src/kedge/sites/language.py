@@ -190,7 +190,7 @@ class _Reader:
         if not text:
             if self.peek() in (":", "#", "{", "/"):
                 return ()
-            raise self.error("a path is missing here", start, 'the root is written ":out", everything "**"')
+            raise self.error("a path is missing here", start, 'write ":out" for the root, "**" for everything')
         segments = tuple(re.findall(r"(?:\\.|\[[^\]]*\]|[^.\\\[])+|(?<=\.)(?=\.|$)|^(?=\.)", text, re.DOTALL))
         if "" in segments:
             raise self.error("an empty segment between dots", start, f"the path was read as {list(segments)}")
@@ -224,14 +224,14 @@ def parse(text: str) -> tuple[Term, ...]:
     """
     reader = _Reader(text)
     if not text.strip():
-        raise reader.error("it is empty", 0, 'everything that modules return is "**:out"')
+        raise reader.error("it is empty", 0, '"**:out" selects every output of a module')
     terms = [reader.term()]
     while reader.accept(","):
         terms.append(reader.term())
     if reader.peek():
         raise reader.error(f'unexpected "{reader.peek()}"')
     if all(t.excluded for t in terms):
-        raise reader.error('every part is excluded with "!"', 0, 'say first what to take: "**:out, !**{Dropout}"')
+        raise reader.error('every part is excluded with "!"', 0, 'first select sites: "**:out, !**{Dropout}"')
     return tuple(terms)
 
 

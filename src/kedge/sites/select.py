@@ -85,7 +85,7 @@ class Selector:
             else:
                 places |= {p.site: p for p in _once(found, places)}
         if not places:
-            raise NoSiteMatched(f'"{self}" leaves no site: its exclusions take everything away that it selects')
+            raise NoSiteMatched(f'"{self}" leaves no site: its exclusions remove everything that it selects')
         return Selection(self, tuple(places.values()))
 
 
@@ -182,7 +182,7 @@ class ModelLayout:
 
     def __init__(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
-            raise NoSiteMatched(f"selectors need a torch.nn.Module, this is a {type(model).__name__}")
+            raise NoSiteMatched(f"selectors need a torch.nn.Module, not a {type(model).__name__}")
         self.modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self.params = dict(model.named_parameters(remove_duplicate=False))
         self.first = {id(m): name for name, m in reversed(self.modules.items())}
@@ -199,7 +199,7 @@ class ModelLayout:
             raise NoSuchKind(f'"{term}": an operation has no :{term.kind}; it has {has}')
         if term.kind in TENSOR_KINDS + NODE_KINDS:
             has = ", ".join(MODULE_KINDS + PARAM_KINDS)
-            raise NoSuchKind(f'"{term}": :{term.kind} is of tensors and nodes; a model has {has}')
+            raise NoSuchKind(f'"{term}": :{term.kind} belongs to tensors and nodes; a model has {has}')
         found = self._params(term) if term.kind in PARAM_KINDS else self._modules(term)
         if not found and not (term.excluded and term.literal is None):
             raise self._nothing(term)
@@ -229,8 +229,8 @@ class ModelLayout:
         module = self.modules[term.literal or ""]
         inside = [escape(self.first[id(c)]) for c in module.children()][:3]
         return NoSuchKind(
-            f'"{term}" is a {type(module).__name__}, which holds modules and is never called itself; '
-            f"hook what it holds: {', '.join(inside) or 'it is empty'}"
+            f'"{term}" is a {type(module).__name__}, which holds modules and is never called itself; hook the '
+            f"modules inside: {', '.join(inside) or 'it is empty'}"
         )
 
     def _nothing(self, term: Term) -> NoSiteMatched | NoSuchKind:

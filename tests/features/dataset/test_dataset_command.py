@@ -162,7 +162,7 @@ def test_a_rank_that_cannot_wait_says_what_it_has_written(kedge):
     words = ("parts:net", "--data", "parts:data", "--sites", "4", "--batch-size", "8")
     done = kedge(*words, RANK="1", WORLD_SIZE="2")
 
-    assert done.stdout == "out: 24 samples by rank 1 of 2; others may still be writing theirs\n"
+    assert done.stdout == "out: 24 samples by rank 1 of 2; other ranks may still be writing\n"
 
 
 def test_bad_samples_are_listed(kedge, tmp_path):
@@ -181,7 +181,7 @@ def test_bad_samples_are_listed(kedge, tmp_path):
     [
         (["parts:nothing", "--data", "parts:data", "--sites", "4"], "parts has no 'nothing'; it has "),
         (["part:net", "--data", "parts:data", "--sites", "4"], "no module part is found"),
-        (["parts", "--data", "parts:data", "--sites", "4"], "it is to be MODULE:NAME or FILE.py:NAME"),
+        (["parts", "--data", "parts:data", "--sites", "4"], "write MODULE:NAME or FILE.py:NAME"),
         (["no.py:net", "--data", "parts:data", "--sites", "4"], "there is no file no.py"),
         (["parts:number", "--data", "parts:data", "--sites", "4"], "gave a value of type int, not a model"),
         (["parts:net", "--data", "parts:number", "--sites", "4"], "gave a value of type int; name a data set"),
@@ -190,19 +190,19 @@ def test_bad_samples_are_listed(kedge, tmp_path):
         (["parts:net", "--data", "parts:data", "--sites", "4", "--transform", "median"], "there is mean, max, tokens"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--transform", "1=mean"], "1 is not among the sites 4"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--dtype", "float12"], "PyTorch has no such type"),
-        (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4"], "it is to be NAME=HOW"),
+        (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4"], "write NAME=HOW"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--rename", "4=l", "--reduce", "4=mean"], "the names are 'l'"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4=mean(1"], "such as topk(5)"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4=mean(a b)"], "(a b) cannot be read"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4=mean(most=1)"], "argument 'most'; mend"),
-        (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4=mean(positions=up)"], "take one of 'samples'"),
-        (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4=parts:data"], "which is no reducer"),
+        (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4=mean(positions=up)"], "use one of 'samples'"),
+        (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4=parts:data"], "not a reducer"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4=median"], "quantiles, topk, or MODULE:NAME"),
-        (["parts:net", "--data", "parts:data", "--sites", "4", "--keep", "4"], "that is kept anyway"),
+        (["parts:net", "--data", "parts:data", "--sites", "4", "--keep", "4"], "these values are kept in any case"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--keys", "no.txt"], "there is no such file"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--batch", "parts:torch.pi"], "name a function"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--device", "cuda:63"], "device='cuda:63' cannot be used"),
-        (["parts:net", "--data", "parts:data", "--sites", "4", "--device", "nonsense"], "this machine has: cpu"),
+        (["parts:net", "--data", "parts:data", "--sites", "4", "--device", "nonsense"], "one of this machine: cpu"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--workers", "-1"], "it must be at least 0"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--batch-size", "0"], "it must be at least 1"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--shard-bytes", "0"], "it must be at least 1"),
@@ -212,7 +212,7 @@ def test_bad_samples_are_listed(kedge, tmp_path):
         (["parts:net", "--data", "parts:fails", "--sites", "4"], "parts.py, line "),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--transform", "parts:torch.pi"], "that is a value of type float"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--reduce", "4=parts:fails()"], "parts:fails raised KeyError"),
-        (["parts:net", "--data", "parts:data", "--sites", "4", "--keys", "parts:fails"], "keys= failed for the batch from sample 0"),
+        (["parts:net", "--data", "parts:data", "--sites", "4", "--keys", "parts:fails"], "keys= failed for the batch that begins with sample 0"),
         (["parts:net", "--data", "parts:data", "--sites", "4", "--keys", "parts:unkeyed"], "unkeyed gave a int"),
     ],
 )  # fmt: skip
@@ -231,7 +231,7 @@ def test_what_was_written_before_a_function_failed_can_be_read(typed, tmp_path):
     words = ("parts:net", "--data", "parts:data", "--sites", "4", "--batch-size", "8")
     said = typed(*words, "--keys", "parts:fails_later", code=2)
 
-    assert "from sample 24 of the data set on: fails_later raised KeyError: 'later'" in said.err
+    assert "that begins with sample 24 of the data set: fails_later raised KeyError: 'later'" in said.err
     assert torch.equal(open_features(tmp_path / "out")["4"].tensor(), in_memory(batches_of(Images()))["4"][:24])
 
 

@@ -283,7 +283,7 @@ def test_an_empty_data_set_has_no_features(tmp_path):
 
 def test_options_say_what_there_is():
     """A word that is not known is refused with those that are."""
-    with pytest.raises(ExtractionFailed, match="on_bad='ignore': take one of 'raise', 'skip'"):
+    with pytest.raises(ExtractionFailed, match="on_bad='ignore': use one of 'raise', 'skip'"):
         Options(on_bad="ignore")
     with pytest.raises(ExtractionFailed, match="only sites of reduce="):
         Options(keep=["4"])

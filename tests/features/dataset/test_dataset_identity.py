@@ -314,9 +314,9 @@ def busy(values):
 
 @pytest.mark.parametrize("made", [Busy(), busy, Busy().__call__])
 def test_a_function_that_changes_what_it_refers_to_needs_a_version(tmp_path, made):
-    """What a function holds is part of it: the message says what goes on with the folder, and `version=` does."""
+    """What a function holds is part of it: the message names the ways to continue, and `version=` does."""
     found = extracted(tmp_path / "out", extract(net(), {"4": made}))
-    with pytest.raises(OtherRun, match=r"a new process goes on with this folder; and with version='...'"):
+    with pytest.raises(OtherRun, match=r"run a new process to continue this folder, .*with version='...'"):
         extracted(tmp_path / "out", extract(net(), {"4": made}))
 
     for _ in range(2):
@@ -378,7 +378,7 @@ def test_functions_around_functions_have_an_end(tmp_path):
     assert identity(kept[0]).startswith("<lambda> code ")
     for _ in range(sys.getrecursionlimit() // 2):  # 1000, or 2000 where Inductor has compiled something before
         first = around(first)
-    with pytest.raises(ExtractionFailed, match=r"no digest can be made of it: .* recursion .*, with version='...'"):
+    with pytest.raises(ExtractionFailed, match=r"no digest of it can be made: .* recursion .*, with version='...'"):
         extracted(tmp_path / "out", extract(net(), {"4": first}))
     assert len(extracted(tmp_path / "out", extract(net(), {"4": first}), version="1").samples) == 50
 

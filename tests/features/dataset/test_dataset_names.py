@@ -28,9 +28,9 @@ class Steps(nn.Module):
 @pytest.mark.parametrize(
     ("taken", "name", "message"),
     [
-        (features(), "typo", r"no value goes by the name 'typo'; the names are '1', '4': give the reducer one of these"),
+        (features(), "typo", r"no value has the name 'typo'; the names are '1', '4': name one of these"),
         (features(rename={"4": "l"}), "4", r"the name '4', as it was renamed to 'l'; the names are '1', 'l'"),
-        (extract(Steps(), ["step"]), "step#x", "no value goes by the name 'step#x'"),
+        (extract(Steps(), ["step"]), "step#x", "no value has the name 'step#x'"),
     ],
 )  # fmt: skip
 def test_a_name_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path, taken, name, message):
@@ -70,7 +70,7 @@ def test_names_that_change_on_the_way_are_an_error(tmp_path, reduce):
     taken = extract(Steps(short=5), ["step"], early_stop=False)
     with pytest.raises(
         ExtractionFailed,
-        match="from sample '48' on values go by the names step#0, step#1, step#2, and before that by step#0, step#1",
+        match="the values have the names step#0, step#1, step#2 from sample '48' on, and step#0, step#1 before",
     ):
         extract_dataset(taken, batches_of(Images()), tmp_path / "out", Options(reduce=reduce, keep=list(reduce)))
 
@@ -82,7 +82,7 @@ def test_a_folder_that_was_let_pass_is_refused_when_it_goes_on(tmp_path):
     extract_dataset(features(["4"]), batches_of(Images()), tmp_path / "out", Options(reduce={"4": Mean()}))
     change_manifest(tmp_path / "out", columns={"5": ["float32", "1-dimensional"]})
 
-    with pytest.raises(ExtractionFailed, match="no value goes by the name '4'; the names are '5'"):
+    with pytest.raises(ExtractionFailed, match="no value has the name '4'; the names are '5'"):
         extract_dataset(features(["4"]), batches_of(Images()), tmp_path / "out", Options(reduce={"4": Mean()}))
 
 
@@ -90,7 +90,9 @@ def test_a_folder_that_was_let_pass_is_refused_when_it_goes_on(tmp_path):
 def test_a_device_that_there_is_not_is_said_as_such(tmp_path, device, reason):
     """A device on which nothing can be computed is an error about the device, before a sample is loaded."""
     data = Images()
-    with pytest.raises(ExtractionFailed, match=f"device='{device}' cannot be used: .*{reason}.*this machine has: cpu"):
+    with pytest.raises(
+        ExtractionFailed, match=f"device='{device}' cannot be used: .*{reason}.*one of this machine: cpu"
+    ):
         extract_dataset(features(), batches_of(data), tmp_path / "out", Options(device=device))
 
     assert data.loaded == []

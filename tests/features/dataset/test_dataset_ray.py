@@ -107,7 +107,7 @@ def test_values_are_those_of_a_loop_in_memory(tmp_path, cluster):
 
 def test_a_reducer_for_no_value_is_refused(tmp_path, cluster):
     """A name that only a batch can tell to be none is an error that says the names, and nothing is written."""
-    with pytest.raises(ExtractionFailed, match="no value goes by the name '4'; the names are '1', '4:out'"):
+    with pytest.raises(ExtractionFailed, match="no value has the name '4'; the names are '1', '4:out'"):
         taken = features(["1", "4:out"])
         taken.dataset(images(16), tmp_path / "out", keys="id", reduce={"4": Mean()}, cluster=ONE)
 
@@ -211,7 +211,7 @@ def test_samples_that_kill_every_worker_end_the_run(tmp_path, cluster):
     (tmp_path / "deaths").mkdir()
     killing = dying(tmp_path / "deaths", 99)
     work = Cluster(workers=1, batch_size=8, rows=8, deaths=1)
-    with pytest.raises(ExtractionFailed, match="2 workers died, while they were at '16' to '23'"):
+    with pytest.raises(ExtractionFailed, match="2 workers died, while they computed '16' to '23'"):
         features().dataset(images(), tmp_path / "out", keys="id", batch=killing, cluster=work)
 
 
@@ -274,7 +274,7 @@ def test_a_key_stands_for_one_row(tmp_path, cluster):
     twice = images(16, half=lambda i: i // 2, turn=lambda i: i % 8)
     with pytest.raises(ExtractionFailed, match=r"the key '\d' stands for 2 samples"):
         features().dataset(twice.select_columns(["half", "image"]), tmp_path / "a", keys="half", cluster=ONE)
-    with pytest.raises(ExtractionFailed, match="16 rows came, and there are 8 samples: keys= does not tell"):
+    with pytest.raises(ExtractionFailed, match="Ray read 16 rows, and there are 8 samples: keys= does not distinguish"):
         features().dataset(twice.select_columns(["turn", "image"]), tmp_path / "b", keys="turn", cluster=ONE)
 
 
@@ -326,7 +326,7 @@ def test_what_workers_cannot_open_is_named(tmp_path, cluster, monkeypatch):
     (tmp_path / "only_here.py").write_text("def halved(values):\n    return values / 2\n")
     monkeypatch.syspath_prepend(tmp_path)
     taken = kedge.extract(net(), {"4": importlib.import_module("only_here").halved})
-    with pytest.raises(ExtractionFailed, match="cannot be opened on .*: No module named 'only_here'"):
+    with pytest.raises(ExtractionFailed, match="cannot be loaded on .*: No module named 'only_here'"):
         taken.dataset(images(8), tmp_path / "out", keys="id", cluster=ONE)
     lock = threading.Lock()
     taken = kedge.extract(net(), {"4": lambda values: values if lock else None})

@@ -270,8 +270,8 @@ def test_different_settings_do_not_mix(one, other, said):
         (torch.ones(2, 3, device="meta"), list("ab"), "meta"),
         (torch.ones(2, 3, 4), list("ab"), "4 positions for each sample and channel"),
         (torch.ones(2, 3, 0), list("ab"), "hold no elements"),
-        (torch.ones(2, 5), list("ab"), "seen values of 3 channels and was given 5"),
-        (np.ones((2, 3)), list("ab"), "given a ndarray"),
+        (torch.ones(2, 5), list("ab"), "seen values of 3 channels and got 5"),
+        (np.ones((2, 3)), list("ab"), "a ndarray"),
     ],
 )
 @pytest.mark.parametrize("made", [Mean(), Covariance(), TopK(2), Histogram(per="channel", positions=None)], ids=repr)
@@ -292,19 +292,19 @@ def test_what_cannot_be_summed_up_is_refused(made, values, keys, said):
         (lambda: Mean(positions="all"), "positions='all'"),
         (lambda: Mean(channel=0), "channel=0"),
         (lambda: Mean(ddof=-1), "ddof"),
-        (lambda: Mean(nonfinite="drop"), "nonfinite is 'keep' or 'skip'"),
+        (lambda: Mean(nonfinite="drop"), "nonfinite must be 'keep' or 'skip'"),
         (lambda: Histogram(edges=[1, 1]), "each above the last"),
         (lambda: Histogram(edges=[0, float("inf")]), "finite"),
         (lambda: Histogram(bins=1), "bins=1"),
         (lambda: Histogram(per="row"), "per='row'"),
         (lambda: Quantiles(q=[]), "at least one"),
         (lambda: Quantiles(q=[1.5]), "from 0 to 1"),
-        (lambda: Quantiles(k=7), "k=7: take 8 to 65,535"),
+        (lambda: Quantiles(k=7), "k=7: use 8 to 65,535"),
         (lambda: Quantiles([0.5]).update(torch.tensor([1e300], dtype=torch.float64)), "scale the values"),
         (lambda: TopK(0), "k=0"),
-        (lambda: TopK(positions="samples"), "take 'max' or 'mean'"),
-        (lambda: TopK().update(torch.ones(2, 2)), "came without"),
-        (lambda: TopK().update(torch.ones(2, 2), [1, 2]), "keys are texts"),
+        (lambda: TopK(positions="samples"), "use 'max' or 'mean'"),
+        (lambda: TopK().update(torch.ones(2, 2)), "this batch has none"),
+        (lambda: TopK().update(torch.ones(2, 2), [1, 2]), "keys must be texts"),
         (lambda: Mean(channel=3).update(torch.ones(2, 2, 2)), "no such dimension"),
         (lambda: restore({"mean": torch.ones(1)}), "not the state of a reducer"),
     ],
@@ -323,7 +323,7 @@ def test_a_reducer_of_your_own_is_restored_by_yourself():
 
     reducer = Count()
     reducer.update(torch.ones(3, 2))
-    with pytest.raises(ReducerError, match="'Count', which is none of"):
+    with pytest.raises(ReducerError, match="'Count', which is not one of"):
         restore(reducer.state())
     other = Count()
     other.load(reducer.state())

@@ -162,7 +162,7 @@ def test_batches_of_any_kind_can_be_told_apart():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: feature_table(Shaped(), [], positions="mean"), "one sample at least"),
+        (lambda: feature_table(Shaped(), [], positions="mean"), "at least one sample"),
         (lambda: feature_table(lambda x: {"f": x}, [torch.ones(2, 2)], positions="samples"), "one row for each sample"),
         (
             lambda: feature_table(lambda x: {"f": x}, [(torch.ones(2, 2), torch.ones(3))]),

@@ -185,5 +185,5 @@ def test_what_has_no_graph_is_refused(model, given, said):
 
 def test_a_selector_of_nothing_is_refused(model):
     """A selector that opens no module of the graph is an error that names some."""
-    with pytest.raises(NoSiteMatched, match="stands for no module that made a node"):
+    with pytest.raises(NoSiteMatched, match="matches no module that made a node"):
         graph(step(model), model).dot(expand="nowhere")

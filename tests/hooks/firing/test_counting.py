@@ -189,7 +189,7 @@ def test_a_schedule_that_did_not_come_up_is_the_cause() -> None:
     model = Net()
     with pytest.warns(
         NeverFiredWarning,
-        match=re.escape("its schedule did not come up in steps 0 to 2; let it begin earlier, or run longer"),
+        match=re.escape("its schedule did not select any of the steps 0 to 2; start it earlier, or run longer"),
     ):
         with kedge.hook(model, "g", kedge.record(), when=kedge.at(7)):
             for _ in range(3):
@@ -199,9 +199,7 @@ def test_a_schedule_that_did_not_come_up_is_the_cause() -> None:
 @pytest.mark.parametrize("n", [0, -2])
 def test_a_distance_of_no_step_is_refused(n: int) -> None:
     """The message says what was asked and what would do."""
-    with pytest.raises(
-        ValueError, match=re.escape(f"every({n}) asks for a distance of {n} steps; it must be 1 or more")
-    ):
+    with pytest.raises(ValueError, match=re.escape(f"every({n}) has a distance of {n} steps; it must be 1 or more")):
         kedge.every(n)
 
 

@@ -293,10 +293,10 @@ def test_a_checkpointed_compiled_model_records_each_value_once(compiled: Callabl
         (
             "act",
             lambda v, event: v * 2,
-            "takes (value, event), but inside compiled code there is one graph for all passes",
+            "takes (value, event), but compiled code has one graph for all passes",
         ),
-        ("fc#1", kedge.scale(2), "is to edit one call, but inside compiled code there is one graph for all passes"),
-        ("fc#1:out.grad", kedge.scale(2), "is to edit one call, but inside compiled code there is one graph"),
+        ("fc#1", kedge.scale(2), "edits one call, but compiled code has one graph for all passes"),
+        ("fc#1:out.grad", kedge.scale(2), "edits one call, but compiled code has one graph"),
     ],
 )
 def test_what_compiled_code_cannot_do_is_said(
@@ -342,8 +342,9 @@ def test_a_late_hook_says_that_code_was_thrown_away(compiled: Callable[..., Any]
         fast(x)
 
     assert [str(w.message) for w in caught] == [
-        "hooks were attached after torch.compile had compiled code, which does not look for new hooks: all compiled code was "
-        "discarded and compiles again, with the hooks, at its next call. Hook first to compile once"
+        "hooks were attached after torch.compile had compiled code, which does not check for new hooks: Kedge "
+        "discarded all compiled code, and it compiles again, with the hooks, at its next call. Hook first to "
+        "compile once"
     ]
     assert caught[0].filename == __file__
 

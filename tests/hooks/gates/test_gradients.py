@@ -505,7 +505,7 @@ def test_a_parameter_that_was_replaced_is_the_cause() -> None:
         cause = s.ledger()["a.weight:param.grad"].cause
         s.end(quiet=True)
 
-    assert cause.why == "the model holds another parameter in its place by now"
+    assert cause.why == "the model now holds another parameter in its place"
     assert "load_state_dict(assign=True)" in cause.remedy
 
 

@@ -423,11 +423,12 @@ def test_a_module_whose_forward_is_called_directly_has_a_cause() -> None:
     assert ledger["block"].cause.why == direct
     assert ledger["block"].cause.remedy == "call the module itself: layer(x)"
     assert ledger["block.0"].fired == 1
-    assert ledger["other"].cause.why == "never called while the hook was there"
+    assert ledger["other"].cause.why == "never called while the hook was attached"
     assert str(caught[0].message) == (
         "3 of 4 hooked sites never fired\n"
         f"  fc:out, block:out: {direct}; call the module itself: layer(x)\n"
-        "  other:out: never called while the hook was there; this forward takes another way, or calls it as .forward()"
+        "  other:out: never called while the hook was attached; this forward takes another path, or calls its "
+        ".forward() directly"
     )
 
 

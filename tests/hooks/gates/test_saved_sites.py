@@ -136,9 +136,9 @@ def test_a_returned_tensor_is_what_backward_sees() -> None:
 @pytest.mark.parametrize(
     ("action", "error", "message"),
     [
-        (lambda v: v[0], EditError, "what autograd saved must keep all three"),
-        (kedge.replace(lambda v: v.double(), reshape=True), EditError, "what autograd saved must keep all three"),
-        (lambda v: v.mul_(2), InPlaceEdit, "changed in place"),
+        (lambda v: v[0], EditError, "a saved tensor must keep all three"),
+        (kedge.replace(lambda v: v.double(), reshape=True), EditError, "a saved tensor must keep all three"),
+        (lambda v: v.mul_(2), InPlaceEdit, "changed the value in place"),
         (lambda v: v.nope, ActionError, "AttributeError"),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_pair_must_give_back_what_it_got() -> None:
     with kedge.hook(model := Net(), "act:saved", packed(lambda t: t, lambda t: t[0])):
         loss = model(X).sum()
         with pytest.raises(
-            EditError, match=r"act:saved\[0\]: unpack returned float32\[3\] for what was float32\[2, 3\]"
+            EditError, match=r"act:saved\[0\]: unpack returned float32\[3\], but the packed tensor was float32\[2, 3\]"
         ):
             loss.backward()
 
@@ -244,7 +244,7 @@ def test_what_is_taken_already_cannot_be_replaced(after: str) -> None:
         model(X).sum().backward()
         assert acts["net.act:saved"].shape == (2, 3)
         s.hook(model, "net.act:saved", kedge.scale(2))
-        with pytest.raises(EditError, match="cannot be replaced any more"):
+        with pytest.raises(EditError, match="cannot be replaced"):
             model(X)
 
 
@@ -289,7 +289,7 @@ def _transformed(model: nn.Module) -> None:
 
 
 CAUSES: list[tuple[Callable[[], nn.Module], str, Callable[[nn.Module], None], str]] = [
-    (Net, "unused:saved", _scripted, "never called while the hook was there"),
+    (Net, "unused:saved", _scripted, "never called while the hook was attached"),
     (Net, "a:saved", lambda model: None, "the model was not called"),
     (Net, "act:saved", _no_grad, "it ran without grad, so nothing was saved"),
     (Net, "act:saved[3]", _scripted, r"it never saved a tensor [3]"),
@@ -302,7 +302,7 @@ CAUSES: list[tuple[Callable[[], nn.Module], str, Callable[[nn.Module], None], st
         lambda m: gradients(m, X.clone().requires_grad_()),
         "checkpoint",
     ),
-    (Net, "act:saved", _transformed, "it ran only in a transform of torch.func"),
+    (Net, "act:saved", _transformed, "it ran only in a torch.func transform"),
 ]
 
 

@@ -120,7 +120,7 @@ def test_the_fused_way_is_taken_and_told(mask: str | None) -> None:
             torch.backends.mha.set_fastpath_enabled(True)
     assert torch.equal(bare, got)
     assert ledger["/softmax"].cause is not None
-    assert "fused way" in ledger["/softmax"].cause.why
+    assert "fused path" in ledger["/softmax"].cause.why
 
 
 def test_whether_it_is_fused_is_found_for_each_call() -> None:

@@ -109,7 +109,7 @@ def test_an_edit_inside_a_function_of_ones_own_is_an_error(function: type[torch.
     inside = "Double" if function is Holding else function.__name__
     why = f"this is in the forward of {inside}, a torch.autograd.Function"
     if function is InPlace and site.endswith("in"):
-        why = "mul_ changes that very tensor in place"
+        why = "mul_ changes the original tensor in place"
     with (
         pytest.raises(EditError, match=rf"/mul_?#0:(out|in\[0\]), but {why}"),
         kedge.hook(net, site, torch.zeros_like),

@@ -41,9 +41,9 @@ def cause(sites: str, *, call: bool = True) -> str:
     [
         ("/relu:out", "its own forward made no relu: it made gelu, add, detach, mul; "),
         ("/gleu:out", 'did you mean "gelu"?'),
-        ("/add#2:out", "it made 2 add in a call, counted from 0"),
+        ("/add#2:out", "it made 2 add in a call; the count starts at 0"),
         ("inner/*:out", "its own forward made no operation: it only calls modules"),
-        ("never/relu:out", "never called while the hook was there"),
+        ("never/relu:out", "never called while the hook was attached"),
         ("/add:out[0]", "its value has no leaf [0]; it has a bare tensor"),
         ("/mul:out.grad", "its value requires no grad"),
         ("/add#0:out.grad", "no backward reached a hook of this session"),

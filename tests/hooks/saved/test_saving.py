@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from kedge.hooks.saved.keeper import KeeperInForce, SavingPlace, keep
-from kedge.hooks.saved.pairs import lane
+from kedge.hooks.saved.pairs import pair_stack
 
 top = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -286,7 +286,7 @@ def test_an_interrupt_inside_a_block_of_the_program_leaves_no_pair(ambient: bool
         model(torch.ones(1, 3))
 
     assert top(True) is None
-    assert lane.pairs == lane.lives == []
+    assert pair_stack.pairs == pair_stack.lives == []
 
 
 def test_an_error_of_the_keeper_comes_out_as_it_is() -> None:
@@ -418,9 +418,9 @@ def test_a_keeper_that_sleeps_costs_no_pair() -> None:
     """While a keeper has nothing to look at, calls of modules put nothing in force."""
     model, hoard = Net(), Hoard()
     with keeping(model, hoard, ambient=False) as kept:
-        kept.asleep = True
+        kept.idle = True
         model(torch.ones(1, 3))
-        kept.asleep = False
+        kept.idle = False
         model(torch.ones(1, 3))
 
     assert len(hoard.places) == 7

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, hessian, jacrev, vjp, vmap
 
 from kedge.errors import SavedAside
 from kedge.hooks.saved.keeper import SavingPlace, keep
-from kedge.hooks.saved.pairs import lane
+from kedge.hooks.saved.pairs import pair_stack
 
 top = torch._C._autograd._top_saved_tensors_default_hooks
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -187,8 +187,8 @@ def test_a_pair_of_the_program_still_makes_a_transform_refuse() -> None:
     with keeping(network(), Hoard()):
         with save_on_cpu(), pytest.raises(RuntimeError, match="saved tensor hooks"):
             grad(lambda x: x.sin().sum())(torch.ones(2))
-        assert lane.pairs != []
-        assert top(True)[0] is lane.pairs[-1].hooks[0]
+        assert pair_stack.pairs != []
+        assert top(True)[0] is pair_stack.pairs[-1].hooks[0]
 
 
 def test_the_functions_of_torch_are_what_they_were() -> None:

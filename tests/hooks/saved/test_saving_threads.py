@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from kedge.hooks.saved.keeper import SavingPlace, keep
-from kedge.hooks.saved.pairs import lane
+from kedge.hooks.saved.pairs import pair_stack
 
 top = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -111,7 +111,7 @@ def test_each_thread_that_calls_the_model_is_seen(ambient: bool, shared: bool) -
             assert top(True) is None
             for _ in range(3):
                 found[i] = torch.autograd.grad(models[i](inputs[i]).sum(), list(model.parameters()))
-            left.append((top(True), lane.pairs, lane.lives))
+            left.append((top(True), pair_stack.pairs, pair_stack.lives))
 
         in_threads(work)
 
@@ -149,7 +149,7 @@ def test_a_failure_in_a_thread_leaves_nothing_there() -> None:
     def work(i: int) -> None:
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             model(torch.ones(1, 3))
-        left.append((top(True), lane.pairs, lane.lives))
+        left.append((top(True), pair_stack.pairs, pair_stack.lives))
 
     with ExitStack() as stack:
         keep(stack, model, ByThread(), ambient=True)
@@ -172,7 +172,7 @@ def test_a_block_that_ends_while_a_thread_is_inside_a_call() -> None:
 
     def work(i: int) -> None:
         model(torch.ones(1, 3)).exp().sum().backward()
-        left.append((top(True), lane.pairs, lane.lives))
+        left.append((top(True), pair_stack.pairs, pair_stack.lives))
 
     keep(stack, model, keeper, ambient=True)
     thread = threading.Thread(target=in_threads, args=(work, 1))

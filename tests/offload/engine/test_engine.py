@@ -410,11 +410,11 @@ def test_the_account_adds_up(net):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"to": "disk"}, r"to='disk': it is kedge.Rebuild\(\), kedge.Cpu\(\) or kedge.Disk\(\)"),
-        ({"min_bytes": -1}, "min_bytes=-1: it is a number of bytes, or a text"),
-        ({"min_bytes": 1e6}, "min_bytes=1000000.0: it is a number of bytes"),
+        ({"to": "disk"}, r"to='disk': use kedge.Rebuild\(\), kedge.Cpu\(\) or kedge.Disk\(\)"),
+        ({"min_bytes": -1}, "min_bytes=-1: use a number of bytes, or a text"),
+        ({"min_bytes": 1e6}, "min_bytes=1000000.0: use a number of bytes"),
         ({"max_memory": "2 GB", "max_slowdown": 1.05}, "exclude each other"),
-        ({"where": 3}, "where=3: it is a selector"),
+        ({"where": 3}, "where=3: use a selector"),
         ({"where": "inner:saved"}, 'so name modules alone: "inner"'),
         ({"codec": "zip"}, "codec='zip'"),
     ],
@@ -429,7 +429,7 @@ def test_a_selector_of_nothing_is_an_error(net):
     """A selector that stands for nothing names the nearest modules."""
     with pytest.raises(NoSiteMatched, match='"inner"'):
         kedge.offload(net, "iner")
-    with pytest.raises(OffloadError, match=r"takes a torch.nn.Module, this is a list"):
+    with pytest.raises(OffloadError, match=r"takes a torch.nn.Module, not a list"):
         kedge.offload([net])
 
 
@@ -437,10 +437,10 @@ def test_a_selector_of_nothing_is_an_error(net):
     ("make", "said"),
     [
         (lambda: kedge.Disk("/no/such/folder"), "there is no such folder"),
-        (lambda: kedge.Disk(3), "the path is that of a folder, or None"),
-        (lambda: kedge.Disk(rebuild=1), "rebuild is True or False"),
-        (lambda: kedge.Disk(uncached="no"), "uncached is True, False or None"),
-        (lambda: kedge.Cpu(pin=None), "pin is True or False"),
+        (lambda: kedge.Disk(3), "path must be a folder, or None"),
+        (lambda: kedge.Disk(rebuild=1), "rebuild must be True or False"),
+        (lambda: kedge.Disk(uncached="no"), "uncached must be True, False or None"),
+        (lambda: kedge.Cpu(pin=None), "pin must be True or False"),
     ],
 )
 def test_a_wrong_destination_is_an_error(make, said):
@@ -466,5 +466,5 @@ def test_what_is_rebuilt_wrong_raises():
         (x * 1 + model(x)).sum().backward()
         assert engine.account.total.rebuilt["copy"].number == 1
         change[0] = True
-        with pytest.raises(RebuiltWrong, match="is not what it was"):
+        with pytest.raises(RebuiltWrong, match="differs from the saved one"):
             (x * 1 + model(x)).sum().backward()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import kedge
-from kedge.hooks.saved.pairs import drain, lane
+from kedge.hooks.saved.pairs import drain, pair_stack
 from kedge.offload.held.entry import RecentlyRestored
 from kedge.offload.rebuild import find
 from tests import forked
@@ -292,7 +292,7 @@ def test_blocks_inside_a_block_leave_nothing():
     """However many blocks were opened and ended inside another one, nothing of them is held and no pair of theirs is left."""
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
     with kedge.offload(model, min_bytes=0):
-        pairs = len(lane.pairs)
+        pairs = len(pair_stack.pairs)
         ended = []
         for _ in range(5):
             inner = kedge.offload(model, min_bytes=0)
@@ -301,6 +301,6 @@ def test_blocks_inside_a_block_leave_nothing():
             ended.append(weakref.ref(inner._engine))
             del inner
         gc.collect()
-        assert len(lane.pairs) == pairs
+        assert len(pair_stack.pairs) == pairs
         assert [each() for each in ended] == [None] * 5
     assert drain() == []

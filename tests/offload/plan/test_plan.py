@@ -43,7 +43,7 @@ def stack(layers, nbytes, *, forward=1.0, link=None, **options):
 
 def choices(plan):
     """What is done with each saved tensor."""
-    return [way.choice for way in plan.ways]
+    return [treatment.choice for treatment in plan.treatments]
 
 
 PCIE = Link("cpu", 10 * GB, 10 * GB, overlaps=True)
@@ -102,9 +102,9 @@ def test_a_fully_moved_cnn_cannot_hide_behind_pcie():
     said = str(plan)
 
     assert plan.slowdown > 2.3
-    assert "to move all 43.20 GB would take 3." in said
-    assert "no order of moves hides it" in said
-    assert "fewer bytes do (rebuild, a codec, checkpoints)" in said
+    assert "moving all 43.20 GB would take 3." in said
+    assert "no order of moves hides this" in said
+    assert "move fewer bytes (rebuild, a codec, checkpoints)" in said
     assert 6 * GB < plan.hidden < 12 * GB
     free = solve(table, Limit(slowdown=1.0))
     assert free.outcome.moved == free.hidden == plan.hidden
@@ -144,7 +144,7 @@ def test_a_limit_that_cannot_be_met_does_all_and_says_what_can_be_had():
     assert not plan.feasible
     assert plan.peak == GB
     assert set(choices(plan)) == {Choice.REBUILD}
-    assert "1.00 GB is the least that can be had: all is done that can be" in str(plan)
+    assert "1.00 GB is the least possible: every possible measure is taken" in str(plan)
 
 
 def test_bytes_on_their_way_count():
@@ -173,7 +173,8 @@ def test_a_plan_prints_as_a_table():
         "  rebuild       7    7.00 GB  (217.0 MB of it stay, 70.0 ms)\n"
         "  predicted: 3.22 GB at the peak instead of 10.00 GB, a step of 1.02 x 3000 ms at least\n"
         "  disk: 2.00 GB/s out, 4.00 GB/s back; a step waits for each move\n"
-        "  to move all 10.00 GB would take 3.50 x at least: no order of moves hides it; fewer bytes do (rebuild, a codec, checkpoints)"
+        "  moving all 10.00 GB would take 3.50 x at least: no order of moves hides this; move fewer bytes "
+        "(rebuild, a codec, checkpoints)"
     )
 
 
@@ -209,8 +210,8 @@ def test_a_feasible_limit_of_memory_is_never_exceeded(table, share):
 
     assert plan.feasible == (plan.peak <= limit)
     assert plan.feasible or plan.peak == least > limit
-    assert len(plan.ways) == len(plan.choices) == len(table.candidates)
-    assert plan.outcome == Forecast(table).of(plan.ways)
+    assert len(plan.treatments) == len(plan.choices) == len(table.candidates)
+    assert plan.outcome == Forecast(table).of(plan.treatments)
 
 
 @settings(max_examples=200, deadline=None)
@@ -253,7 +254,7 @@ def test_a_tensor_that_is_rebuilt_already_is_moved_only_for_what_that_frees_besi
     small = Candidate(TensorKey("m", 1, 0), 10 * MB, saved=0.02, asked=0.65)
     plan = solve(StepTable((rebuilt, small), step=0.7, link=slow), Limit(slowdown=1.03))
 
-    assert [way.choice for way in plan.ways] == [Choice.REBUILD, Choice.MOVE]
+    assert [treatment.choice for treatment in plan.treatments] == [Choice.REBUILD, Choice.MOVE]
 
 
 def test_a_large_step_is_planned_at_once():
@@ -276,7 +277,7 @@ def test_bytes_are_read_as_people_write_them(given_, nbytes):
 @pytest.mark.parametrize("given_", ["", "GB", "2 apples", "-1", -1, True, 1.5, None])
 def test_what_is_no_number_of_bytes_is_an_error(given_):
     """The message shows what was given, and what can be."""
-    with pytest.raises(OffloadError, match="max_memory=.*it is a number of bytes"):
+    with pytest.raises(OffloadError, match="max_memory=.*use a number of bytes"):
         bytes_of("max_memory", given_)
 
 
@@ -391,7 +392,7 @@ def test_a_limit_out_of_reach_is_said_once():
     learner = Learner(Limit(memory=10))
     learner.equip(Policy())
     with pytest.warns(
-        LimitOutOfReach, match="max_memory=10 bytes was asked for.*0.0 MB of saved tensors stay.*Disk"
+        LimitOutOfReach, match="max_memory=10 bytes is out of reach.*0.0 MB of saved tensors stay.*Disk"
     ) as said:
         for _ in range(3):
             learner.choose("a", 0, 100)
@@ -404,8 +405,8 @@ def test_a_way_that_frees_nothing_is_no_way():
     """A rebuild that keeps as much as it frees, and a codec that grows a tensor, are not offered."""
     candidate = Candidate(TensorKey("a", 0), 100, 0.0, 0.0, rebuild=0.0, extra=100, coded=120)
 
-    assert list(candidate.ways(None)) == []
-    assert list(candidate.ways(PCIE)) == [Treatment(Choice.MOVE, 0, 100)]
+    assert list(candidate.treatments(None)) == []
+    assert list(candidate.treatments(PCIE)) == [Treatment(Choice.MOVE, 0, 100)]
 
 
 class Block(nn.Module):

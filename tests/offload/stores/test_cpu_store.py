@@ -409,7 +409,7 @@ def test_memory_is_of_the_size_that_was_asked_for():
     assert [r.start for r in ranges] == [0, 512, 1024, 2048]
     assert [r.host.numel() for r in ranges] == [1, 512, 513, 100_000]
     for r in ranges:
-        memory.give(r, [])
+        memory.release(r, [])
     assert memory.used == 0
     assert memory.take(memory.size).start == 0
 
@@ -590,7 +590,7 @@ def test_tensors_of_the_cpu_are_kept_and_it_is_said_once():
 
 def test_devices_that_are_not_cuda_are_kept_and_it_is_said():
     """What is only known for CUDA is not tried elsewhere."""
-    with pytest.warns(NothingGained, match="not for 'meta'"):
+    with pytest.warns(NothingGained, match="not on 'meta'"):
         assert not CpuStore().takes(torch.device("meta"))
 
 

@@ -220,7 +220,7 @@ def test_the_ones_before_are_read_ahead(tmp_path, monkeypatch):
 def test_memory_pressure_switches_to_the_window(tmp_path, monkeypatch):
     """Asked at every few bytes put, and believed either way."""
     monkeypatch.setattr(disk, "WINDOW", 3 * MB)
-    monkeypatch.setattr(disk, "_LOOK_EVERY", 4 * MB)
+    monkeypatch.setattr(disk, "_CHECK_EVERY", 4 * MB)
     tight = iter([False, True, False])
     monkeypatch.setattr(Pressure, "tight", lambda self, held: next(tight))
     store = DiskStore(tmp_path)

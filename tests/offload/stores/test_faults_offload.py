@@ -167,7 +167,7 @@ def test_a_disk_that_fails_in_the_background_loses_nothing(tmp_path, monkeypatch
     monkeypatch.setattr("kedge.offload.stores.writer._sync", broken)
     store = DiskStore(tmp_path, uncached=True)
     slots = []
-    with pytest.raises(StoreError, match="failed when it took what was saved before: .*Input/output error"):
+    with pytest.raises(StoreError, match="failed to write an earlier saved tensor: .*Input/output error"):
         slots.extend(store.put(piece(seed)) for seed in range(50))
 
     assert len(slots) >= 3

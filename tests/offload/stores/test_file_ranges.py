@@ -47,7 +47,7 @@ def test_ranges_never_overlap_and_all_room_comes_back():
     extents, taken = FreeRanges(), []
     for _ in range(3000):
         if taken and rng.random() < 0.5:
-            extents.give(*taken.pop(rng.randrange(len(taken))))
+            extents.release(*taken.pop(rng.randrange(len(taken))))
             continue
         size = rng.randrange(1, 100)
         start = extents.take(size)
@@ -58,7 +58,7 @@ def test_ranges_never_overlap_and_all_room_comes_back():
         taken.append((start, size))
         assert extents.used == sum(length for _, length in taken)
     for piece in taken:
-        extents.give(*piece)
+        extents.release(*piece)
 
     assert extents.used == 0
     assert extents.take(extents.size) == 0
@@ -70,7 +70,7 @@ def test_the_smallest_range_that_is_large_enough_is_taken():
     extents.grow(100)
     pieces = [(extents.take(size), size) for size in (40, 5, 10, 5, 40)]
     for start, size in (pieces[0], pieces[2]):
-        extents.give(start, size)
+        extents.release(start, size)
 
     assert extents.take(9) == pieces[2][0]
     assert extents.take(11) == pieces[0][0]
@@ -293,7 +293,7 @@ def test_a_folder_that_takes_no_file_is_named(tmp_path, monkeypatch):
     """The message says what the system said."""
     monkeypatch.setattr(scratch, "_open", lambda folder: os.open(folder, os.O_RDWR))
     with pytest.raises(
-        StoreError, match=r"where no file can be made: Is a directory; name a folder that you may write to"
+        StoreError, match=r"where no file can be created: Is a directory; name a folder that you may write to"
     ):
         RangeFile(tmp_path)
 
@@ -303,7 +303,7 @@ def test_a_folder_that_takes_no_file_is_named(tmp_path, monkeypatch):
 )
 def test_a_folder_that_is_not_ours_is_named():
     """A real one: not even root makes files there."""
-    with pytest.raises(StoreError, match=r"saved tensors were to go to /proc/sys/kernel, where no file can be made"):
+    with pytest.raises(StoreError, match=r"saved tensors cannot go to /proc/sys/kernel, where no file can be created"):
         RangeFile("/proc/sys/kernel")
 
 
@@ -312,7 +312,7 @@ def test_a_folder_in_memory_is_told_of_once(monkeypatch):
     """Tensors on a tmpfs take as much memory as before, so it is said, and the folder is used."""
     if scratch.filesystem(Path("/dev/shm").stat().st_dev) != "tmpfs":
         pytest.skip("/dev/shm is not a tmpfs here")
-    monkeypatch.setattr(scratch, "_told", set())
+    monkeypatch.setattr(scratch, "_warned", set())
     with pytest.warns(DiskIsMemory, match="/dev/shm, which is a file system in memory"):
         ranges = RangeFile("/dev/shm")
     extent = ranges.put(ramp(70_000))
@@ -332,7 +332,7 @@ def test_a_full_disk_is_an_error_before_anything_is_written(ranges, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
         with pytest.raises(
-            DiskFull, match=r"need 73,728 bytes more in .*, where [\d,]+ bytes are free: No space left"
+            DiskFull, match=r"need 73,728 more bytes in .*, where [\d,]+ bytes are free: No space left"
         ) as caught:
             ranges.put(ramp(70_000))
     assert isinstance(caught.value, OSError)
@@ -368,7 +368,7 @@ def test_a_limit_for_files_is_an_error_too(ranges):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
         first = ranges.put(ramp(700_000))
-        with pytest.raises(DiskFull, match="a file may not be that large"):
+        with pytest.raises(DiskFull, match="the file would be larger than allowed"):
             ranges.put(ramp(700_000))
         assert torch.equal(ranges.read(first), ramp(700_000))
     finally:

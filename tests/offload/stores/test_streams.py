@@ -56,4 +56,4 @@ def test_unified_memory_frees_nothing(gpu):
 def test_other_devices_are_not_asked(gpu):
     """CPU tensors are there already, and of devices that are not CUDA's nothing is known."""
     assert "in CPU memory already" in Cuda().gains(torch.device("cpu"))
-    assert "not for 'meta'" in Cuda().gains(torch.device("meta"))
+    assert "not on 'meta'" in Cuda().gains(torch.device("meta"))

@@ -220,7 +220,7 @@ def test_a_port_that_is_taken_is_refused(run: Callable[..., Run], tmp_path: Path
         assert main(["serve", str(tmp_path / "net.kedge"), "--port", str(port)]) == 2
 
     assert capsys.readouterr().err == (
-        f"kedge: cannot serve on port {port}: Address already in use; name another with --port, or none for one that is free\n"
+        f"kedge: cannot serve on port {port}: Address already in use; name another with --port, or leave --port out for a free one\n"
     )
 
 

@@ -11,7 +11,7 @@ from kedge.rules.parameters.unused_param import UnusedParam
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 
-UNCALLED = "never called while the hook was there"
+UNCALLED = "never called while the hook was attached"
 UNREACHED = "the backward that ran did not reach it"
 
 
@@ -90,7 +90,10 @@ def test_a_bypassed_call_is_a_warning():
     ("cause", "severity"),
     [
         ("its .forward() was called directly, which fires no hook", "warning"),
-        ("never called itself, though what it holds was: one by one, or by a direct call of its .forward()", "info"),
+        (
+            "never called itself, but the modules inside it were: one by one, or by a direct call of its .forward()",
+            "info",
+        ),
     ],
 )
 def test_a_module_whose_children_ran_does_not_stand_for_them(cause, severity):
@@ -123,7 +126,7 @@ def test_a_parameter_that_no_backward_reaches_is_a_warning():
         ("fc:out.grad", "its value requires no grad"),
         ("attn:out.grad[1]", UNREACHED),
         ("pos:out", "there is no tensor to see: int"),
-        ("late:out", "its schedule did not come up in steps 0 to 3"),
+        ("late:out", "its schedule did not select any of the steps 0 to 3"),
         ("block:out", "it ran only in a checkpoint's recompute"),
     ],
 )

@@ -360,7 +360,7 @@ def test_code_compiled_before_compiles_again(watch, compiled):
     fast = compiled(model, backend="eager")
     train(fast, 1)
     run = watch(every=1)
-    with pytest.warns(Recompiled, match="all compiled code was discarded and compiles again"):
+    with pytest.warns(Recompiled, match="Kedge discarded all compiled code, and it compiles again"):
         run.begin()
         train(fast, 3)
     run.end()

@@ -99,7 +99,8 @@ class BatchComputer:
         if not failed or (len(failed) == size and not self._still_works()):
             raise ExtractionFailed(
                 f"{taker} cannot take a batch of {size} samples, from {batch.keys[0]!r} to {batch.keys[-1]!r}: "
-                f"{type(error).__name__}: {error}; {'each alone it can' if not failed else 'nor any of them alone'}"
+                f"{type(error).__name__}: {error}; "
+                f"{'it can take each sample alone' if not failed else 'it cannot take any sample alone either'}"
             ) from error
         rest = [row for row in range(size) if row not in failed]
         left = batch._replace(
@@ -133,8 +134,10 @@ class BatchComputer:
 def bad_sample(found: Sequence[FailedSample]) -> BadSample:
     """Return the error about samples without features; it names the first."""
     first, more = found[0], f" (and {len(found) - 1} more of its batch)" if len(found) > 1 else ""
-    way = "a stream cannot go on after that" if first.ends else "mend it, or leave such samples out with on_bad='skip'"
-    error = BadSample(f"no features of sample {first.key!r}{more}: {first.why}; {way}")
+    remedy = (
+        "a stream cannot continue after this" if first.ends else "fix it, or leave such samples out with on_bad='skip'"
+    )
+    error = BadSample(f"no features of sample {first.key!r}{more}: {first.why}; {remedy}")
     if first.details:
         error.add_note(first.details.rstrip())
     return error
@@ -145,8 +148,8 @@ def _own(name: str, value: Any, size: int) -> Tensor:
     if not isinstance(value, Tensor) or not value.ndim or len(value) != size:
         shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ExtractionFailed(
-            f"{name!r} gives {shape} for a batch of {size} samples: the first dimension must be theirs; "
-            "give the site a transform that makes it so"
+            f"{name!r} has {shape} for a batch of {size} samples: the first dimension must be that of the samples; "
+            "give the site a transform that returns such a tensor"
         )
     plain: Tensor = value.detach()
     if plain.device.type == "cpu":

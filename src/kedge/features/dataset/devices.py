@@ -24,7 +24,7 @@ def usable(device: Any) -> torch.device:
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ExtractionFailed(
-            f"device={str(device)!r} cannot be used: {reason}; take one that this machine has: {', '.join(_there())}"
+            f"device={str(device)!r} cannot be used: {reason}; use one of this machine: {', '.join(_there())}"
         ) from error
     return found
 

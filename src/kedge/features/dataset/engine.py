@@ -78,7 +78,7 @@ def extract_dataset(
     check_folder(folder, wanted)
     with only_writer(folder, rank.rank):
         done = VisitedPlaces(BatchSource(loader).length)
-        keys = SampleKeys(options.keys, BatchSource(loader).length, _meet(done, folder))
+        keys = SampleKeys(options.keys, BatchSource(loader).length, _mark_done(done, folder))
         source = BatchSource(loader, rank, options.split, done)
         work = BatchComputer(features, batch=options.batch, device=options.device, proven=len(done) > 0)
         # A stored error would keep the loader's workers alive through its traceback, so close the generators here.
@@ -142,10 +142,10 @@ def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
         if "columns" in found:
             must_be_names(wanted["reduce"], found["columns"])
     elif others:
-        raise OtherRun(f"cannot write to {folder}, which holds something else ({others[0]}); name a new folder")
+        raise OtherRun(f"cannot write to {folder}, which holds other files ({others[0]}); name a new folder")
 
 
-def _meet(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
+def _mark_done(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
     """Mark the samples in a folder as done; return their places and keys."""
     known = list(places_of(folder)) if read_manifest(folder) is not None else []
     for place, _ in known:
@@ -153,7 +153,7 @@ def _meet(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
     return iter(known)
 
 
-def _write(computed: Iterator[Columns], shelf: FeatureDestination, total: int | None) -> None:
+def _write(computed: Iterator[Columns], destination: FeatureDestination, total: int | None) -> None:
     """Write computed features in a thread, and the run's manifest as soon as the first batch is computed."""
     # Loaders start their workers with the first batch, and forking is safer before the thread starts.
     first: list[Columns] = []
@@ -163,12 +163,12 @@ def _write(computed: Iterator[Columns], shelf: FeatureDestination, total: int | 
             break
     known = {}
     if first and first[-1].values:
-        must_be_names(shelf.options.reduce, first[-1].values)
+        must_be_names(destination.options.reduce, first[-1].values)
         known = {"columns": about_columns(first[-1].values)}
-    settle(shelf.folder, {**shelf.wanted, **known})
-    options = shelf.options
-    shards = Shards(shelf.folder, shelf.rank.rank, options)
-    shown = options.progress if shelf.rank.rank == 0 else False
+    settle(destination.folder, {**destination.wanted, **known})
+    options = destination.options
+    shards = Shards(destination.folder, destination.rank.rank, options)
+    shown = options.progress if destination.rank.rank == 0 else False
     with ShardWriter(shards, options.shard_bytes) as writer, progress_bar(shown, Console(stderr=True)) as bar:
         task = bar.add_task("features", total=total)
         for columns in chain(first, computed):
@@ -215,8 +215,8 @@ def _loaded(source: BatchSource) -> Generator[LoadedBatch]:
             raise
         except Exception as error:
             raise ExtractionFailed(
-                f"the loader failed after {count:,} samples: {why(error)}; "
-                "what was computed before is written, and the same run goes on from there"
+                f"the loader failed after {count:,} samples: {why(error)}; the features computed before are written, "
+                "and the same run continues from there"
             ) from error
         count += len(loaded.places)
         yield loaded

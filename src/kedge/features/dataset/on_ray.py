@@ -79,8 +79,8 @@ def _see_that_rows_have_keys(dataset: ray.data.Dataset, keys: Any) -> None:
     there = f" of {', '.join(map(repr, columns))}" if columns else ""
     given = "keys= is not given" if keys is None else f"keys= is a {type(keys).__name__}"
     raise ExtractionFailed(
-        f"{given}, and the rows of a ray.data.Dataset have no numbers that it could go by; name the column{there} in which "
-        "each row has a value of its own, such as keys='path', or give a function that makes keys of columns"
+        f"{given}, and the rows of a ray.data.Dataset have no index; name the column{there} that has a unique value "
+        "in each row, such as keys='path', or give a function that makes keys from columns"
     )
 
 
@@ -93,8 +93,9 @@ def _see_that_there_is_room(cluster: Cluster) -> None:
     there, asked = float(ray.cluster_resources().get("CPU", 0.0)), cluster.workers * cluster.cpus
     if asked > max(0.0, there - 1):
         raise ExtractionFailed(
-            f"{cluster.workers} workers with {cluster.cpus:g} CPUs each leave none of the cluster's {there:g} to read "
-            "the data with; take fewer, or cluster=Cluster(cpus=) less for each, or add machines first"
+            f"{cluster.workers} workers with {cluster.cpus:g} CPUs each leave none of the cluster's {there:g} to "
+            "read the data with; use fewer workers, or fewer CPUs for each with cluster=Cluster(cpus=), or add "
+            "machines first"
         )
 
 
@@ -171,8 +172,8 @@ def _explained() -> Iterator[None]:
         if isinstance(cause := getattr(error, "cause", error), KedgeError):
             raise cause from None
         raise ExtractionFailed(
-            f"Ray could not read the data set, or lost its workers: {_under(error)}; "
-            "what was computed before is written, and the same run goes on from there"
+            f"Ray could not read the data set, or lost its workers: {_under(error)}; the features computed before "
+            "are written, and the same run continues from there"
         ) from error
 
 
@@ -190,8 +191,8 @@ def _see_that_each_counts_once(folder: Path, count: int) -> None:
     known = len(set(places))
     if known < count:
         raise ExtractionFailed(
-            f"{count:,} rows came, and there are {known:,} samples: keys= does not tell all rows apart; "
-            "name a column in which each row has a value of its own"
+            f"Ray read {count:,} rows, and there are {known:,} samples: keys= does not distinguish all rows; name a "
+            "column that has a unique value in each row"
         )
     if len(places) > known and (read_manifest(folder) or {}).get("reduce"):
         raise ExtractionFailed(

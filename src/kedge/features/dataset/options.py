@@ -64,12 +64,10 @@ class Options:
         for name, known in (("on_bad", OnBad), ("format", FormatName)):
             if getattr(self, name) not in get_args(known):
                 choices = ", ".join(map(repr, get_args(known)))
-                raise ExtractionFailed(f"{name}={getattr(self, name)!r}: take one of {choices}")
+                raise ExtractionFailed(f"{name}={getattr(self, name)!r}: use one of {choices}")
         strange = [name for name in self.keep if name not in self.reduce]
         if strange:
-            raise ExtractionFailed(
-                f"keep={strange!r}: only sites of reduce= are to be named, all others are kept anyway"
-            )
+            raise ExtractionFailed(f"keep={strange!r}: name only sites of reduce=; all others are kept in any case")
         if not (self.keys is None or callable(self.keys) or hasattr(self.keys, "__len__")):
             object.__setattr__(self, "keys", list(self.keys))  # an iterator yields keys once, and they are read twice
 

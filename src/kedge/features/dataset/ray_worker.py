@@ -118,12 +118,12 @@ def _note_process(run: Run) -> Path:
     Raises:
         ExtractionFailed: Too many processes have died.
     """
-    cluster, said = run.options.cluster, [path.read_text(encoding="utf-8") for path in run.marks.glob("process-*")]
-    if len(said) >= cluster.workers + cluster.deaths:
-        suspect = Counter(filter(None, said)).most_common(1)
+    cluster, started = run.options.cluster, [path.read_text(encoding="utf-8") for path in run.marks.glob("process-*")]
+    if len(started) >= cluster.workers + cluster.deaths:
+        suspect = Counter(filter(None, started)).most_common(1)
         raise ExtractionFailed(
-            f"{cluster.deaths + 1} workers died, while they were at {suspect[0][0] if suspect else 'no row'}; "
-            "Ray's logs say of what, which may be memory: then take a smaller cluster=Cluster(batch_size=)"
+            f"{cluster.deaths + 1} workers died, while they computed {suspect[0][0] if suspect else 'no row'}; Ray's "
+            "logs name the cause; if it is memory, use a smaller cluster=Cluster(batch_size=)"
         )
     mark = run.marks / f"process-{token_hex(8)}"
     mark.touch()
@@ -230,8 +230,8 @@ def opened(sent: bytes) -> Any:
         return pickle.loads(sent)  # noqa: S301 - our own program's
     except (ImportError, AttributeError) as error:
         raise ExtractionFailed(
-            f"the features, or an option, cannot be opened on {gethostname()}: {why(error)}; what they refer to must be "
-            "importable by the workers, or be defined in the script itself"
+            f"the features, or an option, cannot be loaded on {gethostname()}: {why(error)}; the workers must be "
+            "able to import the objects that these refer to, unless the script itself defines them"
         ) from error
 
 

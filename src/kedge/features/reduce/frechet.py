@@ -33,7 +33,7 @@ def frechet_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     for which, result in (("first", a), ("second", b)):
         if not isinstance(result, Mapping):
             raise ReducerError(
-                f"the {which} is a {type(result).__name__}; a Fréchet distance is of two results: "
+                f"the {which} is a {type(result).__name__}; a Fréchet distance takes two results: "
                 "frechet_distance(a.result(), b.result())"
             )
         if "covariance" not in result or not _is_usable(result):
@@ -43,7 +43,7 @@ def frechet_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
             )
     if a["mean"].shape != b["mean"].shape:
         raise ReducerError(
-            f"the results have {len(a['mean'])} and {len(b['mean'])} channels; take the same features of both sets"
+            f"the results have {len(a['mean'])} and {len(b['mean'])} channels; use the same features of both sets"
         )
     apart = (a["mean"] - b["mean"]).square().sum()
     roots = torch.linalg.svdvals(_root(a["covariance"]) @ _root(b["covariance"])).sum()

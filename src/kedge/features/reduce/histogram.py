@@ -114,7 +114,7 @@ def arranged(rows: Tensor, per: Per) -> Tensor:
 def check_per(per: str) -> None:
     """Check that `per` is "whole" or "channel"."""
     if per not in ("whole", "channel"):
-        raise ReducerError(f"per={per!r}: take 'whole' for one summary, or 'channel' for one of each channel")
+        raise ReducerError(f"per={per!r}: use 'whole' for one summary, or 'channel' for one per channel")
 
 
 def _only(found: dict[str, Tensor]) -> dict[str, Any]:

@@ -46,11 +46,11 @@ class ChannelLayout:
         """Check the settings."""
         if self.positions not in (None, *get_args(Positions)):
             raise ReducerError(
-                f"positions={self.positions!r}: take one of {', '.join(map(repr, get_args(Positions)))}, "
-                "or None for values that have one position only"
+                f"positions={self.positions!r}: use one of {', '.join(map(repr, get_args(Positions)))}, or None for "
+                "values that have one position only"
             )
         if self.channel == 0:
-            raise ReducerError("channel=0 is the dimension of the samples; take 1 for images, -1 for tokens")
+            raise ReducerError("channel=0 is the dimension of the samples; use 1 for images, -1 for tokens")
 
     def pieces(self, values: Tensor) -> Iterator[Tensor]:
         """Yield the rows of a batch in pieces small enough for memory.
@@ -61,7 +61,7 @@ class ChannelLayout:
         values = numbers(values)
         whole = values.numel() // len(values)
         if whole == 0:
-            raise ReducerError(f"values of shape {list(values.shape)} hold no elements; there is nothing to sum up")
+            raise ReducerError(f"values of shape {list(values.shape)} hold no elements; there is nothing to reduce")
         most = PIECE if values.device.type == "cpu" else PIECE * FARTHER
         for piece in values.split(max(1, most // whole)):
             yield self.rows(piece)
@@ -89,8 +89,8 @@ class ChannelLayout:
         if self.positions == "max":
             return values.amax(2)
         raise ReducerError(
-            f"values have {count} positions for each sample and channel, and it was not said what becomes of them; "
-            "give positions='samples', 'mean', 'max' or 'elements'"
+            f"values have {count} positions for each sample and channel, and nothing says how to reduce them; give "
+            "positions='samples', 'mean', 'max' or 'elements'"
         )
 
 
@@ -110,7 +110,7 @@ def numbers(values: Tensor) -> Tensor:
     if values.is_complex() or values.is_nested or values.is_meta or values.is_quantized:
         kinds = {"complex": values.is_complex(), "nested": values.is_nested, "meta": values.is_meta}
         kind = next((name for name, holds in kinds.items() if holds), "quantized")
-        raise ReducerError(f"a reducer needs real numbers and was given a {kind} tensor; give it what can be ordered")
+        raise ReducerError(f"a reducer needs real numbers and got a {kind} tensor; give it values that have an order")
     values = values.detach()
     if values.layout is not torch.strided:
         values = values.to_dense()

@@ -26,7 +26,8 @@ def restore(state: Mapping[str, Tensor]) -> Reducer:
     name = settings.pop("reducer")
     if name not in _KINDS:
         raise ReducerError(
-            f"the state is of a reducer {name!r}, which is none of {', '.join(_KINDS)}; make one yourself and call load()"
+            f"the state belongs to a reducer {name!r}, which is not one of {', '.join(_KINDS)}; create the reducer "
+            "yourself and call its load()"
         )
     try:
         reducer = _KINDS[name](**settings)

@@ -51,7 +51,7 @@ class Moments(Reducer):
     ) -> None:
         super().__init__(ddof=ddof, nonfinite=nonfinite, positions=positions, channel=channel)
         if nonfinite not in ("keep", "skip") or ddof < 0:
-            raise ReducerError(f"{self!r}: nonfinite is 'keep' or 'skip', and ddof at least 0")
+            raise ReducerError(f"{self!r}: nonfinite must be 'keep' or 'skip', and ddof at least 0")
         self.n = 0
         self.nonfinite = 0
         self.mean = torch.zeros(0, dtype=torch.float64)

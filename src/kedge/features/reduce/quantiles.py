@@ -74,7 +74,7 @@ class Quantiles(Reducer):
         if not wanted or not all(0 <= one <= 1 for one in wanted):
             raise ReducerError(f"q={wanted}: quantiles are numbers from 0 to 1, and at least one")
         if not SMALLEST_K <= k <= LARGEST_K:
-            raise ReducerError(f"k={k}: take {SMALLEST_K} to {LARGEST_K:,}; twice as much halves the error")
+            raise ReducerError(f"k={k}: use {SMALLEST_K} to {LARGEST_K:,}; twice as much halves the error")
         check_per(per)
         _sketch_type()  # a missing package is reported before anything is computed
         self.k = k
@@ -107,7 +107,7 @@ class Quantiles(Reducer):
             rows = arranged(piece, self.settings["per"]).float() + 0.0  # -0.0 is 0.0
             if piece.dtype == torch.float64 and bool((rows.isinf() & piece.reshape(rows.shape).isfinite()).any()):
                 raise ReducerError(
-                    "Quantiles count numbers as float32 has them, and some here are beyond its 3.4e38; scale the values first"
+                    "Quantiles counts values as float32, and some of these exceed its 3.4e38; scale the values first"
                 )
             self._prepare(rows.shape[1])
             self.nan += rows.isnan().sum(0).cpu()

@@ -1,6 +1,6 @@
 """The base class of reducers, which keep a summary of any number of samples in constant memory.
 
-# Note [What exact means]
+# Note [Exact summaries]
 A summary depends on the samples alone: not on their batches, their order, or the order of merges. Counts and selections
 (`Histogram`, `TopK`) are equal to the last bit. Sums (`Mean`, `Covariance`) are equal up to the rounding of float64.
 `Quantiles` is a sketch: equal up to the error that it states.
@@ -28,7 +28,7 @@ _SETTINGS = "settings"
 class Reducer(ABC):
     """A summary of samples; created with its settings, copied for each site, merged over processes.
 
-    A reducer can be deep-copied and pickled at any time. See Note [What exact means].
+    A reducer can be deep-copied and pickled at any time. See Note [Exact summaries].
 
     Attributes:
         settings: The class's name and its arguments, which must be equal in two reducers to merge.
@@ -52,9 +52,9 @@ class Reducer(ABC):
             ReducerError: If the values cannot be summarized, or have another number of channels than earlier ones.
         """
         if not isinstance(values, Tensor):
-            raise ReducerError(f"a reducer needs a tensor [n, ...] and was given a {type(values).__name__}")
+            raise ReducerError(f"a reducer needs a tensor [n, ...] and got a {type(values).__name__}")
         if values.dim() == 0:
-            raise ReducerError("a reducer needs a batch of samples [n, ...] and was given a single number")
+            raise ReducerError("a reducer needs a batch of samples [n, ...] and got a single number")
         if keys is not None and len(keys) != len(values):
             raise ReducerError(f"{len(values)} samples came with {len(keys)} keys; each sample needs one")
         if len(values):
@@ -123,8 +123,8 @@ class Reducer(ABC):
             self.channels = channels
         elif self.channels != channels:
             raise ReducerError(
-                f"{self.settings['reducer']} has seen values of {self.channels} channels and was given {channels}; "
-                "use one reducer for each kind of value"
+                f"{self.settings['reducer']} has seen values of {self.channels} channels and got {channels}; use one "
+                "reducer for each kind of value"
             )
 
     def _must_match(self, settings: Mapping[str, Any], what: str) -> None:

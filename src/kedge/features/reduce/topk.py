@@ -44,7 +44,7 @@ class TopK(Reducer):
             raise ReducerError(f"k={k}: keep at least one sample of each channel")
         if positions == "samples":
             raise ReducerError(
-                "positions='samples': a key stands for a sample, not for a position; take 'max' or 'mean'"
+                "positions='samples': a key stands for a sample, not for a position; use 'max' or 'mean'"
             )
         self.k = k
         self.n = 0
@@ -58,9 +58,9 @@ class TopK(Reducer):
 
     def _take(self, values: Tensor, keys: Sequence[str] | None, /) -> None:
         if keys is None:
-            raise ReducerError("TopK keeps the keys of samples, and the batch came without; call update(values, keys)")
+            raise ReducerError("TopK keeps the keys of samples, and this batch has none; call update(values, keys)")
         if not all(isinstance(key, str) for key in keys):
-            raise ReducerError("keys are texts, which order samples of one value; give str(key) for each")
+            raise ReducerError("keys must be texts, which order samples of equal value; give str(key) for each")
         order = sorted(range(len(keys)), key=keys.__getitem__)
         at = 0
         ordered = values[torch.tensor(order, device=values.device)]

@@ -59,7 +59,7 @@ class Graph:
         """
         if most < 1 or (depth is not None and depth < 0):
             raise CannotDraw(
-                f"a drawing of depth={depth} and most={most}: there is at least one box, and depth 0 or more"
+                f"depth={depth} and most={most}: a drawing needs at least one box, and a depth of 0 or more"
             )
         folded = fold(self.nodes, depth, most, self._paths(expand) if expand is not None else ())
         return written(
@@ -75,8 +75,8 @@ class Graph:
         program = shutil.which("dot")
         if program is None:
             raise CannotDraw(
-                "an SVG of a graph was asked for, and graphviz's program dot is not found on this machine: install graphviz "
-                "(apt-get install graphviz), or take the text, Graph.dot(), to where it is"
+                "an SVG of a graph needs graphviz's program dot, which this machine does not have: install graphviz "
+                "(apt-get install graphviz), or draw the text, Graph.dot(), on another machine"
             )
         text = self.dot(depth=depth, expand=expand, most=most)
         ended = subprocess.run([program, "-Tsvg"], input=text, capture_output=True, text=True, check=False)  # noqa: S603
@@ -126,8 +126,8 @@ class Graph:
             found = found - matched if term.excluded else found | matched
         if not found:
             raise NoSiteMatched(
-                f'expand="{text}" stands for no module that made a node of this graph; '
-                f"those that did begin with {', '.join(sorted(there)[1:6]) or 'none: no module was followed'}"
+                f'expand="{text}" matches no module that made a node of this graph; the first that did: '
+                f"{', '.join(sorted(there)[1:6]) or 'none: no module was followed'}"
             )
         return found
 
@@ -151,8 +151,7 @@ def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> G
     """
     if isinstance(results, nn.Module):
         raise CannotDraw(
-            f"graph({type(results).__name__}) was asked for, and a model has no graph until it is called: "
-            "graph(lambda: model(x), model)"
+            f"graph({type(results).__name__}): a model has no graph until it is called; use graph(lambda: model(x), model)"
         )
     if callable(results) and not isinstance(results, Tensor):
         nodes, followed = _made_by(results, model)
@@ -181,6 +180,6 @@ def _check(results: Any) -> None:
     found = [tensor for _, tensor in leaves.find(results)]
     if not any(tensor.requires_grad for tensor in found):
         raise CannotDraw(
-            f"graph(...) was given {leaves.describe(results)}, and nothing in it requires grad, so autograd has no graph of it; "
-            "run the forward with gradients on, and not under torch.no_grad()"
+            f"graph(...) got {leaves.describe(results)}, and nothing in it requires grad, so autograd has no graph "
+            "of it; run the forward with gradients on, not under torch.no_grad()"
         )

@@ -1,6 +1,6 @@
 """Graph folding: the choice of module calls drawn as one box, and of calls that are opened.
 
-# Note [What is opened]
+# Note [Opened modules]
 A call is opened only if the calls around it are open, and if it made more than one operation. Without a depth, calls are
 opened level by level, as long as the drawing stays within a number of boxes. If the first level alone exceeds that number,
 consecutive boxes in the order of execution are joined: data flows in that order, so joining adds no cycle to the graph.
@@ -63,7 +63,7 @@ class FoldedGraph:
 
 
 def fold(nodes: Sequence[GraphNode], depth: int | None, most: int, opened: Collection[str] = ()) -> FoldedGraph:
-    """Return the boxes and edges to draw; see Note [What is opened].
+    """Return the boxes and edges to draw; see Note [Opened modules].
 
     Args:
         nodes: The nodes, with the calls that they belong to.

@@ -32,16 +32,16 @@ def check_edit(value: Tensor, result: Any, action: Any, site: Site, *, in_place:
     """
     if in_place:
         raise InPlaceEdit(
-            "the value was changed in place, but it may share memory with what other parts of the program use; "
-            "return a new tensor instead (x * 2, not x.mul_(2))"
+            "the action changed the value in place, but other parts of the program may share its memory; return a "
+            "new tensor instead (x * 2, not x.mul_(2))"
         )
     if site.kind == "param":
         raise EditError(
-            "a value was returned at :param, where it has nowhere to go; edit :param.grad or a module's :out"
+            "an action returned a value at :param, where nothing can take it; edit :param.grad or a module's :out"
         )
     if not isinstance(result, Tensor):
-        raise EditError(f"it returned a {type(result).__name__}; return None to leave the value, or a tensor")
-    fixed = "a gradient" if site.is_gradient else "what autograd saved" if site.kind == "saved" else None
+        raise EditError(f"it returned a {type(result).__name__}; return a tensor, or None to keep the value")
+    fixed = "a gradient" if site.is_gradient else "a saved tensor" if site.kind == "saved" else None
     free = getattr(action, "reshape", False) and fixed is None
     if not free and _form(result) != _form(value):
         advice = (

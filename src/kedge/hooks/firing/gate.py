@@ -85,11 +85,11 @@ class Gate(KedgeHook):
     def retime(self) -> None:
         """Update whether any tap is on schedule, whether any gradient tap is, and whether all taps only measure."""
         taps = [tap for taps in self.taps.values() for tap in taps]
-        self.live = any(map(self.wakes, taps))
+        self.live = any(map(self.is_due, taps))
         self.backward = any(tap.on and tap.site.is_gradient for tap in taps)
         self.measures = all(tap.measure is not None and tap.site.kind in self.measured for tap in taps)
 
-    def wakes(self, tap: Tap) -> bool:
+    def is_due(self, tap: Tap) -> bool:
         """Whether a tap is on schedule, or must repeat its edit when a checkpoint recomputes an earlier step."""
         return tap.on or (tap.when is not None and tap.edited and self.passes.segments.some)
 
@@ -139,6 +139,6 @@ class Gate(KedgeHook):
             if self.owner.on_error == "raise" or came_by_signal(error):
                 raise
             if self.seen.empty is None:
-                self.seen.empty = f"it cannot be looked through: {type(error).__name__}: {error}"
-                self.owner.complain(ActionDisabled(f"{self.path}:{self.kinds[0]} is not seen: {self.seen.empty}"))
+                self.seen.empty = f"it cannot be searched: {type(error).__name__}: {error}"
+                self.owner.complain(ActionDisabled(f"{self.path}:{self.kinds[0]} is not observed: {self.seen.empty}"))
             return []

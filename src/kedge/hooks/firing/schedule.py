@@ -46,7 +46,7 @@ def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
         until: The step to stop before; None for never.
     """
     if n < 1:
-        raise ValueError(f"every({n}) asks for a distance of {n} steps; it must be 1 or more")
+        raise ValueError(f"every({n}) has a distance of {n} steps; it must be 1 or more")
     return _When(n, after, until)
 
 

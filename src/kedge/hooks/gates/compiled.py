@@ -214,11 +214,11 @@ def through_forward(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
 def _needs_no_event(tap: Tap) -> None:
     if tap.site.call is not None:
         raise CannotCompile(
-            f"{tap.label} at {tap.site} is to edit one call, but inside compiled code there is one graph for all passes and "
-            "calls are not counted; edit every call, or run the model uncompiled"
+            f"{tap.label} at {tap.site} edits one call, but compiled code has one graph for all passes and does not "
+            "count calls; edit every call, or run the model uncompiled"
         )
     if tap.takes_event:
         raise CannotCompile(
-            f"{tap.label} at {tap.site} takes (value, event), but inside compiled code there is one graph for all passes and so "
+            f"{tap.label} at {tap.site} takes (value, event), but compiled code has one graph for all passes and so "
             "no event; let it take (value) alone, or run the model uncompiled"
         )

@@ -285,8 +285,8 @@ class InputShare:
 
     def _refuse(self) -> None:
         raise EditError(
-            f"an action returned a value at {self.origin.site}, but this call uses its input {self.nodes} times, so its share "
-            "is known only when parts of it have gone on; edit :in.grad, the total, instead"
+            f"an action returned a value at {self.origin.site}, but this call uses its input {self.nodes} times, so "
+            "its share is known only after parts of it were passed on; edit :in.grad, the total, instead"
         )
 
 

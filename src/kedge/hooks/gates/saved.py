@@ -129,8 +129,8 @@ class SavedGate(Gate):
 
     def _refuse(self, event: Event) -> NoReturn:
         raise EditError(
-            f"an action returned a value at {event.site}, but what is saved there was taken by a pair of hooks further inside, "
-            "so it cannot be replaced any more; attach the action inside of that, or only look"
+            f"an action returned a value at {event.site}, but another saved-tensor hook has already packed this "
+            "tensor, so it cannot be replaced; attach the action inside that hook's context, or return None"
         )
 
 
@@ -142,8 +142,8 @@ def _checked(action: Packing, like: Tensor, event: Event) -> Callable[[Any], Ten
         value = action.unpack(packed)
         if not isinstance(value, Tensor) or (value.shape, value.dtype, value.device) != wanted:
             raise EditError(
-                f"{action!r} at {event.site}: unpack returned {describe(value)} for what was {was} on {wanted[2]} when it was "
-                "packed; it must give back the same shape, dtype and device"
+                f"{action!r} at {event.site}: unpack returned {describe(value)}, but the packed tensor was {was} on "
+                f"{wanted[2]}; it must return the same shape, dtype and device"
             )
         return value
 
@@ -160,7 +160,7 @@ class SavedSites:
         self.gates: dict[str, SavedGate] = {}
         self.kept = keep(owner.mounts.cleanup, model, self, outside=False, ambient=False, compiled=compiled)
         self.kept.count = self._count
-        self.kept.asleep = True
+        self.kept.idle = True
         owner.mounts.add(self.kept)
 
     def place(self, place: Placed, spec: Spec) -> None:
@@ -192,7 +192,7 @@ class SavedSites:
         return packed.read()
 
     def _retime(self) -> None:
-        self.kept.asleep = not any(gate.live for gate in self.gates.values())
+        self.kept.idle = not any(gate.live for gate in self.gates.values())
 
     def _count(self, live: KeeperCalls, spot: ModuleUnderKeeper, task: int) -> tuple[int, bool]:
         return (0, task != -1) if spot.gate is None else spot.gate.count()

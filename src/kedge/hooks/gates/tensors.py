@@ -110,7 +110,7 @@ def _hook_node(gate: TensorGate, node: Node) -> RemovableHandle:
             return each(grad_inputs)
         if each(grad_outputs) is not None:  # the node of a leaf accumulates its gradient and passes nothing on
             raise EditError(
-                f"a value was returned at {gate.site}, but {gate.site.path} passes no gradient on; edit it at :pre"
+                f"an action returned a value at {gate.site}, but {gate.site.path} passes no gradient on; edit it at :pre"
             )
         return None
 
@@ -143,8 +143,8 @@ class ParameterGates:
             return
         if is_lazy(param):
             raise NoSuchKind(
-                f'"{place.site}": this parameter has no shape before the first forward, and until then nothing can hook its '
-                "gradient; call the model once before hooking"
+                f'"{place.site}": this parameter has no shape before the first forward, and until then its gradient '
+                "cannot be hooked; call the model once before hooking"
             )
         gate = self.gates.get((id(param), kind))
         table = (after_accumulation if kind in ACCUMULATED else on_tensor)(param)
@@ -166,7 +166,7 @@ def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None
         NoSuchKind: If it has no such gradient.
     """
     if not isinstance(tensor, Tensor):
-        raise NoSiteMatched(f'"{name}" is a {type(tensor).__name__}; a dict given as target holds tensors by name')
+        raise NoSiteMatched(f'"{name}" is a {type(tensor).__name__}; a target dict maps names to tensors')
     for kind, _ in _kinds(selector, name, TENSOR_KINDS, "grad"):
         if not tensor.requires_grad:
             raise NoSuchKind(
@@ -174,8 +174,9 @@ def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None
             )
         if kind == "acc" and not tensor.is_leaf:
             raise NoSuchKind(
-                f'"{name}:acc" asks for .grad after accumulation, but {name} is not a leaf: it was made by '
-                f'{tensor.grad_fn.name() if tensor.grad_fn else "an operation"} and accumulates nothing; use "{name}:grad"'
+                f'"{name}:acc" is .grad after accumulation, but {name} is not a leaf: it was made by '
+                f"{tensor.grad_fn.name() if tensor.grad_fn else 'an operation'} and accumulates nothing; use "
+                f'"{name}:grad"'
             )
         gate = TensorGate(owner, name, kind)
         owner.mounts.mount(InstalledHook(_hook(gate, tensor)))

@@ -95,8 +95,8 @@ def is_fused(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     try:
         with torch.no_grad() if not torch.is_grad_enabled() else torch.enable_grad():
             _deciding(module, *args, **kwargs)
-    except _Decided as way:
-        return way.fused
+    except _Decided as outcome:
+        return outcome.fused
     except Exception:  # noqa: BLE001 - the call itself is going to raise it
         return False
     return False

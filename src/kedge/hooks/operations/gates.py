@@ -156,9 +156,9 @@ class OperationGate(Gate):
     def retime(self) -> None:
         """Update which taps are on schedule, on each side of an operation."""
         super().retime()
-        self.early = any(self.wakes(tap) for kind in ("in", "in.grad") for tap in self.taps[kind])
+        self.early = any(self.is_due(tap) for kind in ("in", "in.grad") for tap in self.taps[kind])
         self.backward = any(tap.on for tap in self.taps["out.grad"])
-        self.late = self.backward or any(self.wakes(tap) for tap in self.taps["out"])
+        self.late = self.backward or any(self.is_due(tap) for tap in self.taps["out"])
         self.operations.retime()
 
     def _one(self, op: tuple[str, int]) -> OperationEvents:
@@ -196,8 +196,9 @@ class OperationGate(Gate):
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if lost := [leaf for leaf in fixed if leaf in new]:
             raise EditError(
-                f"a value was returned at {one.site('in', lost[0])}, but {op[0]} changes that very tensor in place, "
-                "and the program goes on with it; edit the value where it is made, or what the operation returns"
+                f"an action returned a value at {one.site('in', lost[0])}, but {op[0]} changes the original tensor "
+                "in place, and the program continues with that; edit the value where it is made, or the operation's "
+                "result"
             )
         if new:
             refuse_inside(entry, str(one.site("in", next(iter(new)))))
@@ -228,8 +229,8 @@ class OperationGate(Gate):
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if new and final:
             raise EditError(
-                f"a value was returned at {one.site('out', '')}, but {op[0]} returns nothing, so it has nowhere to go; "
-                "edit what is assigned, at :in[2]"
+                f"an action returned a value at {one.site('out', '')}, but {op[0]} returns nothing that it could "
+                "replace; edit the assigned value, at :in[2]"
             )
         if self.backward and not entry.function:
             self._listen(one, "out.grad", found, entry)
@@ -267,8 +268,9 @@ def refuse_inside(entry: ForwardUnderWay, site: str) -> None:
     """
     if entry.function:
         raise EditError(
-            f"a value was returned at {site}, but this is in the forward of {entry.function}, a torch.autograd.Function, whose "
-            "backward does not know of it, so the gradient would be wrong; edit what it is given, or what is made of its result"
+            f"an action returned a value at {site}, but this is in the forward of {entry.function}, a "
+            "torch.autograd.Function, whose backward ignores the edit, so the gradient would be wrong; edit the "
+            "function's inputs or outputs"
         )
 
 

@@ -204,8 +204,8 @@ def _operate(
         refuse_inside(entry, f"{operations.path}/{name}#{op[1]}:out")
     if value is not made and overwrites(name, args, kwargs) and is_dropped(sys._getframe(2)):
         raise EditError(
-            f"a value was returned at {operations.path}/{name}#{op[1]}:out, but this call works in place and what it returns is "
-            "not used, so the program would go on without the edit; edit what uses the tensor next"
+            f"an action returned a value at {operations.path}/{name}#{op[1]}:out, but this call works in place and "
+            "the program ignores its result, so the edit would be lost; edit the operation that uses the tensor next"
         )
     return result if name == "setitem" else value
 

@@ -54,13 +54,13 @@ class ModeOn(KedgeHook):
 class ModeOff(KedgeHook):
     """The forward hook that matches a `ModeOn`."""
 
-    def __init__(self, door: ModeOn) -> None:
-        self.door = door
+    def __init__(self, switch: ModeOn) -> None:
+        self.switch = switch
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """The forward hook."""
         if not torch.compiler.is_compiling():
-            self.door.here.mode.leave(self.door.operations)
+            self.switch.here.mode.leave(self.switch.operations)
 
 
 class ModeSwitches:
@@ -69,7 +69,7 @@ class ModeSwitches:
     def __init__(self, owner: Owner, passes: PassCounter, model: nn.Module) -> None:
         self.owner, self.passes = owner, passes
         self.here = ThreadMode(passes)
-        self.doors: dict[int, ModeOn] = {}
+        self.switches: dict[int, ModeOn] = {}
         self.names = {id(m): name for name, m in model.named_modules()}
         owner.mounts.mount(self)
 
@@ -88,40 +88,40 @@ class ModeSwitches:
         gate.attach(spec, place.site)
 
     def _operations(self, module: nn.Module, path: str) -> ModuleOperations:
-        door = self.doors.get(id(module))
-        if door is None:
-            door = ModeOn(self.here, ModuleOperations(path))
-            self.owner.mounts.enter(self.doors, id(module), door)
+        switch = self.switches.get(id(module))
+        if switch is None:
+            switch = ModeOn(self.here, ModuleOperations(path))
+            self.owner.mounts.enter(self.switches, id(module), switch)
             if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and shows no operations
-                self.owner.mounts.put_around(module, door, ModeOff(door), with_kwargs=True)
-        return door.operations
+                self.owner.mounts.put_around(module, switch, ModeOff(switch), with_kwargs=True)
+        return switch.operations
 
     def knows(self, module: nn.Module) -> bool:
         """Whether a module is hooked."""
-        return id(module) in self.doors
+        return id(module) in self.switches
 
     def watch_overwrites(self, actions: Sequence[Preserving]) -> bool:
         """Notify actions before an operation overwrites values they keep; returns whether any operation is hooked."""
-        hooked = [door.operations for door in self.doors.values() if door.operations.gates]
+        hooked = [switch.operations for switch in self.switches.values() if switch.operations.gates]
         for operations in hooked:
             operations.watch_overwrites(actions)
         return bool(hooked)
 
     def out(self) -> None:
         """Remove the mode from this thread's stack; other threads do not have it, or are in a forward."""
-        for door in self.doors.values():
-            door.operations.away = True
+        for switch in self.switches.values():
+            switch.operations.away = True
         self.here.mode.clear()
 
     def back(self) -> None:
         """Allow the next forward to turn the mode on again."""
-        for door in self.doors.values():
-            door.operations.away = False
+        for switch in self.switches.values():
+            switch.operations.away = False
 
     def remove(self) -> None:
         """Remove the mode for good; on a thread that still has it, it sees nothing."""
-        for door in self.doors.values():
-            door.operations.close()
+        for switch in self.switches.values():
+            switch.operations.close()
         self.here.mode.clear()
 
 

@@ -34,7 +34,7 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
         not any(operations.made.values()) and _is_compiled(tap.site.path, model, compiled=compiled)
     ):
         return Cause(
-            "it is inside compiled code, in which operations are no longer called one by one",
+            "it is inside compiled code, which does not call operations one by one",
             "run the model uncompiled, or hook the module",
         )
     if module is not None and isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
@@ -43,7 +43,7 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
         return None
     if operations.fused == operations.called:
         return Cause(
-            "attention took PyTorch's fused way, which is one operation and is not taken while its operations are seen",
+            "attention took PyTorch's fused path, which runs as one operation; while operations are observed, this path is off",
             "call it with grad, or torch.backends.mha.set_fastpath_enabled(False)",
         )
     return _explain_made(tap)
@@ -52,8 +52,8 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
 def _explain_ungraded(tap: Tap) -> Cause | None:
     if tap.site.is_gradient and tap.gate.ungraded == tap.gate.called:
         return Cause(
-            "it is in the forward of a torch.autograd.Function, which runs without grad and has its backward written by hand",
-            "hook what the function is given, or what is made of its result",
+            "it is in the forward of a torch.autograd.Function, which runs without grad and has a hand-written backward",
+            "hook the function's inputs or outputs",
         )
     return None
 
@@ -84,11 +84,13 @@ def _explain_made(tap: Tap) -> Cause:
     same = {other: made[other] for other in made if op_pattern(name).fullmatch(other)}
     if same and nth is not None:
         most = ", ".join(f"{count} {other}" for other, count in same.items())
-        return kind(f"it made {most} in a call, counted from 0", "see what it makes with kedge.operations(model, ...)")
+        return kind(
+            f"it made {most} in a call; the count starts at 0", "list its operations with kedge.operations(model, ...)"
+        )
     if not made:
-        return kind("its own forward made no operation: it only calls modules", "hook what those modules make")
+        return kind("its own forward made no operation: it only calls modules", "hook the operations of those modules")
     shown = list(made)[:_SHOWN]
     more = f" and {len(made) - len(shown)} more" if len(made) > len(shown) else ""
     near = difflib.get_close_matches(name, made, 1)
-    remedy = f'did you mean "{near[0]}"?' if near else "see what it makes with kedge.operations(model, ...)"
+    remedy = f'did you mean "{near[0]}"?' if near else "list its operations with kedge.operations(model, ...)"
     return kind(f"its own forward made no {name}: it made {', '.join(shown)}{more}", remedy)

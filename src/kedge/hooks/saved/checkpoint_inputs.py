@@ -35,7 +35,7 @@ from torch.utils.weak import TensorWeakRef
 
 from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import KeptByReference
-from kedge.hooks.saved.shared_inputs import SharedInput, arguments_of, give_one
+from kedge.hooks.saved.shared_inputs import SharedInput, arguments_of, share_inputs
 from kedge.sites import leaves
 from kedge.torch_internals import modes
 from kedge.torch_internals.autograd_nodes import SavedTensor, function_of, saved_by
@@ -201,13 +201,13 @@ class CheckpointInputs:
         """Whether the checkpoint's forward has ended; always true for a reentrant one, whose context does not record it."""
         return bool(getattr(self._owner(), "forward_completed", True))
 
-    def take(self, asker: KeeperOnThread) -> None:
+    def take(self, active: KeeperOnThread) -> None:
         """Offer a keeper all tensors in containers that only the checkpoint holds."""
         owner = self._owner()
         if owner is None or not self.over:
             return
         self.tried = True
-        taking = _Taking(lambda value: asker.pack(value, self.place), asker.unpack, self._asked, self._given)
+        taking = _Taking(lambda value: active.pack(value, self.place), active.unpack, self._asked, self._given)
         try:
             for _, holder, key in slots(owner):
                 taking.lift(holder, key, alone=_count(holder, key) <= _ALONE)
@@ -336,21 +336,21 @@ class PendingCheckpoints:
     nothing here.
 
     Args:
-        asker: The keeper on this thread.
+        active: The keeper on this thread.
         keeper: The keeper itself.
     """
 
-    def __init__(self, asker: KeeperOnThread, keeper: Any) -> None:
-        self._asker = asker
+    def __init__(self, active: KeeperOnThread, keeper: Any) -> None:
+        self._active = active
         self._beside: Callable[[Any, Any], None] | None = getattr(keeper, "beside", None)
         self._stays: Callable[[Tensor, Any], None] | None = getattr(keeper, "stays", None)
         self._passed: Callable[[Any], None] | None = getattr(keeper, "passed", None)
         self._watches: bool = getattr(keeper, "watches", False)
         self.known: list[CheckpointInputs] = []
 
-    def meet(self, owner: Any, place: Any) -> None:
+    def add(self, owner: Any, place: Any) -> None:
         """Called when a module is called in a checkpoint's forward, with the place where that checkpoint was called."""
-        give_one(owner)
+        share_inputs(owner)
         if self._watches or any(each.is_of(owner) for each in self.known):
             return
         if self._beside is not None:
@@ -358,14 +358,14 @@ class PendingCheckpoints:
             return
         for each in self.known:
             if not each.tried:
-                each.take(self._asker)
+                each.take(self._active)
         self.known.append(CheckpointInputs(owner, place))
 
     def left(self, running: Sequence[Any]) -> None:
         """Called after a module's call, with the calls still active; offers the tensors held by checkpoints in the others."""
         for each in [each for each in self.known if each.place not in running and each.over]:
             self.known.remove(each)
-            each.take(self._asker)
+            each.take(self._active)
             if self._stays is not None:
                 for tensor in each.stays():
                     self._stays(tensor, each.place)

@@ -35,7 +35,7 @@ from kedge.hooks.placing.installed import InstalledHook, InstalledHooks
 from kedge.hooks.placing.module_calls import running
 from kedge.hooks.saved import torch_func
 from kedge.hooks.saved.checkpoint_inputs import PendingCheckpoints
-from kedge.hooks.saved.pairs import is_checkpoint, lane
+from kedge.hooks.saved.pairs import is_checkpoint, pair_stack
 from kedge.sites.select import ModelLayout, runs
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.checkpoint import frame_of, reentrant_around
@@ -45,11 +45,11 @@ from kedge.torch_internals.hook_tables import before_forward
 from kedge.torch_internals.saved_hooks import disabled, top_hooks
 
 _ASIDE = {
-    "torch.func": "saved tensors are not looked at inside a transform of torch.func, which runs under no saved-tensor hooks: "
-    "what it saves stays where it is",
-    "torch.compile": "a compiled module saves through one operation of its own: what it saves is seen when its whole graph "
-    "has run, as saved by the module around it, and is all asked for again when its backward begins",
-    "fake": "a FakeTensor holds nothing, so what is saved under a FakeTensorMode stays where it is",
+    "torch.func": "saved tensors are ignored inside a torch.func transform, which runs without saved-tensor hooks: "
+    "the tensors it saves stay in place",
+    "torch.compile": "a compiled module saves through a single operation: its saved tensors are seen after its "
+    "whole graph has run, count for the module around it, and are all read when its backward begins",
+    "fake": "a FakeTensor holds no data, so the tensors saved under a FakeTensorMode stay in place",
 }
 
 
@@ -138,7 +138,7 @@ class KeeperCalls:
         call, recompute = self.kept.count(self, spot, task)
         place = SavingPlace(spot, call, recompute=recompute)
         top = top_hooks(True)
-        if not lane.covers(self, top):
+        if not pair_stack.covers(self, top):
             place.placed = self._put(place, top)
         if self.graded and task == -1 and not torch.is_grad_enabled():
             self._pass(reentrant_around(), place)
@@ -154,13 +154,13 @@ class KeeperCalls:
             if graph_task() == -1:
                 self._pass(frame_of(top[0]), place)
             return False  # see Note [Checkpoints keep nothing]
-        lane.put(self, place, top)
+        pair_stack.put(self, place, top)
         return True
 
     def _pass(self, owner: Any, place: SavingPlace) -> None:
         """Called when a module's call begins in a checkpoint's forward."""
         if owner is not None:
-            self.waiting.meet(owner, self.place)
+            self.waiting.add(owner, self.place)
             self.waiting.passed(place)
 
     def leave(self, spot: ModuleUnderKeeper) -> None:
@@ -178,9 +178,9 @@ class KeeperCalls:
         while len(self.stack) > at:
             place = self.stack.pop()
             if place.placed:
-                lane.take(place)
-                if not any(self in pair.lives for pair in lane.pairs):
-                    lane.leave(self)
+                pair_stack.take(place)
+                if not any(self in pair.lives for pair in pair_stack.pairs):
+                    pair_stack.leave(self)
         self.place = self.stack[-1] if self.stack else self.outside
 
     def _begin(self) -> None:
@@ -208,8 +208,8 @@ class KeeperCalls:
         """Remove all pairs of this keeper from the calling thread's stack."""
         self.stack.clear()
         self.place = self.outside
-        lane.take(self.kept)
-        lane.leave(self)
+        pair_stack.take(self.kept)
+        pair_stack.leave(self)
 
     def _expired(self, value: Tensor, place: SavingPlace) -> None:
         self.clear()
@@ -231,7 +231,7 @@ class SavingBegins(KedgeHook):
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Forward-pre hook."""
-        if not torch.compiler.is_compiling() and not self.kept.asleep:
+        if not torch.compiler.is_compiling() and not self.kept.idle:
             (self.kept.threads.live or self.kept.here()).enter(self.spot)
 
 
@@ -262,7 +262,7 @@ class KeeperInForce:
 
     Attributes:
         ended: Whether the keeper has ended.
-        asleep: Whether the keeper needs nothing for now: module calls then push no hook pair.
+        idle: Whether the keeper needs nothing for now: module calls then push no hook pair.
         compiled: Whether the model, or a module of it, is compiled.
         spots: The modules of the model, by path.
     """
@@ -274,7 +274,7 @@ class KeeperInForce:
         self.outside = ModuleUnderKeeper(None, selected=outside)
         self.count: Callable[[KeeperCalls, ModuleUnderKeeper, int], tuple[int, bool]] = number
         self.threads = _Threads()
-        self.ended = self.asleep = False
+        self.ended = self.idle = False
         self.spots: dict[str, ModuleUnderKeeper] = {}
         self.mounts = InstalledHooks()
         self._lives: weakref.WeakSet[KeeperCalls] = weakref.WeakSet()
@@ -307,13 +307,13 @@ class KeeperInForce:
         if disabled() is not None:
             self.step_aside("torch.func")
         elif top is None or not is_checkpoint(top):
-            lane.put(live, self, top)
+            pair_stack.put(live, self, top)
 
     def end(self) -> None:
         """Remove the keeper with all its hooks. Packed tensors stay readable. A second call does nothing."""
         if self.ended:
             return
-        self.ended = self.asleep = True
+        self.ended = self.idle = True
         for live in list(self._lives):
             live.end()
         if (here := self.threads.live) is not None:

@@ -144,12 +144,12 @@ def _joint(lives: tuple[ActiveKeeper, ...], below: Hooks | None) -> Hooks:
                     readers = (*readers, packed.reader)
         if decider is None:
             packed = packed if type(packed) is KeptByReference else KeptByReference(theirs)
-        return JointPacked(packed, (_way_back(decider), *back), readers)
+        return JointPacked(packed, (_unpack_of(decider), *back), readers)
 
     return pack, JointPacked.read
 
 
-def _way_back(decider: ActiveKeeper | None) -> Callable[[Any], Tensor]:
+def _unpack_of(decider: ActiveKeeper | None) -> Callable[[Any], Tensor]:
     return KeptByReference.read if decider is None else decider.unpack
 
 
@@ -295,4 +295,4 @@ def drain() -> list[Hooks]:
     return stack[::-1]
 
 
-lane = HookPairStack()
+pair_stack = HookPairStack()

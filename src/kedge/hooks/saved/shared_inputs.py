@@ -26,7 +26,7 @@ from kedge.torch_internals.tensors import version_of
 
 _CALLS = ("checkpoint", "_checkpoint_impl")
 """PyTorch's names for the function that runs a checkpoint's forward: until 2.13, and since."""
-_met: weakref.WeakSet[Any] = weakref.WeakSet()
+_wrapped: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class SharedInput:
@@ -60,11 +60,11 @@ def arguments_of(owner: Any) -> Sequence[Any]:
     return ()
 
 
-def give_one(owner: Any) -> None:
+def share_inputs(owner: Any) -> None:
     """Wrap a recompute so that it receives one tensor where the forward did; see Note [One tensor in several places]."""
-    if owner in _met:
+    if owner in _wrapped:
         return
-    _met.add(owner)
+    _wrapped.add(owner)
     args, first = arguments_of(owner), dict[int, int]()
     if not args:
         return

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.autograd import graph
 
-from kedge.hooks.saved.pairs import lane
+from kedge.hooks.saved.pairs import pair_stack
 from kedge.torch_internals.saved_hooks import disabled
 
 _lock = threading.Lock()
@@ -32,16 +32,16 @@ def _cell() -> Any:
 
 def _lifting(error_message: str) -> Iterator[None]:
     assert _original is not None  # noqa: S101 - without an original, this is never installed
-    if not lane.pairs or disabled() is not None:
+    if not pair_stack.pairs or disabled() is not None:
         yield from _original(error_message)
         return
-    for live in list(lane.lives):
+    for live in list(pair_stack.lives):
         live.step_aside("torch.func")
-    stack = lane.lift()
+    stack = pair_stack.lift()
     try:
         yield from _original(error_message)
     finally:
-        lane.lower(stack)
+        pair_stack.lower(stack)
 
 
 def begin() -> None:

@@ -156,10 +156,10 @@ class BillKeeper:
         if self.drafts[held.number].node is None and in_backward():
             node = current_node()
             if node is not None:
-                self.meet(node)
+                self.record_node(node)
         return held.read()
 
-    def meet(self, node: Node) -> None:
+    def record_node(self, node: Node) -> None:
         """Record a node as the one that needs the tensors that it saved."""
         for field, saved in saved_by(node):
             packed = packed_of(saved.data)
@@ -170,7 +170,7 @@ class BillKeeper:
     def walk(self, made: Iterable[Tensor]) -> None:
         """Record every node behind some results, and every checkpoint."""
         for node in behind(tensor.grad_fn for tensor in made):
-            self.meet(node)
+            self.record_node(node)
             if (owner := owner_behind(node)) is not None:
                 self.beside(owner)
 

@@ -17,5 +17,5 @@ def codec_of(name: str) -> Codec:
         NoSuchCodec: There is no codec of this name.
     """
     if name not in CODECS:
-        raise NoSuchCodec(f"codec={name!r}: there is {', '.join(map(repr, CODECS))}, or None for no loss at all")
+        raise NoSuchCodec(f"codec={name!r}: use {', '.join(map(repr, CODECS))}, or None for no loss")
     return CODECS[name]

@@ -1,6 +1,6 @@
 """The 8-bit codecs: eight bits an element, and a scale for every 256 of them.
 
-# Note [What is not finite]
+# Note [Non-finite blocks]
 A block's scale is positive. If a block holds a NaN or an infinity, it has no peak: its finite elements use one code fewer,
 the freed codes stand for the non-finite values, and a negative scale marks the block. The decision needs no value read
 from the device, so nothing waits; on a CPU, where reading waits for nothing, the encoder skips all of this
@@ -85,7 +85,7 @@ class Blockwise:
             scales.copy_(scale)
             codes.copy_(self._round(torch.div(blocks, scale.unsqueeze(1), out=room)).view(-1))
             return
-        # From here on blocks are not finite, or may not be; see Note [What is not finite].
+        # From here on blocks are not finite, or may not be; see Note [Non-finite blocks].
         tame = blocks.nan_to_num(0, 0, 0)
         top = torch.where(finite, self.top, self.top_beside).to(peak.dtype)
         scale = _scale_of(torch.abs(tame, out=room).amax(1) / top)

@@ -72,7 +72,7 @@ class Engine:
 
     def begin(self, inputs: Any) -> None:
         """Called when the model is called, with its inputs; see Note [Steps]."""
-        self._known.of_model.look(inputs)
+        self._known.of_model.update(inputs)
         self._steps.begin()
 
     def pack(self, value: Tensor, place: SavingPlace) -> PartOfEntry | KeptByReference:
@@ -185,8 +185,9 @@ class Engine:
             self._warned = True
             warn(
                 OffloadFailed(
-                    f"a saved tensor could not be moved and stays in memory ({type(failure).__name__}: {failure}); gradients "
-                    "are right, but this memory is not saved. The account counts each such tensor; this is said once."
+                    f"a saved tensor could not be moved and stays in memory ({type(failure).__name__}: {failure}); "
+                    "gradients are right, but this memory is not saved. The account counts each such tensor; this "
+                    "warning appears once."
                 )
             )
 

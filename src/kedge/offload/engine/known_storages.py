@@ -1,6 +1,6 @@
 """Known storages: those of the model, and those for which this step has a decision.
 
-# Note [What stays in any case]
+# Note [Resident tensors]
 Parameters, buffers and the model's inputs live as long as the program holds them; moving them frees nothing. Kedge knows
 them by their storages, not by their type: a linear layer saves its weight's transpose. Storages that parameters have for a
 while only, as under FSDP, are recognised by the leaf of the graph that the saved
@@ -58,7 +58,7 @@ class KnownStorages:
 
 
 class ModelStorages:
-    """The storages of parameters, buffers and inputs; see Note [What stays in any case].
+    """The storages of parameters, buffers and inputs; see Note [Resident tensors].
 
     Attributes:
         lasting: Whether the parameters' memory lasts from forward to backward: not under FSDP.
@@ -68,9 +68,9 @@ class ModelStorages:
         self._model = model
         self.lasting = True
         self._known: dict[int, tuple[str, StorageWeakRef]] = {}  # the reference keeps the number from being reused
-        self.look(())
+        self.update(())
 
-    def look(self, inputs: Any) -> None:
+    def update(self, inputs: Any) -> None:
         """Read the storages again at the beginning of a forward pass: some may have been replaced."""
         self.lasting = self.lasting and not any(map(is_sharded, self._model.parameters()))
         self._known = {

@@ -67,7 +67,7 @@ class ProvenRecipes:
             return None
         try:
             recipe = find(value, handle_of if lasting else _passing_parameters)
-        except RuleFailed as failed:  # see Note [Whatever fails]
+        except RuleFailed as failed:  # see Note [Failing rules]
             self.dropped[failed.rule] = f"{value.dtype} on {kind}, in {place[0]!r}: {failed.why}"
             return None
         return recipe if recipe is not None and self._is_right(recipe, value, place) else None
@@ -87,7 +87,7 @@ class ProvenRecipes:
         if not wrong.passing:
             self._wrong.add(rule if wrong.false else site)
         where = f"{value.dtype} on {value.device.type}, in {place[0]!r}" + ("" if wrong.false else " alone")
-        of = "" if exact else ", of what a codec has rounded"
+        of = "" if exact else ", from values that a codec rounded"
         self.dropped[recipe.rule] = f"{where}{of}: {wrong.why}"
         return False
 
@@ -123,11 +123,11 @@ def mismatch(recipe: Recipe, value: Tensor) -> Mismatch | None:
         full = isinstance(failure, MemoryError | torch.OutOfMemoryError) or _FULL in str(failure)
         return Mismatch(f"it raised {type(failure).__name__}: {first}", false=False, passing=full)
     if made.dtype != value.dtype or made.shape != value.shape:
-        return Mismatch(f"it made {made.dtype} {list(made.shape)} of what is {value.dtype} {list(value.shape)}")
+        return Mismatch(f"it made {made.dtype} {list(made.shape)} instead of {value.dtype} {list(value.shape)}")
     if made.stride() != value.stride() or made.storage_offset() != value.storage_offset():
-        return Mismatch(f"it made strides {made.stride()} of what are {value.stride()}")
+        return Mismatch(f"it made strides {made.stride()} instead of {value.stride()}")
     if not all(handle.exact for handle in recipe.inputs):
-        return None if _is_near(made, value.detach()) else Mismatch("it made values far from those it stands for")
+        return None if _is_near(made, value.detach()) else Mismatch("it made values far from the saved ones")
     # Compared as bytes, a NaN is equal to itself, and -0.0 is not 0.0.
     return None if torch.equal(words(made), words(value)) else Mismatch("it made other values")
 

@@ -1,6 +1,6 @@
 """Entries: the bytes that several saved tensors share, moved, compressed or rebuilt, and brought back once at most.
 
-# Note [What makes two saved tensors one]
+# Note [Identity of saved tensors]
 The same storage object at the same version. An address does not identify a storage: it is reused after the storage is
 freed. A weak reference to the storage prevents the reuse of its number.
 
@@ -8,7 +8,7 @@ Versions are counted by tensor, not by storage: ``x.data`` and the results of ``
 tensors at the same version other than 0 must also be the same tensor, or views of one; and their digests must be equal
 (Note [Digest]): that detects changes that autograd does not see (``x.data[3] = 0`` between two uses of ``x``).
 
-# Note [Brought back]
+# Note [Restored bytes]
 Restored bytes are shared by weak reference: while a node runs, all its handles read the same ones. The latest restored
 bytes are held a moment longer if other handles need them too: autograd's nodes run one after the other, and each releases
 its tensors before the next begins. If a node has not, the next node gets bytes of its own: a node can return its saved
@@ -85,15 +85,15 @@ class Restored(NamedTuple):
     begin: int
     counter: Tensor
 
-    def give(self, value: Tensor) -> Tensor:
+    def alias(self, value: Tensor) -> Tensor:
         """Return an alias of a tensor on these bytes whose changes are counted."""
-        given = self.counter.detach()
-        given.data = value
-        return given
+        counted = self.counter.detach()
+        counted.data = value
+        return counted
 
 
 class RecentlyRestored:
-    """The entries restored last, held up to a number of bytes; see Note [Brought back]."""
+    """The entries restored last, held up to a number of bytes; see Note [Restored bytes]."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -114,7 +114,7 @@ class RecentlyRestored:
 
 
 class SavedVersion:
-    """The storage and version that an entry was made from; see Note [What makes two saved tensors one].
+    """The storage and version that an entry was made from; see Note [Identity of saved tensors].
 
     Attributes:
         alone: Whether the entry has the bytes of one tensor only, not of its whole storage.
@@ -188,12 +188,12 @@ class StorageEntry:
         self.source.free()
 
     def restore(self) -> Restored:
-        """Return the bytes in a storage; see Note [Brought back]."""
-        asker = _asker()
-        there = None if self._back is None else self._still_there(asker)
-        return self._bring(asker) if there is None else there
+        """Return the bytes in a storage; see Note [Restored bytes]."""
+        reader = _current_reader()
+        there = None if self._back is None else self._still_there(reader)
+        return self._bring(reader) if there is None else there
 
-    def _still_there(self, asker: object) -> Restored | None:
+    def _still_there(self, reader: object) -> Restored | None:
         """Return the bytes restored before; None if they are freed, changed, or perhaps in use by another node."""
         back = self._back
         if back is None:
@@ -201,13 +201,13 @@ class StorageEntry:
         there = behind(back[0].cdata)
         if there is not None and not changes(back[2]):
             alone = users_of(there) <= 1 + (self.held is not None)
-            if alone or back[3] == asker:
-                self._back = *back[:3], asker
+            if alone or back[3] == reader:
+                self._back = *back[:3], reader
                 return Restored(there, *back[1:3])
         self._back = self.held = None  # changed bytes are dropped for the saved ones
         return None
 
-    def _bring(self, asker: object) -> Restored:
+    def _bring(self, reader: object) -> Restored:
         begun = time.perf_counter()
         home = self.source.bring()
         if self.source.computed and self.source.exact and self.saved.digest is not None:
@@ -217,7 +217,7 @@ class StorageEntry:
         storage = home.untyped_storage()
         begin = int(home.storage_offset()) * home.itemsize
         counter = torch.empty(0, device=self.device)
-        self._back = StorageWeakRef(storage), begin, counter, asker  # in one assignment: another thread may read
+        self._back = StorageWeakRef(storage), begin, counter, reader  # in one assignment: another thread may read
         self._entries.window.hold(self, home)
         before = self._before() if self._before is not None else None
         if before is not None and before.held is None:
@@ -228,9 +228,9 @@ class StorageEntry:
         """Raise RebuiltWrong if the rebuilt bytes are not the saved ones; see Note [Proof] in `kedge.offload.engine.proof`."""
         if not self.saved.is_what(home, alone=False):
             raise RebuiltWrong(
-                "a saved tensor was rebuilt from others, and is not what it was: something that it depends on was changed where "
-                "autograd does not see it (under no_grad, or through .data). Leave such a module out (where=...), or rebuild "
-                "nothing: kedge.Disk(rebuild=False)"
+                "a saved tensor was rebuilt from others, and differs from the saved one: the program changed a "
+                "tensor that it depends on without autograd noticing (under no_grad, or through .data). Leave that "
+                "module out (where=...), or rebuild nothing: kedge.Disk(rebuild=False)"
             )
 
 
@@ -284,14 +284,14 @@ class PartOfEntry(Handle):
         value.set_(home.storage, home.begin // self.dtype.itemsize + self._offset, self.size, self.stride)
         if self._conjugated:
             value = value.conj()
-        return home.give(negated_alias(value) if self._negated else value)
+        return home.alias(negated_alias(value) if self._negated else value)
 
     def intact(self) -> bool:
         """Whether the entry's source can still return the saved bytes."""
         return self.entry.source.intact()
 
 
-def _asker() -> object:
+def _current_reader() -> object:
     """Return an identity of the running node in this backward pass; None if no node runs."""
     node = current_node()
     if node is None:

@@ -30,7 +30,9 @@ _BLOCK = 8 * _WORDS
 
 KNOWN = frozenset({"cpu", "cuda"})
 """The devices on which rebuilt bytes can be compared; on others nothing is rebuilt."""
-_CHANGED = "kedge.offload: saved bytes are not what they were: something was changed where autograd does not see it"
+_CHANGED = (
+    "kedge.offload: rebuilt bytes differ from the saved ones: the program changed a tensor without autograd noticing"
+)
 
 Digest = tuple[Tensor, Tensor]
 EntryKey: TypeAlias = int | tuple[object, ...]

@@ -48,11 +48,11 @@ class Learner:
         self._link: Link | None = None
         self._warm = False
         self._stale = False
-        self._told = False
+        self._warned = False
         self._room = math.inf  # for tensors kept by choice, whenever they were saved
         self._beyond = False
         self._account = OffloadAccount()
-        self._met: Counter[tuple[str | None, int]] = Counter()
+        self._counts: Counter[tuple[str | None, int]] = Counter()
 
     def equip(self, policy: Policy) -> Policy:
         """Return the policy with timed parts."""
@@ -68,8 +68,8 @@ class Learner:
 
     def choose(self, path: str | None, index: int, nbytes: int) -> Choice:
         """Return the planned choice, or `Choice.ALL` while there is no plan."""
-        nth = self._met[path, index]
-        self._met[path, index] = nth + 1
+        nth = self._counts[path, index]
+        self._counts[path, index] = nth + 1
         key = TensorKey(path, index, nth)
         if self.plan is None:
             self._timings.begin_tensor(key, nbytes)
@@ -90,7 +90,7 @@ class Learner:
 
     def turn(self, account: OffloadAccount) -> None:
         """End a step: plan, learn or keep the plan."""
-        self._met.clear()
+        self._counts.clear()
         self._account = account
         if self._timings.started is not None:
             self._plan()
@@ -118,16 +118,16 @@ class Learner:
         self._room = math.inf
         if self.plan.feasible and self.limit.memory is not None:
             self._room = self.limit.memory - self.plan.peak + self.plan.bytes_of(Choice.KEEP)[1]
-        if not self.plan.feasible and not self._told:
-            self._told = True
-            self._tell(self.plan)
+        if not self.plan.feasible and not self._warned:
+            self._warned = True
+            self._warn(self.plan)
 
-    def _tell(self, plan: OffloadPlan) -> None:
+    def _warn(self, plan: OffloadPlan) -> None:
         warn(
             LimitOutOfReach(
-                f"{self.limit} was asked for, and with all done that can be, {size(plan.peak)} of saved tensors stay in"
-                f" memory (of {size(plan.table.nbytes)}); all is done. More can be had with a destination"
-                " (to=kedge.Disk() or kedge.Cpu()), a codec, a smaller min_bytes, a wider `where`, or a smaller batch"
+                f"{self.limit} is out of reach: although every possible measure is taken, {size(plan.peak)} of saved "
+                f"tensors stay in memory (of {size(plan.table.nbytes)}). To lower this, use a destination "
+                "(to=kedge.Disk() or kedge.Cpu()), a codec, a smaller min_bytes, a wider `where`, or a smaller batch"
             )
         )
 

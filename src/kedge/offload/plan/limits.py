@@ -22,8 +22,8 @@ def planner_for(max_memory: str | int | None, max_slowdown: float | None) -> Pla
     """
     if max_memory is not None and max_slowdown is not None:
         raise OffloadError(
-            f"max_memory={max_memory!r} and max_slowdown={max_slowdown!r} exclude each other: the one asks for no more work"
-            " than is needed to stay within the memory, the other for as little memory as can be had in the time; give one"
+            f"max_memory={max_memory!r} and max_slowdown={max_slowdown!r} exclude each other: the first limits "
+            "memory at the least extra time, the second limits time at the least memory; give one"
         )
     if max_memory is not None:
         return Learner(Limit(memory=bytes_of("max_memory", max_memory)))
@@ -43,13 +43,13 @@ def bytes_of(name: str, given: str | int) -> int:
     found = _SIZE.fullmatch(given) if isinstance(given, str) else None
     unit = _UNITS.get(found[2].lower() or "b") if found is not None else None
     if found is None or unit is None:
-        raise OffloadError(f'{name}={given!r}: it is a number of bytes, or a text such as "2 GB", "512 MiB"')
+        raise OffloadError(f'{name}={given!r}: use a number of bytes, or a text such as "2 GB", "512 MiB"')
     return round(float(found[1]) * unit)
 
 
 def _ratio(given: float) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 1 <= given < math.inf:
         raise OffloadError(
-            f"max_slowdown={given!r}: it is how many times as long a step may take, 1 or more; 1.05 is 5 % longer"
+            f"max_slowdown={given!r}: use the factor by which a step may become longer, 1 or more; 1.05 is 5 % longer"
         )
     return float(given)

@@ -20,7 +20,7 @@ class OffloadPlan:
     Attributes:
         table: The step that it was made from.
         limit: The limit that it was made for.
-        ways: The treatment of each candidate of the table, in its order.
+        treatments: The treatment of each candidate of the table, in its order.
         outcome: The predicted cost.
         peak: The most bytes that saved tensors take, with those on their way.
         hidden: The bytes that the link could move each way fully hidden behind the computation.
@@ -29,7 +29,7 @@ class OffloadPlan:
 
     table: StepTable
     limit: Limit
-    ways: tuple[Treatment, ...]
+    treatments: tuple[Treatment, ...]
     outcome: PredictedCost
     peak: int
     hidden: int
@@ -38,8 +38,8 @@ class OffloadPlan:
     @cached_property
     def choices(self) -> dict[TensorKey, tuple[Choice, int]]:
         """The choice for each saved tensor, and the bytes that it was planned for."""
-        pairs = zip(self.table.candidates, self.ways, strict=True)
-        return {each.key: (way.choice, each.nbytes) for each, way in pairs}
+        pairs = zip(self.table.candidates, self.treatments, strict=True)
+        return {each.key: (treatment.choice, each.nbytes) for each, treatment in pairs}
 
     @property
     def slowdown(self) -> float:
@@ -53,8 +53,8 @@ class OffloadPlan:
 
     def bytes_of(self, choice: Choice) -> tuple[int, int]:
         """The number of tensors with a choice, and their bytes."""
-        pairs = zip(self.table.candidates, self.ways, strict=True)
-        sizes = [each.nbytes for each, way in pairs if way.choice is choice]
+        pairs = zip(self.table.candidates, self.treatments, strict=True)
+        sizes = [each.nbytes for each, treatment in pairs if treatment.choice is choice]
         return len(sizes), sum(sizes)
 
     def __str__(self) -> str:
@@ -75,11 +75,11 @@ class OffloadPlan:
         if table.link is not None:
             yield from self._floor(table.link)
         if not self.feasible:
-            yield f"  {size(self.peak)} is the least that can be had: all is done that can be"
+            yield f"  {size(self.peak)} is the least possible: every possible measure is taken"
 
     def _remark(self, choice: Choice) -> str:
-        ways = [way for way in self.ways if way.choice is choice]
-        kept, seconds = sum(way.kept for way in ways), sum(way.seconds for way in ways)
+        treatments = [each for each in self.treatments if each.choice is choice]
+        kept, seconds = sum(each.kept for each in treatments), sum(each.seconds for each in treatments)
         parts = []
         if choice is not Choice.KEEP and kept:
             parts.append(f"{size(kept)} of it stay")
@@ -96,11 +96,11 @@ class OffloadPlan:
         all_moved = 1 + self.everything / self.table.step if self.table.step else 1.0
         if all_moved > 1.005:
             yield (
-                f"  to move all {size(self.table.nbytes)} would take {all_moved:.2f} x at least: no order of moves hides"
-                " it; fewer bytes do (rebuild, a codec, checkpoints)"
+                f"  moving all {size(self.table.nbytes)} would take {all_moved:.2f} x at least: no order of moves "
+                "hides this; move fewer bytes (rebuild, a codec, checkpoints)"
             )
         else:
-            yield f"  to move all {size(self.table.nbytes)} could hide"
+            yield f"  the computation could hide moving all {size(self.table.nbytes)}"
 
 
 def size(nbytes: float) -> str:

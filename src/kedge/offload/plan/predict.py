@@ -1,6 +1,6 @@
 """The predicted cost of a choice for every saved tensor: the bytes that stay, and the exposed time.
 
-# Note [What hides]
+# Note [Exposed time]
 On a link that works beside the computation, bytes go out one tensor after another, each from when it is saved, and come
 back one after another in the order of their reads, from the end of the forward pass. The rest of the outgoing queue at the
 end of the forward pass is exposed, since the memory is needed then; and so is the longest wait of backward. The prediction
@@ -47,18 +47,18 @@ class Forecast:
         self._order = np.argsort(self._asked, kind="stable")
         self._due = np.maximum(self._asked[self._order], self._turn)
 
-    def of(self, ways: Sequence[Treatment]) -> PredictedCost:
+    def of(self, treatments: Sequence[Treatment]) -> PredictedCost:
         """Return the predicted cost of all choices."""
-        moved = np.array([way.moved for way in ways], dtype=np.float64)
-        seconds = sum(way.seconds for way in ways) + self.waits(moved)
-        return PredictedCost(sum(way.kept for way in ways), sum(way.moved for way in ways), seconds)
+        moved = np.array([each.moved for each in treatments], dtype=np.float64)
+        seconds = sum(each.seconds for each in treatments) + self.waits(moved)
+        return PredictedCost(sum(each.kept for each in treatments), sum(each.moved for each in treatments), seconds)
 
     def peak(self, outcome: PredictedCost) -> int:
         """Return the most bytes in memory: those that stay, and those on their way."""
         return outcome.kept + (min(self._link.window, outcome.moved) if self._link is not None else 0)
 
     def waits(self, moved: NDArray[np.float64]) -> float:
-        """Return the seconds for which a step waits for the link; see Note [What hides].
+        """Return the seconds for which a step waits for the link; see Note [Exposed time].
 
         Args:
             moved: The bytes of each candidate that go over the link.

@@ -50,8 +50,8 @@ def solve(table: StepTable, limit: Limit) -> OffloadPlan:
     return OffloadPlan(
         table=table,
         limit=limit,
-        ways=tuple(search.ways),
-        outcome=(outcome := forecast.of(search.ways)),
+        treatments=tuple(search.treatments),
+        outcome=(outcome := forecast.of(search.treatments)),
         peak=forecast.peak(outcome),
         hidden=_hidden(table),
         everything=forecast.of(_all_moved(table)).exposed,
@@ -60,7 +60,10 @@ def solve(table: StepTable, limit: Limit) -> OffloadPlan:
 
 def _all_moved(table: StepTable) -> list[Treatment]:
     return [
-        next((way for way in each.ways(table.link) if way.choice is Choice.MOVE), Treatment(Choice.KEEP, each.nbytes))
+        next(
+            (one for one in each.treatments(table.link) if one.choice is Choice.MOVE),
+            Treatment(Choice.KEEP, each.nbytes),
+        )
         for each in table.candidates
     ]
 
@@ -83,7 +86,7 @@ class _Step(NamedTuple):
         saved: When the tensor is saved.
         which: The index of the tensor.
         rank: The preference of its choice, all else being equal.
-        way: The treatment of the tensor.
+        treatment: The treatment of the tensor.
         age: The number of changes made before the price was computed.
     """
 
@@ -91,7 +94,7 @@ class _Step(NamedTuple):
     saved: float
     which: int
     rank: int
-    way: Treatment
+    treatment: Treatment
     age: int
 
 
@@ -99,16 +102,16 @@ class _Search:
     """The sequence of changes; see Note [Greedy].
 
     Attributes:
-        ways: The treatments chosen so far.
+        treatments: The treatments chosen so far.
         outcome: Their predicted cost.
     """
 
     def __init__(self, table: StepTable, forecast: Forecast, only: Choice | None = None) -> None:
         self._table, self._forecast = table, forecast
         self._only = only
-        self.ways = [Treatment(Choice.KEEP, each.nbytes) for each in table.candidates]
-        self.outcome: PredictedCost = forecast.of(self.ways)
-        self._moved = np.zeros(len(self.ways))
+        self.treatments = [Treatment(Choice.KEEP, each.nbytes) for each in table.candidates]
+        self.outcome: PredictedCost = forecast.of(self.treatments)
+        self._moved = np.zeros(len(self.treatments))
         self._seconds = 0.0
         self._additive = table.link is None or not table.link.overlaps
 
@@ -118,16 +121,17 @@ class _Search:
         Args:
             most: The seconds that may be exposed; None for no limit.
         """
-        heap = [self._priced(i, way, 0) for i, each in enumerate(self._table.candidates) for way in self._ways(each)]
+        candidates = enumerate(self._table.candidates)
+        heap = [self._priced(i, treatment, 0) for i, each in candidates for treatment in self._treatments(each)]
         heapq.heapify(heap)
         age = 0
         while heap:
             best = heapq.heappop(heap)
-            if best.way.kept >= self.ways[best.which].kept:
+            if best.treatment.kept >= self.treatments[best.which].kept:
                 continue
-            if best.age < age and not (self._additive and self.ways[best.which].choice is Choice.KEEP):
+            if best.age < age and not (self._additive and self.treatments[best.which].choice is Choice.KEEP):
                 # The price may have changed: with the other moves, or as the tensor is no longer kept whole.
-                best = self._priced(best.which, best.way, age)
+                best = self._priced(best.which, best.treatment, age)
                 if heap and best > heap[0]:
                     heapq.heappush(heap, best)
                     continue
@@ -138,20 +142,20 @@ class _Search:
             age += 1
         yield
 
-    def _ways(self, each: Candidate) -> Iterator[Treatment]:
-        for way in each.ways(self._table.link):
-            if self._only is None or way.choice is self._only:
-                yield way
+    def _treatments(self, each: Candidate) -> Iterator[Treatment]:
+        for treatment in each.treatments(self._table.link):
+            if self._only is None or treatment.choice is self._only:
+                yield treatment
 
     def _make(self, step: _Step) -> None:
         self.outcome = self._with(step)
-        self._seconds += step.way.seconds - self.ways[step.which].seconds
-        self._moved[step.which] = step.way.moved
-        self.ways[step.which] = step.way
+        self._seconds += step.treatment.seconds - self.treatments[step.which].seconds
+        self._moved[step.which] = step.treatment.moved
+        self.treatments[step.which] = step.treatment
 
     def _with(self, step: _Step) -> PredictedCost:
         """Return the predicted cost after a change."""
-        before, after = self.ways[step.which], step.way
+        before, after = self.treatments[step.which], step.treatment
         self._moved[step.which] = after.moved
         waits = self._forecast.waits(self._moved)
         self._moved[step.which] = before.moved
@@ -161,9 +165,9 @@ class _Search:
             self._seconds + after.seconds - before.seconds + waits,
         )
 
-    def _priced(self, index: int, way: Treatment, age: int) -> _Step:
+    def _priced(self, index: int, treatment: Treatment, age: int) -> _Step:
         candidate = self._table.candidates[index]
-        step = _Step(0.0, candidate.saved, index, _RANKS.index(way.choice), way, age)
+        step = _Step(0.0, candidate.saved, index, _RANKS.index(treatment.choice), treatment, age)
         shows = self._with(step).exposed - self.outcome.exposed
-        price = 0.0 if abs(shows) < _NOTHING else shows / (self.ways[index].kept - way.kept)
+        price = 0.0 if abs(shows) < _NOTHING else shows / (self.treatments[index].kept - treatment.kept)
         return step._replace(price=float(f"{price:.6g}"))

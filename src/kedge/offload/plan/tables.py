@@ -65,7 +65,7 @@ class Candidate:
     coding: float = 0.0
     movable: bool = True
 
-    def ways(self, link: Link | None) -> Iterator[Treatment]:
+    def treatments(self, link: Link | None) -> Iterator[Treatment]:
         """The treatments other than keeping."""
         if self.rebuild is not None and self.extra < self.nbytes:
             yield Treatment(Choice.REBUILD, self.extra, seconds=self.rebuild)

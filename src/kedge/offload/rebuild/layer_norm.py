@@ -101,5 +101,5 @@ def _by_layer(
         return made
     other = _solve(source, spread, shape)  # the same weight was used with two epsilons
     if other is None:
-        raise RuntimeError("a normalised tensor cannot be rebuilt: its input has other statistics than were saved")
+        raise RuntimeError("a normalised tensor cannot be rebuilt: its input's statistics differ from the saved ones")
     return torch.native_layer_norm(source, shape, weight, bias, other)[0]

@@ -1,6 +1,6 @@
 """Rules and their builder: from a node of the graph to an expression over saved tensors.
 
-# Note [What a recipe may hold]
+# Note [Contents of a recipe]
 A node of the graph holds its saved tensors, so nothing that replaces a saved tensor may hold a node: the cycle would
 never be freed. Rules read a node and keep only handles, numbers and small copies.
 

@@ -38,7 +38,7 @@ def find(value: Tensor, handle_of: HandleOf) -> Recipe | None:
         A recipe that holds neither the tensor nor its graph; None if no rule applies.
 
     Raises:
-        RuleFailed: The rule raised an error; see Note [Whatever fails].
+        RuleFailed: The rule raised an error; see Note [Failing rules].
     """
     whole = root_of(value)
     node = whole.grad_fn

@@ -57,9 +57,9 @@ class ReadOrder:
 
     def after(self, number: int) -> Iterator[int]:
         """The numbers expected next, each once."""
-        met = {number}
-        while (number := self._known.get(number, number - 1)) >= 0 and number not in met:
-            met.add(number)
+        passed = {number}
+        while (number := self._known.get(number, number - 1)) >= 0 and number not in passed:
+            passed.add(number)
             yield number
 
 
@@ -142,7 +142,7 @@ class CopiesOut:
     def begin(self, slot: CpuSlot, data: Tensor) -> None:
         """Start to copy bytes to a slot's place."""
         device = self._device
-        # Before the copy stream is entered: Note [Who waits for whom]
+        # Before the copy stream is entered: Note [Order of copies]
         stream = slot.stream = device.current(data.device)
         out = device.own(data.device, "out")
         for event in (device.mark(stream), *slot.place.busy):
@@ -381,7 +381,7 @@ class CpuStore:
     def _forget(self, slot: CpuSlot) -> None:
         del self._alive[slot.number]
         self._in.forget(slot)
-        self._memory.give(slot.place, [slot.written, *slot.read])
+        self._memory.release(slot.place, [slot.written, *slot.read])
 
     def _from_source(self, slot: CpuSlot, stream: Any) -> Tensor | None:
         """Copy on the device itself if the source is still held; None if not, or if another stream computed it."""
@@ -398,17 +398,17 @@ def _check(slot: CpuSlot) -> None:
     if now == slot.version:
         return
     raise RuntimeError(
-        "one of the variables needed for gradient computation has been modified by an inplace operation:"
-        f" {slot.nbytes:,} bytes on {slot.device} were moved to the CPU's memory at version {slot.version}, and were changed"
-        " before the copy was done. Hint: do without the in-place operation, or keep what that module saves:"
-        " kedge.offload(..., where=...)"
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"{slot.nbytes:,} bytes on {slot.device} were moved to the CPU's memory at version {slot.version}, and the "
+        "program changed them before the copy was done. Hint: avoid the in-place operation, or keep that module's "
+        "saved tensors: kedge.offload(..., where=...)"
     )
 
 
 def _warn(reason: str) -> None:
     warn(
         NothingGained(
-            f"to=kedge.Cpu() moves nothing: {reason}; they are kept, and what can be rebuilt exactly is rebuilt."
-            " kedge.Disk() moves them to a file, kedge.Rebuild() asks for no more than this"
+            f"to=kedge.Cpu() moves nothing: {reason}; they stay in memory, except those that can be rebuilt exactly. "
+            "kedge.Disk() moves them to a file; kedge.Rebuild() only rebuilds, without this warning"
         )
     )

@@ -21,7 +21,7 @@ from kedge.offload.stores.pressure import Pressure
 from kedge.offload.stores.writer import MemoryWindow
 
 WINDOW = 96 << 20
-_LOOK_EVERY = 32 << 20  # bytes put between two readings of the system's memory
+_CHECK_EVERY = 32 << 20  # bytes put between two readings of the system's memory
 _CPU = torch.device("cpu")
 
 
@@ -118,16 +118,14 @@ class OpenFile:
         self._pressure = Pressure() if uncached is None and hasattr(os, "posix_fadvise") else None
         self._tight = bool(uncached)
         self._checksum = checksum
-        self._looked = self._read = 0
+        self._checked = self._read = 0
         self._summing = 0.0
 
     def put(self, data: Tensor) -> DiskSlot:
         """Write bytes; see `DiskStore.put`."""
         if self.window.failed:
             failed, self.window.failed = self.window.failed, None
-            raise StoreError(
-                f"the disk of {self.ranges.file.folder} failed when it took what was saved before: {failed}"
-            )
+            raise StoreError(f"the disk of {self.ranges.file.folder} failed to write an earlier saved tensor: {failed}")
         host = data if data.device == _CPU else data.to(_CPU)
         tight = self._is_tight(with_more=host.nbytes)
         extent = self.ranges.put(host)
@@ -164,8 +162,8 @@ class OpenFile:
     def _is_tight(self, with_more: int) -> bool:
         """Whether older bytes have to leave memory after so many more are put."""
         written = self.ranges.written + with_more
-        if self._pressure is not None and written - self._looked >= _LOOK_EVERY:
-            self._looked = written
+        if self._pressure is not None and written - self._checked >= _CHECK_EVERY:
+            self._checked = written
             self._tight = self._pressure.tight(self.ranges.used + with_more)
         return self._tight
 
@@ -176,8 +174,9 @@ class OpenFile:
         return found
 
     def __str__(self) -> str:
-        said = (
-            f"a file of {self.ranges.size:,} bytes in {self.ranges.file.folder}: {self.ranges.pieces:,} tensors of"
-            f" {self.ranges.written:,} bytes written, {self._read:,} bytes read, {self.window.out:,} bytes put out of memory"
+        text = (
+            f"a file of {self.ranges.size:,} bytes in {self.ranges.file.folder}: {self.ranges.pieces:,} tensors of "
+            f"{self.ranges.written:,} bytes written, {self._read:,} bytes read, {self.window.out:,} bytes dropped "
+            "from memory"
         )
-        return f"{said}, {self._summing:.3f} s for checksums" if self._checksum else said
+        return f"{text}, {self._summing:.3f} s for checksums" if self._checksum else text

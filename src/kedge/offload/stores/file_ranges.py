@@ -1,6 +1,6 @@
 """An unnamed file, and ranges of it that hold bytes.
 
-# Note [Who gives ranges back]
+# Note [Release of ranges]
 Its slot holds a range, and so does each map of it; the range is free when neither is left. The thread that drops the last
 reference releases them: any thread, also the garbage collector in the middle of a method here that holds the lock. So
 `release` never waits: it puts the range on a queue, and the thread that holds the lock, or finds it free, empties that
@@ -121,7 +121,7 @@ class UnnamedFile:
         while done < nbytes:
             got = os.preadv(self.descriptor, [memory[done:]], start + done)
             if not got:
-                raise OSError("the file ends before it")
+                raise OSError("the file ends too early")
             done += got
         return data
 
@@ -215,8 +215,8 @@ class RangeFile:
         """
         if self.lost:
             raise StoreError(
-                "a saved tensor on disk was asked for in a process that was forked after it was saved;"
-                " run forward and backward in the same process"
+                "a saved tensor on disk cannot be read in a process that was forked after it was saved; run forward "
+                "and backward in the same process"
             )
         try:
             if can_map() and extent.nbytes:
@@ -229,7 +229,7 @@ class RangeFile:
             ) from error
 
     def release(self, extent: FileRange, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Drop one holder of a range; see Note [Who gives ranges back]."""
+        """Drop one holder of a range; see Note [Release of ranges]."""
         if not _ending():
             self._released.append(extent)
             self._work_off()
@@ -276,13 +276,13 @@ class RangeFile:
             # Reading it brought pages back into memory; drop them.
             os.posix_fadvise(self.file.descriptor, extent.start, extent.room, os.POSIX_FADV_DONTNEED)
         if not extent.holders:
-            self._ranges.give(extent.start, extent.room)
+            self._ranges.release(extent.start, extent.room)
             if self._freed:
                 self._freed(extent)
 
     def _take(self, nbytes: int) -> FileRange:
         if self._closing or self.lost:
-            raise StoreError("a saved tensor was to go to a disk store that is closed; offload inside the block")
+            raise StoreError("a saved tensor cannot be written: the disk store is closed; offload inside the block")
         room = pages(nbytes)
         start = self._ranges.take(room)
         if start is None:

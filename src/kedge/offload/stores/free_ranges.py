@@ -35,7 +35,7 @@ class FreeRanges:
         self.used += size
         return start
 
-    def give(self, start: int, size: int) -> None:
+    def release(self, start: int, size: int) -> None:
         """Release a range that was taken."""
         self.used -= size
         self._join(start, size)

@@ -75,10 +75,10 @@ class PinnedRanges:
         taken.busy = block.pending(start, start + taken.size, self._device)
         return taken
 
-    def give(self, taken: PinnedRange, busy: Sequence[Any]) -> None:
+    def release(self, taken: PinnedRange, busy: Sequence[Any]) -> None:
         """Take a range back; the next copy to these bytes waits for the events."""
         block, start, end = taken.block, taken.start, taken.start + taken.size
-        block.extents.give(start, taken.size)
+        block.extents.release(start, taken.size)
         # Copies to the range have waited for its earlier events.
         block.busy = [row for row in block.busy if not start <= row[0] < row[1] <= end]
         block.busy += [(start, end, event) for event in busy]
@@ -99,15 +99,15 @@ class PinnedRanges:
         if self.size + size > self._most:
             raise OSError(
                 errno.ENOMEM,
-                f"saved tensors need {nbytes:,} bytes more of the CPU's memory, {self.size:,} are taken and the limit"
-                f" is {self._most:,}",
+                f"saved tensors need {nbytes:,} more bytes of the CPU's memory; {self.size:,} are in use and the "
+                f"limit is {self._most:,}",
             )
         block = _Block(size)
         if self._pin:
             failed = self._device.pin(block.host.data_ptr(), size)
             block.pinned = failed is None
             if failed is not None:
-                _tell(failed, size)
+                _warn(failed, size)
         self._blocks.append(block)
         self.size += size
         return block
@@ -163,10 +163,10 @@ def _paged(nbytes: int) -> int:
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _tell(failed: str, size: int) -> None:
+def _warn(failed: str, size: int) -> None:
     warn(
         NotPinned(
-            f"{size:,} bytes of the CPU's memory could not be locked ({failed}): copies to and from it stop the program;"
-            " kedge.Cpu(pin=False) asks for none, a limit in the container or `ulimit -l` may be the cause"
+            f"{size:,} bytes of the CPU's memory could not be locked ({failed}): copies to and from it stop the "
+            "program; a limit of the container or `ulimit -l` may be the cause; kedge.Cpu(pin=False) locks no memory"
         )
     )

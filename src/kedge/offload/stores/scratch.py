@@ -11,7 +11,7 @@ from kedge.errors import DiskFull, DiskIsMemory, StoreError, warn
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
-_told: set[int] = set()  # devices for which the warning that they are memory was given
+_warned: set[int] = set()  # devices for which the warning that they are memory was given
 
 
 def open_scratch(path: str | os.PathLike[str] | None) -> tuple[int, Path]:
@@ -24,18 +24,18 @@ def open_scratch(path: str | os.PathLike[str] | None) -> tuple[int, Path]:
         StoreError: The folder does not exist, files cannot be made in it, or the system lacks ``pwritev``.
     """
     if not hasattr(os, "pwritev"):
-        raise StoreError("saved tensors cannot go to disk on this system: it cannot write at a place of a file")
+        raise StoreError("saved tensors cannot go to disk on this system: it cannot write at an offset in a file")
     folder = Path(tempfile.gettempdir() if path is None else path)
     if not folder.is_dir():
-        raise StoreError(f"saved tensors were to go to {folder}, which is not a folder; create it, or name another")
+        raise StoreError(f"saved tensors cannot go to {folder}, which is not a folder; create it, or name another")
     try:
         opened = _open(folder)
     except OSError as error:
         raise StoreError(
-            f"saved tensors were to go to {folder}, where no file can be made: {error.strerror};"
-            " name a folder that you may write to"
+            f"saved tensors cannot go to {folder}, where no file can be created: {error.strerror}; name a folder "
+            "that you may write to"
         ) from error
-    _tell_of_memory(folder)
+    _warn_of_memory(folder)
     return opened, folder
 
 
@@ -51,15 +51,15 @@ def _open(folder: Path) -> int:
     return opened
 
 
-def _tell_of_memory(folder: Path) -> None:
+def _warn_of_memory(folder: Path) -> None:
     device = folder.stat().st_dev
-    if device in _told or filesystem(device) not in {"tmpfs", "ramfs"}:
+    if device in _warned or filesystem(device) not in {"tmpfs", "ramfs"}:
         return
-    _told.add(device)
+    _warned.add(device)
     warn(
         DiskIsMemory(
-            f"saved tensors were to leave memory for {folder}, which is a file system in memory, so nothing is freed;"
-            " name a folder on a disk: kedge.Disk(path)"
+            f"saved tensors go to {folder}, which is a file system in memory, so this frees nothing; name a folder "
+            "on a disk: kedge.Disk(path)"
         )
     )
 
@@ -85,8 +85,12 @@ def refused(error: OSError, file: int, folder: Path, asked: int) -> StoreError:
         )
     disk = os.fstatvfs(file)
     free = disk.f_bavail * disk.f_frsize
-    why = "a file may not be that large (ulimit -f)" if error.errno == errno.EFBIG else f"{free:,} bytes are free"
+    why = (
+        "the file would be larger than allowed (ulimit -f)"
+        if error.errno == errno.EFBIG
+        else f"{free:,} bytes are free"
+    )
     return DiskFull(
-        f"saved tensors need {asked:,} bytes more in {folder}, where {why}: {cause};"
-        " make room, name another folder (kedge.Disk(path)), or offload fewer modules (where=...)"
+        f"saved tensors need {asked:,} more bytes in {folder}, where {why}: {cause}; make room, name another folder "
+        "(kedge.Disk(path)), or offload fewer modules (where=...)"
     )

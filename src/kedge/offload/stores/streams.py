@@ -1,6 +1,6 @@
 """The device interface of the CPU store: all CUDA calls that move bytes beside the computation, in one small class.
 
-# Note [Who waits for whom]
+# Note [Order of copies]
 Copies run on streams of their own, one in each direction on each device. Their order:
 
 1. A copy out waits for the work queued on the compute stream when the tensor was saved. Kedge looks that stream
@@ -25,7 +25,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Way = Literal["out", "in"]
+Direction = Literal["out", "in"]
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not only for the current one
 
 
@@ -36,7 +36,7 @@ class Cuda:
     """
 
     def __init__(self) -> None:
-        self._own: dict[tuple[torch.device, Way], torch.cuda.Stream] = {}
+        self._own: dict[tuple[torch.device, Direction], torch.cuda.Stream] = {}
 
     def gains(self, device: torch.device) -> str | None:
         """Return the reason why moving bytes from a device to the host frees nothing; None if it frees memory.
@@ -46,7 +46,7 @@ class Cuda:
         if device.type == "cpu":
             return "these tensors are in CPU memory already"
         if device.type != "cuda":
-            return f"copies beside the computation are known for CUDA devices, not for {device.type!r}"
+            return f"copies run beside the computation on CUDA devices only, not on {device.type!r}"
         if torch.cuda.get_device_properties(device).is_integrated:
             return f"{device} has no memory of its own: it uses the CPU's, and a move takes time and frees nothing"
         return None
@@ -59,11 +59,11 @@ class Cuda:
         """Return the stream that the program computes on, now and in this thread."""
         return torch.cuda.current_stream(device)
 
-    def own(self, device: torch.device, way: Way) -> torch.cuda.Stream:
+    def own(self, device: torch.device, direction: Direction) -> torch.cuda.Stream:
         """Return the stream for copies in one direction; the first call creates it."""
-        stream = self._own.get((device, way))
+        stream = self._own.get((device, direction))
         if stream is None:
-            stream = self._own[device, way] = torch.cuda.Stream(device)
+            stream = self._own[device, direction] = torch.cuda.Stream(device)
         return stream
 
     def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -94,7 +94,7 @@ class Cuda:
             target.copy_(source, non_blocking=True)
 
     def lend(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """Keep a tensor's memory until another stream has finished with it; see Note [Who waits for whom]."""
+        """Keep a tensor's memory until another stream has finished with it; see Note [Order of copies]."""
         tensor.record_stream(stream)
 
     def pin(self, address: int, nbytes: int) -> str | None:

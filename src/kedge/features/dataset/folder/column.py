@@ -104,7 +104,7 @@ class FeatureColumn:
             some = ", ".join(map(str, sorted(shapes)[:4]))
             raise ReadError(
                 f"the samples' values of {self.name!r} have {len(shapes)} shapes and cannot be one tensor ({some}); "
-                "read them one by one, or pool them when they are extracted"
+                "read them one by one, or pool them during extraction"
             )
         return shapes
 

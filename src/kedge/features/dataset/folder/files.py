@@ -1,6 +1,6 @@
 """The files of a folder of features: its shards, and which of them count.
 
-# Note [What counts]
+# Note [Complete shards]
 A shard is written under another name and renamed once all of it is on the disk, so a file with a shard's name is
 complete. It contains its keys. A rank's index, with a line for each shard, saves opening all of them; missing lines are
 rebuilt from the shards. With reducers, their state is written after each shard and contains the number of the last shard
@@ -62,7 +62,7 @@ class ShardEntry:
 
 
 def entries(folder: Path, *, missing_ok: bool = False) -> list[ShardEntry]:
-    """Return the shards that count, by rank and then in the order of writing; see Note [What counts].
+    """Return the shards that count, by rank and then in the order of writing; see Note [Complete shards].
 
     Args:
         folder: The folder.
@@ -87,8 +87,8 @@ def entries(folder: Path, *, missing_ok: bool = False) -> list[ShardEntry]:
 
 def _missing(folder: Path, missing: list[str], reduces: bool) -> str:
     more = f" and {len(missing) - 1} more of its shards" if len(missing) > 1 else ""
-    again = "run the extraction again to take those samples again, or bring the file back"
-    counted = "reducers have counted those samples already, so bring the file back, or begin anew in another folder"
+    again = "run the extraction again to recompute those samples, or restore the file"
+    counted = "reducers have counted those samples already, so restore the file, or start again in another folder"
     return f"{folder} lacks {missing[0]}{more}; {counted if reduces else again}"
 
 
@@ -123,7 +123,9 @@ def counted_through(folder: Path, rank: int, reduces: bool) -> float:
         with told(f"read {path}"), safe_open(path, "pt") as file:
             return int((file.metadata() or {})["through"])
     except (SafetensorError, KeyError) as error:
-        raise NotFeatures(f"{path} is damaged ({error}); what it summed up is lost, so name another folder") from error
+        raise NotFeatures(
+            f"{path} is damaged ({error}); the reduced values are lost, so name another folder"
+        ) from error
 
 
 def _reduces(folder: Path) -> bool:
@@ -225,7 +227,7 @@ def _claim(file: FileIO, folder: Path) -> None:
         if claim(file, alone=True) == "refused":
             who = Path(str(file.name)).read_text(encoding="utf-8").strip() or "another process"
             raise BeingWritten(
-                f"cannot write to {folder}: {who} is writing there; wait for its end, or name another folder"
+                f"cannot write to {folder}: {who} is writing there; wait for it to end, or name another folder"
             )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {gethostname()}\n".encode())

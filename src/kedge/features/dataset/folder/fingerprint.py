@@ -1,6 +1,6 @@
 """Text that identifies a user's function or model: equal in all processes, and different after a change.
 
-# Note [What a digest takes in]
+# Note [Contents of a digest]
 A function of the program itself counts by value: its bytecode, constants and names, its defaults, and the objects outside
 the function that it refers to, as cloudpickle finds them: numbers, text, tensors, models, containers, objects with their
 contents, and further functions and classes. Functions and classes of installed packages count by name. If a function refers
@@ -55,7 +55,7 @@ _LOOKED_AT = 4096
 
 
 def identity(made: Any, version: str | None = None) -> str:
-    """Return the name of a callable, with a digest of its contents; see Note [What a digest takes in].
+    """Return the name of a callable, with a digest of its contents; see Note [Contents of a digest].
 
     Args:
         made: A function or another callable object; None returns "none".
@@ -81,9 +81,11 @@ def alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def has_digest(said: Any) -> bool:
+def has_digest(description: Any) -> bool:
     """Whether a manifest entry contains the digest of a function."""
-    return any(map(has_digest, said.values())) if isinstance(said, Mapping) else bool(_DIGESTED.fullmatch(str(said)))
+    if isinstance(description, Mapping):
+        return any(map(has_digest, description.values()))
+    return bool(_DIGESTED.fullmatch(str(description)))
 
 
 def weights(model: nn.Module) -> str:
@@ -182,28 +184,28 @@ def _digest_of(made: Any) -> str:
         _Pickler(digest.update).dump(made)
     except PicklingError as error:
         raise ExtractionFailed(
-            f"{name_of(made)} has to be told from other functions, and no digest can be made of it: {error} Say yourself "
-            "which functions they are, with version='...' (--version)"
+            f"{name_of(made)} must be distinguished from other functions, and no digest of it can be made: {error} "
+            "Identify your functions yourself, with version='...' (--version)"
         ) from error
     return digest.hexdigest()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickler that writes a value in the same way in every process; see Note [What a digest takes in].
+    """Pickler that writes a value in the same way in every process; see Note [Contents of a digest].
 
     pickle calls `persistent_id` with each value first, and writes the returned object in place of the value. Its own memo is
     off, because it distinguishes two equal strings from one string that occurs twice. This class numbers objects instead.
 
     Args:
         write: Receives the bytes.
-        met: The number of each object met so far, with the object itself, so that its `id` is not used again.
+        seen: The number of each object seen so far, with the object itself, so that its `id` is not used again.
     """
 
-    def __init__(self, write: Callable[[bytes], Any], met: ChainMap[int, tuple[int, Any]] | None = None) -> None:
+    def __init__(self, write: Callable[[bytes], Any], seen: ChainMap[int, tuple[int, Any]] | None = None) -> None:
         super().__init__(SimpleNamespace(write=write), protocol=5)
         self.fast = True
-        self._met = ChainMap[int, tuple[int, Any]]() if met is None else met
-        self._count = count(len(self._met))
+        self._seen = ChainMap[int, tuple[int, Any]]() if seen is None else seen
+        self._count = count(len(self._seen))
 
     def persistent_id(self, value: Any) -> Any:
         """Return the stand-in for a value, or None if pickle should write the value itself."""
@@ -212,9 +214,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             place = _PLACE.fullmatch(value)  # ranks have different devices of one type, which does not change values
             return f"device {place[1]}" if place else None
         if kind not in _CONSTANTS:
-            if id(value) in self._met:
-                return "again", self._met[id(value)][0]
-            self._met[id(value)] = next(self._count), value
+            if id(value) in self._seen:
+                return "again", self._seen[id(value)][0]
+            self._seen[id(value)] = next(self._count), value
         return None if kind in _WRITTEN else self._stand_in(value)
 
     def _stand_in(self, value: Any) -> Any:
@@ -233,7 +235,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _alone(self, value: Any) -> str:
         digest = blake2b(digest_size=12)
-        _Pickler(digest.update, self._met.new_child()).dump(value)
+        _Pickler(digest.update, self._seen.new_child()).dump(value)
         return digest.hexdigest()
 
     def _function(self, made: FunctionType) -> Any:
@@ -278,13 +280,13 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
 
 
-def _reached(made: FunctionType, outside: Mapping[str, Any], met: set[int]) -> set[str]:
+def _reached(made: FunctionType, outside: Mapping[str, Any], seen: set[int]) -> set[str]:
     """Return the names that a function uses, and those that the program's functions use to which it refers."""
     names = _names(made.__code__)
     for one in outside.values():
-        if isinstance(one, FunctionType) and not _is_installed(one) and id(one.__code__) not in met:
-            met.add(id(one.__code__))
-            names |= _reached(one, {name: one.__globals__.get(name) for name in _names(one.__code__)}, met)
+        if isinstance(one, FunctionType) and not _is_installed(one) and id(one.__code__) not in seen:
+            seen.add(id(one.__code__))
+            names |= _reached(one, {name: one.__globals__.get(name) for name in _names(one.__code__)}, seen)
     return names
 
 

@@ -30,15 +30,16 @@ _WHAT = {
     "functions": "the functions are {}",
     "keys": "the keys are {}",
     "batch": "batch= is {}",
-    "collate": "samples are put together by {}",
+    "collate": "samples are collated by {}",
     "version": "version= is {}",
     "reduce": "the reducers are {}",
     "columns": "the values are {}",
 }
 
 _ABOUT_DIGESTS = (
-    ". If you have changed no function, one has changed something that it refers to, which counts as part of it: a new process "
-    "goes on with this folder; and with version='...' (--version) in a new folder you say yourself which functions they are"
+    ". If you have changed no function, a function has changed an object that it refers to, which counts as part of "
+    "it: run a new process to continue this folder, or identify your functions yourself, with version='...' "
+    "(--version) in a new folder"
 )
 
 
@@ -57,11 +58,11 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
             return None
         version = int(found["format"])
     except (ValueError, KeyError, TypeError) as error:
-        raise NotFeatures(f"{path} cannot be read ({error!r}); it is not what an extraction writes") from error
+        raise NotFeatures(f"{path} cannot be read ({error!r}); it was not written by an extraction") from error
     if version > FORMAT:
         raise NewerFormat(
-            f"{folder} is of format {version}, and this Kedge knows formats up to {FORMAT}; "
-            f"it was written by Kedge {found.get('kedge')}, install that or a later one"
+            f"{folder} is of format {version}, and this Kedge knows formats up to {FORMAT}; Kedge "
+            f"{found.get('kedge')} wrote it; install that version or a later one"
         )
     return dict(found)
 
@@ -109,13 +110,13 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
     wanted = json.loads(json.dumps(wanted))  # as it would be read from the file
     unlike = [name for name in _WHAT if name in found and name in wanted and not alike(found[name], wanted[name])]
     if unlike:
-        said = "; ".join(
+        differences = "; ".join(
             f"there {_WHAT[name].format(_shown(found[name]))}, here {_shown(wanted[name])}" for name in unlike
         )
         drawn = ", or load or seed the weights if each process draws its own" if "model" in unlike else ""
         grown = _ABOUT_DIGESTS if any(has_digest(found[name]) and has_digest(wanted[name]) for name in unlike) else ""
         raise OtherRun(
-            f"cannot add to {folder}, which holds the features of another run: {said}; name another folder{drawn}{grown}"
+            f"cannot add to {folder}, which holds the features of another run: {differences}; name another folder{drawn}{grown}"
         )
 
 

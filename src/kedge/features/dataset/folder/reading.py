@@ -37,8 +37,10 @@ def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
     path = Path(folder)
     manifest = read_manifest(path)
     if manifest is None:
-        what = "no such folder" if not path.is_dir() else "nothing in it says so"
-        raise NotFeatures(f"{path} holds no features of a data set: {what}; name the folder that out= or --out named")
+        what = "no such folder" if not path.is_dir() else "it has no manifest"
+        raise NotFeatures(
+            f"{path} holds no features of a data set: {what}; name the folder that was given as out= or --out"
+        )
     return FeatureSet(path, manifest)
 
 

@@ -91,8 +91,8 @@ class Shards:
         if columns.keys and names != (self._names or names):
             self.write()
             raise ExtractionFailed(
-                f"from sample {columns.keys[0]!r} on values go by the names {', '.join(names)}, and before that by "
-                f"{', '.join(self._names)}; a site has to stand for as many values in each batch: ask for one call, "
+                f"the values have the names {', '.join(names)} from sample {columns.keys[0]!r} on, and "
+                f"{', '.join(self._names)} before; a site must match as many values in each batch: select one call, "
                 'such as "encoder#0"'
             )
         self._names = names if columns.keys else self._names
@@ -174,8 +174,9 @@ def _take_in(reducer: Reducer, name: str, value: Tensor, keys: Sequence[str]) ->
         raise
     except Exception as error:
         raise ExtractionFailed(
-            f"the reducer {type(reducer).__name__} of {name!r} failed at the batch of sample {keys[0]!r}, values of shape "
-            f"{tuple(value.shape)}: {why(error)}; mend it, and name another folder, as what it holds now is not whole"
+            f"the reducer {type(reducer).__name__} of {name!r} failed at the batch of sample {keys[0]!r}, values of "
+            f"shape {tuple(value.shape)}: {why(error)}; fix it, and name another folder, as its present values are "
+            "incomplete"
         ) from error
 
 

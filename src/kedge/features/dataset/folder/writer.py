@@ -81,7 +81,7 @@ class ShardWriter:
         if error is None:
             self._raise()
         elif self._failed is not None and self._failed is not error:
-            error.add_note(f"and what was computed before could not be written: {self._failed}")
+            error.add_note(f"and the features computed before could not be written: {self._failed}")
 
     def _raise(self) -> None:
         if self._failed is not None:

@@ -115,14 +115,14 @@ class VisitedPlaces:
         """
         index = self._index(place)
         if index is None:
-            met = str(place) in self._others
+            known = str(place) in self._others
             self._others.add(str(place))
         else:
             bit = 1 << (index & 7)
-            met = bool(self._bits[index >> 3] & bit)
+            known = bool(self._bits[index >> 3] & bit)
             self._bits[index >> 3] |= bit
-        self._count += not met
-        return not met
+        self._count += not known
+        return not known
 
     def _index(self, place: str | int) -> int | None:
         if type(place) is int:

@@ -78,8 +78,8 @@ class BatchSource:
             size = size_of(data)
             if size is None:
                 raise ExtractionFailed(
-                    f"batch {number} of the loader holds no tensor: how many samples it has cannot be told; "
-                    "give a DataLoader, or batches of tensors"
+                    f"batch {number} of the loader holds no tensor, so its number of samples is unknown; give a "
+                    "DataLoader, or batches of tensors"
                 )
             places = [f"{self._prefix}{place}" for place in range(start, start + size)]
             start += size
@@ -116,7 +116,7 @@ class BatchIndices:
     def __init__(self, source: BatchSource) -> None:
         self._source = source
         self._batches: Any = source.loader.batch_sampler
-        self._met = VisitedPlaces(source.length)
+        self._visited = VisitedPlaces(source.length)
         self._divides = source.split and source.rank.world > 1 and not _is_distributed(source.loader)
         self._resumes = len(source.done) > 0
         self._whole = not self._divides and not self._resumes and _draws_once(source.loader.sampler)
@@ -148,7 +148,7 @@ class BatchIndices:
         place = index if type(index) is int else str(index)
         if self._divides and not self._is_mine(index):
             return False
-        return not (self._resumes and place in self._source.done) and self._met.add(place)
+        return not (self._resumes and place in self._source.done) and self._visited.add(place)
 
     def _is_mine(self, index: Any) -> bool:
         """Whether a sample belongs to this rank; the index decides, because ranks may draw in different orders."""
@@ -172,19 +172,19 @@ def _draws_once(sampler: Any) -> bool:
     )
 
 
-def _gives_own_part(sampler: Any) -> bool:
+def _splits_by_rank(sampler: Any) -> bool:
     return isinstance(sampler, DistributedSampler)
 
 
 def _is_distributed(loader: Any) -> bool:
-    return _gives_own_part(loader.sampler) or _gives_own_part(getattr(loader.batch_sampler, "sampler", None))
+    return _splits_by_rank(loader.sampler) or _splits_by_rank(getattr(loader.batch_sampler, "sampler", None))
 
 
 def _drawn(loader: Any) -> int:
     """Return the number of samples that a loader's sampler draws, summed over ranks."""
     sampler = loader.batch_sampler.sampler if hasattr(loader.batch_sampler, "sampler") else loader.dataset
     count = len(sampler) if hasattr(sampler, "__len__") else len(loader.dataset)
-    return count * sampler.num_replicas if _gives_own_part(sampler) else count
+    return count * sampler.num_replicas if _splits_by_rank(sampler) else count
 
 
 def _anew(loader: Any, dataset: Any, **batching: Any) -> DataLoader[Any]:

@@ -1,6 +1,6 @@
 """The names of samples, values and functions, and checks that keys are unique and that reducers' names belong to values.
 
-# Note [When names are known]
+# Note [Names and the first batch]
 A value's name can depend on the first batch: `"encoder"` is a name if the module ran once, `"encoder#0"` if it ran
 several times. A reducer under an impossible name would silently count nothing, so such names are refused before the first
 batch; the other names are checked after the first batch is computed, before anything is written. Later batches must
@@ -40,14 +40,14 @@ class SampleKeys:
     ) -> None:
         self._of_batch = keys if callable(keys) else None
         self._all = None if keys is None or callable(keys) else texts(keys)
-        self._met: dict[str, str] = {}
+        self._places: dict[str, str] = {}
         if self._all is not None:
             if length is not None and len(self._all) != length:
                 raise ExtractionFailed(f"keys= has {len(self._all)} entries and the data set {length} samples")
-            self._meet(map(str, range(len(self._all))), self._all)
-            self._met.clear()
+            self._assign(map(str, range(len(self._all))), self._all)
+            self._places.clear()
         if self._of_batch is not None:
-            self._met = {key: place for place, key in taken}
+            self._places = {key: place for place, key in taken}
 
     def __call__(self, loaded: LoadedBatch) -> SampleBatch:
         """Return the samples of a batch with their keys."""
@@ -56,10 +56,10 @@ class SampleKeys:
         failed = [one._replace(key=self._of_place(one.place)) for one in loaded.bad]
         keys = [self._of_place(place) for place in loaded.places]
         if self._of_batch is not None and keys:
-            keys = _given(self._of_batch, loaded)
+            keys = _keys_of(self._of_batch, loaded)
             if len(keys) != len(loaded.places):
-                raise ExtractionFailed(f"keys= gave {len(keys)} keys for a batch of {len(loaded.places)} samples")
-            self._meet(loaded.places, keys)
+                raise ExtractionFailed(f"keys= returned {len(keys)} keys for a batch of {len(loaded.places)} samples")
+            self._assign(loaded.places, keys)
         return SampleBatch(loaded.places, keys, loaded.data, failed)
 
     def _of_place(self, place: str) -> str:
@@ -67,14 +67,14 @@ class SampleKeys:
             return place
         if not place.isdecimal() or int(place) >= len(self._all):
             raise ExtractionFailed(
-                f"keys= has {len(self._all)} entries and none for the sample at {place}; "
-                "for a stream, give a function that takes the keys from a batch"
+                f"keys= has {len(self._all)} entries and none for the sample at {place}; for a stream, give a "
+                "function that reads the keys from a batch"
             )
         return self._all[int(place)]
 
-    def _meet(self, places: Iterable[str], keys: Iterable[str]) -> None:
+    def _assign(self, places: Iterable[str], keys: Iterable[str]) -> None:
         for place, key in zip(places, keys, strict=True):
-            other = self._met.setdefault(key, place)
+            other = self._places.setdefault(key, place)
             if other != place:
                 raise ExtractionFailed(
                     f"the key {key!r} stands for two samples, at {other} and at {place} of the data set; "
@@ -82,15 +82,17 @@ class SampleKeys:
                 )
 
 
-def _given(give: Callable[[Any], Any], loaded: LoadedBatch) -> list[str]:
+def _keys_of(function: Callable[[Any], Any], loaded: LoadedBatch) -> list[str]:
     """Return the keys that the user's function assigns to a batch."""
-    failed = f"keys= failed for the batch from sample {loaded.places[0]} of the data set on: {name_of(give)}"
+    failed = (
+        f"keys= failed for the batch that begins with sample {loaded.places[0]} of the data set: {name_of(function)}"
+    )
     try:
-        found = give(loaded.data)
+        found = function(loaded.data)
     except Exception as error:
-        raise ExtractionFailed(f"{failed} raised {why(error)}; mend it, and name another folder") from error
+        raise ExtractionFailed(f"{failed} raised {why(error)}; fix it, and name another folder") from error
     if isinstance(found, (str, bytes)) or not (hasattr(found, "tolist") or isinstance(found, Iterable)):
-        raise ExtractionFailed(f"{failed} gave a {type(found).__name__}; let it give a key for each sample")
+        raise ExtractionFailed(f"{failed} returned a {type(found).__name__}; return a key for each sample")
     return texts(found)
 
 
@@ -113,11 +115,11 @@ def must_be_possible(features: Any, reduce: Iterable[str]) -> None:
     wanted, work = getattr(features, "wanted", None), getattr(features, "work", None)
     if wanted is None or work is None:
         return
-    given = {wanted.rename.get(text, text) for text in wanted.texts} | set(wanted.rename.values())
+    known = {wanted.rename.get(text, text) for text in wanted.texts} | set(wanted.rename.values())
     paths = {tap.site.path for hooked in work.hooks for tap in hooked.taps}
     for name in reduce:
-        if name not in given and (name in wanted.rename or not may_be(name, paths)):
-            raise _nobody(name, features.names, wanted.rename.get(name))
+        if name not in known and (name in wanted.rename or not may_be(name, paths)):
+            raise _unknown_name(name, features.names, wanted.rename.get(name))
 
 
 def must_be_names(reduce: Iterable[str], names: Iterable[str]) -> None:
@@ -129,13 +131,13 @@ def must_be_names(reduce: Iterable[str], names: Iterable[str]) -> None:
     there = list(names)
     for name in reduce:
         if name not in there:
-            raise _nobody(name, there)
+            raise _unknown_name(name, there)
 
 
-def _nobody(name: str, names: Iterable[str], new: str | None = None) -> ExtractionFailed:
+def _unknown_name(name: str, names: Iterable[str], new: str | None = None) -> ExtractionFailed:
     there = list(names)
     shown = ", ".join(map(repr, there[:_SHOWN])) + (f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else "")
     renamed = f", as it was renamed to {new!r}" if new else ""
     return ExtractionFailed(
-        f"reduce: no value goes by the name {name!r}{renamed}; the names are {shown}: give the reducer one of these"
+        f"reduce: no value has the name {name!r}{renamed}; the names are {shown}: name one of these"
     )

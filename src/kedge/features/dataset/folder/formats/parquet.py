@@ -28,7 +28,9 @@ class Parquet:
         arrays, sites = {KEY: pa.array(shard.about["keys"], pa.string())}, {}
         for name, pieces in shard.columns.items():
             if name == KEY:
-                raise ValueError(f"a site cannot be called {KEY!r} in Parquet, where the samples' keys are; rename it")
+                raise ValueError(
+                    f"a site cannot be called {KEY!r} in Parquet, as this column holds the samples' keys; rename it"
+                )
             if pieces[0].is_complex():
                 raise ValueError(
                     f"{name} is of {pieces[0].dtype}, which Parquet cannot hold; cast it in the site's transform"

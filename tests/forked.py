@@ -15,10 +15,12 @@ from typing import Any
 
 # Kedge itself is imported by the program, which may hide packages from it, or change PyTorch first.
 SERVER = """
-import json, os, runpy, signal, sys, types, warnings
+import gc, json, os, runpy, signal, sys, types, warnings
 import torch, torch._dynamo
 
 torch.set_num_threads(1)
+gc.collect()
+gc.freeze()  # or each program at its end looks through all of PyTorch, which takes a second
 for line in sys.stdin:
     order = json.loads(line)
     pid = os.fork()

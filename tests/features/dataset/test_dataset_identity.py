@@ -376,7 +376,7 @@ def test_functions_around_functions_have_an_end(tmp_path):
     kept = []
     kept.append(scaled(kept))
     assert identity(kept[0]).startswith("<lambda> code ")
-    for _ in range(sys.getrecursionlimit() // 2):  # 1000, or 2000 where Inductor has compiled something before
+    for _ in range(sys.getrecursionlimit() // 2):
         first = around(first)
     with pytest.raises(ExtractionFailed, match=r"no digest can be made of it: .* recursion .*, with version='...'"):
         extracted(tmp_path / "out", extract(net(), {"4": first}))

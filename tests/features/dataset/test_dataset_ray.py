@@ -38,8 +38,10 @@ pytestmark = [
     pytest.mark.timing,
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*", "ignore::ResourceWarning"),
 ]
-#: Nothing is told to anybody, and no token is written into the home folder.
+#: Nothing is told to anybody, no token is written into the home folder, and a process that has imported torch is kept for
+#: the next data set.
 ENVIRONMENT = {
+    "RAY_idle_worker_killing_time_threshold_ms": "600000",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "OMP_NUM_THREADS": "1",
@@ -291,7 +293,7 @@ from tests.features.dataset.imagesets import features
 from kedge.features.dataset import Cluster
 from tests.features.dataset.test_dataset_ray import images, slow
 ray.init(address=sys.argv[1], log_to_driver=False)
-features().dataset(images(), sys.argv[2], keys="id", batch=slow, cluster=Cluster(batch_size=8, rows=8))
+features().dataset(images(), sys.argv[2], keys="id", batch=slow, cluster=Cluster(workers=1, batch_size=8, rows=8))
 """
 
 

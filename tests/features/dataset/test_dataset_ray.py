@@ -38,10 +38,8 @@ pytestmark = [
     pytest.mark.timing,
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*", "ignore::ResourceWarning"),
 ]
-#: Nothing is told to anybody, no token is written into the home folder, and a process that has imported torch is kept for
-#: the next data set.
+#: Nothing is told to anybody, and no token is written into the home folder.
 ENVIRONMENT = {
-    "RAY_idle_worker_killing_time_threshold_ms": "600000",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "OMP_NUM_THREADS": "1",

@@ -11,8 +11,9 @@ SETUP := $(VENV)/.set-up
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-# The tests' networks are so small that a second thread costs more than it brings, and nothing is to be downloaded.
-QUIET := HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# The tests' networks are so small that a second thread costs more than it brings, and nothing is to be downloaded. Python is to
+# keep what it compiles, even where it is told elsewhere not to: hundreds of programs import Kedge.
+QUIET := HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 # What is installed beside Kedge.
 EXTRAS ?= test,dev

@@ -15,16 +15,23 @@ from typing import Any
 
 # Kedge itself is imported by the program, which may hide packages from it, or change PyTorch first.
 SERVER = """
-import json, os, runpy, signal, sys, types, warnings
+import gc, json, os, runpy, signal, sys, types, warnings
 import torch, torch._dynamo
 
 torch.set_num_threads(1)
+gc.collect()
+gc.freeze()  # or each program at its end looks through all of PyTorch, which takes a second
 for line in sys.stdin:
-    order = json.loads(line)
-    pid = os.fork()
-    if pid == 0:
-        break
-    print(os.waitpid(pid, 0)[1], flush=True)
+    pids = []
+    for order in json.loads(line):
+        pid = os.fork()
+        if pid == 0:
+            break
+        pids.append(pid)
+    else:
+        print(json.dumps([os.waitpid(pid, 0)[1] for pid in pids]), flush=True)
+        continue
+    break
 else:
     sys.exit()
 os.chdir(order["folder"])
@@ -66,7 +73,7 @@ except Exception as error:
 
 
 class Server:
-    """A process that has imported torch and runs one program at a time, each in a fork of itself."""
+    """A process that has imported torch and runs programs, each in a fork of itself."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] = subprocess.Popen(
@@ -74,13 +81,13 @@ class Server:
         )
         atexit.register(self.process.communicate)
 
-    def run(self, **order: Any) -> int:
-        """Run a program to its end; returns its exit status, as `subprocess.run` gives it."""
+    def run(self, orders: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Run programs side by side to their ends; returns their exit statuses, as `subprocess.run` gives them."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.write(json.dumps(orders) + "\n")
         self.process.stdin.flush()
-        return os.waitstatus_to_exitcode(int(self.process.stdout.readline()))
+        return [os.waitstatus_to_exitcode(status) for status in json.loads(self.process.stdout.readline())]
 
 
 @functools.cache
@@ -102,22 +109,42 @@ def run(
 
     Of Python's options it knows ``-W`` with an action alone. A program that takes longer than its time is killed.
     """
-    words = [str(word) for word in command[1:]]
-    assert command[0] == sys.executable
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
-        for file, text in zip(files, (input, "", ""), strict=True):
-            file.write_text(text, encoding="utf-8")
-        status = server().run(
-            words=words,
-            folder=str(Path(cwd).absolute()),
-            files=list(map(str, files)),
-            environment=dict(os.environ if env is None else env),
-            timeout=timeout,
-        )
-        done = subprocess.CompletedProcess(
-            words, status, *(file.read_text(encoding="utf-8", errors="replace") for file in files[1:])
-        )
+    [done] = run_together([command], cwd=cwd, envs=[os.environ if env is None else env], input=input, timeout=timeout)
     if check:
         done.check_returncode()
     return done
+
+
+def run_together(
+    commands: Sequence[Sequence[str | Path]],
+    *,
+    envs: Sequence[Mapping[str, str]],
+    cwd: Path | str = ".",
+    input: str = "",  # noqa: A002 - as subprocess calls it
+    timeout: int = 300,
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run several such commands at the same time, each with an environment of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        orders = [
+            _order(command, Path(folder, str(number)), input, folder=str(Path(cwd).absolute()), environment=dict(env))
+            for number, (command, env) in enumerate(zip(commands, envs, strict=True))
+        ]
+        statuses = server().run([order | {"timeout": timeout} for order in orders])
+        return [
+            subprocess.CompletedProcess(
+                order["words"],
+                status,
+                *(Path(file).read_text(encoding="utf-8", errors="replace") for file in order["files"][1:]),
+            )
+            for order, status in zip(orders, statuses, strict=True)
+        ]
+
+
+def _order(command: Sequence[str | Path], made: Path, text: str, **more: Any) -> dict[str, Any]:
+    """Describe a program to the server, with files for its input and output in a folder that is made."""
+    assert command[0] == sys.executable
+    made.mkdir()
+    files = [made / name for name in ("stdin", "stdout", "stderr")]
+    for file, written in zip(files, (text, "", ""), strict=True):
+        file.write_text(written, encoding="utf-8")
+    return {"words": [str(word) for word in command[1:]], "files": list(map(str, files)), **more}

@@ -11,12 +11,13 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")) if path.exists())
@@ -99,9 +100,7 @@ def run_commands(block, folder):
         program = shutil.which(words[0], path=Path(sys.executable).parent)
         assert program, f"the {words[0]} command is not installed beside this Python; `make setup` does it"
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-        ended = subprocess.run(
-            [program, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+        ended = forked.run([sys.executable, program, *words[1:]], cwd=folder, env=environment)
         assert ended.returncode == code, f"{block}: {shlex.join(words)}\n{ended.stdout}\n{ended.stderr}"
 
 

@@ -13,12 +13,14 @@ from typing import Any
 # Importing torch takes longer than all that is tested here: one process does it, and forks for each program. A
 # program run by `Program` is what it is under python, as test_program.py shows.
 SERVER = """
-import json, os, resource, sys, threading
+import gc, json, os, resource, sys, threading
 import torch, torch._dynamo, kedge.cli.run, kedge.watch.run.summary, kedge.watch.run.begin
 from kedge.cli.main import main
 from kedge.program.program import Program
 
 torch.set_num_threads(1)
+gc.collect()
+gc.freeze()  # or each program at its end looks through all of PyTorch, which takes a second
 for line in sys.stdin:
     order = json.loads(line)
     if "wait" in order:

@@ -17,6 +17,7 @@ import torch.distributed
 
 from kedge.rules.registry import check
 from kedge.store.recording import Recording
+from tests import forked
 from tests.marks import full
 
 pytestmark = [
@@ -81,10 +82,7 @@ class Launcher:
     def python(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run python."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **variables}
-        return subprocess.run(
-            [sys.executable, *words], cwd=self.folder, env=environment, text=True, capture_output=True, timeout=240,
-            check=False,
-        )  # fmt: skip
+        return forked.run([sys.executable, *words], cwd=self.folder, env=environment, timeout=240)
 
     @property
     def recordings(self) -> list[str]:
@@ -229,18 +227,8 @@ def ranks(torchrun: Launcher, count: int, *words: str, port: str = "29500") -> l
     """Run the command as several ranks at once, as a simple launcher does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count), "MASTER_PORT": port}
     command = [sys.executable, "-m", "kedge", "run", *ALWAYS, *words]
-    processes = [
-        subprocess.Popen(
-            command, cwd=torchrun.folder, env=environment | {"RANK": str(rank)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rank in range(count)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=120) for process in processes]
-    return [
-        subprocess.CompletedProcess(command, process.returncode, *output)
-        for process, output in zip(processes, outputs, strict=True)
-    ]
+    each = [environment | {"RANK": str(rank)} for rank in range(count)]
+    return forked.run_together([command] * count, envs=each, cwd=torchrun.folder, timeout=120)
 
 
 @pytest.mark.parametrize("late", [full("0"), "1"])

@@ -42,7 +42,9 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def shown(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Open the page of two runs; no error, and no request to the outside, may happen in it."""
-    context = browser.new_context(viewport={"width": 1366, "height": 900}, color_scheme="light")
+    context = browser.new_context(
+        viewport={"width": 1366, "height": 900}, color_scheme="light", reduced_motion="reduce"
+    )
     wrong: list[str] = []
 
     def open_page(a: Recording, b: Recording) -> Any:

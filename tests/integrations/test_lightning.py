@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from kedge.integrations.lightning import LightningCallback
 from kedge.store.recording import Recording
 from kedge.testing import assert_unhooked
+from tests import forked
 
 pytestmark = pytest.mark.timing
 
@@ -200,9 +200,7 @@ def test_the_ranks_of_a_trainer_make_one_recording(tmp_path):
     (tmp_path / "train.py").write_text(RANKS)
     command = [sys.executable, "train.py", str(Path(__file__).parents[2])]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = forked.run(command, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     [folder] = tmp_path.glob("train.py.*.kedge")
     recording = Recording.open(folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kedge.store.recording import Recording
+from tests import forked
 
 pytestmark = [
     pytest.mark.timing,
@@ -53,9 +53,7 @@ def run(folder, how, spoils):
     """Run a program that logs to an offline run; return its file's records and its recording."""
     quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", "-c", PROGRAM, str(Path(__file__).parents[2]), how, str(spoils)]
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | quiet, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = forked.run(command, cwd=folder, env=os.environ | quiet, timeout=120)
     assert done.returncode == 0, done.stderr
     [file] = folder.glob("wandb/offline-run-*/*.wandb")
     return list(records(file.read_bytes())), Recording.open(folder / "run.kedge")

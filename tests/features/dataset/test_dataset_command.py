@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 
 from kedge.cli.main import main
 from kedge.features.dataset import open_features
+from tests import forked
 from tests.features.dataset.imagesets import Images, batches_of, features, in_memory
 
 pytestmark = pytest.mark.timing
@@ -58,7 +58,7 @@ def kedge(tmp_path):
         paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **variables}
         command = [sys.executable, *launcher, "extract", *words, "--out", "out"]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        done = forked.run(command, cwd=tmp_path, env=environment)
         assert done.returncode == code, done.stderr
         return done
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.folder import shards
 from kedge.features.dataset.folder.shards import Shards
 from kedge.features.reduce import Mean, TopK
+from tests import forked
 from tests.features.dataset.imagesets import Images, batches_of, features, in_memory, written
 
 pytestmark = pytest.mark.timing
@@ -90,7 +90,7 @@ def test_kills_lose_and_double_no_sample(tmp_path, workers, reduces, form, most)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}
     words = [str(tmp_path), str(workers), str(reduces), form, str(most)]
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    done = forked.run(command, env=environment, timeout=100)
     assert done.returncode == 0, done.stderr
     kills, folders = json.loads(done.stdout)
     wanted = in_memory(batches_of(Images(LENGTH)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.ranks import SharingRank
 from kedge.features.reduce import Mean
+from tests import forked
 from tests.features.dataset.imagesets import Images, Stream, assert_equal, batches_of, features, in_memory, written
 
 pytestmark = pytest.mark.timing
@@ -53,9 +53,7 @@ def torchrun(folder, *words):
         str(folder / "program.py"),
         *words,
     ]
-    done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = forked.run([sys.executable, *command], env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

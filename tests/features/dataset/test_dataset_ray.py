@@ -291,7 +291,7 @@ from tests.features.dataset.imagesets import features
 from kedge.features.dataset import Cluster
 from tests.features.dataset.test_dataset_ray import images, slow
 ray.init(address=sys.argv[1], log_to_driver=False)
-features().dataset(images(), sys.argv[2], keys="id", batch=slow, cluster=Cluster(batch_size=8, rows=8))
+features().dataset(images(), sys.argv[2], keys="id", batch=slow, cluster=Cluster(workers=1, batch_size=8, rows=8))
 """
 
 

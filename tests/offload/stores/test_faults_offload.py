@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +19,7 @@ import kedge
 from kedge.errors import ChecksumMismatch, DiskFull, KedgeError, StoreError
 from kedge.offload.stores.disk import DiskStore
 from kedge.offload.stores.mapped import LIBC
+from tests import forked
 
 pytestmark = pytest.mark.timing
 
@@ -49,13 +49,7 @@ assert os.listdir(sys.argv[1]) == []
 )
 def test_no_file_is_left_however_a_process_ends(tmp_path, end, code):
     """Killed, left without cleaning up, with an error, with slots freed at the very end: the folder is empty, and nothing is said."""
-    ended = subprocess.run(
-        [sys.executable, "-c", ENDS.format(end=end), str(tmp_path)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    ended = forked.run([sys.executable, "-c", ENDS.format(end=end), str(tmp_path)], timeout=100)
 
     assert ended.returncode == code, ended.stderr
     assert list(tmp_path.iterdir()) == []

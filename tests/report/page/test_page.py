@@ -157,7 +157,7 @@ def test_the_theme_follows_the_system_and_can_be_switched(
     browser: Any, broken: Recording, saved: Callable[..., str]
 ) -> None:
     """The page begins with the system's theme; the switch and the key t change it, and it stays so."""
-    context = browser.new_context(color_scheme="dark")
+    context = browser.new_context(color_scheme="dark", reduced_motion="reduce")
     page = context.new_page()
     page.goto(saved(broken))
     theme, ground = "document.documentElement.dataset.theme", "getComputedStyle(document.body).backgroundColor"

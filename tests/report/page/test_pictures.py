@@ -49,7 +49,7 @@ def test_a_real_run_is_shown(real: tuple[str, Path], theme: str, browser: Any, s
     """The page of a real run opens without an error, names what is wrong with it, and fits a laptop."""
     model, file = real
     errors: list[str] = []
-    context = browser.new_context(viewport={"width": 1366, "height": 768}, color_scheme=theme)
+    context = browser.new_context(viewport={"width": 1366, "height": 768}, color_scheme=theme, reduced_motion="reduce")
     page = context.new_page()
     page.on("console", lambda message: errors.append(message.text))
     page.on("pageerror", lambda error: errors.append(str(error)))

@@ -63,7 +63,7 @@ def test_the_section_draws_the_bill(
 ) -> None:
     """Totals, the course of the step, a bar a module with what frees it, and both tables stand in the section, in both themes."""
     errors: list[str] = []
-    context = browser.new_context(viewport={"width": 1366, "height": 768}, color_scheme=theme)
+    context = browser.new_context(viewport={"width": 1366, "height": 768}, color_scheme=theme, reduced_motion="reduce")
     page = context.new_page()
     page.on("console", lambda message: errors.append(message.text))
     page.on("pageerror", lambda error: errors.append(str(error)))

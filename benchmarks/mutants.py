@@ -124,7 +124,7 @@ def main() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             measure(bench, chosen, known, log)
         for test in bench.left_out:
-            print(f"left out, as it fails without a mutant too: {test}")
+            print(f"left out, as it fails or takes too long without a mutant too: {test}")
     table(chosen, known)
 
 
@@ -289,14 +289,14 @@ class Bench:
             raise SystemExit(f"without any mutant:\n{self.output.read_text(encoding='utf-8')}")
 
     def outcome(self, mutant: Mutant) -> Outcome:
-        """Test a mutant; of a test that fails without it too, nothing is learned."""
+        """Test a mutant; of a test that fails, or takes too long, without it too, nothing is learned."""
         began = time.monotonic()
         source = (self.copy / mutant.path).read_text(encoding="utf-8")
         operator = plugins.get_operator(mutant.operator)()
         while True:
             with self.changed(mutant.path, mutate_code(source, operator, mutant.occurrence)):
                 found = self.run("-x", *self.tests(mutant))
-            if found.verdict != "killed" or self.is_sound(found.test):
+            if found.verdict == "survived" or self.is_sound(found.test):
                 return dataclasses.replace(found, seconds=round(time.monotonic() - began, 1))
             self.left_out.append(found.test)
 
@@ -317,18 +317,20 @@ class Bench:
 
     @contextlib.contextmanager
     def changed(self, path: str, source: str) -> Iterator[None]:
-        """Write a mutant into the copy; its compiled file has to go, which may be no older than the source."""
-        file = self.copy / path
-        before = file.read_text(encoding="utf-8")
+        """Put a mutant into the copy, and the source back after it."""
+        before = (self.copy / path).read_text(encoding="utf-8")
+        self._write(path, source)
         try:
-            for text in (source, before):
-                file.write_text(text, encoding="utf-8")
-                for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
-                    compiled.unlink()
-                if text is source:
-                    yield
+            yield
         finally:
-            file.write_text(before, encoding="utf-8")
+            self._write(path, before)
+
+    def _write(self, path: str, source: str) -> None:
+        """Write a file whose compiled one has to go: both may have the same second and size."""
+        file = self.copy / path
+        file.write_text(source, encoding="utf-8")
+        for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
+            compiled.unlink()
 
     def run(self, *arguments: str) -> Outcome:
         """Run pytest in a process of its own, and stop all that it started."""

@@ -330,6 +330,11 @@ def test_a_full_measurement_on_a_device_is_a_handful_of_kernels_and_no_synchroni
     assert row.tolist() == [math.inf, math.inf, x.min().item(), math.inf, 19_999, 1]
 
 
+def test_where_there_are_no_events_of_cuda_nothing_is_timed() -> None:
+    """Another device's measurements are not charged by its clock."""
+    assert DeviceTable(torch.device("cpu")).now() is None
+
+
 def test_a_step_leaves_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many sites there are, their table is taken once a step."""
     taken: list[int] = []

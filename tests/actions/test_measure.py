@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import kedge
 from kedge import native
 from kedge.actions import reduce
 from kedge.actions.host import HostTable
-from kedge.actions.table import DeviceTable
+from kedge.actions.measure import Meter
+from kedge.actions.table import DeviceTable, FinishedStep
 from kedge.errors import NotRecorded, SelectorError, SeveralRecorded
 from kedge.testing import assert_same_bits
 
@@ -333,6 +335,24 @@ def test_a_full_measurement_on_a_device_is_a_handful_of_kernels_and_no_synchroni
 def test_where_there_are_no_events_of_cuda_nothing_is_timed() -> None:
     """Another device's measurements are not charged by its clock."""
     assert DeviceTable(torch.device("cpu")).now() is None
+
+
+def test_steps_still_on_their_way_from_a_device_are_waited_for_when_two_have_come_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program goes on beside the copies, and memory does not fill with them."""
+    monkeypatch.setattr(FinishedStep, "ready", lambda step: False)
+    passed: list[int] = []
+    meter = Meter("norm", sink=SimpleNamespace(stats=lambda step, columns: passed.append(step)))
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with kedge.hook(model, ":out", meter):
+        for _ in range(5):
+            model(torch.randn(2, 3)).sum().backward()
+            optimizer.step()
+        assert passed == [0, 1]
+        meter.finish()
+    assert passed == [0, 1, 2, 3, 4]
 
 
 def test_a_step_leaves_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:

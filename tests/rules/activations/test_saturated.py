@@ -38,7 +38,7 @@ def test_an_activation_that_is_flat_for_most_inputs_is_reported():
     """With its share, its course, and the others that are."""
     (finding,) = found(0.1, 0.6, 0.9)
 
-    assert (finding.severity, finding.site, finding.step) == ("warning", "a1:out", 0)
+    assert (finding.severity, finding.site, finding.step, finding.confidence) == ("warning", "a1:out", 0, 0.9)
     assert finding.message == (
         "60% of the outputs of a1:out (Tanh) lie where its slope is below 0.001 "
         "(median of the last 20 sampled steps; first at step 0); so are 1 more activations."

@@ -181,6 +181,17 @@ def test_an_optimizer_that_was_fed_bad_gradients_shows_no_place():
     assert (finding.site, finding.step, finding.evidence["how"]) == ("fc.weight:param.grad", 17, "guarded")
 
 
+def test_a_module_that_breaks_again_with_sound_parameters_is_the_place():
+    """What a later step shows of finite inputs and parameters holds for the gradients before it, a little less surely."""
+    scene = gradients_alone(chain(), 17)
+    scene.step(20, all_of(["log:out", "head:in", "head:out", ":out"], NAN))
+
+    finding = only(scene)
+
+    assert (finding.site, finding.evidence["how"]) == ("log:out", "module")
+    assert (finding.step, finding.confidence) == (17, 0.8)
+
+
 def skipping(dtype: str, *, stepped: bool) -> Scene:
     """Let one backward overflow; its step is skipped, so that the same step's next backward reaches the optimizer."""
     scene = with_totals(chain())

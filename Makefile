@@ -28,7 +28,7 @@ SLOWEST ?= 10
 SPREAD := -n $(WORKERS) --dist worksteal --durations=$(SLOWEST)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all corners check lint types contract docs demo bench clean
+.PHONY: help setup test test-all corners check lint types contract docs demo bench mutants clean
 MAKEFLAGS += --no-print-directory
 
 help:  ## list the tasks
@@ -119,6 +119,13 @@ bench: setup  ## measure what Kedge costs, in some minutes; more, by hand: bench
 	@$(BIN)/python benchmarks/rivals.py --models mlp --rounds 3
 	@echo; echo "reading a large recording (benchmarks/reading.py)"
 	@$(BIN)/python benchmarks/reading.py --steps 1000 --times 2
+
+# What makes the mutants is installed when they are first asked for: nothing else needs it.
+mutants: setup  ## measure the tests: how many of 120 small faults in a copy of the source they notice, in an hour or two
+	@$(BIN)/python -c 'import cosmic_ray' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[mutants]'
+	@echo "mutants: benchmarks/mutants.py; what was interrupted goes on where it stopped"
+	@$(BIN)/python benchmarks/mutants.py
 
 clean:  ## remove what the tasks made, .venv included
 	@echo "removing $(VENV), build, dist and the tools' folders"

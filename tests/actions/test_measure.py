@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import kedge
 from kedge import native
 from kedge.actions import reduce
 from kedge.actions.host import HostTable
-from kedge.actions.table import DeviceTable
+from kedge.actions.measure import Meter
+from kedge.actions.table import DeviceTable, FinishedStep
 from kedge.errors import NotRecorded, SelectorError, SeveralRecorded
 from kedge.testing import assert_same_bits
 
@@ -118,13 +120,15 @@ def test_an_empty_tensor_is_a_row_without_elements(value: Tensor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-@pytest.mark.parametrize("kind", ["sparse", "meta", "nested", "jagged"])
+@pytest.mark.parametrize("kind", ["sparse", "complex", "meta", "nested", "jagged", "whole"])
 def test_what_cannot_be_summed_where_it_is_leaves_a_row_without_elements(kind: str) -> None:
     """Nothing is claimed of values that were not looked at, and the program goes on."""
     parts = [torch.ones(2, 3), torch.ones(1, 3)]
     values = {"sparse": torch.eye(3).to_sparse(), "meta": torch.ones(3, device="meta")}
     values |= {
+        "complex": torch.eye(3, dtype=torch.complex64).to_sparse(),
         "nested": torch.nested.nested_tensor(parts),
+        "whole": torch.nested.nested_tensor([part.int() for part in parts]),
         "jagged": torch.nested.nested_tensor(parts, layout=torch.jagged),
     }
     stats = measured(values[kind])
@@ -328,6 +332,29 @@ def test_a_full_measurement_on_a_device_is_a_handful_of_kernels_and_no_synchroni
     assert "aten._local_scalar_dense.default" not in kernels.names
     row = table.take().numpy()[0][0]
     assert row.tolist() == [math.inf, math.inf, x.min().item(), math.inf, 19_999, 1]
+
+
+def test_where_there_are_no_events_of_cuda_nothing_is_timed() -> None:
+    """Another device's measurements are not charged by its clock."""
+    assert DeviceTable(torch.device("cpu")).now() is None
+
+
+def test_steps_still_on_their_way_from_a_device_are_waited_for_when_two_have_come_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program goes on beside the copies, and memory does not fill with them."""
+    monkeypatch.setattr(FinishedStep, "ready", lambda step: False)
+    passed: list[int] = []
+    meter = Meter("norm", sink=SimpleNamespace(stats=lambda step, columns: passed.append(step)))
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with kedge.hook(model, ":out", meter):
+        for _ in range(5):
+            model(torch.randn(2, 3)).sum().backward()
+            optimizer.step()
+        assert passed == [0, 1]
+        meter.finish()
+    assert passed == [0, 1, 2, 3, 4]
 
 
 def test_a_step_leaves_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kedge.offload.rebuild import RULES, find
+from kedge.offload.rebuild import RULES, find, norms
 from tests.offload.rebuild.rebuilding import Engine, same_bits
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -130,6 +130,24 @@ def test_normalised_tensors_come_from_input_and_statistics(name, dtype, layout):
         assert same_bits(held.read(), made)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_groups_come_from_their_statistics_where_no_epsilon_is_saved(dtype, affine, monkeypatch):
+    """The node of PyTorch 2.14 keeps none; here it is hidden, whatever the version."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(norms, "number_in", lambda node, name: None)
+    for shape in ((2, 4, 6, 10), (3, 6, 7, 33)):
+        x = leaf(shape, dtype, "contiguous")
+        with torch.no_grad():
+            x.mul_(torch.linspace(0.01, 30, shape[1], dtype=dtype)[:, None, None]).add_(7)
+        w, b = (weight(shape[1], dtype) if affine else None for _ in range(2))
+        engine, made, held = saved_again(lambda x=x, w=w, b=b: F.group_norm(of(x), 2, w, b, 1e-3))
+
+        assert engine.wrong == {}
+        assert engine.rebuilt["group_norm"] == 1
+        assert same_bits(held.read(), made)
+
+
 @pytest.mark.parametrize("name", NORMS)
 def test_normalised_tensors_of_few_bits_are_exact_or_kept(name):
     """In bfloat16, weights in bfloat16 or in float32, a norm's output is rebuilt to the last bit or not at all."""
@@ -228,6 +246,20 @@ def test_scaled_and_divided_tensors_are_rebuilt():
         assert engine.wrong == {}
         assert engine.rebuilt[rule] == 1
         assert same_bits(held.read(), made)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((2, 4, 6, 10),) * 2, ((1, 4, 6, 10), (2, 4, 6, 10)), ((2, 4, 6, 10), (1, 4, 6, 10))]
+)
+def test_sums_come_from_what_was_added_also_where_one_side_is_repeated(shapes):
+    """A side that was computed for the sum alone receives it in place, if it is as large as the sum."""
+    torch.manual_seed(0)
+    x, y = (leaf(shape, torch.float32, "contiguous") for shape in shapes)
+    engine, made, held = saved_again(lambda: F.gelu(of(x)) + F.silu(of(y)))
+
+    assert engine.wrong == {}
+    assert engine.rebuilt["sum"] == 1
+    assert same_bits(held.read(), made)
 
 
 def test_dropout_comes_from_its_input_and_its_noise():

@@ -15,8 +15,8 @@ from tests.rules.scenes import size
 Share = float | Callable[[int], float]
 
 
-def found(*shares: Share, steps: int = 30, kind: str = "Tanh", after: bool = True, **columns: Any) -> list[Finding]:
-    """Run the rule over activations with these shares of saturated outputs, and a layer after them."""
+def recording(*shares: Share, steps: int = 30, kind: str = "Tanh", after: bool = True, **columns: Any) -> Recording:
+    """Record activations with these shares of saturated outputs, and a layer after them."""
     sites: list[dict[str, Any]] = [{"site": f"a{i}:out", "type": kind} for i in range(len(shares))]
     rows = []
     for i, share in enumerate(shares):
@@ -26,14 +26,19 @@ def found(*shares: Share, steps: int = 30, kind: str = "Tanh", after: bool = Tru
             rows.append(size(10 * step, f"a{i}:out", 0.9) | drawn | columns)
     if after:
         sites.append({"site": "head:out", "type": "Linear"})
-    return list(Saturated().check(Recording.build([*sites, {"site": ":out", "type": "Net"}], rows)))
+    return Recording.build([*sites, {"site": ":out", "type": "Net"}], rows)
+
+
+def found(*shares: Share, **options: Any) -> list[Finding]:
+    """Run the rule over such a recording."""
+    return list(Saturated().check(recording(*shares, **options)))
 
 
 def test_an_activation_that_is_flat_for_most_inputs_is_reported():
     """With its share, its course, and the others that are."""
     (finding,) = found(0.1, 0.6, 0.9)
 
-    assert (finding.severity, finding.site, finding.step) == ("warning", "a1:out", 0)
+    assert (finding.severity, finding.site, finding.step, finding.confidence) == ("warning", "a1:out", 0, 0.9)
     assert finding.message == (
         "60% of the outputs of a1:out (Tanh) lie where its slope is below 0.001 "
         "(median of the last 20 sampled steps; first at step 0); so are 1 more activations."
@@ -67,6 +72,16 @@ def test_a_few_samples_are_no_evidence():
     """Ten sampled steps are asked for."""
     assert found(0.9, steps=9) == []
     assert len(found(0.9, steps=10)) == 1
+
+
+def test_samples_are_lacking_of_activations_that_are_judged():
+    """One that is flat by design, or the last one, will not be judged with more of them."""
+    lack = Saturated().lacking(recording(0.1, steps=3))
+
+    assert lack is not None
+    assert (lack.have, lack.need) == (3, 10)
+    assert Saturated().lacking(recording(0.1, steps=3, kind="Softmax")) is None
+    assert Saturated().lacking(recording(0.1, steps=3, after=False)) is None
 
 
 @pytest.mark.parametrize("kind", ["ReLU6", "Softmax", "Hardswish", "LogSoftmax"])

@@ -162,6 +162,36 @@ def test_a_module_is_named_after_steps_not_looked_at_if_its_parameters_are_finit
     assert only(scene).site == "log:out"
 
 
+def gradients_alone(scene: Scene, step: int) -> Scene:
+    """Let two steps pass well, and a guarded one see gradients that are not finite."""
+    scene.step(0)
+    scene.step(10)
+    weights = ("fc.weight:param.grad", "head.weight:param.grad")
+    scene.rows += [row(step, site, [NAN], level=FINITENESS) for site in weights]
+    return scene
+
+
+def test_an_optimizer_that_was_fed_bad_gradients_shows_no_place():
+    """What it makes of its spoiled moments in a later step came of the gradients of the earlier one."""
+    scene = gradients_alone(chain(), 17)
+    scene.step(20, {"fc.weight:update": NAN})
+
+    finding = only(scene)
+
+    assert (finding.site, finding.step, finding.evidence["how"]) == ("fc.weight:param.grad", 17, "guarded")
+
+
+def test_a_module_that_breaks_again_with_sound_parameters_is_the_place():
+    """What a later step shows of finite inputs and parameters holds for the gradients before it, a little less surely."""
+    scene = gradients_alone(chain(), 17)
+    scene.step(20, all_of(["log:out", "head:in", "head:out", ":out"], NAN))
+
+    finding = only(scene)
+
+    assert (finding.site, finding.evidence["how"]) == ("log:out", "module")
+    assert (finding.step, finding.confidence) == (17, 0.8)
+
+
 def skipping(dtype: str, *, stepped: bool) -> Scene:
     """Let one backward overflow; its step is skipped, so that the same step's next backward reaches the optimizer."""
     scene = with_totals(chain())

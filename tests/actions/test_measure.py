@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kedge
 from kedge import native
-from kedge.actions import reduce
-from kedge.actions.host import HostTable
-from kedge.actions.table import DeviceTable
+from kedge.actions.measure import reduce
+from kedge.actions.measure.host import HostTable
+from kedge.actions.measure.table import DeviceTable
 from kedge.errors import NotRecorded, SelectorError, SeveralRecorded
 from kedge.testing import assert_same_bits
 

@@ -270,7 +270,7 @@ def test_a_step_within_a_forward_leaves_no_forward_open(levels: tuple[StepKind, 
         for _ in range(7):
             trainer(torch.randn(5, 4))
         if watch.budget.kind is not StepKind.MEASURED:
-            assert not any(root.is_running for root in watch.models.roots)
+            assert not any(root.hooks.is_running for root in watch.models.roots)
 
     log = watched(program)
     assert log.watch is not None

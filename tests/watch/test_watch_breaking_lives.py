@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.watch.models import models as watched_models
 from kedge.watch.models import optimizers

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.testing import assert_same_bits
 from kedge.watch.watcher import Watcher
 from tests.threaded import in_threads, replicas_of

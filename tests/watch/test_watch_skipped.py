@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.watch.steps.budget import Budget, StepKind
 from kedge.watch.steps.costs import Costs
 from kedge.watch.watcher import Watcher

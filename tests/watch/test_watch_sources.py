@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.watch.hush import hush, unhush
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.shield import WatchShield

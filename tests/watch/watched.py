@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.store.recording import Recording
 from kedge.watch.watcher import Watcher
 

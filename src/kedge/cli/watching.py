@@ -13,7 +13,8 @@ from kedge.watch.hush import hush
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions
 
 if TYPE_CHECKING:
-    from kedge.watch.models.roots import StepSink, WatchSummary
+    from kedge.watch.records.writer import StepSink
+    from kedge.watch.totals import WatchSummary
     from kedge.watch.watcher import Watcher
 
 

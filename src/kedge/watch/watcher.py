@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.sites.select import Selector
 from kedge.torch_internals import dynamo
@@ -28,13 +29,14 @@ from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import Optimizers
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
-from kedge.watch.models.roots import StepSink, WatchMeter, WatchSummary
 from kedge.watch.records.record import TrainingRecord
+from kedge.watch.records.writer import StepSink
 from kedge.watch.step_kinds import StepKinds
 from kedge.watch.steps.budget import Budget, StepKind
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.shield import OFF, WatchShield, leave_to_parent
 from kedge.watch.steps.steps import Steps
+from kedge.watch.totals import WatchSummary
 from kedge.watch.training import Training
 
 
@@ -50,7 +52,7 @@ class Watcher:
     """
 
     def __init__(
-        self, meter: WatchMeter, log: StepSink, *, sites: str = "**", n: int = 10, budget: float | None = None
+        self, meter: Meter, log: StepSink, *, sites: str = "**", n: int = 10, budget: float | None = None
     ) -> None:
         meter.draws = True
         self.budget, self.costs = Budget(n, budget), Costs(meter)
@@ -123,7 +125,7 @@ class Watcher:
         sampled = budget.counts[StepKind.MEASURED] + (under_way and budget.kind is StepKind.MEASURED)
         passed = self.costs.passed
         took = min(budget.seconds + budget.counting + self.costs.uncharged, passed)  # part of it is estimated
-        return WatchSummary(len(self.record.meter.seats), steps, sampled, passed, took, levels, self.failed)
+        return WatchSummary(len(self.record.meter.sites.seats), steps, sampled, passed, took, levels, self.failed)
 
     # -- forward -----------------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class Watcher:
         if record.dump is not None:
             record.dump.watch(inner, root.label, begun=inner is module)
         if inner is module:  # PyTorch had collected the hooks of this call before ours were registered
-            if not root.follows:
+            if not root.hooks.follows:
                 record.first_step.add(module, root)
             self.session.begin_call(module, args)
 

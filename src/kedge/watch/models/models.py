@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
+from kedge.actions.measure.meter import Meter
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
 from kedge.torch_internals import dynamo
@@ -28,17 +29,8 @@ from kedge.watch.models.backwards import BackwardPasses, Reached
 from kedge.watch.models.naming import names_in_frames, prefix_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
-from kedge.watch.models.roots import (
-    PrefixedMeter,
-    RootModule,
-    WatchMeter,
-    channel_dims,
-    free_prefix,
-    next_of,
-    saturations,
-    selected,
-    unwrapped,
-)
+from kedge.watch.models.prefixed_meter import PrefixedMeter, channel_dims, saturations
+from kedge.watch.models.roots import RootModule, free_prefix, next_of, selected, unwrapped
 
 
 class SeenModules:
@@ -85,7 +77,7 @@ class Models:
         names: Names of modules that may become roots, from a model that holds them but is not called itself.
     """
 
-    def __init__(self, session: WatchSession, meter: WatchMeter, selector: Selector, places: WatchedParameters) -> None:
+    def __init__(self, session: WatchSession, meter: Meter, selector: Selector, places: WatchedParameters) -> None:
         self.session, self.meter, self.selector, self.places = session, meter, selector, places
         self.roots: list[RootModule] = []
         self.known, self.passes = SeenModules(), BackwardPasses(places)
@@ -110,7 +102,7 @@ class Models:
 
     def running(self) -> RootModule | None:
         """Return the root whose forward is active in this thread."""
-        return next((root for root in self.roots if root.is_running), None)
+        return next((root for root in self.roots if root.hooks.is_running), None)
 
     def watch(self, module: nn.Module) -> RootModule:
         """Make a module a root, and hook it."""
@@ -126,10 +118,10 @@ class Models:
         root = next_of(self.roots, types) or RootModule(
             len(self.roots), prefix_of(module, self.roots, self.names), types
         )
-        with root.attaching(self.session, module) as target:
+        with root.hooks.attaching(self.session, module) as target:
             root.parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
             root.modules = module_tree(module, root.label)
-            if not root.follows:
+            if not root.hooks.follows:
                 self.roots.append(root)
             self._hook(module, root, fresh)
         if _is_lazy(module):
@@ -142,9 +134,9 @@ class Models:
     def _hook(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
         action = PrefixedMeter(self.meter, root)
         paths = [n for n, m in fresh.items() if runs(m) and selected(self.selector, root.label(n), m)]
-        self.meter.channel_dims.update(channel_dims(module, fresh, root))
+        self.meter.sites.channel_dims.update(channel_dims(module, fresh, root))
         for path, (how, numbers) in saturations(fresh, root).items():
-            self.meter.saturates(path, how, numbers)
+            self.meter.sites.saturates(path, how, numbers)
         for kind in ("out", "in", "out.grad"):
             self.session.hook_each(module, paths, kind, action)
         if any(own_part(param) is not param for param in module.parameters()):

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
+from kedge.actions.measure.meter import Meter
 from kedge.torch_internals import dynamo
 from kedge.watch.models.backwards import BackwardStart, began
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
 from kedge.watch.models.parameters import ParameterSites
-from kedge.watch.models.roots import StepSink, WatchMeter, silences
+from kedge.watch.models.prefixed_meter import silences
 from kedge.watch.records.curves import Curves
 from kedge.watch.records.facts import Facts
 from kedge.watch.records.first_step import FirstStep
 from kedge.watch.records.losses import Losses
 from kedge.watch.records.optimizer_updates import Updates
-from kedge.watch.records.writer import MeterSink
+from kedge.watch.records.writer import MeterSink, StepSink
 
 if TYPE_CHECKING:
     from kedge.repro.first_bad_call import FirstBadCall
@@ -33,14 +34,14 @@ class TrainingRecord:
     """
 
     def __init__(
-        self, log: StepSink, meter: WatchMeter, models: Models, optimizers: Optimizers, step: Callable[[], int]
+        self, log: StepSink, meter: Meter, models: Models, optimizers: Optimizers, step: Callable[[], int]
     ) -> None:
         self.models, self.optimizers, self.step = models, optimizers, step
         self.curves = Curves()
         self.updates = Updates(meter, self.curves, step, models.places.measured)
         self.losses, self.facts, self.first_step = Losses(meter, self.curves), Facts(), FirstStep()
         self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
-        self.meter, meter.sink = meter, self.writer
+        self.meter, meter.finished.sink = meter, self.writer
         self.measured = True
         self.dump: FirstBadCall | None = None
 
@@ -64,7 +65,7 @@ class TrainingRecord:
 
     def backward_began(self, at: BackwardStart) -> bool:
         """Record a loss; returns whether it is the first non-finite one of a guarded step."""
-        if not self.meter.seats and not any(place.wanted for place in self.models.places):
+        if not self.meter.sites.seats and not any(place.wanted for place in self.models.places):
             return False  # none of the selected sites is here
         bad = self.losses.bad
         self.writer.notes += self.losses.began(at, self.step(), measured=self.measured)
@@ -134,7 +135,7 @@ class TrainingRecord:
         if partial:
             self.curves.drop(step)
         self.writer.finish(step)
-        return silences(models.roots, models.session.taps, models.session) + self.facts.unused(models.places)
+        return silences(models.roots, models.session) + self.facts.unused(models.places)
 
     def close(self) -> None:
         """Remove every hook."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.repro.first_bad_call import FirstBadCall
 from kedge.repro.rerun import operations_of
 from kedge.store.writing.folder import RecordingWriter, create, join
-from kedge.watch.models.roots import StepSink
+from kedge.watch.records.writer import StepSink
 from kedge.watch.run.options import WatchOptions
 from kedge.watch.run.ranks import places
 from kedge.watch.watcher import Watcher

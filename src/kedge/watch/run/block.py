@@ -24,13 +24,13 @@ from kedge.sites.select import Selector
 from kedge.stderr import Shield, messenger
 from kedge.store.recording import Recording
 from kedge.watch.hush import hush, unhush
-from kedge.watch.models.roots import WatchSummary
 from kedge.watch.run.begin import begin_recording, make_watch
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions, manifest_of
 from kedge.watch.run.ranks import LaunchedRank
 from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.run.sinks import RunSink, Sinks
 from kedge.watch.run.summary import CHECKING, end_of, last_words
+from kedge.watch.totals import WatchSummary
 from kedge.watch.watcher import Watcher
 
 

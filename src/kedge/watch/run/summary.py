@@ -15,8 +15,8 @@ from kedge.rules.project_config import configured_rules
 from kedge.stderr import Shield
 from kedge.store.reading.json_files import read_manifest, read_ranks
 from kedge.store.recording import Recording
-from kedge.watch.models.roots import WatchSummary
 from kedge.watch.run.recorder import RecordingSink
+from kedge.watch.totals import WatchSummary
 
 NO_MODULE = "the program called no module in this process, outside of functions that are compiled as a whole"
 NO_SITE = "modules were called, but nothing that can be measured was seen at the sites to be watched; see them with kedge sites"

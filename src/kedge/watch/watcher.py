@@ -86,7 +86,7 @@ class Watcher:
         self._undo.callback(self.record.close)
         self.kinds.begin(finder)
         self.steps.optimizers.begin()
-        self.record.facts.begin(ahead, behind)
+        self.record.facts.unseen.begin(ahead, behind)
         shield = weakref.ref(self.shield)
         os.register_at_fork(after_in_child=lambda: leave_to_parent(shield()))
         return self
@@ -142,7 +142,7 @@ class Watcher:
         running, record = self.models.running(), self.record
         if running is not None:
             self.models.known.meet(module.modules())
-            record.facts.called_inside(module, running)
+            record.facts.not_optimized.called_inside(module, running)
             return
         root = self.training.watch(inner)
         if record.dump is not None:
@@ -175,7 +175,7 @@ class Watcher:
         unstepped = self.steps.count_backward()
         if unstepped and not self.models.in_training():
             unstepped = []
-        self.record.facts.count_backward(self.steps.backward_passes, unstepped)
+        self.record.facts.unstepped.count_backward(self.steps.backward_passes, unstepped)
 
     # -- optimizers --------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Watcher:
     def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count an optimizer's step: the only hook that runs in skipped steps, where it finds caches cold."""
         if self.shield.in_child:
-            self.record.facts.stepped_in_child()
+            self.record.facts.unseen.stepped_in_child()
             return
         if torch.compiler.is_compiling():
             dynamo.break_graph()

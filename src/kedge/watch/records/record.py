@@ -15,7 +15,7 @@ from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
 from kedge.watch.models.parameters import ParameterSites
 from kedge.watch.models.prefixed_meter import silences
 from kedge.watch.records.curves import Curves
-from kedge.watch.records.facts import Facts
+from kedge.watch.records.facts.facts import Facts, unused
 from kedge.watch.records.first_step import FirstStep
 from kedge.watch.records.losses import Losses
 from kedge.watch.records.optimizer_updates import Updates
@@ -61,7 +61,7 @@ class TrainingRecord:
             self.losses.lines.begin()
         self.updates.begin(measured=measured)
         if not measured:
-            self.facts.forget_gradients()
+            self.facts.gradients.forget()
 
     def backward_began(self, at: BackwardStart) -> bool:
         """Record a loss; returns whether it is the first non-finite one of a guarded step."""
@@ -85,7 +85,7 @@ class TrainingRecord:
         if self.updates.bad and not bad:
             self.writer.notes += self.losses.gradients_are_bad(began(), self.step(), measured=self.measured)
         if self.measured:
-            self.facts.backward_ended(self.models.passes)
+            self.facts.gradients.backward_ended(self.models.passes)
 
     def before_update(self, optimizer: Optimizer, entry: KnownOptimizer, *, closure: bool) -> bool:
         """Measure the gradients and parameters that an optimizer is about to use.
@@ -94,7 +94,7 @@ class TrainingRecord:
             Whether a guarded step is non-finite since this update.
         """
         if self.measured:
-            self.writer.notes += self.facts.before_step(self.step(), optimizer, entry.index)
+            self.writer.notes += self.facts.gradients.before_step(self.step(), optimizer, entry.index)
         bad = self.updates.bad
         self.updates.before(optimizer, closure=closure)
         return self.updates.bad and not bad and not self.measured
@@ -103,7 +103,7 @@ class TrainingRecord:
         """Measure the changes that an optimizer has made."""
         self.updates.after(optimizer)
         if self.measured:
-            self.facts.stepped(optimizer)
+            self.facts.gradients.stepped(optimizer)
 
     def end_step(self, step: int) -> bool:
         """Write the values of the step; returns whether something was non-finite."""
@@ -114,7 +114,7 @@ class TrainingRecord:
         self.models.find_parameters(lazy_only=True)
         if self.measured:
             passes.keep_first(self._groups)
-            self.facts.step_ended(self.optimizers, self.models.roots, self.models.places)
+            self.facts.not_optimized.step_ended(self.optimizers, self.models.roots, self.models.places)
         self.meter.flush(finite=not (self.measured or bad))
         if self.measured or bad or self.curves.is_due():
             self.writer.write_curves(step)
@@ -135,7 +135,7 @@ class TrainingRecord:
         if partial:
             self.curves.drop(step)
         self.writer.finish(step)
-        return silences(models.roots, models.session) + self.facts.unused(models.places)
+        return silences(models.roots, models.session) + unused(models.places)
 
     def close(self) -> None:
         """Remove every hook."""

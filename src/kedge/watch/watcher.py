@@ -32,8 +32,9 @@ from kedge.watch.models.parked_hooks import WatchSession
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.records.writer import StepSink
 from kedge.watch.step_kinds import StepKinds
-from kedge.watch.steps.budget import Budget, StepKind
+from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
+from kedge.watch.steps.kind import StepKind
 from kedge.watch.steps.shield import OFF, WatchShield, leave_to_parent
 from kedge.watch.steps.steps import Steps
 from kedge.watch.totals import WatchSummary

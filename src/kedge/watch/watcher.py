@@ -17,18 +17,16 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.sites.select import Selector
-from kedge.torch_internals import dynamo
-from kedge.watch.models.backwards import BackwardStart
+from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import Optimizers
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
+from kedge.watch.optimizer_hooks import OptimizerHooks
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.records.writer import StepSink
 from kedge.watch.step_kinds import StepKinds
@@ -73,21 +71,20 @@ class Watcher:
         passes.on_quick_end, passes.on_bad_loss = around(self._count_backward), around(self.kinds.interrupt_skipped)
         steps.on_pass, steps.on_step_of_run = around(self._pass_began), self.record.updates.forget_step
         steps.on_step[:] = [around(self.kinds.run_ended)]
-        self._on_first_call, self._on_before_update = around(self._first_call), around(self._before_update)
-        self._on_update = around(self.record.after_update)
+        self._on_first_call = around(self._first_call)
+        self._updates = OptimizerHooks(self.record, self.training, self.kinds, self.shield)
 
     def __enter__(self) -> Self:
         """Begin to watch."""
         finder = register_module_forward_pre_hook(self._module_called)
-        ahead = register_optimizer_step_pre_hook(self._about_to_update)
-        behind = register_optimizer_step_post_hook(self._updated)
-        for handle in (finder, ahead, behind):
+        updates = self._updates.install()
+        for handle in (finder, *updates):
             self._undo.callback(handle.remove)
         self._undo.callback(self.models.passes.close)
         self._undo.callback(self.record.close)
         self.kinds.begin(finder)
         self.steps.optimizers.begin()
-        self.record.facts.unseen.begin(ahead, behind)
+        self.record.facts.unseen.begin(*updates)
         shield = weakref.ref(self.shield)
         os.register_at_fork(after_in_child=lambda: leave_to_parent(shield()))
         return self
@@ -177,32 +174,3 @@ class Watcher:
         if unstepped and not self.models.in_training():
             unstepped = []
         self.record.facts.unstepped.count_backward(self.steps.backward_passes, unstepped)
-
-    # -- optimizers --------------------------------------------------------------------------------
-
-    def _about_to_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Called before an optimizer steps; does nothing in a skipped step."""
-        if self.record.meter.level != OFF and not torch.compiler.is_compiling():
-            self._on_before_update(optimizer, args, kwargs)
-
-    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        entry = self.training.before_update(optimizer)
-        closure = any(map(callable, (*args, *kwargs.values())))
-        if self.record.before_update(optimizer, entry, closure=closure):
-            self.kinds.interrupt()
-
-    def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Count an optimizer's step: the only hook that runs in skipped steps, where it finds caches cold."""
-        if self.shield.in_child:
-            self.record.facts.unseen.stepped_in_child()
-            return
-        if torch.compiler.is_compiling():
-            dynamo.break_graph()
-        is_last = self.budget.run == 1 and self.record.meter.level != OFF
-        if is_last or id(optimizer) in self.record.updates.late:
-            self._on_update(optimizer)
-        if self.shield.failure is None:
-            self.steps.count_update(optimizer)
-
-
-dynamo.untraced(Watcher._updated)  # an optimizer's step may be compiled

@@ -66,7 +66,7 @@ class Meter:
     def _repr_html_(self) -> str:
         """The statistics of each site in its newest step, for a notebook."""
         self.finish()
-        return table_of([s for seat in list(self.sites.seats.values()) for s in self._statistics(seat)[-1:]])
+        return table_of([s for seat in list(self.sites.seats.values()) for s in self.kept.statistics(seat)[-1:]])
 
     def bind(self, site: Site) -> Act:
         """Return the function that measures a site's values; if it matches operations, each of them separately."""
@@ -174,10 +174,7 @@ class Meter:
         if len(found) > 1:
             names = ", ".join(f'"{seat.site}"' for seat in found)
             raise SeveralRecorded(f'"{name}" stands for {len(found)} measured sites; read one of {names}')
-        return self._statistics(found[0]) if found else []
-
-    def _statistics(self, seat: MeasuredSite) -> list[Statistics]:
-        return self.kept.statistics(seat.site, seat.id)
+        return list(self.kept.statistics(found[0])) if found else []
 
 
 def _with_event(measure: Measure) -> Act:

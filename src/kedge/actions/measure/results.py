@@ -10,6 +10,7 @@ import numpy as np
 
 from kedge import notebook
 from kedge.actions.measure import reduce
+from kedge.actions.measure.site_table import MeasuredSite
 from kedge.sites.site import Site
 from kedge.store.reading.table import tabulate
 from kedge.store.rows import STATISTICS, Rows
@@ -36,17 +37,12 @@ class KeptSteps:
         while self.keep is not None and len(self.steps) > self.keep:
             del self.steps[next(iter(self.steps))]
 
-    def statistics(self, site: Site, number: int) -> list[Statistics]:
-        """Return the statistics of a site, one a step.
-
-        Args:
-            site: The site.
-            number: Its number.
-        """
+    def statistics(self, seat: MeasuredSite) -> list[Statistics]:
+        """Return the statistics of a site, one a step."""
         parts = [part for parts in self.steps.values() for part in parts]
-        found = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == number))
-        rows = tabulate({"step": part["step"], **{n: part[n][i] for n in _READ}} for part, i in found).rows(number)
-        return [Statistics(site, int(step), nth(rows, i)) for i, step in enumerate(rows.step)]
+        found = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == seat.id))
+        rows = tabulate({"step": part["step"], **{n: part[n][i] for n in _READ}} for part, i in found).rows(seat.id)
+        return [Statistics(seat.site, int(step), nth(rows, i)) for i, step in enumerate(rows.step)]
 
 
 @dataclass(frozen=True)

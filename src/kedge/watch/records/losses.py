@@ -12,7 +12,7 @@ from kedge.actions.measure.meter import Meter
 from kedge.sites.site import Site
 from kedge.torch_internals import modes
 from kedge.torch_internals.source_lines import source_of
-from kedge.watch.models.backwards import BackwardStart, operation_of
+from kedge.watch.models.backward_start import BackwardStart, operation_of
 from kedge.watch.records.curves import Curves, number_of
 from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
 

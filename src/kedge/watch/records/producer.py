@@ -27,7 +27,7 @@ from kedge.sites.leaves import has_memory, own_part
 from kedge.torch_internals.autograd_nodes import behind, in_order, number_in, saved_by
 from kedge.torch_internals.source_lines import is_between, place_of
 from kedge.watch.hush import NOTED, hush, unhush
-from kedge.watch.models.backwards import BackwardStart, is_installed, plain_name
+from kedge.watch.models.backward_start import BackwardStart, is_installed, plain_name
 
 _MOST_NODES = 20_000
 _TRIES = 3

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from kedge.actions.measure.meter import Meter
 from kedge.torch_internals import dynamo
-from kedge.watch.models.backwards import BackwardStart, began
+from kedge.watch.models.backward_start import BackwardStart, began
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
 from kedge.watch.models.parameters import ParameterSites

@@ -392,7 +392,7 @@ def test_squares_of_millions_are_added_up_without_loss() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: kedge.measure("all"), r"^measure\('all'\): it is one of 'full', 'norm', 'finite'$"),
+        (lambda: kedge.measure("all"), r"^measure\('all'\) is unknown; use 'full', 'norm' or 'finite'$"),
         (lambda: kedge.measure(keep=0), r"^measure\(keep=0\) would keep nothing; use 1 or more, or None for all$"),
     ],
 )

@@ -134,12 +134,12 @@ class Watcher:
 
     def _first_call(self, module: nn.Module, args: Any) -> None:
         """Called at the first call of a module; starts to watch it if it is a root."""
-        inner = self.models.meet(module) if self.kinds.hooks.finding else None
+        inner = self.models.candidate(module) if self.kinds.hooks.finding else None
         if inner is None:
             return
         running, record = self.models.running(), self.record
         if running is not None:
-            self.models.known.meet(module.modules())
+            self.models.known.add(module.modules())
             record.facts.not_optimized.called_inside(module, running)
             return
         root = self.training.watch(inner)

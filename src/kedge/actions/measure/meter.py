@@ -174,7 +174,7 @@ class Meter:
         if len(found) > 1:
             names = ", ".join(f'"{seat.site}"' for seat in found)
             raise SeveralRecorded(f'"{name}" stands for {len(found)} measured sites; read one of {names}')
-        return list(self.kept.statistics(found[0])) if found else []
+        return self.kept.statistics(found[0]) if found else []
 
 
 def _with_event(measure: Measure) -> Act:
@@ -199,7 +199,7 @@ def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = 
         recomputes: Whether to measure the values of a checkpoint's recompute, too.
     """
     if what not in native.CODES:
-        raise ValueError(f"measure({what!r}): it is one of {', '.join(map(repr, native.CODES))}")
+        raise ValueError(f"measure({what!r}) is unknown; use 'full', 'norm' or 'finite'")
     if keep is not None and keep < 1:
         raise ValueError(f"measure(keep={keep}) would keep nothing; use 1 or more, or None for all")
     return Meter(what, keep=keep, recomputes=recomputes)

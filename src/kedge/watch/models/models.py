@@ -37,29 +37,29 @@ class SeenModules:
     """Modules that have been called, or are part of a root; held weakly."""
 
     def __init__(self) -> None:
-        self._met: dict[int, weakref.ref[nn.Module]] = {}
-        self._aside: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._seen: dict[int, weakref.ref[nn.Module]] = {}
+        self._never_roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def __contains__(self, module: nn.Module) -> bool:
-        known = self._met.get(id(module))
+        known = self._seen.get(id(module))
         return known is not None and known() is module
 
-    def meet(self, modules: Iterable[nn.Module]) -> None:
+    def add(self, modules: Iterable[nn.Module]) -> None:
         """Add modules."""
-        self._met.update((id(module), weakref.ref(module)) for module in modules)
+        self._seen.update((id(module), weakref.ref(module)) for module in modules)
 
     def forget_gone(self) -> None:
         """Drop modules that no longer exist."""
-        self._met = {key: known for key, known in self._met.items() if known() is not None}
+        self._seen = {key: known for key, known in self._seen.items() if known() is not None}
 
-    def is_aside(self, module: nn.Module) -> bool:
+    def is_never_root(self, module: nn.Module) -> bool:
         """Whether a module never becomes a root.
 
         It may be a replica; or it may compute a parameter, for which PyTorch calls it while the owner is being built.
         """
         if isinstance(module, ParametrizationList):
-            self._aside.update(module.modules())
-        return module in self._aside or is_replica(module)
+            self._never_roots.update(module.modules())
+        return module in self._never_roots or is_replica(module)
 
 
 class Models:
@@ -85,15 +85,15 @@ class Models:
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._lazy: list[RootModule] = []
 
-    def meet(self, module: nn.Module) -> nn.Module | None:
+    def candidate(self, module: nn.Module) -> nn.Module | None:
         """Add a module at its first call.
 
         Returns:
             The module that may be a root: itself, or the model inside of it; None if there is none.
         """
-        if module in self.known or self.known.is_aside(module) or in_backward():
+        if module in self.known or self.known.is_never_root(module) or in_backward():
             return None
-        self.known.meet([module])
+        self.known.add([module])
         inner = unwrapped(module)
         wrapped_late = inner is not module and inner in self.known
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
@@ -112,7 +112,7 @@ class Models:
             for name, m in named.items()
             if (m is module or m not in self.known) and not isinstance(m, torch.jit.ScriptModule)
         }
-        self.known.meet(named.values())
+        self.known.add(named.values())
         types = {n: type(m).__name__ for n, m in fresh.items()}
         self.release_gone()
         root = next_of(self.roots, types) or RootModule(

@@ -14,7 +14,7 @@ from kedge.flow import Act
 from kedge.hooks.firing.contract import Measure
 from kedge.hooks.session import Session
 from kedge.sites.site import Site
-from kedge.watch.models.root_hooks import silence_of
+from kedge.watch.models.root_hooks import silent_entry
 from kedge.watch.models.roots import RootModule
 
 _EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
@@ -65,11 +65,11 @@ _SATURATING: dict[type[nn.Module], Callable[[Any], tuple[str, tuple[float, ...]]
 }
 
 
-def silences(roots: Iterable[RootModule], session: Session) -> list[dict[str, Any]]:
+def silent_sites(roots: Iterable[RootModule], session: Session) -> list[dict[str, Any]]:
     """Return an entry with the cause for each site that never fired, including sites of deleted modules."""
-    silent = [silence for root in roots for silence in root.hooks.silent]
+    silent = [entry for root in roots for entry in root.hooks.silent]
     for tap in session.taps:
         action: Any = tap.action
         if isinstance(action, PrefixedMeter) and action.root.hooks.is_silent(tap):
-            silent.append(silence_of(tap, action.root.label(tap.site.path), session))
+            silent.append(silent_entry(tap, action.root.label(tap.site.path), session))
     return silent

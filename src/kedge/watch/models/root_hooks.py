@@ -63,7 +63,7 @@ class RootHooks:
         """
         gone, mine = self.target, {id(tap) for tap in taps}
         self._fired.update(str(tap.site) for tap in taps if tap.fired)
-        self.silent += [silence_of(tap, label(tap.site.path), session) for tap in taps if self.is_silent(tap)]
+        self.silent += [silent_entry(tap, label(tap.site.path), session) for tap in taps if self.is_silent(tap)]
         self._past = self.passes
         session.taps = [tap for tap in session.taps if id(tap) not in mine]
         session.targets = {key: target for key, target in session.targets.items() if target is not gone}
@@ -92,7 +92,7 @@ class RootHooks:
         return tap.site.kind == "out" and not tap.fired and str(tap.site) not in self._fired
 
 
-def silence_of(tap: Tap, path: str, session: Session) -> dict[str, Any]:
+def silent_entry(tap: Tap, path: str, session: Session) -> dict[str, Any]:
     """Return the entry of a site that never fired, under its recorded path, with the cause and the remedy."""
     cause = explain(tap, session)
     return {"site": str(replace(tap.site, path=path)), "fired": 0, "cause": cause.why, "remedy": cause.remedy}

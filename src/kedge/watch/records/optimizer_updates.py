@@ -141,7 +141,7 @@ class Updates:
         held = self._held.get(optimizer, ())
         if id(optimizer) in self._passed:
             if self._measured and not self.bad:
-                self._look_again(held)
+                self._recheck_norms(held)
             if closure:
                 self.late.add(id(optimizer))
             else:
@@ -171,7 +171,7 @@ class Updates:
             seats = each.seats(self.meter, "update", dict(enumerate(each.params)))
             self.meter.add_squares(seats, self.step(), counts, squares)
 
-    def _look_again(self, held: Iterable[HeldParameters]) -> None:
+    def _recheck_norms(self, held: Iterable[HeldParameters]) -> None:
         """Compute the norms again, in case the program wrote non-finite values after the backward pass."""
         for each in held:
             squares, bad = squares_of(list(map(own_part, each.graded().values()))) if each.elements else (0.0, False)

@@ -13,7 +13,7 @@ from kedge.watch.models.backward_start import BackwardStart, began
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
 from kedge.watch.models.parameters import ParameterSites
-from kedge.watch.models.prefixed_meter import silences
+from kedge.watch.models.prefixed_meter import silent_sites
 from kedge.watch.records.curves import Curves
 from kedge.watch.records.facts.facts import Facts, unused
 from kedge.watch.records.first_step import FirstStep
@@ -135,7 +135,7 @@ class TrainingRecord:
         if partial:
             self.curves.drop(step)
         self.writer.finish(step)
-        return silences(models.roots, models.session) + unused(models.places)
+        return silent_sites(models.roots, models.session) + unused(models.places)
 
     def close(self) -> None:
         """Remove every hook."""

@@ -20,7 +20,7 @@ from kedge.hooks.firing.schedule import every as schedule_of
 from kedge.rules.rule import Finding, Rule
 from kedge.sites.select import Selector
 from kedge.stderr import Shield, messenger
-from kedge.watch.hush import hush, unhush
+from kedge.watch.own_warnings import ignore_warnings, show_warnings
 from kedge.watch.run.begin import make_watch
 from kedge.watch.run.block_recording import BlockRecording
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions, manifest_of
@@ -38,7 +38,7 @@ class WatchBlock:
 
     Args:
         path: The recording; None for a name made of the script's and the process's.
-        order: The options of the watch.
+        options: The options of the watch.
         force: Whether an old recording may be replaced.
         strict: Whether failures of Kedge are raised.
 
@@ -47,10 +47,12 @@ class WatchBlock:
         tell: Reports to the user; assign another function to report elsewhere than on stderr, or None for silence.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, order: WatchOptions, *, force: bool, strict: bool) -> None:
-        Selector(order.sites)
-        schedule_of(order.every)
-        self.order, self.force, self.strict = order, force, strict
+    def __init__(
+        self, path: str | os.PathLike[str] | None, options: WatchOptions, *, force: bool, strict: bool
+    ) -> None:
+        Selector(options.sites)
+        schedule_of(options.every)
+        self.options, self.force, self.strict = options, force, strict
         self.recording = self._first = Path(path) if path is not None else Path(default_name())
         self.tell: Callable[[str], None] | None = _tell
         self._sinks: list[RunSink] = []
@@ -80,7 +82,7 @@ class WatchBlock:
         """
         self.end()
         launch, number = launched(), 1 if self._out is None else self._out.number + 1
-        manifest = {**manifest_of(sys.argv, script_name(), self.order), **launch.describe()}
+        manifest = {**manifest_of(sys.argv, script_name(), self.options), **launch.describe()}
         first, numbered = self._first, f"-{number}" if number > 1 else ""
         name = first.with_name(f"{first.stem}{numbered}{first.suffix}")
         self.recording = Path(launch.settle(str(name), self.force))
@@ -94,7 +96,7 @@ class WatchBlock:
         return self
 
     def _start(self, sinks: Sinks) -> None:
-        hush()
+        ignore_warnings()
         if not self.strict:
             Shield(*BEGINNING, tell=self._complain)(self._install, sinks)
             return
@@ -106,7 +108,7 @@ class WatchBlock:
 
     def _install(self, sinks: Sinks) -> None:
         refresh()
-        watch = make_watch(sinks, self.order, self.recording.absolute())
+        watch = make_watch(sinks, self.options, self.recording.absolute())
         with ExitStack() as undo:
             undo.push(watch)
             watch.__enter__()
@@ -128,7 +130,7 @@ class WatchBlock:
             return
         self._pid = None
         atexit.unregister(self._end_with_program)
-        unhush()
+        show_warnings()
         if self._out is not None:
             self._out.is_over = True
             if self._watch is not None:

@@ -50,7 +50,7 @@ class BlockRecording:
         place = name.absolute()
         recorder = RecordingSink(place, lambda: begin_recording(place, manifest, force), complain)
         self.sinks = Sinks(recorder, sinks, complain)
-        self.sinks.look = self._look
+        self.sinks.find = self._find
         self._launch, self._complain = launch, complain
 
     def by_rank(self, text: str) -> str:
@@ -64,7 +64,7 @@ class BlockRecording:
             return ()
         return check(Recording.open(recorder.place), configured_rules() if rules is None else rules)
 
-    def _look(self) -> tuple[Finding, ...]:
+    def _find(self) -> tuple[Finding, ...]:
         if self.is_over:
             self._launch.await_others(self.sinks.recorder.place)
         return Shield(*CHECKING, tell=self._complain)(self.findings) or ()

@@ -50,7 +50,7 @@ class Facts:
 
 def unused(places: WatchedParameters) -> list[dict[str, Any]]:
     """Return the parameters of trained models that never had a gradient, in the form of the ledger."""
-    cause = "no backward pass that was seen has reached it"
+    cause = "no observed backward pass reached it"
     remedy = "use it in the forward, or set requires_grad_(False)"
     return [
         {"site": f"{place.site}.grad", "fired": 0, "cause": cause, "remedy": remedy}

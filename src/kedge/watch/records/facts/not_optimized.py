@@ -25,13 +25,13 @@ class NotOptimized:
 
     def __init__(self) -> None:
         self._notes: dict[int, Mapping[str, Any]] = {}
-        self._strays: list[tuple[weakref.ref[nn.Module], RootModule]] = []
+        self._called: list[tuple[weakref.ref[nn.Module], RootModule]] = []
         self._steps = self._optimizers = 0
 
     def called_inside(self, module: nn.Module, root: RootModule) -> None:
         """Remember a module that is called while a root runs but is not part of it."""
-        if len(self._strays) < _NAMED and any(p.requires_grad for p in module.parameters()):
-            self._strays.append((weakref.ref(module), root))
+        if len(self._called) < _NAMED and any(p.requires_grad for p in module.parameters()):
+            self._called.append((weakref.ref(module), root))
 
     def step_ended(self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters) -> None:
         """Compare models and optimizers in the first steps, then ever more rarely, and again when an optimizer is new."""
@@ -87,7 +87,7 @@ class NotOptimized:
 
     def _outside(self, root: RootModule, known: Container[int]) -> list[nn.Module]:
         """Return the modules that a root calls without holding them, and whose gradients no optimizer uses."""
-        modules = [m for ref, of in self._strays if of is root and (m := ref()) is not None]
+        modules = [m for ref, of in self._called if of is root and (m := ref()) is not None]
         return [m for m in modules if any(id(p) not in known and p.grad is not None for p in m.parameters())]
 
 

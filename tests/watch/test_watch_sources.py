@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.actions.measure.meter import Meter
-from kedge.watch.hush import hush, unhush
+from kedge.watch.own_warnings import ignore_warnings, show_warnings
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.shield import WatchShield
 from kedge.watch.steps.steps import StepSource
@@ -121,10 +121,10 @@ def test_warnings_that_were_printed_once_are_not_printed_again() -> None:
     with warnings.catch_warnings(record=True) as printed:
         warnings.simplefilter("default")
         warn("once")
-        hush(["Error detected in "])
+        ignore_warnings(["Error detected in "])
         warn("once")
         warn("Error detected in MulBackward0")
-        unhush(["Error detected in "])
+        show_warnings(["Error detected in "])
         warn("once")
         warn("Error detected in DivBackward0")
     assert [str(each.message) for each in printed] == ["once", "Error detected in DivBackward0"]

@@ -92,7 +92,7 @@ class Recorder:
 
     def __init__(self, *, copy: bool, keep: int | None, recomputes: bool) -> None:
         self.copy, self.keep, self.recomputes = copy, keep, recomputes
-        self._by_site: dict[Site, SiteRecords] = {}
+        self.by_site: dict[Site, SiteRecords] = {}
         self._by_storage: dict[int, list[weakref.ref[RecordedTensor]]] = {}
         self._remembered, self._prune_at = 0, _PRUNE
         self._overwrites = False
@@ -104,7 +104,7 @@ class Recorder:
 
     def bind(self, site: Site) -> Act:
         """Return the function that keeps the values of one site."""
-        records = self._by_site.setdefault(site, SiteRecords(site, self.keep))
+        records = self.by_site.setdefault(site, SiteRecords(site, self.keep))
         copied = self.copy or site.kind in _ADOPTED
 
         def keep(value: Tensor, event: Event) -> None:
@@ -158,7 +158,7 @@ class Recorder:
 
     def _find(self, name: str, of: Callable[[SiteRecords], list[RecordedTensor]]) -> list[RecordedTensor]:
         term = single(name)
-        found = [s for s in self._by_site.values() if meant(term, s.site)]
+        found = [s for s in self.by_site.values() if meant(term, s.site)]
         kind = kind_meant(term, {s.site.kind for s in found})
         kept = [k for s in found if s.site.kind == kind for k in of(s)]
         kept = [k for k in kept if term.names(k.event.site) and term.leaf in (None, k.event.site.leaf)]

@@ -85,8 +85,7 @@ class StepValues:
             return
         if competing is not None and self.draws:
             self.host.draw_for_last(competing.deciding(value))
-        dim = self._sites.tracked_dim(seat, value)
-        if dim is not None:
+        if seat.channels is not None and (dim := self._sites.tracked_dim(seat, value)) is not None:
             self.host.activate(value, dim)
 
     def _competing(self, seat: MeasuredSite) -> Saturation | None:
@@ -96,7 +95,7 @@ class StepValues:
 
     def _read(self, seat: MeasuredSite, value: Tensor, *, draws: bool) -> int:
         """Measure a value by one native call; returns the outcome, as flags of `kedge.native`."""
-        return self.host.observe(value, seat.id, role_of(seat.site), self.code, draws)
+        return self.host.observe(value, seat.id, _ROLES.get(seat.site.kind, native.AS_VALUE), self.code, draws)
 
     def _observe_inner(self, seat: MeasuredSite, inner: Tensor) -> None:
         """Measure the tensor that a transform wraps, without channels: `vmap` may put the batch dimension anywhere."""

@@ -295,9 +295,10 @@ def _danger(node: Node, inputs: dict[str, Tensor]) -> str | None:
         at = -1 if name == "log1p" else 0
         zeros, below = int((own == at).sum()), int((own < at).sum())
         if zeros or (below and name != "reciprocal"):
-            if at:
-                return f"its input has {zeros} elements equal to -1 and {below} below -1"
-            return f"its input has {zeros} zeros and {below} negative elements"
+            found = (
+                f"{zeros} elements equal to {at} and {below} smaller" if at else f"{zeros} zeros and {below} negative"
+            )
+            return f"its input has {found} elements"
     if name == "div" and "other" in inputs and bool((inputs["other"] == 0).any()):
         return f"its divisor has {int((inputs['other'] == 0).sum())} zeros"
     if name == "sqrt" and own is not None and bool((own < 0).any()):

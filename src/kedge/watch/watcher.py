@@ -140,7 +140,7 @@ class Watcher:
         running, record = self.models.running(), self.record
         if running is not None:
             self.models.known.add(module.modules())
-            record.facts.not_optimized.called_inside(module, running)
+            record.facts.unoptimized.called_inside(module, running)
             return
         root = self.training.watch(inner)
         if record.dump is not None:

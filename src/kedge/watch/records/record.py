@@ -114,7 +114,7 @@ class TrainingRecord:
         self.models.find_parameters(lazy_only=True)
         if self.measured:
             passes.keep_first(self._groups)
-            self.facts.not_optimized.step_ended(self.optimizers, self.models.roots, self.models.places)
+            self.facts.unoptimized.step_ended(self.optimizers, self.models.roots, self.models.places)
         self.meter.flush(finite=not (self.measured or bad))
         if self.measured or bad or self.curves.is_due():
             self.writer.write_curves(step)

@@ -56,7 +56,7 @@ class KindCosts:
     def __init__(self) -> None:
         self._costs = {StepKind.MEASURED: StepKindCost(0.6), StepKind.GUARDED: StepKindCost(0.4)}
         self._skipped: deque[float] = deque(maxlen=_REMEMBERED)
-        self._guarded: deque[float] = deque(maxlen=_REMEMBERED)
+        self._between: deque[float] = deque(maxlen=_REMEMBERED)
 
     def charge(self, kind: StepKind, steps: int, length: float, timed: float) -> float:
         """Charge a run of steps of one kind; returns its cost in seconds.
@@ -73,7 +73,7 @@ class KindCosts:
         timed /= steps
         extra = length - median(self._skipped) if self._skipped else timed
         if kind is StepKind.GUARDED:
-            self._guarded.append(length - timed)
+            self._between.append(length - timed)
         return self._costs[kind].charge(steps, timed, extra)
 
     def charge_interrupted(self, steps: int, timed: float) -> float:
@@ -101,7 +101,7 @@ class KindCosts:
             lack: The seconds that are missing.
             share: The share of the run's time that watching may take.
         """
-        lengths = self._skipped or self._guarded
+        lengths = self._skipped or self._between
         if not lengths:
             return 1
         return lack / (self._costs[StepKind.GUARDED].share * share * max(median(lengths), 1e-7)) + 1

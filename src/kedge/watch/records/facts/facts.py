@@ -11,7 +11,7 @@ from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.facts.kept_gradients import KeptGradients
 from kedge.watch.records.facts.modes import TrainingModes
-from kedge.watch.records.facts.not_optimized import NotOptimized
+from kedge.watch.records.facts.unoptimized import UnoptimizedParameters
 from kedge.watch.records.facts.unseen import UnseenWork
 from kedge.watch.records.facts.unstepped import Unstepped
 
@@ -22,14 +22,14 @@ class Facts:
     Attributes:
         modes: The modes of trained models.
         gradients: Gradients that were not set to zero.
-        not_optimized: Parameters that no optimizer holds.
+        unoptimized: Parameters that no optimizer holds.
         unstepped: Optimizers that never step.
         unseen: Work that cannot be watched.
     """
 
     def __init__(self) -> None:
         self.modes, self.gradients = TrainingModes(), KeptGradients()
-        self.not_optimized, self.unstepped, self.unseen = NotOptimized(), Unstepped(), UnseenWork()
+        self.unoptimized, self.unstepped, self.unseen = UnoptimizedParameters(), Unstepped(), UnseenWork()
 
     def backward_began(self, step: int, roots: Iterable[RootModule], passes: BackwardPasses) -> list[Mapping[str, Any]]:
         """Return notes on the modes of trained models, and on gradients of the last step that are still there."""
@@ -40,12 +40,12 @@ class Facts:
     ) -> list[Mapping[str, Any]]:
         """Return the notes that are known at the end of the run."""
         notes: list[Mapping[str, Any]] = []
-        not_optimized = self.not_optimized.notes(optimizers, roots, places)
+        unoptimized = self.unoptimized.notes(optimizers, roots, places)
         if optimizers.entries:
             notes.append({"kind": "optimizers", "optimizers": [entry.describe() for entry in optimizers.entries]})
         elif self.unstepped.in_vain:
             notes.append({"kind": "not-optimized", "root": None, "in_vain": self.unstepped.in_vain})
-        return [*notes, *not_optimized, *self.unseen.notes(trained=bool(optimizers.entries))]
+        return [*notes, *unoptimized, *self.unseen.notes(trained=bool(optimizers.entries))]
 
 
 def unused(places: WatchedParameters) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ _REPORTED = ("unheld", "replaced", "outside", "tensors", "foreign")
 """The entries of which a note has at least one."""
 
 
-class NotOptimized:
+class UnoptimizedParameters:
     """Compares the parameters of models and optimizers."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import NamedTuple
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -18,21 +18,9 @@ from kedge.sites.leaves import own_part
 from kedge.store.rows import LIGHT
 from kedge.torch_internals.tensors import version_of
 
-
-class _Seen(NamedTuple):
-    """A tensor measured in this step, so that it is not measured twice.
-
-    Attributes:
-        value: The tensor.
-        version: Its version.
-        place: Its measurement; on the host the row.
-        source: The number of the site whose output it is; None without one.
-    """
-
-    value: weakref.ref[Tensor]
-    version: int
-    place: Measured | int
-    source: int | None
+_Seen: TypeAlias = tuple[weakref.ref[Tensor], int, Measured | int, int | None]
+"""A tensor measured in this step, so that it is not measured twice: the tensor, its version, its measurement (on the
+host the row), and the number of the site whose output it is, None without one."""
 
 
 class ReducedValues:
@@ -67,8 +55,8 @@ class ReducedValues:
         """
         version = version_of(value)
         seen = self._seen.get(id(value))
-        if seen is not None and seen.value() is value and seen.version == version >= 0:
-            self._repeat(seat, seen)
+        if seen is not None and seen[0]() is value and seen[1] == version >= 0:
+            self._repeat(seat, seen[2], seen[3])
             return
         local = own_part(value)
         if not reduce.measurable(local):
@@ -78,13 +66,13 @@ class ReducedValues:
         else:
             place = self._measure(seat, local, what, draws=draws)
         source = seat.id if seat.site.kind == "out" else None
-        self._seen[id(value)] = _Seen(weakref.ref(value), version, place, source)
+        self._seen[id(value)] = weakref.ref(value), version, place, source
         self._sites.connect(seat, None)
 
     def _measure(self, seat: MeasuredSite, value: Tensor, what: What, *, draws: bool) -> Measured | int:
         """Measure a value where it is; returns its measurement, on the host its row."""
         dim = self._sites.tracked_dim(seat, value) if what == "full" else None
-        saturation = self._host.saturating.get(seat.id)
+        saturation = self._host.saturating.get(seat.id) if draws else None
         if value.device.type != "cpu":
             return self.devices.measure(seat.id, value, what, dim=dim, draws=draws, saturation=saturation)
         host, found = self._host, native.row(value, what)
@@ -97,14 +85,14 @@ class ReducedValues:
             host.activate(value, dim)
         return row
 
-    def _repeat(self, seat: MeasuredSite, seen: _Seen) -> None:
+    def _repeat(self, seat: MeasuredSite, place: Measured | int, source: int | None) -> None:
         """Record at another site a value that this step has already measured."""
-        if isinstance(seen.place, int):
+        if isinstance(place, int):
             self._host.make_room(1)
-            self._host.place(seat.id, seen.place)
+            self._host.place(seat.id, place)
         else:
-            self.devices.repeat(seat.id, seen.place)
-        self._sites.connect(seat, seen.source)
+            self.devices.repeat(seat.id, place)
+        self._sites.connect(seat, source)
 
     def _pass_over(self, seat: MeasuredSite, value: Tensor) -> int:
         """Record an unmeasurable value; for integers and booleans also their number, and that all are finite."""

@@ -113,18 +113,23 @@ class FinishedSteps:
         """Whether a step is waiting."""
         return bool(self._waiting)
 
-    def add(self, step: FinishedStep) -> None:
-        """Add a step."""
-        self._waiting.append(step)
+    def add(self, step: FinishedStep | None, *, finite: bool) -> None:
+        """Add a step, and pass on the steps whose tables have arrived.
 
-    def add_finite(self) -> None:
-        """Add a step without measurements in which everything was finite, so that non-finite values later are news."""
-        if not self._waiting:
+        Args:
+            step: The step; None if it has no measurements.
+            finite: Whether all was finite in a step without measurements, so that non-finite values later are news.
+        """
+        if step is not None:
+            self._waiting.append(step)
+        elif finite and not self._waiting:
             self._spoiled = frozenset()
+        if self._waiting:
+            self.pass_on(most_waiting=_BEHIND)
 
-    def pass_on(self, *, wait: bool = False) -> None:
-        """Pass on the steps whose tables have arrived; with `wait` also those still under way."""
-        while self._waiting and (wait or self._waiting[0].ready() or len(self._waiting) > _BEHIND):
+    def pass_on(self, *, most_waiting: int = 0) -> None:
+        """Pass on the steps whose tables have arrived, and older ones until at most this many wait."""
+        while self._waiting and (self._waiting[0].ready() or len(self._waiting) > most_waiting):
             step = self._waiting.popleft()
             self.device_seconds += sum(snapshot.seconds() for snapshot in step.snapshots.values())
             if step.level == FULL or self._is_news(step):

@@ -147,18 +147,13 @@ class Meter:
             finite: Whether all was finite in a step without measurements, so that non-finite values later are news.
         """
         with self.lock, reduce.plainly():
-            ended = self._values.end()
-            if ended is not None:
-                self.finished.add(ended)
-            elif finite:
-                self.finished.add_finite()
-            self.finished.pass_on()
+            self.finished.add(self._values.end(), finite=finite)
 
     def finish(self) -> None:
         """Pass everything on, waiting for the copies still in progress."""
         with self.lock:
             self.flush()
-            self.finished.pass_on(wait=True)
+            self.finished.pass_on()
 
     def read(self, name: str, why: Callable[[str], str]) -> Statistics:
         """Return the statistics of a site in its newest step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from kedge import native
@@ -13,6 +14,7 @@ from kedge.actions.measure.devices import DeviceTables, Measured
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.reduce import STATISTICS
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
+from kedge.actions.measure.table import Snapshot
 from kedge.native import What
 from kedge.sites.leaves import own_part
 from kedge.store.rows import LIGHT
@@ -93,6 +95,11 @@ class ReducedValues:
         else:
             self.devices.repeat(seat.id, place)
         self._sites.connect(seat, source)
+
+    def end(self) -> tuple[list[Measured], dict[torch.device, Snapshot]]:
+        """End the step; returns its measurements on devices, and the tables, whose copies to the host have started."""
+        self._seen.clear()
+        return self.devices.end() if self.devices.tables else ([], {})
 
     def _pass_over(self, seat: MeasuredSite, value: Tensor) -> int:
         """Record an unmeasurable value; for integers and booleans also their number, and that all are finite."""

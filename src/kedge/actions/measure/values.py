@@ -133,12 +133,9 @@ class StepValues:
 
     def spoiled(self) -> bool:
         """Whether the step has non-finite values; true on a GPU if it has any values, because reading them would wait."""
-        return self._is_begun and (bool(self._reduced.devices.tables) or self.host.spoiled())
-
-    @property
-    def _is_begun(self) -> bool:
-        """Whether the step has measurements."""
-        return bool(self.host.used or self._reduced.devices.measured)
+        if not (self.host.used or self._reduced.devices.measured):
+            return False
+        return bool(self._reduced.devices.tables) or self.host.spoiled()
 
     def drop(self, sites: Collection[int] | None = None) -> None:
         """Discard the measurements at some sites, or all."""
@@ -146,17 +143,16 @@ class StepValues:
             self.host.drop(sites)
             self._reduced.devices.drop(sites)
             return
-        self._reduced.forget()
+        self._reduced.end()
         self.host.end()
-        self._reduced.devices.end()
 
     def end(self) -> FinishedStep | None:
         """End the step, and start copying its tables to the host; returns None if it has no measurements."""
         step, self.step = self.step, -1  # later values, even of the same step, are measured at the level in force then
-        self._reduced.forget()
-        if not self._is_begun:
+        if not (self.host.used or self._reduced.devices.measured):
+            self._reduced.forget()
             return None
-        measured, snapshots = self._reduced.devices.end()
+        measured, snapshots = self._reduced.end()
         return FinishedStep(step, self._level, measured, snapshots, self.host.end())
 
 

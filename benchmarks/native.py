@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kedge import native
-from kedge.actions.host import HostTable
+from kedge.actions.measure.host import HostTable
 from kedge.native import reductions
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000, 16_000_000)

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _HOME = {
     "actions.edit": ("add", "clamp", "replace", "scale", "zero"),
     "actions.error_if": ("error_if", "nonfinite"),
-    "actions.measure": ("measure",),
+    "actions.measure.meter": ("measure",),
     "actions.packed": ("packed",),
     "actions.record": ("record",),
     "features.extract": ("extract",),

@@ -7,7 +7,7 @@ from kedge.actions.edit import scale as scale
 from kedge.actions.edit import zero as zero
 from kedge.actions.error_if import error_if as error_if
 from kedge.actions.error_if import nonfinite as nonfinite
-from kedge.actions.measure import measure as measure
+from kedge.actions.measure.meter import measure as measure
 from kedge.actions.packed import packed as packed
 from kedge.actions.record import record as record
 from kedge.features.extract import extract as extract

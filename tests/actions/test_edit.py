@@ -52,7 +52,7 @@ def test_an_edit_keeps_the_dtype(edit: Any, dtype: torch.dtype) -> None:
 
 def test_a_clamp_without_limits_is_refused() -> None:
     """The message says what to give."""
-    with pytest.raises(ValueError, match=r"^clamp\(\) without limits changes nothing; give min, max or both$"):
+    with pytest.raises(ValueError, match=r"^clamp\(\) without limits changes nothing; pass min, max or both$"):
         kedge.clamp()
 
 

@@ -36,8 +36,8 @@ def test_nonfinite_finds_nan_and_infinities_alone(value: Tensor, bad: bool) -> N
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.tensor([NAN, INF, 1.0]), "nonfinite is true of 3 elements, 1 of them NaN and 1 infinite"),
-        (torch.tensor([complex(NAN, 0), 1]), "nonfinite is true of 2 elements, 1 of them NaN and 0 infinite"),
+        (torch.tensor([NAN, INF, 1.0]), "nonfinite is true: 3 elements, 1 of them NaN and 1 infinite"),
+        (torch.tensor([complex(NAN, 0), 1]), "nonfinite is true: 2 elements, 1 of them NaN and 0 infinite"),
     ],
 )
 def test_a_met_condition_says_what_it_found(value: Tensor, message: str) -> None:
@@ -52,7 +52,7 @@ def test_any_condition_will_do() -> None:
     """A function of the value that returns a bool, or a tensor of one element, is a condition."""
     kedge.error_if(lambda v: False)(torch.ones(1))
     kedge.error_if(lambda v: v.sum() > 5)(torch.ones(1))
-    with pytest.raises(ConditionMet, match="^<lambda> is true of 2 elements$"):
+    with pytest.raises(ConditionMet, match="^<lambda> is true: 2 elements$"):
         kedge.error_if(lambda v: v.sum() > 5)(torch.tensor([3, 3]))
 
 
@@ -68,5 +68,5 @@ def test_a_condition_is_looked_at_under_vmap() -> None:
     with kedge.hook(model, "0", kedge.error_if(kedge.nonfinite)):
         torch.func.vmap(model)(x)
         x[2, 1] = NAN
-        with pytest.raises(ConditionMet, match="nonfinite is true of 12 elements, 1 of them NaN"):
+        with pytest.raises(ConditionMet, match="nonfinite is true: 12 elements, 1 of them NaN"):
             torch.func.vmap(model)(x)

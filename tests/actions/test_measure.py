@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kedge
 from kedge import native
-from kedge.actions import reduce
-from kedge.actions.host import HostTable
-from kedge.actions.measure import Meter
-from kedge.actions.table import DeviceTable, FinishedStep
+from kedge.actions.measure import reduce
+from kedge.actions.measure.host import HostTable
+from kedge.actions.measure.meter import Meter
+from kedge.actions.measure.table import DeviceTable, FinishedStep
 from kedge.errors import NotRecorded, SelectorError, SeveralRecorded
 from kedge.testing import assert_same_bits
 
@@ -419,7 +419,7 @@ def test_squares_of_millions_are_added_up_without_loss() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: kedge.measure("all"), r"^measure\('all'\): it is one of 'full', 'norm', 'finite'$"),
+        (lambda: kedge.measure("all"), r"^measure\('all'\) is unknown; use 'full', 'norm' or 'finite'$"),
         (lambda: kedge.measure(keep=0), r"^measure\(keep=0\) would keep nothing; use 1 or more, or None for all$"),
     ],
 )

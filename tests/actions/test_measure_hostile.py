@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from kedge.actions.measure import Meter, measure
+from kedge.actions.measure.meter import Meter, measure
 from kedge.sites.site import Site
 
 
 def rows(meter: Meter) -> dict[str, list[dict[str, Any]]]:
     """The rows that a meter has kept, by the path of their site."""
     meter.finish()
-    names = {seat.id: seat.site.path for seat in meter.seats.values()}
+    names = {seat.id: seat.site.path for seat in meter.sites.seats.values()}
     found: dict[str, list[dict[str, Any]]] = {}
-    for parts in meter.series.values():
+    for parts in meter.kept.steps.values():
         for part in parts:
             for i, site in enumerate(part["site"].tolist()):
                 found.setdefault(names[site], []).append(
@@ -62,7 +62,7 @@ def test_what_is_cut_off_is_saturated_in_every_format(border: float, dtype: torc
     """The border is a number that the format has."""
     meter = measure()
     meter.draws = True
-    meter.saturates("act", "between", (-border, border))
+    meter.sites.saturates("act", "between", (-border, border))
     value = nn.Hardtanh(-border, border)(torch.linspace(-2, 2, 100).to(dtype))
     meter.bind_value(Site("act", "out"))(value, 0)
     cut = int((value.abs() == value.abs().max()).sum())
@@ -76,7 +76,7 @@ def test_how_an_activation_saturates_may_be_told_late() -> None:
     meter.draws = True
     act = meter.bind_value(Site("act", "out"))
     act(torch.ones(10), 0)
-    meter.saturates("act", "tanh", ())
+    meter.sites.saturates("act", "tanh", ())
     act(torch.ones(10), 1)
     assert [row["saturated"] for row in rows(meter)["act"]] == [-1, 10]
 
@@ -96,7 +96,7 @@ def test_a_softmax_of_what_has_no_largest_is_passed_over(value: Tensor) -> None:
     """And what comes next is measured."""
     meter = measure()
     meter.draws = True
-    meter.saturates("act", "softmax", (-1,))
+    meter.sites.saturates("act", "softmax", (-1,))
     act = meter.bind_value(Site("act", "out"))
     act(torch.tensor([[0.1, 0.9999]]), 0)
     act(value, 1)
@@ -122,5 +122,5 @@ def test_an_input_has_its_source_on_both_sides_of_a_transform(inside: int) -> No
     x = torch.randn(4, 3)
     for i in range(2):
         x = torch.vmap(lambda row, i=i: call(i, row))(x) if i == inside else call(i, x)
-    sources = {str(seat.site): seat.sources for seat in meter.seats.values()}
-    assert sources["1:in"] == (meter.seats[Site("0", "out")].id,)
+    sources = {str(seat.site): seat.sources for seat in meter.sites.seats.values()}
+    assert sources["1:in"] == (meter.sites.seats[Site("0", "out")].id,)

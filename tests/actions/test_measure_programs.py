@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import kedge
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.testing import assert_same_bits
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
@@ -33,7 +33,7 @@ def test_a_tensor_that_passes_several_sites_is_measured_once() -> None:
     assert isinstance(meter, Meter)
     with kedge.hook(model, "**", meter) as stats:
         out = model(torch.randn(5, 3))
-        assert meter._host.used == 2
+        assert meter._values.host.used == 2
     for site in ("body.1", "body", ":out"):
         assert stats[site].site.path == site.removesuffix(":out")
         assert (stats[site].calls, stats[site].count) == (1, 20)
@@ -166,7 +166,7 @@ def test_autocast_is_measured_in_its_own_precision() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             out = model(torch.randn(5, 3))
         out.float().sum().backward()
-    seats = {str(seat.site): seat.dtype for seat in stats.actions[0].seats.values()}
+    seats = {str(seat.site): seat.dtype for seat in stats.actions[0].sites.seats.values()}
     assert seats == {"0:out": "bfloat16", "0.weight:param.grad": "float32"}
     assert stats["0"].rms == pytest.approx(out.float().square().mean().sqrt().item(), rel=1e-5)
 

@@ -101,7 +101,7 @@ def test_what_is_dropped_is_freed() -> None:
     x = torch.ones(2)
     gone = weakref.ref(x.untyped_storage()) if hasattr(x.untyped_storage(), "__weakref__") else None
     feed(recorder, Site("a"), x, pass_=0)
-    dead = weakref.ref(recorder.shelves[Site("a")].all()[0])
+    dead = weakref.ref(recorder.by_site[Site("a")].all()[0])
     del x
     feed(recorder, Site("a"), torch.zeros(2), pass_=1)
     gc.collect()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.actions.saturation import FLAT, saturation
+from kedge.actions.measure.saturation import FLAT, saturation
 
 
 @pytest.mark.parametrize(

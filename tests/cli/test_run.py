@@ -193,7 +193,7 @@ def test_only_the_process_that_was_started_writes(kedge: Kedge, script: Script, 
         ("print('hello')", "nothing was recorded: the program did not import torch"),
         (
             "import torch; print('hello')",
-            "nothing was recorded: the program called no module in this process, outside of functions that are compiled as a whole",
+            "nothing was recorded: the program called no module in this process, except in functions that are compiled as a whole",
         ),
     ],
 )
@@ -369,6 +369,6 @@ def test_sites_that_no_module_has_are_not_taken_for_a_program_without_modules(ke
     """Where ``--sites`` names nothing that was called, the last words do not say that nothing was."""
     done = kedge("run", "--sites", "nosuch", "-o", "it.kedge", script(TRAIN), "2")
     assert done.stderr == (
-        "[kedge] nothing was recorded: modules were called, but nothing that can be measured was seen at the sites to be "
-        "watched; see them with kedge sites\n"
+        "[kedge] nothing was recorded: modules were called, but no selected site had a value that can be measured; "
+        "list the sites with kedge sites\n"
     )

@@ -281,7 +281,7 @@ def test_ranks_without_a_rank_0_run_unrecorded(torchrun: Launcher) -> None:
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert done.stderr == (
         f"[kedge] rank 1: writing failed: rank 0 has made no recording at {torchrun.folder / 'it.kedge'}; "
-        "name the same place for all ranks, in a folder that all of them see; "
+        "give all ranks the same path, in a folder that they share; "
         "the program goes on, but is not recorded from here on\n"
     )
     assert torchrun.recordings == []

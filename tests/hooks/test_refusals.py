@@ -330,7 +330,7 @@ def test_a_condition_that_is_met_stops_the_program() -> None:
         model(torch.ones(2, 2))
 
     assert str(caught.value) == (
-        "error_if(nonfinite) at a:out (pass 0, call 0, float32[2, 3]): nonfinite is true of 6 elements, 2 of them NaN and 0 infinite"
+        "error_if(nonfinite) at a:out (pass 0, call 0, float32[2, 3]): nonfinite is true: 6 elements, 2 of them NaN and 0 infinite"
     )
 
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kedge import native
-from kedge.actions import reduce
-from kedge.actions.host import HostTable
-from kedge.actions.saturation import saturation
-from kedge.actions.table import bits
+from kedge.actions.measure import reduce
+from kedge.actions.measure.host import HostTable, bits
+from kedge.actions.measure.saturation import saturation
 from kedge.store import exponents
 from tests.native.ways import COMPILED
 from tests.store.histograms import count

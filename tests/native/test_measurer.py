@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kedge import native
-from kedge.actions.host import HostTable
+from kedge.actions.measure.host import HostTable
 
 _native = pytest.importorskip("kedge.native._native", reason=f"the compiled part is missing: {native.why_not()}")
 FULL, NEW = native.CODES["full"], native.DONE | native.FRESH

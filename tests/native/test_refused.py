@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kedge import native
-from kedge.actions.host import HostTable
+from kedge.actions.measure.host import HostTable
 from kedge.native import reductions
 from tests.native.ways import COMPILED, numbers
 

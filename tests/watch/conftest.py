@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from kedge.watch.models.optimizers import living
-from kedge.watch.steps.budget import Budget, StepKind
+from kedge.watch.steps.budget import Budget
+from kedge.watch.steps.kind import StepKind
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding
-from kedge.watch.steps.budget import StepKind
+from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import GUARDED, MEASURED, MIXED, Paced, at_levels, batch, descend, names, net, watch, watched
 
@@ -101,7 +101,7 @@ def test_an_operation_that_leaves_its_domain_in_a_guarded_step(middle: Callable[
     assert (finding.site, finding.step, finding.severity) == ("loss", 13, "error")
     assert (finding.evidence["how"], finding.evidence["operation"]["operation"]) == ("produced", "log")
     assert "log(x)" in finding.evidence["source"]["text"] or "self.middle(" in finding.evidence["source"]["text"]
-    assert "its input holds 10 zeros" in finding.message
+    assert "its input has 10 zeros" in finding.message
     assert "kedge run" not in finding.remedy
 
 

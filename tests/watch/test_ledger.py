@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kedge.watch.steps.budget import StepKind
+from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import (
     GUARDED,
@@ -97,7 +97,7 @@ def stepping_within_a_forward(watch: Watcher) -> Any:
     for _ in range(7):
         trainer(batch())
     if watch.budget.kind is not StepKind.MEASURED:
-        assert not any(root.is_running for root in watch.models.roots)
+        assert not any(root.hooks.is_running for root in watch.models.roots)
     return trainer
 
 

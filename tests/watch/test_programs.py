@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
+from kedge.actions.measure.values import StepValues
 from kedge.testing import assert_same_bits
 from kedge.watch.models import models as watched_models
 from kedge.watch.watcher import Watcher
@@ -183,17 +184,20 @@ def test_a_failure_at_the_very_end_leaves_no_hook() -> None:
     assert not model._forward_pre_hooks
 
 
-def test_a_measurement_that_fails_costs_its_own_site_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_measurement_that_fails_costs_its_own_site_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One site is off from there on, which is told on stderr whatever the program does with warnings."""
+    observe = StepValues.observe
 
-    class Fails(Meter):
-        def _observe(self, seat: Any, value: Tensor) -> None:
-            if seat.site.path == "act" and seat.site.kind == "out":
-                raise RuntimeError("cannot measure this")
-            super()._observe(seat, value)
+    def fails(values: StepValues, seat: Any, value: Tensor, **options: Any) -> None:
+        if seat.site.path == "act" and seat.site.kind == "out":
+            raise RuntimeError("cannot measure this")
+        observe(values, seat, value, **options)
 
+    monkeypatch.setattr(StepValues, "observe", fails)
     model, log = Conv(), Memory()
-    with Watcher(Fails(), log, n=1):
+    with Watcher(Meter(), log, n=1):
         for _ in range(3):
             model(images())
     lines = capsys.readouterr().err.splitlines()

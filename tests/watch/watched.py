@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.store.recording import Recording
-from kedge.watch.steps.budget import StepKind
+from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
 
 Paced = Callable[..., None]

@@ -54,7 +54,7 @@ def add(term: float | Tensor) -> Edit:
 def clamp(*, min: float | None = None, max: float | None = None) -> Edit:  # noqa: A002 - torch.clamp's own names
     """Return the edit that limits each element to at least `min` and at most `max`."""
     if min is None and max is None:
-        raise ValueError("clamp() without limits changes nothing; give min, max or both")
+        raise ValueError("clamp() without limits changes nothing; pass min, max or both")
     limits = ", ".join(f"{k}={v}" for k, v in (("min", min), ("max", max)) if v is not None)
     return Edit(f"clamp({limits})", lambda value: torch.clamp(value, min=min, max=max))
 

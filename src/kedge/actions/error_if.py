@@ -26,7 +26,7 @@ class ErrorIf:
         plain = untransformed(found) if isinstance(found, Tensor) else found
         if found if plain is found else plain.any():  # under `vmap` one result a sample
             name = getattr(self.condition, "__name__", repr(self.condition))
-            raise ConditionMet(f"{name} is true of {_summary(value)}")
+            raise ConditionMet(f"{name} is true: {_summary(value)}")
 
     def __repr__(self) -> str:
         """The call that makes this action."""

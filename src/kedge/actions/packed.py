@@ -40,8 +40,8 @@ class Packed:
         """
         if site.kind != "saved":
             raise NoSuchKind(
-                f'{self!r} packs what autograd saves, and "{site}" is something else; '
-                f'hook "{Site(site.path, "saved")}", or give an action that takes (value)'
+                f'{self!r} packs tensors that autograd saves, and "{site}" is another kind of site; '
+                f'hook "{Site(site.path, "saved")}", or pass an action that takes (value)'
             )
         return self._take
 

@@ -92,7 +92,7 @@ class Recorder:
 
     def __init__(self, *, copy: bool, keep: int | None, recomputes: bool) -> None:
         self.copy, self.keep, self.recomputes = copy, keep, recomputes
-        self.shelves: dict[Site, SiteRecords] = {}
+        self.by_site: dict[Site, SiteRecords] = {}
         self._by_storage: dict[int, list[weakref.ref[RecordedTensor]]] = {}
         self._remembered, self._prune_at = 0, _PRUNE
         self._overwrites = False
@@ -104,13 +104,13 @@ class Recorder:
 
     def bind(self, site: Site) -> Act:
         """Return the function that keeps the values of one site."""
-        shelf = self.shelves.setdefault(site, SiteRecords(site, self.keep))
+        records = self.by_site.setdefault(site, SiteRecords(site, self.keep))
         copied = self.copy or site.kind in _ADOPTED
 
         def keep(value: Tensor, event: Event) -> None:
             alias = untransformed(value.detach())  # a transform's wrapper is invalid after the transform
             kept = RecordedTensor(event, alias, copied=copied)
-            shelf.put(kept)
+            records.put(kept)
             if self._overwrites:
                 self._remember(kept)
 
@@ -146,7 +146,7 @@ class Recorder:
                 f'"{name_of(k.event)}"'
                 for k in self._find(str(replace(single(name), leaf=None, call=None)), SiteRecords.latest)
             ]
-            cause = f"what was recorded there is {', '.join(there[:8])}" if there else why(name)
+            cause = f"the site has {', '.join(there[:8])}" if there else why(name)
             raise NotRecorded(f'nothing was recorded under "{name}": {cause}')
         if len(found) > 1:
             raise SeveralRecorded(_several(name, found))
@@ -158,9 +158,9 @@ class Recorder:
 
     def _find(self, name: str, of: Callable[[SiteRecords], list[RecordedTensor]]) -> list[RecordedTensor]:
         term = single(name)
-        shelves = [s for s in self.shelves.values() if meant(term, s.site)]
-        kind = kind_meant(term, {s.site.kind for s in shelves})
-        kept = [k for s in shelves if s.site.kind == kind for k in of(s)]
+        found = [s for s in self.by_site.values() if meant(term, s.site)]
+        kind = kind_meant(term, {s.site.kind for s in found})
+        kept = [k for s in found if s.site.kind == kind for k in of(s)]
         kept = [k for k in kept if term.names(k.event.site) and term.leaf in (None, k.event.site.leaf)]
         return [k for k in kept if term.call is None or k.event.call == term.call]
 

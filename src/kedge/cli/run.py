@@ -20,7 +20,7 @@ from kedge.watch.run.recorder import RecordingSink
 
 if TYPE_CHECKING:
     from kedge.store.writing.folder import RecordingWriter
-    from kedge.watch.models.roots import WatchSummary
+    from kedge.watch.totals import WatchSummary
 
 NO_TORCH = "nothing was recorded: the program did not import torch"
 

@@ -15,7 +15,7 @@ from kedge.cli.main import main as command_line
 from kedge.program.after_import import AfterImport
 from kedge.program.program import Program
 from kedge.torch_internals.corners import COMPILER
-from kedge.watch.hush import hush
+from kedge.watch.own_warnings import ignore_warnings
 
 if TYPE_CHECKING:
     from kedge.verify.digests import DigestLog
@@ -56,7 +56,7 @@ def _begin(place: Path) -> Callable[[], None]:
         for log in begun:
             log.end()
 
-    waiting += [AfterImport("torch", begin), AfterImport(COMPILER, hush)]
+    waiting += [AfterImport("torch", begin), AfterImport(COMPILER, ignore_warnings)]
     for each in waiting:
         each.install()
     return end

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from kedge.program.after_import import AfterImport
 from kedge.stderr import Shield
 from kedge.torch_internals.corners import COMPILER
-from kedge.watch.hush import hush
+from kedge.watch.own_warnings import ignore_warnings
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions
 
 if TYPE_CHECKING:
-    from kedge.watch.models.roots import StepSink, WatchSummary
+    from kedge.watch.records.writer import StepSink
+    from kedge.watch.totals import WatchSummary
     from kedge.watch.watcher import Watcher
 
 
@@ -47,7 +48,7 @@ class Watching:
         self.watch: Watcher | None = None
         self.holding = holding
         self._import = AfterImport("torch", self._begin)
-        self._dynamo = AfterImport(COMPILER, hush)
+        self._dynamo = AfterImport(COMPILER, ignore_warnings)
 
     def begin(self) -> None:
         """Watch as soon as the program has imported torch."""

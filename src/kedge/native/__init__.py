@@ -124,7 +124,8 @@ squared_changes: Callable[[Any, Iterable[Tensor], Sequence[int], int], tuple[lis
 #: uint16, as `kedge.store.exponents.encode` writes them. None without the compiled part.
 histograms: Callable[[Any, int], list[bytes]] | None = None if _compiled is None else _compiled.histograms
 
-#: Class that measures a step's values into the arrays of a `kedge.actions.host.HostTable`, each once even if at several sites:
+#: Class that measures a step's values into the arrays of a `kedge.actions.measure.host.HostTable`, each once even if it is
+#: at several sites:
 #: ``observe(tensor, site, role, what, draws)`` returns flags. None without the compiled part.
 Measurer: Any = None if _compiled is None else _compiled.Measurer
 

@@ -12,7 +12,7 @@ written as soon as the recording's folder exists.
 
 # Note [Which step]
 These hooks run in every step, also in skipped steps, which the watcher does not follow. So they ask for the number of
-the step when they need it. See Note [Three kinds of steps] in `kedge.watch.steps.budget`.
+the step when they need it. See Note [Three kinds of steps] in `kedge.watch.steps.kind`.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from torch.utils.hooks import RemovableHandle
 from kedge.store.rows import FULL, LIGHT
 from kedge.watch.models.parked_hooks import StepHooks
 from kedge.watch.records.record import TrainingRecord
-from kedge.watch.steps.budget import StepKind
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.evaluation import Evaluation
+from kedge.watch.steps.kind import StepKind
 from kedge.watch.steps.shield import OFF
 from kedge.watch.steps.steps import Steps, StepSource
 from kedge.watch.training import Training
@@ -22,7 +22,7 @@ _LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: O
 class StepKinds:
     """Prepares each step for its kind, which the budget chose.
 
-    See Note [Three kinds of steps] in `kedge.watch.steps.budget`.
+    See Note [Three kinds of steps] in `kedge.watch.steps.kind`.
 
     Attributes:
         hooks: The hooks that only some kinds of steps need.
@@ -69,5 +69,5 @@ class StepKinds:
         self.record.begin_step(measured=measured)
         self.record.meter.level = _LEVELS[kind]
         self.record.models.passes.quick = kind is StepKind.SKIPPED
-        finding = self.budget.share is None or bool(self.training.unmet) or not entries
+        finding = not self.budget.is_limited or bool(self.training.without_root) or not entries
         self.hooks.prepare(measured=measured, finding=finding, by_passes=self.steps.by is not StepSource.OPTIMIZER)

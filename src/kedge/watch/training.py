@@ -13,10 +13,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from kedge.sites.leaves import own_part
+from kedge.watch.models.holders import holders_of
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, params_of
 from kedge.watch.models.roots import RootModule
-from kedge.watch.models.unmet import holders_of
 from kedge.watch.records.optimizer_updates import Updates
 from kedge.watch.steps.steps import Steps
 
@@ -30,12 +30,12 @@ class Training:
     """The connection between models and optimizers.
 
     Attributes:
-        unmet: For each optimizer with parameters of no root, how often it has stepped.
+        without_root: For each optimizer with parameters of no root, how often it has stepped.
     """
 
     def __init__(self, models: Models, updates: Updates, steps: Steps) -> None:
         self.models, self.updates, self.steps, self.optimizers = models, updates, steps, steps.optimizers
-        self.unmet: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self.without_root: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def watch(self, module: nn.Module) -> RootModule:
         """Watch a new root; optimizers may have stepped, or begun to, before it was first called."""
@@ -52,15 +52,15 @@ class Training:
         entry = self.optimizers.entry(optimizer)
         if entry.grew(optimizer):
             self._adopt(optimizer, entry)
-        if self.unmet and optimizer in self.unmet:
-            self.unmet[optimizer] += 1
-            waits = self.unmet[optimizer] < _PATIENCE
+        if self.without_root and optimizer in self.without_root:
+            self.without_root[optimizer] += 1
+            waits = self.without_root[optimizer] < _PATIENCE
             if not waits or (not self.models.roots and any(p.grad is not None for p in params_of(optimizer))):
-                self._meet_holders(optimizer, entry)
+                self._watch_holders(optimizer, entry)
             if not waits:
-                self.unmet.pop(optimizer, None)
+                self.without_root.pop(optimizer, None)
         if not self.updates.was_reached(optimizer):
-            self._listen_again(optimizer, entry)
+            self._hook_all(optimizer, entry)
         return entry
 
     def _adopt(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
@@ -70,29 +70,29 @@ class Training:
         for place in self.models.places.among(params_of(optimizer)):
             place.root.optimizers.add(entry.index)
             entry.roots.add(place.root.index)
-        self._listen_again(optimizer, entry)
-        if self._strangers(optimizer):
-            self.unmet.setdefault(optimizer, 0)
+        self._hook_all(optimizer, entry)
+        if self._params_without_root(optimizer):
+            self.without_root.setdefault(optimizer, 0)
         else:
-            self.unmet.pop(optimizer, None)
+            self.without_root.pop(optimizer, None)
         self.steps.budget.wish()
 
-    def _strangers(self, optimizer: Optimizer) -> list[nn.Parameter]:
+    def _params_without_root(self, optimizer: Optimizer) -> list[nn.Parameter]:
         """Return the parameters of an optimizer that belong to no root."""
         return [p for p in params_of(optimizer) if self.models.places.of(p) is None]
 
-    def _listen_again(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
+    def _hook_all(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
         """Hook all parameters of an optimizer: if it is new, or no backward pass was seen to reach it."""
         if entry.searches < _SEARCHES:
             entry.searches += 1
             self.models.passes.listen((p for p in params_of(optimizer) if own_part(p) is p), again=True)
 
-    def _meet_holders(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
+    def _watch_holders(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
         """Watch an optimizer's parameters that belong to no root: by modules that are not called, or as tensors."""
-        for module in holders_of(p for p in self._strangers(optimizer) if p.grad is not None):
+        for module in holders_of(p for p in self._params_without_root(optimizer) if p.grad is not None):
             if module not in self.models.known and not isinstance(module, torch.jit.ScriptModule):
                 self.watch(module)
-        rest = [p for p in self._strangers(optimizer) if p.grad is not None]
+        rest = [p for p in self._params_without_root(optimizer) if p.grad is not None]
         if rest:
             self.models.watch_tensors(rest)
         self._adopt(optimizer, entry)

@@ -17,24 +17,25 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.sites.select import Selector
-from kedge.torch_internals import dynamo
-from kedge.watch.models.backwards import BackwardStart
+from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import Optimizers
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
-from kedge.watch.models.roots import StepSink, WatchMeter, WatchSummary
+from kedge.watch.optimizer_hooks import OptimizerHooks
 from kedge.watch.records.record import TrainingRecord
+from kedge.watch.records.writer import StepSink
 from kedge.watch.step_kinds import StepKinds
-from kedge.watch.steps.budget import Budget, StepKind
+from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
+from kedge.watch.steps.kind import StepKind
 from kedge.watch.steps.shield import OFF, WatchShield, leave_to_parent
 from kedge.watch.steps.steps import Steps
+from kedge.watch.totals import WatchSummary
 from kedge.watch.training import Training
 
 
@@ -50,7 +51,7 @@ class Watcher:
     """
 
     def __init__(
-        self, meter: WatchMeter, log: StepSink, *, sites: str = "**", n: int = 10, budget: float | None = None
+        self, meter: Meter, log: StepSink, *, sites: str = "**", n: int = 10, budget: float | None = None
     ) -> None:
         meter.draws = True
         self.budget, self.costs = Budget(n, budget), Costs(meter)
@@ -70,21 +71,20 @@ class Watcher:
         passes.on_quick_end, passes.on_bad_loss = around(self._count_backward), around(self.kinds.interrupt_skipped)
         steps.on_pass, steps.on_step_of_run = around(self._pass_began), self.record.updates.forget_step
         steps.on_step[:] = [around(self.kinds.run_ended)]
-        self._on_first_call, self._on_before_update = around(self._first_call), around(self._before_update)
-        self._on_update = around(self.record.after_update)
+        self._on_first_call = around(self._first_call)
+        self._updates = OptimizerHooks(self.record, self.training, self.kinds, self.shield)
 
     def __enter__(self) -> Self:
         """Begin to watch."""
         finder = register_module_forward_pre_hook(self._module_called)
-        ahead = register_optimizer_step_pre_hook(self._about_to_update)
-        behind = register_optimizer_step_post_hook(self._updated)
-        for handle in (finder, ahead, behind):
+        updates = self._updates.install()
+        for handle in (finder, *updates):
             self._undo.callback(handle.remove)
         self._undo.callback(self.models.passes.close)
         self._undo.callback(self.record.close)
         self.kinds.begin(finder)
         self.steps.optimizers.begin()
-        self.record.facts.begin(ahead, behind)
+        self.record.facts.unseen.begin(*updates)
         shield = weakref.ref(self.shield)
         os.register_at_fork(after_in_child=lambda: leave_to_parent(shield()))
         return self
@@ -123,7 +123,7 @@ class Watcher:
         sampled = budget.counts[StepKind.MEASURED] + (under_way and budget.kind is StepKind.MEASURED)
         passed = self.costs.passed
         took = min(budget.seconds + budget.counting + self.costs.uncharged, passed)  # part of it is estimated
-        return WatchSummary(len(self.record.meter.seats), steps, sampled, passed, took, levels, self.failed)
+        return WatchSummary(len(self.record.meter.sites.seats), steps, sampled, passed, took, levels, self.failed)
 
     # -- forward -----------------------------------------------------------------------------------
 
@@ -134,19 +134,19 @@ class Watcher:
 
     def _first_call(self, module: nn.Module, args: Any) -> None:
         """Called at the first call of a module; starts to watch it if it is a root."""
-        inner = self.models.meet(module) if self.kinds.hooks.finding else None
+        inner = self.models.candidate(module) if self.kinds.hooks.finding else None
         if inner is None:
             return
         running, record = self.models.running(), self.record
         if running is not None:
-            self.models.known.meet(module.modules())
-            record.facts.called_inside(module, running)
+            self.models.known.add(module.modules())
+            record.facts.unoptimized.called_inside(module, running)
             return
         root = self.training.watch(inner)
         if record.dump is not None:
             record.dump.watch(inner, root.label, begun=inner is module)
         if inner is module:  # PyTorch had collected the hooks of this call before ours were registered
-            if not root.follows:
+            if not root.hooks.follows:
                 record.first_step.add(module, root)
             self.session.begin_call(module, args)
 
@@ -173,33 +173,4 @@ class Watcher:
         unstepped = self.steps.count_backward()
         if unstepped and not self.models.in_training():
             unstepped = []
-        self.record.facts.count_backward(self.steps.backward_passes, unstepped)
-
-    # -- optimizers --------------------------------------------------------------------------------
-
-    def _about_to_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Called before an optimizer steps; does nothing in a skipped step."""
-        if self.record.meter.level != OFF and not torch.compiler.is_compiling():
-            self._on_before_update(optimizer, args, kwargs)
-
-    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        entry = self.training.before_update(optimizer)
-        closure = any(map(callable, (*args, *kwargs.values())))
-        if self.record.before_update(optimizer, entry, closure=closure):
-            self.kinds.interrupt()
-
-    def _updated(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Count an optimizer's step: the only hook that runs in skipped steps, where it finds caches cold."""
-        if self.shield.in_child:
-            self.record.facts.stepped_in_child()
-            return
-        if torch.compiler.is_compiling():
-            dynamo.break_graph()
-        is_last = self.budget.run == 1 and self.record.meter.level != OFF
-        if is_last or id(optimizer) in self.record.updates.late:
-            self._on_update(optimizer)
-        if self.shield.failure is None:
-            self.steps.count_update(optimizer)
-
-
-dynamo.untraced(Watcher._updated)  # an optimizer's step may be compiled
+        self.record.facts.unstepped.count_backward(self.steps.backward_passes, unstepped)

@@ -113,7 +113,7 @@ def test_a_gradient_that_is_accumulated_into_is_never_read_wrong() -> None:
         model.b.bias.grad.zero_()
 
     values = []
-    for kept in grads.actions[0].shelves.values().__iter__().__next__().all():
+    for kept in grads.actions[0].by_site.values().__iter__().__next__().all():
         try:
             values.append(kept.read()[0].item())
         except kedge.errors.Overwritten:

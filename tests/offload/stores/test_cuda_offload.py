@@ -313,7 +313,7 @@ def test_nothing_stays():
 
 def test_statistics_leave_the_device_beside_the_computation():
     """The table of a step is copied on a stream of its own: the step does not wait, and the numbers are right."""
-    from kedge.actions.table import to_host
+    from kedge.actions.measure.table import to_host
 
     work = torch.randn(4096, 4096, device=GPU)
     for _ in range(20):

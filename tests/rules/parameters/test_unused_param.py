@@ -102,7 +102,7 @@ def in_ledger(update: float) -> Course:
     """A weight that no backward has reached, in an optimizer whose steps change it so much."""
     made = course(True)
     made.weight("idle", lambda i: (0.1, None, update, None))
-    cause = "no backward pass that was seen has reached it"
+    cause = "no observed backward pass reached it"
     entry = {"site": "idle.weight:param.grad", "fired": 0, "cause": cause, "remedy": "use it in the forward"}
     made.events = [{"kind": "ledger", "sites": [entry]}]
     return made

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.watch.models import optimizers
-from kedge.watch.steps.budget import StepKind
+from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import Memory, Paced, batch, descend, net, norm, watch, watched
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.watch.watcher import Watcher
 from tests.threaded import in_threads, replicas_of
 from tests.watch.watched import Conv, Memory, batch, descend, images, net, silent, train, watch

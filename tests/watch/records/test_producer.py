@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kedge.watch.models.backwards import BackwardStart
+from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.records.producer import ProducerLines, find_producer
 from tests.watch.watched import watch
 

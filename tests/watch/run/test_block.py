@@ -383,4 +383,4 @@ def test_it_can_be_pickled_before_it_begins():
     """A trainer that starts processes sends its callbacks there."""
     again = pickle.loads(pickle.dumps(kedge.watch("run.kedge", every=3)))
 
-    assert (again.order.every, again.recording) == (3, Path("run.kedge"))
+    assert (again.options.every, again.recording) == (3, Path("run.kedge"))

@@ -8,9 +8,9 @@ import pytest
 
 from kedge import native
 from kedge.store.writing.folder import create, join
-from kedge.watch.models.roots import WatchSummary
 from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.run.summary import last_words
+from kedge.watch.totals import WatchSummary
 
 
 def words(place: Path, world: int, ranks: int) -> list[str]:

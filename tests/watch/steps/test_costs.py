@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.watch.steps.costs import Costs
 
 pytestmark = pytest.mark.timing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.shield import WatchShield
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.actions.measure import Meter
-from kedge.watch.steps.budget import Budget, StepKind
+from kedge.actions.measure.meter import Meter
+from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
+from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import Memory, net
 

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
+from kedge.actions.measure.meter import Meter
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
 from kedge.torch_internals import dynamo
@@ -28,46 +29,37 @@ from kedge.watch.models.backwards import BackwardPasses, Reached
 from kedge.watch.models.naming import names_in_frames, prefix_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
-from kedge.watch.models.roots import (
-    PrefixedMeter,
-    RootModule,
-    WatchMeter,
-    channel_dims,
-    free_prefix,
-    next_of,
-    saturations,
-    selected,
-    unwrapped,
-)
+from kedge.watch.models.prefixed_meter import PrefixedMeter, channel_dims, saturations
+from kedge.watch.models.roots import RootModule, free_prefix, next_of, selected, unwrapped
 
 
 class SeenModules:
     """Modules that have been called, or are part of a root; held weakly."""
 
     def __init__(self) -> None:
-        self._met: dict[int, weakref.ref[nn.Module]] = {}
-        self._aside: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._seen: dict[int, weakref.ref[nn.Module]] = {}
+        self._never_roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def __contains__(self, module: nn.Module) -> bool:
-        known = self._met.get(id(module))
+        known = self._seen.get(id(module))
         return known is not None and known() is module
 
-    def meet(self, modules: Iterable[nn.Module]) -> None:
+    def add(self, modules: Iterable[nn.Module]) -> None:
         """Add modules."""
-        self._met.update((id(module), weakref.ref(module)) for module in modules)
+        self._seen.update((id(module), weakref.ref(module)) for module in modules)
 
     def forget_gone(self) -> None:
         """Drop modules that no longer exist."""
-        self._met = {key: known for key, known in self._met.items() if known() is not None}
+        self._seen = {key: known for key, known in self._seen.items() if known() is not None}
 
-    def is_aside(self, module: nn.Module) -> bool:
+    def is_never_root(self, module: nn.Module) -> bool:
         """Whether a module never becomes a root.
 
         It may be a replica; or it may compute a parameter, for which PyTorch calls it while the owner is being built.
         """
         if isinstance(module, ParametrizationList):
-            self._aside.update(module.modules())
-        return module in self._aside or is_replica(module)
+            self._never_roots.update(module.modules())
+        return module in self._never_roots or is_replica(module)
 
 
 class Models:
@@ -85,7 +77,7 @@ class Models:
         names: Names of modules that may become roots, from a model that holds them but is not called itself.
     """
 
-    def __init__(self, session: WatchSession, meter: WatchMeter, selector: Selector, places: WatchedParameters) -> None:
+    def __init__(self, session: WatchSession, meter: Meter, selector: Selector, places: WatchedParameters) -> None:
         self.session, self.meter, self.selector, self.places = session, meter, selector, places
         self.roots: list[RootModule] = []
         self.known, self.passes = SeenModules(), BackwardPasses(places)
@@ -93,15 +85,15 @@ class Models:
         self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._lazy: list[RootModule] = []
 
-    def meet(self, module: nn.Module) -> nn.Module | None:
+    def candidate(self, module: nn.Module) -> nn.Module | None:
         """Add a module at its first call.
 
         Returns:
             The module that may be a root: itself, or the model inside of it; None if there is none.
         """
-        if module in self.known or self.known.is_aside(module) or in_backward():
+        if module in self.known or self.known.is_never_root(module) or in_backward():
             return None
-        self.known.meet([module])
+        self.known.add([module])
         inner = unwrapped(module)
         wrapped_late = inner is not module and inner in self.known
         captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
@@ -110,7 +102,7 @@ class Models:
 
     def running(self) -> RootModule | None:
         """Return the root whose forward is active in this thread."""
-        return next((root for root in self.roots if root.is_running), None)
+        return next((root for root in self.roots if root.hooks.is_running), None)
 
     def watch(self, module: nn.Module) -> RootModule:
         """Make a module a root, and hook it."""
@@ -120,16 +112,16 @@ class Models:
             for name, m in named.items()
             if (m is module or m not in self.known) and not isinstance(m, torch.jit.ScriptModule)
         }
-        self.known.meet(named.values())
+        self.known.add(named.values())
         types = {n: type(m).__name__ for n, m in fresh.items()}
         self.release_gone()
         root = next_of(self.roots, types) or RootModule(
             len(self.roots), prefix_of(module, self.roots, self.names), types
         )
-        with root.attaching(self.session, module) as target:
+        with root.hooks.attaching(self.session, module) as target:
             root.parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
             root.modules = module_tree(module, root.label)
-            if not root.follows:
+            if not root.hooks.follows:
                 self.roots.append(root)
             self._hook(module, root, fresh)
         if _is_lazy(module):
@@ -142,9 +134,9 @@ class Models:
     def _hook(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
         action = PrefixedMeter(self.meter, root)
         paths = [n for n, m in fresh.items() if runs(m) and selected(self.selector, root.label(n), m)]
-        self.meter.channel_dims.update(channel_dims(module, fresh, root))
+        self.meter.sites.channel_dims.update(channel_dims(module, fresh, root))
         for path, (how, numbers) in saturations(fresh, root).items():
-            self.meter.saturates(path, how, numbers)
+            self.meter.sites.saturates(path, how, numbers)
         for kind in ("out", "in", "out.grad"):
             self.session.hook_each(module, paths, kind, action)
         if any(own_part(param) is not param for param in module.parameters()):

@@ -72,15 +72,15 @@ class StepHooks:
     def __init__(self, session: WatchSession) -> None:
         self.session, self.finding = session, True
         self._finder, self._calls = HooksTogether(), HooksTogether()
-        self._heads, self._inner = HooksTogether(), HooksTogether()
+        self._root_gates, self._inner_gates = HooksTogether(), HooksTogether()
         self._seen = (-1, -1)
         self._waiting: list[Any] = []
         self._changing = threading.RLock()
 
     def take_finder(self, handle: RemovableHandle) -> None:
         """Take over the hook that finds roots."""
-        mount = InstalledHook(handle)
-        self._finder.take_over([(mount, mount.hook)])
+        installed = InstalledHook(handle)
+        self._finder.take_over([(installed, installed.hook)])
 
     def gather(self) -> None:
         """Take over the hooks of modules that were called in a measured step. To be called at its end."""
@@ -89,14 +89,16 @@ class StepHooks:
         if size == self._seen and not any(tap.fired for tap in self._waiting):
             return
         hooks = session.mounts.hooks()
-        gates = [(mount, hook) for mount, hook in hooks if isinstance(hook, Gate)]
+        gates = [(installed, hook) for installed, hook in hooks if isinstance(hook, Gate)]
         fused = {id(target.passes): _fused(target.model()) for target in session.targets.values()}
         called = [(m, gate) for m, gate in gates if gate.called or gate.path in fused.get(gate.whose, ())]
         with self._changing:
             self._seen = size
-            self._inner.take_over((mount, gate) for mount, gate in called if gate.path)
-            self._heads.take_over((mount, gate) for mount, gate in called if not gate.path)
-            self._calls.take_over((mount, hook) for mount, hook in hooks if isinstance(hook, (PassBegins, PassEnds)))
+            self._inner_gates.take_over((installed, gate) for installed, gate in called if gate.path)
+            self._root_gates.take_over((installed, gate) for installed, gate in called if not gate.path)
+            self._calls.take_over(
+                (installed, hook) for installed, hook in hooks if isinstance(hook, (PassBegins, PassEnds))
+            )
             self._waiting = [tap for tap in session.taps if not tap.fired and tap.site.kind == "out"]
 
     def prepare(self, *, measured: bool, finding: bool, by_passes: bool) -> None:
@@ -110,8 +112,8 @@ class StepHooks:
         with self._changing:
             up = measured or dynamo.has_compiled()
             self.finding = finding or measured
-            _place(self._inner, up=up)
-            _place(self._heads, up=up or by_passes)
+            _place(self._inner_gates, up=up)
+            _place(self._root_gates, up=up or by_passes)
             _place(self._calls, up=up or by_passes or finding)
             if self._calls.are_out:  # the end of an active call would not be seen
                 for target in list(self.session.targets.values()):

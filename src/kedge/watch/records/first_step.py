@@ -53,7 +53,7 @@ class FirstStep:
     Attributes:
         sources: The line where the program calls a module, by the recorded path of the module.
         shield: Reports the first failure, after which nothing more is followed.
-        taker: Set to make the full list of saved tensors in the first step.
+        step_bill: Set to make the full list of saved tensors in the first step.
     """
 
     def __init__(self) -> None:
@@ -62,13 +62,13 @@ class FirstStep:
         self._modules: list[dict[str, Any]] = []
         self._calls: CallTracker[Surveyed, tuple[Surveyed, nn.Module]] | None = None
         self.shield = Shield("recording saved tensors", "they are not recorded", on_failure=self._modules.clear)
-        self.taker: SavedTensorBill | None = None
-        self._took = 0.0
+        self.step_bill: SavedTensorBill | None = None
+        self._step_bill_seconds = 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds that the list of saved tensors has taken of the program's time."""
-        return self._took + (self.taker.seconds if self.taker is not None else 0.0)
+        return self._step_bill_seconds + (self.step_bill.seconds if self.step_bill is not None else 0.0)
 
     def add(self, module: nn.Module, root: RootModule) -> None:
         """Follow a root whose call is active, too late for a pre-hook on it.
@@ -83,8 +83,8 @@ class FirstStep:
                 is_root = inner is module
                 calls.follow(inner, Surveyed(root.label(name), is_root), outermost=is_root)
         calls.join(module, Surveyed(root.label(""), is_root=True))
-        if self.taker is not None:
-            self.shield(self.taker.add, module, root)
+        if self.step_bill is not None:
+            self.shield(self.step_bill.add, module, root)
 
     def _tracker(self) -> CallTracker[Surveyed, tuple[Surveyed, nn.Module]]:
         if self._calls is None:
@@ -121,17 +121,17 @@ class FirstStep:
             self._calls.close()
         modules, self._bill, self._calls = list(self._modules), None, None
         self._modules.clear()
-        if (taken := self._taken(step)) is not None:
-            return [taken]
+        if (event := self._close_step_bill(step)) is not None:
+            return [event]
         total = sum(m["bytes"] for m in modules)
         return [{"kind": "saved", "step": step, "bytes": total, "modules": modules}] if modules else []
 
-    def _taken(self, step: int) -> Mapping[str, Any] | None:
+    def _close_step_bill(self, step: int) -> Mapping[str, Any] | None:
         """Return the full list of the step that is over, if it was made; a run makes one."""
-        if (taker := self.taker) is None:
+        if (step_bill := self.step_bill) is None:
             return None
-        taken = self.shield(taker.close, step)
-        if self.shield.off or taken is not None:
-            taker.stop()
-            self.taker, self._took = None, taker.seconds
-        return taken
+        event = self.shield(step_bill.close, step)
+        if self.shield.off or event is not None:
+            step_bill.stop()
+            self.step_bill, self._step_bill_seconds = None, step_bill.seconds
+        return event

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch.autograd.graph import Node
 
+from kedge.actions.measure.meter import Meter
 from kedge.sites.site import Site
 from kedge.torch_internals import modes
 from kedge.torch_internals.source_lines import source_of
-from kedge.watch.models.backwards import BackwardStart, operation_of
-from kedge.watch.models.roots import WatchMeter
+from kedge.watch.models.backward_start import BackwardStart, operation_of
 from kedge.watch.records.curves import Curves, number_of
 from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
 
@@ -37,7 +37,7 @@ class Losses:
         lines: The program's line of each operation.
     """
 
-    def __init__(self, meter: WatchMeter, curves: Curves) -> None:
+    def __init__(self, meter: Meter, curves: Curves) -> None:
         self.meter, self.curves = meter, curves
         self.bad = False
         self.described: dict[str, Mapping[str, Any]] = {}
@@ -58,7 +58,7 @@ class Losses:
             source = None if began.frame is None else asdict(source_of(began.frame))
             self.described[path] = {"operation": operation, "source": source}
             notes.append({"kind": "loss-graph", "step": step, "site": path, "nodes": list(chain_of(first.grad_fn))})
-        seat = self.meter.seat(Site(path, "loss"), first)
+        seat = self.meter.sites.seat(Site(path, "loss"), first)
         bad = False
         for tensor in began.tensors:
             bad |= self.curves.add_value(step, seat.id, number_of(tensor), measured=measured)

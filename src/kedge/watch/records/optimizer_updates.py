@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge import native
+from kedge.actions.measure.meter import Meter
 from kedge.native import reductions
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
@@ -28,7 +29,7 @@ from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import kernels, modes
 from kedge.watch.models.optimizers import params_of
 from kedge.watch.models.parameters import ParameterSites
-from kedge.watch.models.roots import RootModule, WatchMeter
+from kedge.watch.models.roots import RootModule
 from kedge.watch.records.curves import Curves
 
 _SAMPLE = 1024
@@ -56,12 +57,12 @@ class HeldParameters:
         found = ((i, p.grad) for i, p in enumerate(self.params))
         return {i: grad for i, grad in found if grad is not None and not grad.is_sparse}
 
-    def seats(self, meter: WatchMeter, kind: str, values: Mapping[int, Tensor]) -> list[Any]:
+    def seats(self, meter: Meter, kind: str, values: Mapping[int, Tensor]) -> list[Any]:
         """Return the meter's entries for the sites of values, keyed by the number of their parameter; cached."""
         known = self._seats.setdefault(kind, {})
         for i, value in values.items() if len(known) < len(self.params) else ():
             if i not in known:
-                known[i] = meter.seat(replace(self.sites[i], kind=kind), value.detach())
+                known[i] = meter.sites.seat(replace(self.sites[i], kind=kind), value.detach())
         return [known[i] for i in values]
 
 
@@ -81,7 +82,7 @@ class Updates:
 
     def __init__(
         self,
-        meter: WatchMeter,
+        meter: Meter,
         curves: Curves,
         step: Callable[[], int],
         place: Callable[[nn.Parameter], ParameterSites | None],
@@ -140,7 +141,7 @@ class Updates:
         held = self._held.get(optimizer, ())
         if id(optimizer) in self._passed:
             if self._measured and not self.bad:
-                self._look_again(held)
+                self._recheck_norms(held)
             if closure:
                 self.late.add(id(optimizer))
             else:
@@ -170,7 +171,7 @@ class Updates:
             seats = each.seats(self.meter, "update", dict(enumerate(each.params)))
             self.meter.add_squares(seats, self.step(), counts, squares)
 
-    def _look_again(self, held: Iterable[HeldParameters]) -> None:
+    def _recheck_norms(self, held: Iterable[HeldParameters]) -> None:
         """Compute the norms again, in case the program wrote non-finite values after the backward pass."""
         for each in held:
             squares, bad = squares_of(list(map(own_part, each.graded().values()))) if each.elements else (0.0, False)
@@ -180,7 +181,7 @@ class Updates:
     def _add_norms(self, held: Iterable[HeldParameters]) -> None:
         for each in held:
             if each.elements:
-                seat = self.meter.total_seat(each.total, each.elements)
+                seat = self.meter.sites.total_seat(each.total, each.elements)
                 self.curves.add_norm(self.step(), seat.id, each.elements, each.squares, measured=self._measured)
                 each.elements = 0
 

@@ -26,8 +26,8 @@ from torch.autograd.graph import Node
 from kedge.sites.leaves import has_memory, own_part
 from kedge.torch_internals.autograd_nodes import behind, in_order, number_in, saved_by
 from kedge.torch_internals.source_lines import is_between, place_of
-from kedge.watch.hush import NOTED, hush, unhush
-from kedge.watch.models.backwards import BackwardStart, is_installed, plain_name
+from kedge.watch.models.backward_start import BackwardStart, is_installed, plain_name
+from kedge.watch.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
 
 _MOST_NODES = 20_000
 _TRIES = 3
@@ -93,14 +93,14 @@ class ProducerLines:
             self._tries += 1
             self.wanted = self._tries < _TRIES  # it is slow, and some programs never show a loss
             torch.set_anomaly_enabled(True, check_nan=False)
-            hush(NOTED)
+            ignore_warnings(ANOMALY_WARNINGS)
             self._asked = True
 
     def end(self) -> None:
         """Make autograd stop recording stacks."""
         if self._asked:
             torch.set_anomaly_enabled(False)
-            unhush(NOTED)
+            show_warnings(ANOMALY_WARNINGS)
             self._asked = False
 
     def learn(self, losses: Sequence[Tensor]) -> None:
@@ -184,7 +184,7 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
     if not suspects:
         return None
     others = sorted({plain_name(n.name()) for n in suspects[1:]})
-    detail = "the loss is not finite, and this operation behind it can make such a value" + (
+    detail = "the loss is not finite, and this operation before it can produce non-finite values" + (
         f"; so can {', '.join(others)}" if others else ""
     )
     return _found(suspects[0], where[suspects[0]], detail, certain=False)
@@ -212,8 +212,9 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
     if not suspects:
         return None
     others = sorted({plain_name(n.name()) for n in suspects[:-1]} - {plain_name(suspects[-1].name())})
-    detail = "the loss is finite and its gradients are not, and this operation behind it can make such gradients" + (
-        f"; so can {', '.join(others)}" if others else ""
+    detail = (
+        "the loss is finite and its gradients are not, and this operation before it can produce non-finite gradients"
+        + (f"; so can {', '.join(others)}" if others else "")
     )
     return _found(suspects[-1], where[suspects[-1]], detail, certain=False) | {"where": "backward"}
 
@@ -228,7 +229,7 @@ def _is_dangerous(node: Node) -> bool:
 def _entered(node: Node, line: Mapping[str, Any] | None, value: Tensor) -> dict[str, Any]:
     """Return the finding that a value was non-finite already when the first operation took it."""
     bad = int((~torch.isfinite(value)).sum())
-    detail = f"{bad} of {value.numel()} elements were not finite when {plain_name(node.name())} took them in"
+    detail = f"{bad} of {value.numel()} elements were not finite when {plain_name(node.name())} received them"
     return {**_found(node, line, detail, certain=True), "where": "input"}
 
 
@@ -294,15 +295,18 @@ def _danger(node: Node, inputs: dict[str, Tensor]) -> str | None:
         at = -1 if name == "log1p" else 0
         zeros, below = int((own == at).sum()), int((own < at).sum())
         if zeros or (below and name != "reciprocal"):
-            return f"its input holds {zeros} {'zeros' if at == 0 else 'times -1'} and {below} numbers below"
+            found = (
+                f"{zeros} elements equal to {at} and {below} smaller" if at else f"{zeros} zeros and {below} negative"
+            )
+            return f"its input has {found} elements"
     if name == "div" and "other" in inputs and bool((inputs["other"] == 0).any()):
-        return f"it divides by zero, {int((inputs['other'] == 0).sum())} times"
+        return f"its divisor has {int((inputs['other'] == 0).sum())} zeros"
     if name == "sqrt" and own is not None and bool((own < 0).any()):
-        return f"its input holds {int((own < 0).sum())} negative numbers"
+        return f"its input has {int((own < 0).sum())} negative elements"
     if name in ("acos", "asin", "atanh") and own is not None and bool((own.abs() > 1).any()):
-        return f"its input holds {int((own.abs() > 1).sum())} numbers beyond 1"
+        return f"its input has {int((own.abs() > 1).sum())} elements outside [-1, 1]"
     if name == "pow" and own is not None and bool((own <= 0).any()):
         exponent = number_in(node, "exponent")
         if isinstance(exponent, (int, float)) and (exponent < 0 or exponent != int(exponent)):
-            return f"its base holds {int((own <= 0).sum())} numbers that are zero or negative"
+            return f"its base has {int((own <= 0).sum())} elements that are zero or negative"
     return None

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
+from kedge.actions.measure.meter import Meter
 from kedge.torch_internals import dynamo
-from kedge.watch.models.backwards import BackwardStart, began
+from kedge.watch.models.backward_start import BackwardStart, began
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
 from kedge.watch.models.parameters import ParameterSites
-from kedge.watch.models.roots import StepSink, WatchMeter, silences
+from kedge.watch.models.prefixed_meter import silent_sites
 from kedge.watch.records.curves import Curves
-from kedge.watch.records.facts import Facts
+from kedge.watch.records.facts.facts import Facts, unused
 from kedge.watch.records.first_step import FirstStep
 from kedge.watch.records.losses import Losses
 from kedge.watch.records.optimizer_updates import Updates
-from kedge.watch.records.writer import MeterSink
+from kedge.watch.records.writer import MeterSink, StepSink
 
 if TYPE_CHECKING:
     from kedge.repro.first_bad_call import FirstBadCall
@@ -33,14 +34,14 @@ class TrainingRecord:
     """
 
     def __init__(
-        self, log: StepSink, meter: WatchMeter, models: Models, optimizers: Optimizers, step: Callable[[], int]
+        self, log: StepSink, meter: Meter, models: Models, optimizers: Optimizers, step: Callable[[], int]
     ) -> None:
         self.models, self.optimizers, self.step = models, optimizers, step
         self.curves = Curves()
         self.updates = Updates(meter, self.curves, step, models.places.measured)
         self.losses, self.facts, self.first_step = Losses(meter, self.curves), Facts(), FirstStep()
         self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
-        self.meter, meter.sink = meter, self.writer
+        self.meter, meter.finished.sink = meter, self.writer
         self.measured = True
         self.dump: FirstBadCall | None = None
 
@@ -60,11 +61,11 @@ class TrainingRecord:
             self.losses.lines.begin()
         self.updates.begin(measured=measured)
         if not measured:
-            self.facts.forget_gradients()
+            self.facts.gradients.forget()
 
     def backward_began(self, at: BackwardStart) -> bool:
         """Record a loss; returns whether it is the first non-finite one of a guarded step."""
-        if not self.meter.seats and not any(place.wanted for place in self.models.places):
+        if not self.meter.sites.seats and not any(place.wanted for place in self.models.places):
             return False  # none of the selected sites is here
         bad = self.losses.bad
         self.writer.notes += self.losses.began(at, self.step(), measured=self.measured)
@@ -84,7 +85,7 @@ class TrainingRecord:
         if self.updates.bad and not bad:
             self.writer.notes += self.losses.gradients_are_bad(began(), self.step(), measured=self.measured)
         if self.measured:
-            self.facts.backward_ended(self.models.passes)
+            self.facts.gradients.backward_ended(self.models.passes)
 
     def before_update(self, optimizer: Optimizer, entry: KnownOptimizer, *, closure: bool) -> bool:
         """Measure the gradients and parameters that an optimizer is about to use.
@@ -93,7 +94,7 @@ class TrainingRecord:
             Whether a guarded step is non-finite since this update.
         """
         if self.measured:
-            self.writer.notes += self.facts.before_step(self.step(), optimizer, entry.index)
+            self.writer.notes += self.facts.gradients.before_step(self.step(), optimizer, entry.index)
         bad = self.updates.bad
         self.updates.before(optimizer, closure=closure)
         return self.updates.bad and not bad and not self.measured
@@ -102,7 +103,7 @@ class TrainingRecord:
         """Measure the changes that an optimizer has made."""
         self.updates.after(optimizer)
         if self.measured:
-            self.facts.stepped(optimizer)
+            self.facts.gradients.stepped(optimizer)
 
     def end_step(self, step: int) -> bool:
         """Write the values of the step; returns whether something was non-finite."""
@@ -113,7 +114,7 @@ class TrainingRecord:
         self.models.find_parameters(lazy_only=True)
         if self.measured:
             passes.keep_first(self._groups)
-            self.facts.step_ended(self.optimizers, self.models.roots, self.models.places)
+            self.facts.unoptimized.step_ended(self.optimizers, self.models.roots, self.models.places)
         self.meter.flush(finite=not (self.measured or bad))
         if self.measured or bad or self.curves.is_due():
             self.writer.write_curves(step)
@@ -134,7 +135,7 @@ class TrainingRecord:
         if partial:
             self.curves.drop(step)
         self.writer.finish(step)
-        return silences(models.roots, models.session.taps, models.session) + self.facts.unused(models.places)
+        return silent_sites(models.roots, models.session) + unused(models.places)
 
     def close(self) -> None:
         """Remove every hook."""

@@ -30,14 +30,14 @@ class Labelled(Protocol):
         """Return the recorded path of a module."""
 
 
-class QuietKeep(KeeperInForce):
+class QuietKeeper(KeeperInForce):
     """A keeper inside the user's program: it warns on stderr, where ``-W error`` does not reach."""
 
     def step_aside(self, what: str) -> None:
         """Warn without raising."""
         if what not in self._said and not self.ended:
             self._said.add(what)
-            say(f"the bill of saved tensors leaves out what runs under {what}")
+            say(f"the list of saved tensors leaves out code under {what}")
 
 
 class StepBill:
@@ -53,16 +53,16 @@ class StepBill:
 
     def __init__(self, shield: Shield) -> None:
         self.storages = StorageNumbers()
-        self.spans = ModuleCalls(self.storages.of, shield=shield)
-        self.keeper = BillKeeper(lambda: self.spans.innermost, self.storages, find, around=lambda: self.spans.around)
+        self.calls = ModuleCalls(self.storages.of, shield=shield)
+        self.keeper = BillKeeper(lambda: self.calls.innermost, self.storages, find, around=lambda: self.calls.around)
         self.seconds = 0.0
         self._over = False
-        self._packing = Shield("the bill of saved tensors", "it is not taken", on_failure=self._give_up)
+        self._packing = Shield("listing saved tensors", "the recording has no list of them", on_failure=self._give_up)
         self._thread: int | None = None
         self._roots: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._owned: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._undo = ExitStack()
-        self._undo.callback(self.spans.close)
+        self._undo.callback(self.calls.close)
 
     def add(self, module: nn.Module, root: Labelled) -> None:
         """Follow a root whose call is active."""
@@ -71,21 +71,21 @@ class StepBill:
         begun = time.perf_counter()
         self._roots.append((root.label(""), weakref.ref(module)))
         self._see_owned()
-        self.spans.add(module, root.types, root.label)
-        self.spans.begin(module, root.label(""))
-        self._be_in_force(module)
+        self.calls.add(module, root.types, root.label)
+        self.calls.begin(module, root.label(""))
+        self._activate(module)
         self.seconds += time.perf_counter() - begun
 
-    def _be_in_force(self, module: nn.Module) -> None:
+    def _activate(self, module: nn.Module) -> None:
         if self._thread == threading.get_ident():
             return  # active already, between the modules too
-        kept = QuietKeep(module, self, lambda _: True, outside=True, compiled=False)
-        self._undo.callback(kept.end)
+        keeper = QuietKeeper(module, self, lambda _: True, outside=True, compiled=False)
+        self._undo.callback(keeper.end)
         if top_hooks(True) is None:
             self._thread = threading.get_ident()
-            kept.begin()
+            keeper.begin()
         else:  # the end of the program's open block removes the top pair, whichever it is
-            kept.here().enter(kept.spots[""])
+            keeper.here().enter(keeper.spots[""])
 
     def pack(self, value: Tensor, place: SavingPlace) -> BilledReference | None:
         """Record a saved tensor; it stays in place."""
@@ -115,8 +115,8 @@ class StepBill:
         begun = time.perf_counter()
         self._see_owned()
         self.stop()
-        origins = Origins(*self._owned, inputs=frozenset(self.spans.entered))
-        bill = bill_of(self.keeper, self.spans.given, origins, None, [path for path, _ in self._roots])
+        origins = Origins(*self._owned, inputs=frozenset(self.calls.entered))
+        bill = bill_of(self.keeper, self.calls.given, origins, None, [path for path, _ in self._roots])
         entry = bill.account().entry()
         self.seconds += time.perf_counter() - begun
         return {"kind": "saved", "step": step, **entry, "seconds": round(self.seconds, 6)}

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from kedge.actions.measure.meter import Meter
+from kedge.flow import Sink
 from kedge.store.columns import joined
 from kedge.watch.models.optimizers import Optimizers
-from kedge.watch.models.roots import RootModule, StepSink, WatchMeter, entry_of
+from kedge.watch.models.roots import RootModule
 from kedge.watch.records.curves import Curves
+
+
+class StepSink(Sink, Protocol):
+    """The sink of a watched run."""
+
+    def sites(self, sites: list[dict[str, Any]], roots: list[dict[str, Any]]) -> None:
+        """Receive the list of sites, whenever it has grown."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Receive one event."""
 
 
 class MeterSink:
@@ -31,7 +43,7 @@ class MeterSink:
     def __init__(
         self,
         log: StepSink,
-        meter: WatchMeter,
+        meter: Meter,
         curves: Curves,
         roots: Sequence[RootModule],
         optimizers: Optimizers,
@@ -62,14 +74,14 @@ class MeterSink:
 
     def write_sites(self, *, again: bool = False) -> None:
         """Write the list of sites if it has grown; with `again` in any case."""
-        seats = self.meter.seats.values()
-        size = (len(seats) + sum(len(root.optimizers) for root in self.roots), self.meter.wires)
+        seats = self.meter.sites.seats.values()
+        size = (len(seats) + sum(len(root.optimizers) for root in self.roots), self.meter.sites.wires)
         if not seats or (size == self._written and not again):
             return
         self._written, sources = size, self.sources()
         for root in self.roots:
             root.steps = max((self.optimizers.entries[i].steps for i in root.optimizers), default=0)
-        self.log.sites([entry_of(seat, self.roots, sources) for seat in seats], [root.entry() for root in self.roots])
+        self.log.sites([_entry_of(seat, self.roots, sources) for seat in seats], [root.entry() for root in self.roots])
 
     def write_notes(self) -> None:
         """Write the events in `notes`."""
@@ -80,7 +92,30 @@ class MeterSink:
         """Write the rest at the end of a run whose last active step is `step`."""
         self.write_curves(step)
         self.meter.finish()
-        if self.roots and not self.meter.seats:
+        if self.roots and not self.meter.sites.seats:
             self.notes.clear()
         self.write_sites(again=True)  # the number of steps of each root is final now
         self.write_notes()
+
+
+def _entry_of(seat: Any, roots: Sequence[RootModule], sources: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of a site in the recording; see docs/recording.md."""
+    path, kind = seat.site.path, seat.site.kind
+    entry = {
+        "id": seat.id, "site": str(seat.site), "path": path, "kind": kind, "type": "", "root": -1,
+        "shape": list(seat.shape), "dtype": seat.dtype, "channels": seat.channels, "from": list(seat.sources),
+        "owner": "", "node": seat.node, "source": None,
+    }  # fmt: skip
+    if kind == "loss":
+        return {**entry, "site": path, **sources.get(path, {})}
+    root = max((r for r in roots if _is_inside(path, r.prefix)), key=lambda r: len(r.prefix))
+    of_param = kind.startswith("param") or kind == "update"
+    owner = path.rpartition(".")[0] if of_param else path
+    inner = owner[len(root.prefix) :].lstrip(".") if root.prefix else owner
+    source = None if of_param else sources.get(path)
+    return {**entry, "type": root.types.get(inner, ""), "root": root.index, "owner": owner, "source": source}
+
+
+def _is_inside(path: str, prefix: str) -> bool:
+    """Whether a site's path belongs to a root with this prefix."""
+    return not prefix or path == prefix or path.startswith(prefix + ".")

@@ -9,29 +9,29 @@ from typing import Any
 
 import torch
 
-from kedge.actions.measure import Meter
+from kedge.actions.measure.meter import Meter
 from kedge.repro.first_bad_call import FirstBadCall
 from kedge.repro.rerun import operations_of
 from kedge.store.writing.folder import RecordingWriter, create, join
-from kedge.watch.models.roots import StepSink
+from kedge.watch.records.writer import StepSink
 from kedge.watch.run.options import WatchOptions
 from kedge.watch.run.ranks import places
 from kedge.watch.watcher import Watcher
 
 
-def make_watch(log: StepSink, order: WatchOptions, place: Path | None = None) -> Watcher:
+def make_watch(log: StepSink, options: WatchOptions, place: Path | None = None) -> Watcher:
     """Return a watcher for all models of this process; it does not watch yet.
 
     Args:
         log: Receives the records.
-        order: The options of the watch.
+        options: The options of the watch.
         place: The recording, whose folder also receives the repro of ``--dump``; without one, none is made.
     """
-    watch = Watcher(Meter(), log, sites=order.sites, n=order.every, budget=order.budget)
-    if order.dump and place is not None:
+    watch = Watcher(Meter(), log, sites=options.sites, n=options.every, budget=options.budget)
+    if options.dump and place is not None:
         watch.record.dump = FirstBadCall(place, log, watch.step, rerun=operations_of)
-    if order.saved is not None:
-        watch.record.first_step.taker = order.saved(watch.record.first_step.shield)
+    if options.saved is not None:
+        watch.record.first_step.step_bill = options.saved(watch.record.first_step.shield)
     return watch
 
 

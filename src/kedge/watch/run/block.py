@@ -17,20 +17,16 @@ from torch import distributed, nn
 from kedge.errors import WatchingFailed
 from kedge.hooks.attach import refresh
 from kedge.hooks.firing.schedule import every as schedule_of
-from kedge.rules.project_config import configured_rules
-from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
 from kedge.sites.select import Selector
 from kedge.stderr import Shield, messenger
-from kedge.store.recording import Recording
-from kedge.watch.hush import hush, unhush
-from kedge.watch.models.roots import WatchSummary
-from kedge.watch.run.begin import begin_recording, make_watch
+from kedge.watch.own_warnings import ignore_warnings, show_warnings
+from kedge.watch.run.begin import make_watch
+from kedge.watch.run.block_recording import BlockRecording
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions, manifest_of
 from kedge.watch.run.ranks import LaunchedRank
-from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.run.sinks import RunSink, Sinks
-from kedge.watch.run.summary import CHECKING, end_of, last_words
+from kedge.watch.totals import WatchSummary
 from kedge.watch.watcher import Watcher
 
 
@@ -42,7 +38,7 @@ class WatchBlock:
 
     Args:
         path: The recording; None for a name made of the script's and the process's.
-        order: The options of the watch.
+        options: The options of the watch.
         force: Whether an old recording may be replaced.
         strict: Whether failures of Kedge are raised.
 
@@ -51,18 +47,20 @@ class WatchBlock:
         tell: Reports to the user; assign another function to report elsewhere than on stderr, or None for silence.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, order: WatchOptions, *, force: bool, strict: bool) -> None:
-        Selector(order.sites)
-        schedule_of(order.every)
-        self.order, self.force, self.strict = order, force, strict
+    def __init__(
+        self, path: str | os.PathLike[str] | None, options: WatchOptions, *, force: bool, strict: bool
+    ) -> None:
+        Selector(options.sites)
+        schedule_of(options.every)
+        self.options, self.force, self.strict = options, force, strict
         self.recording = self._first = Path(path) if path is not None else Path(default_name())
         self.tell: Callable[[str], None] | None = _tell
         self._sinks: list[RunSink] = []
         self._named: list[weakref.ref[nn.Module]] = []
         self._watch: Watcher | None = None
-        self._into: Sinks | None = None
+        self._out: BlockRecording | None = None
         self._failures: list[str] = []
-        self._begun, self._launch, self._pid, self._running = 0, LaunchedRank(), os.getpid(), False
+        self._pid: int | None = None
 
     def send_to(self, *sinks: RunSink) -> Self:
         """Send the recorded data to these sinks too, from the next `begin` on; they are closed at the end."""
@@ -83,35 +81,34 @@ class WatchBlock:
             RecordingError: The recording cannot be made there.
         """
         self.end()
-        self._launch = launch = launched()
-        manifest = {**manifest_of(sys.argv, script_name(), self.order), **launch.describe()}
-        first, number = self._first, f"-{self._begun + 1}" if self._begun else ""
-        self.recording = Path(launch.settle(str(first.with_name(f"{first.stem}{number}{first.suffix}")), self.force))
-        self._begun, self._pid, place = self._begun + 1, os.getpid(), self.recording.absolute()
-        recorder = RecordingSink(place, lambda: begin_recording(place, manifest, self.force), self._complain)
-        self._into = Sinks(recorder, self._sinks if launch.leads else (), self._complain)
-        self._into.look = self._look
+        launch, number = launched(), 1 if self._out is None else self._out.number + 1
+        manifest = {**manifest_of(sys.argv, script_name(), self.options), **launch.describe()}
+        first, numbered = self._first, f"-{number}" if number > 1 else ""
+        name = first.with_name(f"{first.stem}{numbered}{first.suffix}")
+        self.recording = Path(launch.settle(str(name), self.force))
+        sinks = self._sinks if launch.leads else ()
+        self._out = BlockRecording(self.recording, number, launch, manifest, self.force, sinks, self._complain)
         self._watch = None
         self._failures.clear()
-        self._running = True
+        self._pid = os.getpid()
         atexit.register(self._end_with_program)
-        self._start(self._into)
+        self._start(self._out.sinks)
         return self
 
-    def _start(self, into: Sinks) -> None:
-        hush()
+    def _start(self, sinks: Sinks) -> None:
+        ignore_warnings()
         if not self.strict:
-            Shield(*BEGINNING, tell=self._complain)(self._install, into)
+            Shield(*BEGINNING, tell=self._complain)(self._install, sinks)
             return
         try:
-            self._install(into)
+            self._install(sinks)
         except Exception as error:
             self.end(error)
             raise
 
-    def _install(self, into: Sinks) -> None:
+    def _install(self, sinks: Sinks) -> None:
         refresh()
-        watch = make_watch(into, self.order, self.recording.absolute())
+        watch = make_watch(sinks, self.options, self.recording.absolute())
         with ExitStack() as undo:
             undo.push(watch)
             watch.__enter__()
@@ -129,37 +126,31 @@ class WatchBlock:
         Raises:
             WatchingFailed: Kedge failed, `strict` is set, and there is no other error.
         """
-        if not self._running or os.getpid() != self._pid:
+        if self._pid != os.getpid():
             return
-        self._running = False
+        self._pid = None
         atexit.unregister(self._end_with_program)
-        unhush()
-        self._finish(error)
+        show_warnings()
+        if self._out is not None:
+            self._out.is_over = True
+            if self._watch is not None:
+                Shield(*ENDING, tell=self._complain)(self._close, self._watch, self._out, error)
         failure = self._watch.shield.failure if self._watch is not None else None
         if failure is not None:
             self._failures.append(f"a hook failed: {type(failure).__name__}: {failure}")
         if self.strict and self._failures and error is None:
             raise WatchingFailed(f"watching into {self.recording} failed: {'; '.join(self._failures)}") from failure
 
-    def _finish(self, error: BaseException | None) -> None:
-        if self._watch is not None and self._into is not None:
-            Shield(*ENDING, tell=self._complain)(self._close, self._watch, self._into, error)
-
-    def _close(self, watch: Watcher, into: Sinks, error: BaseException | None) -> None:
+    def _close(self, watch: Watcher, out: BlockRecording, error: BaseException | None) -> None:
         try:
             watch.__exit__(None, None, None)
         finally:
             summary = watch.summary  # taken first: work after the end of the program does not count as its time
             if watch.record.dump is not None:
                 watch.record.dump.run_again()
-            into.event(end_of(summary, int(error is not None), error))
-            into.close()
-        self._tell_last_words(summary, into.recorder)
-
-    def _tell_last_words(self, summary: WatchSummary, recorder: RecordingSink) -> None:
-        if self._launch.leads and self.tell is not None:
-            self._launch.await_others(recorder.place)
-            for line in last_words(str(self.recording), recorder, summary):
+            out.close(summary, error)
+        if self.tell is not None:
+            for line in out.last_words(summary):
                 self.tell(line)
 
     def findings(self, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:
@@ -168,24 +159,17 @@ class WatchBlock:
         A step is written when the next one begins: call `end` first to include the last step. Before the first step
         there are no findings.
         """
-        if self._into is None or self._into.recorder.writer is None:
-            return ()
-        return check(Recording.open(self._into.recorder.place), configured_rules() if rules is None else rules)
+        return () if self._out is None else self._out.findings(rules)
 
     @property
     def summary(self) -> WatchSummary | None:
         """The figures of the watch so far; None before it begins."""
         return self._watch.summary if self._watch is not None else None
 
-    def _look(self) -> tuple[Finding, ...]:
-        if not self._running and self._into is not None:
-            self._launch.await_others(self._into.recorder.place)
-        return Shield(*CHECKING, tell=self._complain)(self.findings) or ()
-
     def _complain(self, text: str) -> None:
         self._failures.append(text)
         if not self.strict and self.tell is not None:
-            self.tell(text if self._launch.leads else f"rank {self._launch.rank}: {text}")
+            self.tell(text if self._out is None else self._out.by_rank(text))
 
     def _end_with_program(self) -> None:
         self.strict = False  # no caller is left to catch an error

@@ -37,13 +37,13 @@ class WatchOptions:
     saved: Callable[[Any], Any] | None = None
 
 
-def manifest_of(command: Sequence[str], script: str, order: WatchOptions) -> dict[str, Any]:
+def manifest_of(command: Sequence[str], script: str, options: WatchOptions) -> dict[str, Any]:
     """Return the entries of ``manifest.json`` that are known before a run begins.
 
     Args:
         command: The arguments after ``python`` that run it.
         script: The script or module.
-        order: The options of the watch.
+        options: The options of the watch.
     """
     return {
         "kedge": metadata.version("kedge"),
@@ -52,10 +52,10 @@ def manifest_of(command: Sequence[str], script: str, order: WatchOptions) -> dic
         "python": platform.python_version(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "pid": os.getpid(),
-        "every": order.every,
-        "budget": order.budget,
-        "sites": order.sites,
-        "dump": order.dump,
+        "every": options.every,
+        "budget": options.budget,
+        "sites": options.sites,
+        "dump": options.dump,
         "host": platform.node(),
         **LaunchedRank.here().describe(),
     }

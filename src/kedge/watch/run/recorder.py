@@ -112,8 +112,7 @@ class RecordingSink:
 
     def _missing(self) -> RecordingError:
         return RecordingError(
-            f"rank 0 has made no recording at {self.place}; name the same place for all ranks, "
-            "in a folder that all of them see"
+            f"rank 0 has made no recording at {self.place}; give all ranks the same path, in a folder that they share"
         )
 
     def _give_up(self) -> None:

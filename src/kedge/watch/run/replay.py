@@ -25,12 +25,12 @@ def replay(recording: Recording | str | os.PathLike[str], sink: RunSink) -> None
     if not isinstance(recording, Recording):
         recording = Recording.open(recording)
     try:
-        _hand(recording, sink)
+        _pass_on(recording, sink)
     finally:
         sink.close()
 
 
-def _hand(recording: Recording, sink: RunSink) -> None:
+def _pass_on(recording: Recording, sink: RunSink) -> None:
     sink.sites(
         [_entry(site) for site in recording.sites],
         [{"name": root.name, "prefix": root.prefix, "parameters": root.parameters} for root in recording.roots],
@@ -39,7 +39,7 @@ def _hand(recording: Recording, sink: RunSink) -> None:
     steps, order = columns["step"], np.argsort(columns["step"], kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(steps[order])) + 1):
         if len(part):
-            sink.stats(int(steps[part[0]]), {name: _taken(values, part) for name, values in columns.items()})
+            sink.stats(int(steps[part[0]]), {name: _selected(values, part) for name, values in columns.items()})
     for event in recording.events:
         sink.event(event)
     for finding in check(recording, configured_rules()):
@@ -58,7 +58,7 @@ def _columns(recording: Recording) -> dict[str, Any]:
     return columns | {name: [held for _, rows in each for held in getattr(rows, name)] for name in BINARY}
 
 
-def _taken(values: Any, part: Any) -> Any:
+def _selected(values: Any, part: Any) -> Any:
     return [values[i] for i in part.tolist()] if isinstance(values, list) else values[part]
 
 

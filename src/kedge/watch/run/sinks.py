@@ -44,11 +44,11 @@ class Sinks:
     def __init__(self, recorder: RecordingSink, sinks: Iterable[RunSink], complain: Callable[[str], None]) -> None:
         self.recorder = recorder
         self._shields = [
-            (sink, Shield(type(sink).__name__, "it gets nothing from here on", tell=complain)) for sink in sinks
+            (sink, Shield(type(sink).__name__, "it receives no more data", tell=complain)) for sink in sinks
         ]
-        self.look: Callable[[], Sequence[Finding]] = tuple
+        self.find: Callable[[], Sequence[Finding]] = tuple
         self._spoiled = False
-        self._told: set[tuple[str, ...]] = set()
+        self._reported: set[tuple[str, ...]] = set()
 
     def sites(self, sites: Entries, roots: Entries) -> None:
         """Pass on the sites and roots."""
@@ -59,10 +59,10 @@ class Sinks:
         """Pass on the statistics of a step, or of several; each sink gets them step by step."""
         self.recorder.stats(step, columns)
         for number, part in by_step(step, columns) if self._shields else ():
-            self._each(partial(_give, number, part))
+            self._each(partial(_send_stats, number, part))
         if self._shields and not self._spoiled and not rows_of(step, columns).clean.all():
             self._spoiled = True
-            self._tell_findings()
+            self._report_findings()
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Pass on an event."""
@@ -73,19 +73,19 @@ class Sinks:
         """Pass on the findings, and close all sinks."""
         self.recorder.close()
         if self._shields:
-            self._tell_findings()
+            self._report_findings()
         self._each(lambda sink: sink.close())
 
-    def _tell_findings(self) -> None:
-        for finding in self.look():
+    def _report_findings(self) -> None:
+        for finding in self.find():
             known = (finding.code, finding.site, finding.severity)
-            if known not in self._told:
-                self._told.add(known)
-                self._each(partial(_tell, entry_of(finding)))
+            if known not in self._reported:
+                self._reported.add(known)
+                self._each(partial(_send_event, entry_of(finding)))
 
-    def _each(self, hand: Callable[[RunSink], None]) -> None:
+    def _each(self, send: Callable[[RunSink], None]) -> None:
         for sink, shield in self._shields:
-            shield(hand, sink)
+            shield(send, sink)
 
 
 def by_step(step: int, columns: Columns) -> Iterator[tuple[int, Columns]]:
@@ -104,11 +104,11 @@ def by_step(step: int, columns: Columns) -> Iterator[tuple[int, Columns]]:
         yield int(number), part
 
 
-def _give(step: int, columns: Columns, sink: RunSink) -> None:
+def _send_stats(step: int, columns: Columns, sink: RunSink) -> None:
     sink.stats(step, columns)
 
 
-def _tell(event: Mapping[str, Any], sink: RunSink) -> None:
+def _send_event(event: Mapping[str, Any], sink: RunSink) -> None:
     sink.event(event)
 
 

@@ -15,12 +15,12 @@ from kedge.rules.project_config import configured_rules
 from kedge.stderr import Shield
 from kedge.store.reading.json_files import read_manifest, read_ranks
 from kedge.store.recording import Recording
-from kedge.watch.models.roots import WatchSummary
 from kedge.watch.run.recorder import RecordingSink
+from kedge.watch.totals import WatchSummary
 
-NO_MODULE = "the program called no module in this process, outside of functions that are compiled as a whole"
-NO_SITE = "modules were called, but nothing that can be measured was seen at the sites to be watched; see them with kedge sites"
-CHECKING = "checking the recording", "its findings are not known"
+NO_MODULE = "the program called no module in this process, except in functions that are compiled as a whole"
+NO_SITE = "modules were called, but no selected site had a value that can be measured; list the sites with kedge sites"
+CHECKING = "checking the recording", "its findings are unknown"
 #: Most rules that the last lines name.
 NAMED_RULES = 3
 
@@ -55,7 +55,7 @@ def last_words(name: str, recorder: RecordingSink, summary: WatchSummary) -> Ite
         return
     cost = percent(summary.watching / summary.seconds) if summary.seconds else "nothing"
     yield (
-        f"{_whose(recorder.place)}{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, "
+        f"{_rank_prefix(recorder.place)}{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, "
         f"{summary.sampled:,} sampled; "
         f"watching took {cost} of {seconds(summary.seconds)}"
     )
@@ -65,7 +65,7 @@ def last_words(name: str, recorder: RecordingSink, summary: WatchSummary) -> Ite
     yield f"see more with: kedge report {name}"
 
 
-def _whose(place: Path) -> str:
+def _rank_prefix(place: Path) -> str:
     """Return a prefix that marks figures as rank 0's and counts the ranks that recorded; empty for a single process."""
     try:
         world, ranks = int(read_manifest(place).get("world") or 1), read_ranks(place)
@@ -73,8 +73,8 @@ def _whose(place: Path) -> str:
         return ""
     if world == 1:
         return ""
-    told = counted(world, "rank") if len(ranks) == world else f"{len(ranks):,} of {counted(world, 'rank')}"
-    return f"{told} recorded; rank 0: "
+    shown = counted(world, "rank") if len(ranks) == world else f"{len(ranks):,} of {counted(world, 'rank')}"
+    return f"{shown} recorded; rank 0: "
 
 
 def _checked(place: Path) -> str:

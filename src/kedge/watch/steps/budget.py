@@ -1,11 +1,5 @@
 """The budget: the measured cost of watching, and the kind of step that it allows next.
 
-# Note [Three kinds of steps]
-A *measured* step has the statistics of every value. A *guarded* step has the loss and the norm of all gradients, and
-checks whether they are finite; it hooks no module. A *skipped* step is counted and, on a CPU, its loss checked for
-being finite; nothing more. The first steps are all measured, since most mistakes show there; then as many as the budget
-pays for.
-
 # Note [The budget]
 Watching may take a share of the run's time, 3 % by default, or two seconds, whichever is more. The two seconds are
 not spent at once: half a second is free from the beginning, and the rest comes with the square root of the time, so
@@ -20,79 +14,24 @@ caches. So the length of a step is compared with the median length of skipped st
 to three times the timed cost; a quarter is added, since the program's own code finds the caches cold in the following
 steps. The first step attaches the hooks, and the end of a run takes about as long: both are charged beforehand, and
 half a second is free besides.
-
-# Note [Common steps]
-Two runs that are to be compared, and the ranks of one run, have a budget each, and yet should measure the same steps.
-So after the first ones the distance between two measured steps is `every` times a power of two, which doubles when the
-budget does not pay for a measured step, and each measured step is a multiple of this distance: a run that measures more
-often also measures the steps of the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import IntEnum
-from statistics import median
 
-
-class StepKind(IntEnum):
-    """The kind of a step; see Note [Three kinds of steps]."""
-
-    SKIPPED = 0
-    GUARDED = 1
-    MEASURED = 2
-
+from kedge.watch.steps.allowed_time import AllowedTime
+from kedge.watch.steps.kind import StepKind
+from kedge.watch.steps.kind_costs import KindCosts
+from kedge.watch.steps.spacing import Spacing
 
 FIRST_STEPS = 40
 """Steps that are measured at first, as far as the free time reaches."""
-ALLOWANCE, FREE = 2.0, 0.5
-"""Seconds that watching may take in any run, and those of them that are free at once."""
-_LEARNING = 0.25
-"""Weight of a step's cost in the running mean of its kind."""
-_MOST = 3.0
-"""Most that a step is assumed to cost, as a multiple of its timed cost."""
-_AFTERWARDS = 1.25
-"""Cost of a step with the steps after it, as a multiple of its own: measured with models of 3 and of 12 layers."""
-_COUNTING = 2 / 3
-"""Largest part of the allowed time that counting steps may take from the other work."""
-_REMEMBERED = 15
-"""How many step lengths are remembered."""
 _LONGEST_SKIPPED, _LONGEST_GUARDED = 4096, 16
 """Most steps that are skipped, or guarded, before the next decision."""
 _GRANTED = 8
 """How many requested measured steps are granted regardless of the budget."""
-
-
-@dataclass
-class StepKindCost:
-    """The cost of the steps of one kind.
-
-    Attributes:
-        share: The part of the allowed time that they may take.
-        spent: Seconds that they have taken.
-        timed: Timed seconds of one step; a running mean, like the next.
-        extra: Seconds by which one step was longer than a skipped one.
-    """
-
-    share: float
-    spent: float = 0.0
-    timed: float | None = None
-    extra: float | None = None
-
-    @property
-    def cost(self) -> float:
-        """The cost of one step, in seconds; 0 as long as there was none."""
-        timed = self.timed or 0.0
-        return _AFTERWARDS * min(max(self.extra or 0.0, timed), _MOST * timed)
-
-    def charge(self, steps: int, timed: float, extra: float) -> float:
-        """Charge some steps; returns their cost in seconds."""
-        self.timed, self.extra = _learn(self.timed, timed), _learn(self.extra, extra)
-        self.spent += steps * self.cost
-        return steps * self.cost
 
 
 class Budget:
@@ -110,18 +49,13 @@ class Budget:
     """
 
     def __init__(self, every: int, share: float | None) -> None:
-        self.every, self.share = every, share
         self.kind = StepKind.MEASURED
         self.counts = dict.fromkeys(StepKind, 0)
         self.seconds = 0.0
         self.run = self._planned = 1
-        self._setup = self._per_step = self._counting = 0.0
-        self._accounts = {StepKind.MEASURED: StepKindCost(0.6), StepKind.GUARDED: StepKindCost(0.4)}
-        self._bare: deque[float] = deque(maxlen=_REMEMBERED)
-        self._between: deque[float] = deque(maxlen=_REMEMBERED)
-        self._spacing, self._asked = 1, 0
+        self._time, self._costs, self._spacing = AllowedTime(share), KindCosts(), Spacing(every)
+        self._per_step = self._mark = 0.0
         self._wishes, self._wished = 0, False
-        self._began = self._mark = 0.0
 
     def begin(self, now: float, per_step: float = 0.0) -> None:
         """Start the clock.
@@ -130,8 +64,13 @@ class Budget:
             now: The time, in seconds.
             per_step: Seconds that counting one step of any kind takes.
         """
-        self._began = self._mark = now
-        self._per_step = per_step
+        self._time.begin(now)
+        self._mark, self._per_step = now, per_step
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit."""
+        return self._time.share is not None
 
     def run_ended(self, step: int, now: float, timed: float) -> StepKind:
         """Charge a run of steps of one kind, and choose the kind of the next ones.
@@ -141,22 +80,15 @@ class Budget:
             now: The time, in seconds.
             timed: Timed seconds of watching in the run, besides counting the steps.
         """
-        kind, steps = self.kind, self.done + 1
+        steps = self.done + 1
         length, self._mark = (now - self._mark) / steps, now
         self._count(steps)
         if not any(self.counts.values()):  # attaches the hooks; the end of the run takes about as long
-            self._setup = 2 * timed
-            self.seconds += timed
-        elif kind is StepKind.SKIPPED:
-            self._bare.append(length)
+            self._time.setup = 2 * timed
             self.seconds += timed
         else:
-            timed /= steps
-            extra = length - median(self._bare) if self._bare else timed
-            self.seconds += self._accounts[kind].charge(steps, timed, extra)
-            if kind is StepKind.GUARDED:
-                self._between.append(length - timed)
-        self.counts[kind] += steps
+            self.seconds += self._costs.charge(self.kind, steps, length, timed)
+        self.counts[self.kind] += steps
         return self._choose(step + 1, now)
 
     def interrupt(self, now: float, timed: Callable[[], float] = lambda: 0.0) -> None:
@@ -169,8 +101,7 @@ class Budget:
         self.counts[self.kind] += self.done
         self._count(self.done)
         if self.done and self.kind is StepKind.GUARDED:
-            seconds = timed() / self.done
-            self.seconds += self._accounts[self.kind].charge(self.done, seconds, seconds)
+            self.seconds += self._costs.charge_interrupted(self.done, timed())
         self.kind, self.run, self._planned, self._mark = StepKind.GUARDED, 1, 1, now
 
     def wish(self) -> None:
@@ -191,75 +122,43 @@ class Budget:
     def charge_device(self, seconds: float) -> None:
         """Charge seconds that measuring took on devices, which are known later."""
         self.seconds += seconds
-        self._accounts[StepKind.MEASURED].spent += seconds
+        self._costs.charge_device(seconds)
 
     def _count(self, steps: int) -> None:
-        self._counting += steps * self._per_step
-        self.seconds += steps * self._per_step
-
-    def _allowed(self, now: float) -> float:
-        """Return the seconds allowed by now for measuring and guarding, besides the run's first step and its end."""
-        if self.share is None:
-            return math.inf
-        passed = now - self._began
-        ramp = math.sqrt(min(passed * self.share / ALLOWANCE, 1.0))
-        setup = min(self._setup, ALLOWANCE - FREE)
-        allowed = max(self.share * passed, setup + FREE + (ALLOWANCE - setup - FREE) * ramp) - setup
-        return allowed - min(self._counting, _COUNTING * allowed)
+        seconds = steps * self._per_step
+        self._time.counting += seconds
+        self.seconds += seconds
 
     def _choose(self, step: int, now: float) -> StepKind:
-        self.run = 1
-        if self.share is None:
-            self.kind = StepKind.MEASURED if self._wished or step % self.every == 0 else StepKind.GUARDED
-        elif self._wished or self._is_due(step, now):
-            self.kind = StepKind.MEASURED
+        """Choose the kind of a step, and the number of steps until the next decision."""
+        self.run, share = 1, self._time.share
+        if share is None:
+            self.kind = StepKind.MEASURED if self._wished or step % self._spacing.every == 0 else StepKind.GUARDED
         else:
-            self._choose_between(step, now)
+            allowed = self._time.by(now)
+            if self._wished or self._is_due(step, allowed):
+                self.kind = StepKind.MEASURED
+            else:
+                self._choose_between(step, allowed, share)
         self._planned, self._wished = self.run, False
         return self.kind
 
-    def _choose_between(self, step: int, now: float) -> None:
+    def _is_due(self, step: int, allowed: float) -> bool:
+        """Whether a step is measured."""
+        cost, left = self._costs.cost_and_left(StepKind.MEASURED, allowed)
+        if step < FIRST_STEPS and left >= cost:
+            return True
+        if not self._spacing.reaches(step):
+            return False
+        self._spacing.adapt(cost, left)
+        return left >= cost
+
+    def _choose_between(self, step: int, allowed: float, share: float) -> None:
         """Choose the kind of the steps before the next one that may be measured."""
-        cost, left = self._cost_and_left(StepKind.GUARDED, now)
-        distance = self.every * self._spacing
-        due = distance - step % distance if step >= FIRST_STEPS else 1
+        cost, left = self._costs.cost_and_left(StepKind.GUARDED, allowed)
+        due = self._spacing.until_next(step) if step >= FIRST_STEPS else 1
         if left >= cost:
             self.kind, steps = StepKind.GUARDED, min(left / cost if cost else 1, _LONGEST_GUARDED)
         else:
-            self.kind, steps = StepKind.SKIPPED, self._until_paid(cost - left)
+            self.kind, steps = StepKind.SKIPPED, min(self._costs.until_paid(cost - left, share), _LONGEST_SKIPPED)
         self.run = max(min(math.floor(steps), due), 1)
-
-    def _cost_and_left(self, kind: StepKind, now: float) -> tuple[float, float]:
-        account = self._accounts[kind]
-        return account.cost, account.share * self._allowed(now) - account.spent
-
-    def _is_due(self, step: int, now: float) -> bool:
-        """Whether a step is measured; see Note [Common steps]."""
-        cost, left = self._cost_and_left(StepKind.MEASURED, now)
-        if step < FIRST_STEPS and left >= cost:
-            return True
-        distance = self.every * self._spacing
-        asked, self._asked = self._asked, step
-        if step // distance == asked // distance:
-            return False
-        if left < cost:
-            self._spacing *= 2
-        elif left > 2 * cost:
-            self._spacing = max(self._spacing // 2, 1)
-        return left >= cost
-
-    def _until_paid(self, lack: float) -> float:
-        """Return the number of steps after which a guarded one is paid for."""
-        lengths = self._bare or self._between
-        if not lengths or self.share is None:
-            return 1
-        income = self._accounts[StepKind.GUARDED].share * self.share * max(median(lengths), 1e-7)
-        return min(lack / income + 1, _LONGEST_SKIPPED)
-
-
-def _learn(known: float | None, value: float) -> float:
-    """Add a value to a running mean, limited to a distance from it; single steps may be slow for other reasons."""
-    if known is None:
-        return value
-    far = (_MOST - 1) * abs(known)
-    return known + _LEARNING * min(max(value - known, -far), far)

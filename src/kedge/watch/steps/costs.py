@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kedge.watch.models.roots import WatchMeter
+from kedge.actions.measure.meter import Meter
 
 _PER_EVENT, _PER_STEP = 3.0, 24.0
 """Cost of passing one event to the meter, and of counting a step with cold caches, in calls of an empty module hook."""
@@ -21,7 +21,7 @@ class Costs:
         others: Set to a function that returns the seconds timed elsewhere.
     """
 
-    def __init__(self, meter: WatchMeter) -> None:
+    def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self.others: Callable[[], float] = lambda: 0.0
         self._began, self._unit = time.perf_counter(), 0.0
@@ -76,7 +76,7 @@ class Costs:
 
     def charge_device(self) -> float:
         """Return the seconds that measuring took on devices since the last call; they are known later."""
-        before, self._charged_on_device = self._charged_on_device, self.meter.device_seconds
+        before, self._charged_on_device = self._charged_on_device, self.meter.finished.device_seconds
         return self._charged_on_device - before
 
 

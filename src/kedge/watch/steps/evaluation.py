@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
-from kedge.watch.models.roots import RootModule, WatchMeter
+from kedge.watch.models.roots import RootModule
 from kedge.watch.steps.steps import StepSource
 
 _MOST = 256
@@ -22,7 +23,7 @@ _MOST = 256
 class Evaluation:
     """Mutes the meter in passes that are not measured; see Note [Passes without gradients]."""
 
-    def __init__(self, meter: WatchMeter, roots: Sequence[RootModule]) -> None:
+    def __init__(self, meter: Meter, roots: Sequence[RootModule]) -> None:
         self.meter, self.roots = meter, roots
         self._measured, self._trains = 0, False
         self._ungraded: set[int] = set()
@@ -38,7 +39,7 @@ class Evaluation:
             if not graded:
                 measured = id(passes) not in self._ungraded
                 self._ungraded.add(id(passes))
-            elif any(root.parameters and root.passes is passes for root in self.roots):
+            elif any(root.parameters and root.hooks.passes is passes for root in self.roots):
                 self._trains = True
                 if self._ungraded:
                     self.meter.drop()

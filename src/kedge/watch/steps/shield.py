@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from kedge.actions.measure.meter import Meter
 from kedge.stderr import Shield
 from kedge.torch_internals import modes
-from kedge.watch.models.roots import WatchMeter
 from kedge.watch.steps.costs import Costs
 
 OFF = 0
@@ -28,7 +28,7 @@ class WatchShield:
         in_child: Whether this is a forked child process, which only counts its optimizer steps.
     """
 
-    def __init__(self, meter: WatchMeter, costs: Costs) -> None:
+    def __init__(self, meter: Meter, costs: Costs) -> None:
         self.meter, self.costs, self.in_child = meter, costs, False
         self.shield = Shield("watching", "it stops here, and the program goes on", on_failure=self._switch_off)
 

@@ -67,11 +67,11 @@ class Steps(StepClock):
 
     def add(self, root: RootModule, roots: Sequence[RootModule]) -> None:
         """Make the forward passes of a new root the steps, if it alone has parameters and nothing else ends steps."""
-        others = any(r.parameters and r.target for r in roots if r is not root)
-        if self.by >= StepSource.BACKWARD or root.passes is None or not root.parameters or others:
+        others = any(r.parameters and r.hooks.target for r in roots if r is not root)
+        if self.by >= StepSource.BACKWARD or root.hooks.passes is None or not root.parameters or others:
             return
         goes_on = self.by is not StepSource.NOTHING and self.led
-        self.lead(root.passes, lambda: self.optimizers.expect(root.module()))
+        self.lead(root.hooks.passes, lambda: self.optimizers.expect(root.module()))
         self.led = self.step + 1 if goes_on else 0
         self._any_optimizer = any_optimizer()
         self.by = StepSource.EXPECTED if self._any_optimizer else StepSource.FORWARD

@@ -1,8 +1,7 @@
-"""The statistics of one step on devices: one table each, copied to the host once. For the CPU see `kedge.actions.host`."""
+"""The statistics of one step on one device: a table, copied to the host once. For the CPU see `kedge.actions.measure.host`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.actions.host import DevicePart
-from kedge.actions.reduce import STATISTICS, StatisticsRow
-from kedge.actions.saturation import Saturation
-from kedge.store import exponents
-from kedge.store.columns import joined
+from kedge.actions.measure.reduce import STATISTICS, StatisticsRow
 
 _BLOCK = 256
 
@@ -84,7 +79,13 @@ class DeviceTable:
             self.slots.extend(map(StatisticsRow, block))
         self.blocks.append(block)
 
-    def room(self, count: int) -> Tensor:
+    def keep(self, numbers: Tensor) -> tuple[int, int]:
+        """Copy numbers into the table; returns the range that they occupy."""
+        start = self.wide_used
+        self._room(numbers.numel()).copy_(numbers)
+        return start, self.wide_used
+
+    def _room(self, count: int) -> Tensor:
         """Return room for `count` more numbers."""
         if self.wide_used + count > len(self.wide):
             with torch.inference_mode(mode=False):
@@ -130,93 +131,3 @@ def to_host(whole: Tensor) -> tuple[Tensor, Any]:
 
 
 _streams: dict[torch.device, Any] = {}
-
-
-class Measured(NamedTuple):
-    """One measurement within a step, before its numbers have come from the device.
-
-    Attributes:
-        site: The number of its site.
-        size: How many elements the value has.
-        device: The device of its row.
-        row: The index of its row.
-        channels: The range of its channels' maxima in the wide numbers.
-        drawn: The range of the elements drawn from it in the wide numbers.
-        saturation: The saturation of the site's activation; None if it does not saturate.
-    """
-
-    site: int
-    size: int
-    device: torch.device
-    row: int
-    channels: tuple[int, int] = (0, 0)
-    drawn: tuple[int, int] = (0, 0)
-    saturation: Saturation | None = None
-
-
-@dataclass
-class FinishedStep:
-    """A finished step, whose tables may not have arrived yet.
-
-    Attributes:
-        number: The number of the step.
-        level: The level at which it was measured.
-    """
-
-    number: int
-    level: int
-    measured: list[Measured]
-    snapshots: dict[torch.device, Snapshot]
-    host: DevicePart
-
-    def spoiled(self) -> frozenset[int]:
-        """The sites with non-finite values."""
-        bad: set[int] = set()
-        for part in (self.host, *self._there()):
-            bad.update(part.sites[~_sound(part.rows)[part.at]].tolist())
-        return frozenset(bad - {-1})
-
-    def ready(self) -> bool:
-        """Whether every table has arrived."""
-        return all(s.ready() for s in self.snapshots.values())
-
-    def columns(self) -> dict[str, Any]:
-        """The rows of the step as columns of the recording."""
-        columns = joined([part.columns() for part in (self.host, *self._there())])
-        columns["calls"] = np.ones(len(columns["site"]), dtype=np.int32)
-        columns["level"] = np.full(len(columns["site"]), self.level, dtype=np.int8)
-        return columns
-
-    def _there(self) -> list[DevicePart]:
-        """The measurements on devices, each with a row of its own."""
-        return [
-            _part([m for m in self.measured if m.device == device], *snapshot.numpy())
-            for device, snapshot in self.snapshots.items()
-        ]
-
-
-def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32]) -> DevicePart:
-    with np.errstate(invalid="ignore"):  # a device may write signaling NaNs
-        table = rows[[m.row for m in measured]].astype(np.float64)
-    runs = np.array([m.drawn for m in measured], dtype=np.intp).reshape(-1, 2)
-    lengths = runs[:, 1] - runs[:, 0]
-    known = ((m.saturation, wide[slice(*m.drawn)]) for m in measured)
-    return DevicePart(
-        np.column_stack([table, [m.size for m in measured]]),
-        np.where(lengths > 0, lengths, -1).astype(np.int32),
-        exponents.encode_all(exponents.count_runs(wide, runs)),
-        np.array([m.site for m in measured], dtype=np.int32),
-        np.arange(len(measured)),
-        np.array([-1 if saturation is None else saturation.count(some) for saturation, some in known], dtype=np.int32),
-        {i: bits(wide[slice(*m.channels)]) for i, m in enumerate(measured) if m.channels[1]},
-    )
-
-
-def _sound(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether each row of a light step belongs to a value without non-finite elements."""
-    return np.asarray(np.isfinite(rows[:, :2]).any(axis=1) | (rows[:, STATISTICS.index("nonfinite")] == 0))
-
-
-def bits(maxima: Any) -> bytes:
-    """Return one bit for each channel: whether its maximum is above zero."""
-    return np.packbits(maxima > 0).tobytes() if len(maxima) else b""

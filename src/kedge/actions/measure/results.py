@@ -1,48 +1,48 @@
-"""A measured site, and its statistics in one step."""
+"""The results of measuring that are kept: the statistics of each site in the last steps."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from kedge import notebook
-from kedge.actions.table import Measured
+from kedge.actions.measure import reduce
+from kedge.actions.measure.site_table import MeasuredSite
 from kedge.sites.site import Site
+from kedge.store.reading.table import tabulate
 from kedge.store.rows import STATISTICS, Rows
 
-Seen: TypeAlias = tuple[weakref.ref[Tensor], int, Measured | int, int | None]
-"""A tensor measured in this step, so that it is not measured twice: the tensor, its version, its measurement (on the
-host the row), and the number of the site whose output it is, None without one."""
+_READ = ("site", "count", *reduce.STATISTICS, "sampled", "saturated", "exponents")
+"""The columns that are read again."""
 
 
-@dataclass
-class MeasuredSite:
-    """One measured site.
+class KeptSteps:
+    """A sink that keeps the last steps; see `kedge.flow.Sink`.
 
     Attributes:
-        site: The site.
-        id: Its number, in the order of first firing.
-        shape: The shape of the first value.
-        dtype: The dtype of the first value, as "float32".
-        channels: The number of channels where activity is tracked, else None.
-        sources: The numbers of the sites whose outputs were its inputs; None stands for a tensor of no site.
-        node: The name of the autograd node that made its first value; None without one.
-        is_special: Whether it needs more than statistics and drawn elements, such as channel activity.
+        keep: How many steps to keep; None for all.
+        steps: The columns of each kept step.
     """
 
-    site: Site
-    id: int
-    shape: tuple[int, ...]
-    dtype: str
-    channels: int | None
-    sources: tuple[int | None, ...]
-    node: str | None
-    is_special: bool = False
+    def __init__(self, keep: int | None) -> None:
+        self.keep = keep
+        self.steps: dict[int, list[Mapping[str, Any]]] = {}
+
+    def stats(self, step: int, columns: Mapping[str, Any]) -> None:
+        """Keep the statistics of one step."""
+        self.steps.setdefault(step, []).append({"step": step, **columns})
+        while self.keep is not None and len(self.steps) > self.keep:
+            del self.steps[next(iter(self.steps))]
+
+    def statistics(self, seat: MeasuredSite) -> list[Statistics]:
+        """Return the statistics of a site, one a step."""
+        parts = [part for parts in self.steps.values() for part in parts]
+        found = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == seat.id))
+        rows = tabulate({"step": part["step"], **{n: part[n][i] for n in _READ}} for part, i in found).rows(seat.id)
+        return [Statistics(seat.site, int(step), nth(rows, i)) for i, step in enumerate(rows.step)]
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,6 @@ def table_of(found: Sequence[Statistics]) -> str:
     return notebook.table(
         columns, rows, align="m" + "r" * (len(columns) - 1), note="" if rows else "nothing is measured yet"
     )
-
-
-def course(site: Site, rows: Rows) -> list[Statistics]:
-    """Return the statistics of a site, one a step."""
-    return [Statistics(site, int(step), nth(rows, i)) for i, step in enumerate(rows.step)]
 
 
 def nth(rows: Rows, i: int) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from kedge.watch.hush import hush, unhush
+from kedge.watch.own_warnings import ignore_warnings, show_warnings
 
 
 def test_warnings_that_were_printed_once_are_not_printed_again() -> None:
@@ -17,10 +17,10 @@ def test_warnings_that_were_printed_once_are_not_printed_again() -> None:
     with warnings.catch_warnings(record=True) as printed:
         warnings.simplefilter("default")
         warn("once")
-        hush(["Error detected in "])
+        ignore_warnings(["Error detected in "])
         warn("once")
         warn("Error detected in MulBackward0")
-        unhush(["Error detected in "])
+        show_warnings(["Error detected in "])
         warn("once")
         warn("Error detected in DivBackward0")
     assert [str(each.message) for each in printed] == ["once", "Error detected in DivBackward0"]

@@ -11,14 +11,14 @@ _MESSAGES = (
     r"Using `torch.compile\(module\)` when there are global hooks",
     r".*torch.autograd.function.Function.* should not be instantiated",
 )
-NOTED = (r"Error detected in ", r"\s*Previous calculation was induced by ")
+ANOMALY_WARNINGS = (r"Error detected in ", r"\s*Previous calculation was induced by ")
 """The warnings of a backward pass that raises while autograd records the stack of each operation."""
 
 
 _Filter = tuple[str, re.Pattern[str], type[Warning], None, int]
 
 
-def hush(messages: Sequence[str] = _MESSAGES) -> None:
+def ignore_warnings(messages: Sequence[str] = _MESSAGES) -> None:
     """Ignore warnings that the program can do nothing about.
 
     `warnings.filterwarnings` would make Python forget which of the program's own warnings it has printed already.
@@ -26,7 +26,7 @@ def hush(messages: Sequence[str] = _MESSAGES) -> None:
     warnings.filters[:0] = _filters(messages)  # type: ignore[index]  # a list, whatever its stub says
 
 
-def unhush(messages: Sequence[str] = _MESSAGES) -> None:
+def show_warnings(messages: Sequence[str] = _MESSAGES) -> None:
     """Stop ignoring these warnings."""
     for entry in _filters(messages):
         if entry in warnings.filters:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge import native
-from kedge.actions import reduce
-from kedge.actions.reduce import STATISTICS
-from kedge.actions.saturation import Saturation
+from kedge.actions.measure import reduce
+from kedge.actions.measure.reduce import STATISTICS
+from kedge.actions.measure.saturation import Saturation
 from kedge.native.reductions import flat
 from kedge.store import exponents
 
@@ -115,18 +115,11 @@ class HostTable:
             self._allocate(2 * len(self.rows))
         return int(used)
 
-    def take(self, site: int, drawing: Tensor | None = None) -> None:
-        """Assign the next row, already written, to the value at a site.
-
-        Args:
-            site: The number of the site.
-            drawing: The tensor to draw elements from; None to draw none.
-        """
+    def take(self, site: int) -> None:
+        """Assign the next row, already written, to the value at a site."""
         row = self.used
         self.counts[0] += 1
         self.place(site, row)
-        if drawing is not None:
-            self.draw_for_last(drawing)
 
     def place(self, site: int, row: int) -> None:
         """Assign a row to a site, at the next place."""
@@ -146,9 +139,11 @@ class HostTable:
         if saturation is not None:
             self.saturated[place - 1] = saturation.count(some)
 
-    def activate(self, bits: bytes) -> None:
-        """Set which channels of the last measured value are active, one bit for each."""
-        self.active[int(self.counts[1]) - 1] = bits
+    def activate(self, value: Tensor, dim: int) -> None:
+        """Record which channels of the last measured value are active, along a dimension: one bit for each."""
+        found = native.channels_above_zero(value, dim)
+        active = bits(reduce.channels(value, dim).float().numpy()) if found is None else found
+        self.active[int(self.counts[1]) - 1] = active
 
     def observe_all(self, sites: Sequence[int], values: Sequence[Tensor], what: int, *, draws: bool) -> Sequence[int]:
         """Measure a value at each of many sites; returns the indices of those that one native call could not measure."""
@@ -211,3 +206,8 @@ def _longer(fresh: NDArray[Any], table: HostTable, name: str) -> NDArray[Any]:
     if old is not None:
         fresh[: len(old)] = old
     return fresh
+
+
+def bits(maxima: Any) -> bytes:
+    """Return one bit for each channel: whether its maximum is above zero."""
+    return np.packbits(maxima > 0).tobytes() if len(maxima) else b""

@@ -1,0 +1,98 @@
+"""The measurements of one step on devices: one table for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kedge.actions.measure import reduce
+from kedge.actions.measure.saturation import Saturation
+from kedge.actions.measure.table import DeviceTable, Snapshot
+from kedge.native import What, reductions
+
+_REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
+
+
+class Measured(NamedTuple):
+    """One measurement within a step, before its numbers have come from the device.
+
+    Attributes:
+        site: The number of its site.
+        size: How many elements the value has.
+        device: The device of its row.
+        row: The index of its row.
+        channels: The range of its channels' maxima in the wide numbers.
+        drawn: The range of the elements drawn from it in the wide numbers.
+        saturation: The saturation of the site's activation; None if it does not saturate.
+    """
+
+    site: int
+    size: int
+    device: torch.device
+    row: int
+    channels: tuple[int, int] = (0, 0)
+    drawn: tuple[int, int] = (0, 0)
+    saturation: Saturation | None = None
+
+
+class DeviceTables:
+    """Measures values on their devices, without synchronisation.
+
+    Attributes:
+        tables: The table of each device that was ever measured on.
+        measured: The measurements of the current step.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[torch.device, DeviceTable] = {}
+        self.measured: list[Measured] = []
+
+    def measure(
+        self, site: int, value: Tensor, what: What, *, dim: int | None, draws: bool, saturation: Saturation | None
+    ) -> Measured:
+        """Measure a value.
+
+        Args:
+            site: The number of its site.
+            value: The value.
+            what: The statistics to compute.
+            dim: The channel dimension; None where channel activity is not tracked.
+            draws: Whether to draw elements.
+            saturation: The saturation of the site's activation; None if it does not saturate.
+        """
+        elements, table = reductions.flat(value), self._table_on(value.device)
+        measured = Measured(site, elements.numel(), value.device, table.used)
+        start = table.now()
+        _REDUCE[what](elements, table.slot())
+        if dim is not None:
+            measured = measured._replace(channels=table.keep(reduce.channels(value, dim)))
+        if draws:
+            deciding = value if saturation is None else saturation.deciding(value)
+            some = reduce.drawn(elements if deciding is value else reductions.flat(deciding))
+            measured = measured._replace(drawn=table.keep(some), saturation=saturation)
+        if start is not None:
+            table.spans.append((start, table.now()))
+        self.measured.append(measured)
+        return measured
+
+    def _table_on(self, device: torch.device) -> DeviceTable:
+        table = self.tables.get(device)
+        if table is None:
+            table = self.tables[device] = DeviceTable(device)
+        return table
+
+    def repeat(self, site: int, measured: Measured) -> None:
+        """Record at another site a value that this step has already measured."""
+        self.measured.append(measured._replace(site=site, channels=(0, 0), saturation=None))
+
+    def drop(self, sites: Collection[int]) -> None:
+        """Discard the measurements at some sites."""
+        self.measured = [m for m in self.measured if m.site not in sites]
+
+    def end(self) -> tuple[list[Measured], dict[torch.device, Snapshot]]:
+        """End the step; returns its measurements, and the tables, whose copies to the host have started."""
+        measured, self.measured = self.measured, []
+        return measured, {device: table.take() for device, table in self.tables.items() if table.used}

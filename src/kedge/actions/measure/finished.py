@@ -1,0 +1,149 @@
+"""Finished steps: their tables come from the devices in order, and are passed on as columns of the recording."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kedge.actions.measure.devices import Measured
+from kedge.actions.measure.host import DevicePart, bits
+from kedge.actions.measure.reduce import STATISTICS
+from kedge.actions.measure.table import Snapshot
+from kedge.flow import Sink
+from kedge.store import exponents
+from kedge.store.columns import joined
+from kedge.store.rows import FULL
+
+_BEHIND = 2
+"""Most steps whose tables may still be under way."""
+_SPOILED_KEPT = 32
+"""Most light steps with non-finite values that are passed on."""
+
+
+@dataclass
+class FinishedStep:
+    """A finished step, whose tables may not have arrived yet.
+
+    Attributes:
+        number: The number of the step.
+        level: The level at which it was measured.
+        measured: Its measurements on devices.
+        snapshots: The tables of the devices.
+        host: Its measurements in this process's memory.
+    """
+
+    number: int
+    level: int
+    measured: list[Measured]
+    snapshots: dict[torch.device, Snapshot]
+    host: DevicePart
+
+    def spoiled(self) -> frozenset[int]:
+        """The sites with non-finite values."""
+        bad: set[int] = set()
+        for part in (self.host, *self._there()):
+            bad.update(part.sites[~_sound(part.rows)[part.at]].tolist())
+        return frozenset(bad - {-1})
+
+    def ready(self) -> bool:
+        """Whether every table has arrived."""
+        return all(s.ready() for s in self.snapshots.values())
+
+    def columns(self) -> dict[str, Any]:
+        """The rows of the step as columns of the recording."""
+        columns = joined([part.columns() for part in (self.host, *self._there())])
+        columns["calls"] = np.ones(len(columns["site"]), dtype=np.int32)
+        columns["level"] = np.full(len(columns["site"]), self.level, dtype=np.int8)
+        return columns
+
+    def _there(self) -> list[DevicePart]:
+        """The measurements on devices, each with a row of its own."""
+        return [
+            _part([m for m in self.measured if m.device == device], *snapshot.numpy())
+            for device, snapshot in self.snapshots.items()
+        ]
+
+
+def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32]) -> DevicePart:
+    with np.errstate(invalid="ignore"):  # a device may write signaling NaNs
+        table = rows[[m.row for m in measured]].astype(np.float64)
+    runs = np.array([m.drawn for m in measured], dtype=np.intp).reshape(-1, 2)
+    lengths = runs[:, 1] - runs[:, 0]
+    known = ((m.saturation, wide[slice(*m.drawn)]) for m in measured)
+    return DevicePart(
+        np.column_stack([table, [m.size for m in measured]]),
+        np.where(lengths > 0, lengths, -1).astype(np.int32),
+        exponents.encode_all(exponents.count_runs(wide, runs)),
+        np.array([m.site for m in measured], dtype=np.int32),
+        np.arange(len(measured)),
+        np.array([-1 if saturation is None else saturation.count(some) for saturation, some in known], dtype=np.int32),
+        {i: bits(wide[slice(*m.channels)]) for i, m in enumerate(measured) if m.channels[1]},
+    )
+
+
+def _sound(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each row of a light step belongs to a value without non-finite elements."""
+    return np.asarray(np.isfinite(rows[:, :2]).any(axis=1) | (rows[:, STATISTICS.index("nonfinite")] == 0))
+
+
+class FinishedSteps:
+    """The finished steps that wait for their tables.
+
+    A light step is passed on only if a site has non-finite values that was finite at the last check, so that a module
+    whose output is infinite in every step does not hide later failures.
+
+    Attributes:
+        sink: Receives the columns of each step.
+        device_seconds: Seconds that the devices spent measuring the steps passed on.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.device_seconds = 0.0
+        self._waiting: deque[FinishedStep] = deque()
+        self._spoiled: frozenset[int] = frozenset()
+        self._spoiled_left = _SPOILED_KEPT
+
+    def __bool__(self) -> bool:
+        """Whether a step is waiting."""
+        return bool(self._waiting)
+
+    def add(self, step: FinishedStep | None, *, finite: bool) -> None:
+        """Add a step, and pass on the steps whose tables have arrived.
+
+        Args:
+            step: The step; None if it has no measurements.
+            finite: Whether all was finite in a step without measurements, so that non-finite values later are news.
+        """
+        if step is not None:
+            self._waiting.append(step)
+        elif finite and not self._waiting:
+            self._spoiled = frozenset()
+        if self._waiting:
+            self.pass_on(most_waiting=_BEHIND)
+
+    def pass_on(self, *, most_waiting: int = 0) -> None:
+        """Pass on the steps whose tables have arrived, and older ones until at most this many wait."""
+        while self._waiting and (self._waiting[0].ready() or len(self._waiting) > most_waiting):
+            step = self._waiting.popleft()
+            self.device_seconds += sum(snapshot.seconds() for snapshot in step.snapshots.values())
+            if step.level == FULL or self._is_news(step):
+                self._pass_on(step)
+
+    def _pass_on(self, step: FinishedStep) -> None:
+        columns = step.columns()
+        if len(columns["site"]):
+            self.sink.stats(step.number, columns)
+
+    def _is_news(self, step: FinishedStep) -> bool:
+        """Whether a site that was finite at the last check has non-finite values in this light step."""
+        spoiled, known = step.spoiled(), self._spoiled
+        self._spoiled = spoiled
+        news = bool(spoiled - known) and self._spoiled_left > 0
+        self._spoiled_left -= news
+        return news

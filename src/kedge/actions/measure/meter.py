@@ -1,0 +1,200 @@
+"""Statistics instead of values: `measure`.
+
+A value goes from `Meter` into the tables of the current step (`kedge.actions.measure.values`), at the end of the step to
+the finished ones (`finished`), and from there to a sink, or to the steps that are kept to be read (`results`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from kedge import native
+from kedge.actions.measure import reduce
+from kedge.actions.measure.finished import FinishedSteps
+from kedge.actions.measure.host import HostTable
+from kedge.actions.measure.results import KeptSteps, Statistics, table_of
+from kedge.actions.measure.site_table import MeasuredSite, SiteTable
+from kedge.actions.measure.values import MEASURED, StepValues, role_of
+from kedge.actions.naming import each_operation
+from kedge.errors import NotRecorded, SeveralRecorded
+from kedge.flow import Act, Event
+from kedge.native import What
+from kedge.sites.site import Site
+from kedge.store.rows import FULL, LIGHT
+from kedge.torch_internals import modes
+
+Measure = Callable[[Tensor, int], None]
+
+
+class Meter:
+    """The action that `measure` returns: reduces values on their device, into one table a step.
+
+    Attributes:
+        level: `FULL`, `LIGHT` or 0: how much is measured of the next step's values.
+        muted: Whether forward values are not measured.
+        draws: Whether elements are drawn from each value.
+        sites: The sites that have fired.
+        kept: The results, unless `finished` has another sink.
+        finished: Passes on the steps that have ended.
+        events: How many values came.
+        seconds: Seconds that measuring them took.
+        lock: Held while a value is measured.
+    """
+
+    observes = True
+
+    def __init__(self, what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> None:
+        self.what, self.recomputes = what, recomputes
+        self.level, self.muted, self.draws = FULL, False, False
+        host = HostTable()
+        self.sites = SiteTable(host.saturates)
+        self._values = StepValues(self.sites, host)
+        self.kept = KeptSteps(keep)
+        self.finished = FinishedSteps(self.kept)
+        self.events, self.seconds = 0, 0.0
+        self.lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        """The call that makes this action."""
+        return f"measure({self.what!r})"
+
+    def _repr_html_(self) -> str:
+        """The statistics of each site in its newest step, for a notebook."""
+        self.finish()
+        return table_of([s for seat in list(self.sites.seats.values()) for s in self.kept.statistics(seat)[-1:]])
+
+    def bind(self, site: Site) -> Act:
+        """Return the function that measures a site's values; if it matches operations, each of them separately."""
+        if site.op is None:
+            return _with_event(self._measure_at(site))
+        return each_operation(site, lambda operation: _with_event(self._measure_at(operation)))
+
+    def bind_value(self, site: Site) -> Measure | None:
+        """Return the function that measures values without an event; None for operations, which the event identifies."""
+        return self._measure_at(site) if site.op is None else None
+
+    def _measure_at(self, site: Site) -> Measure:
+        seat: MeasuredSite | None = None
+        forward, role, values, host = not site.is_gradient, role_of(site), self._values, self._values.host
+
+        def measure(value: Tensor, step: int) -> None:
+            nonlocal seat
+            level = self.level
+            if not level or (self.muted if forward else level == LIGHT) or modes.is_under_jit():
+                return
+            start = perf_counter()
+            with self.lock:
+                if step != values.step:
+                    self._begin(step)
+                if seat is None:
+                    seat = values.observe_first(site, value)
+                elif seat.is_special:
+                    values.observe(seat, value)
+                elif (done := host.observe(value, seat.id, role, values.code, values.draws)) not in MEASURED:
+                    values.settle(seat, value, done, draws=values.draws)
+            self.events += 1
+            self.seconds += perf_counter() - start
+
+        return measure
+
+    def observe_all(self, seats: Sequence[MeasuredSite], values: Sequence[Tensor], step: int) -> None:
+        """Measure one value for each of many sites that belong to no module, by one native call where possible."""
+        with self.lock:
+            if step != self._values.step:
+                self._begin(step)
+            self._values.observe_all(seats, values)
+
+    def add_squares(
+        self, seats: Sequence[MeasuredSite], step: int, counts: Sequence[int], squares: Sequence[float]
+    ) -> None:
+        """Add known sums of squares, one a site.
+
+        Args:
+            seats: The sites.
+            step: The step.
+            counts: How many numbers each sum is of.
+            squares: The sums.
+        """
+        with self.lock:
+            if step != self._values.step:
+                self._begin(step)
+            self._values.host.put([seat.id for seat in seats], counts, squares)
+
+    def _begin(self, step: int) -> None:
+        if self._values.step >= 0 or self.finished:  # values of another step are left
+            self.flush()
+        what = "norm" if self.level == LIGHT else self.what
+        self._values.begin(step, what, level=self.level, draws=self.draws)
+
+    def spoiled(self) -> bool:
+        """Whether this step has non-finite values; true on a GPU if it has any values, because reading them would wait."""
+        return self._values.spoiled()
+
+    def drop(self, seats: Sequence[MeasuredSite] | None = None) -> None:
+        """Discard this step's measurements, at some sites or at all."""
+        with self.lock:
+            self._values.drop(None if seats is None else {seat.id for seat in seats})
+
+    def flush(self, *, finite: bool = False) -> None:
+        """End the step: start copying its tables to the host, and pass on those that have arrived.
+
+        Args:
+            finite: Whether all was finite in a step without measurements, so that non-finite values later are news.
+        """
+        with self.lock, reduce.plainly():
+            self.finished.add(self._values.end(), finite=finite)
+
+    def finish(self) -> None:
+        """Pass everything on, waiting for the copies still in progress."""
+        with self.lock:
+            self.flush()
+            self.finished.pass_on()
+
+    def read(self, name: str, why: Callable[[str], str]) -> Statistics:
+        """Return the statistics of a site in its newest step."""
+        found: list[Statistics] = self.records(name)
+        if not found:
+            raise NotRecorded(f'nothing was measured under "{name}": {why(name)}')
+        return found[-1]
+
+    def records(self, name: str) -> list[Any]:
+        """Return the statistics of a site, one a step."""
+        self.finish()
+        found = self.sites.named(name)
+        if len(found) > 1:
+            names = ", ".join(f'"{seat.site}"' for seat in found)
+            raise SeveralRecorded(f'"{name}" stands for {len(found)} measured sites; read one of {names}')
+        return self.kept.statistics(found[0]) if found else []
+
+
+def _with_event(measure: Measure) -> Act:
+    """Return a function that measures values, as an action that takes events."""
+
+    def act(value: Tensor, event: Event) -> None:
+        measure(value, event.step)
+
+    return act
+
+
+def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> Meter:
+    """Return the action that measures: one row of statistics a site and step, without synchronisation.
+
+    Several calls and passes of one step are merged. ``stats["layer4"].rms`` reads the newest step,
+    ``stats.records("layer4")`` all steps.
+
+    Args:
+        what: "full" for count, sum, sum of squares, min, max, non-zero and non-finite elements; "norm" for
+            the sum of squares; "finite" for the sum, which is finite if every element is.
+        keep: How many of the last steps to keep; None for all.
+        recomputes: Whether to measure the values of a checkpoint's recompute, too.
+    """
+    if what not in native.CODES:
+        raise ValueError(f"measure({what!r}) is unknown; use 'full', 'norm' or 'finite'")
+    if keep is not None and keep < 1:
+        raise ValueError(f"measure(keep={keep}) would keep nothing; use 1 or more, or None for all")
+    return Meter(what, keep=keep, recomputes=recomputes)

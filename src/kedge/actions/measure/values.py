@@ -1,0 +1,161 @@
+"""The values of the current step: each is measured by one native call if possible, else by PyTorch's reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from torch import Tensor
+
+from kedge import native
+from kedge.actions.measure import reduce
+from kedge.actions.measure.finished import FinishedStep
+from kedge.actions.measure.host import HostTable
+from kedge.actions.measure.reduced import ReducedValues
+from kedge.actions.measure.saturation import Saturation
+from kedge.actions.measure.site_table import MeasuredSite, SiteTable
+from kedge.native import What
+from kedge.sites.leaves import untransformed
+from kedge.sites.site import Site
+from kedge.store.rows import FULL
+
+MEASURED = (native.DONE, native.DONE | native.FRESH)
+"""The outcomes of native calls that measured a value completely."""
+_ROLES = {"out": native.AS_OUTPUT, "in": native.AS_INPUT}
+
+
+class StepValues:
+    """Measures the values of one step after another.
+
+    Args:
+        sites: The entries of the sites.
+        host: The rows of values in this process's memory.
+
+    Attributes:
+        step: The number of the step; -1 between steps.
+        code: The statistics to compute, as a code of `kedge.native.CODES`; 0 stands for all.
+        draws: Whether elements are drawn from each value.
+    """
+
+    def __init__(self, sites: SiteTable, host: HostTable) -> None:
+        self.host = host
+        self.step, self.code, self.draws = -1, native.CODES["full"], False
+        self._what: What = "full"
+        self._level = FULL
+        self._sites, self._reduced = sites, ReducedValues(sites, host)
+
+    def begin(self, step: int, what: What, *, level: int, draws: bool) -> None:
+        """Begin a step.
+
+        Args:
+            step: Its number.
+            what: The statistics to compute.
+            level: The level at which it is measured.
+            draws: Whether elements are drawn where all statistics are computed.
+        """
+        self.step, self._what, self._level = step, what, level
+        self.code = native.CODES[what]
+        self.draws = draws and not self.code
+
+    def observe_first(self, site: Site, value: Tensor) -> MeasuredSite:
+        """Measure the first value of a site, also inside a transform of `torch.func`."""
+        if not reduce.transforms(value):
+            seat = self._sites.seat(site, value)
+            self.observe(seat, value)
+            return seat
+        with reduce.plainly():
+            inner = untransformed(value)
+            seat = self._sites.seat(site, inner)
+            self._observe_inner(seat, inner)
+        return seat
+
+    def observe(self, seat: MeasuredSite, value: Tensor, *, inner: bool = False) -> None:
+        """Measure a value, and the extra figures that its site needs.
+
+        Args:
+            seat: The site.
+            value: The value.
+            inner: Whether the value is the tensor that a transform wraps, while the transform is suspended.
+        """
+        competing = self._competing(seat)
+        draws = self.draws and competing is None
+        done = self._read(seat, value, draws=draws)
+        if done not in MEASURED:
+            done = self.settle(seat, value, done, draws=draws, inner=inner)
+        if not done & native.FRESH or self.code:
+            return
+        if competing is not None and self.draws:
+            self.host.draw_for_last(competing.deciding(value))
+        if seat.channels is not None and (dim := self._sites.tracked_dim(seat, value)) is not None:
+            self.host.activate(value, dim)
+
+    def _competing(self, seat: MeasuredSite) -> Saturation | None:
+        """Return the saturation of an activation where only its largest outputs decide; None where all outputs do."""
+        known = self.host.saturating.get(seat.id) if seat.is_special else None
+        return None if known is None or known.dim is None else known
+
+    def _read(self, seat: MeasuredSite, value: Tensor, *, draws: bool) -> int:
+        """Measure a value by one native call; returns the outcome, as flags of `kedge.native`."""
+        return self.host.observe(value, seat.id, _ROLES.get(seat.site.kind, native.AS_VALUE), self.code, draws)
+
+    def _observe_inner(self, seat: MeasuredSite, inner: Tensor) -> None:
+        """Measure the tensor that a transform wraps, without channels: `vmap` may put the batch dimension anywhere."""
+        seat.channels = None
+        self.observe(seat, inner, inner=True)
+
+    def settle(self, seat: MeasuredSite, value: Tensor, done: int, *, draws: bool, inner: bool = False) -> int:
+        """Complete a measurement that one native call could not; returns the outcome, as flags of `kedge.native`.
+
+        Args:
+            seat: The site.
+            value: The value.
+            done: The outcome of the native call.
+            draws: Whether it was to draw elements.
+            inner: Whether the value is the tensor that a transform wraps, while the transform is suspended.
+        """
+        host = self.host
+        while done == native.NO_ROOM:
+            host.make_room(1)
+            done = self._read(seat, value, draws=draws)
+        if done & native.NEW_SOURCE and host.measurer is not None:
+            self._sites.connect(seat, host.measurer.source)
+        if done == native.REFUSED:
+            if inner or not reduce.transforms(value):
+                self._reduced.observe(seat, value, self._what, level=self._level, draws=self.draws)
+                return done
+            with reduce.plainly():
+                self._observe_inner(seat, untransformed(value))
+        return done
+
+    def observe_all(self, seats: Sequence[MeasuredSite], values: Sequence[Tensor]) -> None:
+        """Measure one value for each of many sites that belong to no module, by one native call where possible."""
+        for i in self.host.observe_all([seat.id for seat in seats], values, self.code, draws=self.draws):
+            self.observe(seats[i], values[i].detach())
+
+    def spoiled(self) -> bool:
+        """Whether the step has non-finite values; true on a GPU if it has any values, because reading them would wait."""
+        if not (self.host.used or self._reduced.devices.measured):
+            return False
+        return bool(self._reduced.devices.tables) or self.host.spoiled()
+
+    def drop(self, sites: Collection[int] | None = None) -> None:
+        """Discard the measurements at some sites, or all."""
+        if sites is not None:
+            self.host.drop(sites)
+            self._reduced.devices.drop(sites)
+            return
+        self._reduced.end()
+        self.host.end()
+
+    def end(self) -> FinishedStep | None:
+        """End the step, and start copying its tables to the host; returns None if it has no measurements."""
+        step, self.step = self.step, -1  # later values, even of the same step, are measured at the level in force then
+        if not (self.host.used or self._reduced.devices.measured):
+            self._reduced.forget()
+            return None
+        measured, snapshots = self._reduced.end()
+        return FinishedStep(step, self._level, measured, snapshots, self.host.end())
+
+
+def role_of(site: Site) -> int:
+    """Return the role of a site's values, as `kedge.native` calls it."""
+    return _ROLES.get(site.kind, native.AS_VALUE)

@@ -1,0 +1,145 @@
+"""The start of the active backward pass: its tensors, and the line of the program that began it.
+
+# Note [What backward began at]
+Nothing is patched. When a hook on a parameter runs, the active frame of `torch.autograd.backward` holds the
+differentiated tensors, and the frames above it lead to the program's line. See Note [Hooks on parameters] in
+`kedge.watch.models.backwards`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kedge.torch_internals.source_lines import is_between
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True)
+class BackwardStart:
+    """The start of a backward pass.
+
+    Attributes:
+        tensors: The differentiated tensors.
+        where: The code and line that called backward; None if no frame shows it.
+        frame: That frame.
+    """
+
+    tensors: tuple[Tensor, ...]
+    where: tuple[CodeType, int] | None
+    frame: FrameType | None
+
+
+class ActiveLoss:
+    """The loss of the active backward pass, read from the frame of `torch.autograd.backward`."""
+
+    def __init__(self) -> None:
+        self._depth, self._code = 0, _backward_code()
+
+    def is_finite(self) -> bool:
+        """Whether the loss is finite, or unknown: on a device it is not read."""
+        try:
+            frame: FrameType | None = sys._getframe(self._depth)  # its depth in the last pass
+        except ValueError:  # the stack is not as deep
+            frame = None
+        if frame is None or frame.f_code is not self._code:
+            frame = self._find()
+        value = frame.f_locals.get("tensors") if frame is not None else None
+        if type(value) is tuple and len(value) == 1:
+            value = value[0]
+        if type(value) is not Tensor or not value.is_cpu or value.numel() != 1 or value.is_complex():
+            return True
+        return math.isfinite(value.item())
+
+    def _find(self) -> FrameType | None:
+        self._code = _backward_code()
+        frame: FrameType | None = sys._getframe(1)
+        depth = 0
+        while frame is not None and frame.f_code is not self._code:
+            frame, depth = frame.f_back, depth + 1
+        self._depth = depth if frame is not None else 0
+        return frame
+
+
+def _backward_code() -> CodeType | None:
+    return getattr(torch.autograd.backward, "__code__", None)
+
+
+def began() -> BackwardStart:
+    """Return the start of the active backward pass of this thread: of the outermost, if passes are nested."""
+    codes = _codes()
+    for frame in _threads():
+        above: FrameType | None = frame
+        found: FrameType | None = None
+        while above is not None:
+            found = above if above.f_code in codes else found
+            above = above.f_back
+        if found is not None:
+            tensors = found.f_locals.get(codes[found.f_code], ())
+            line = _programs_line(found)
+            where = None if line is None else (line.f_code, line.f_lineno)
+            return BackwardStart(tuple(t for t in _each(tensors) if isinstance(t, Tensor)), where, line)
+    return BackwardStart((), None, None)
+
+
+def _codes() -> dict[CodeType, str]:
+    """Return the code of the functions that begin a backward pass, with the name of their variable for the tensors."""
+    functions = ((torch.autograd.backward, "tensors"), (torch.autograd.grad, "outputs"))
+    return {f.__code__: name for f, name in functions if hasattr(f, "__code__")}
+
+
+def _threads() -> Iterator[FrameType]:
+    """Yield the frame that called `began`, then those of the other threads: a device's backward has its own thread.
+
+    The frame of `began` is left out: as one of its own variables it would keep itself alive, and the loss with it.
+    """
+    yield sys._getframe(2)
+    mine = threading.get_ident()
+    for thread, frame in list(sys._current_frames().items()):
+        if thread != mine:
+            yield frame
+
+
+def _each(tensors: Any) -> tuple[Any, ...]:
+    return tuple(tensors) if isinstance(tensors, (tuple, list)) else (tensors,)
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed library, not to the program."""
+    return any(folder in file for folder in _INSTALLED)
+
+
+def _programs_line(frame: FrameType) -> FrameType | None:
+    """Return the frame of the program that called; failing that, the nearest frame of an installed library."""
+    above, library = frame.f_back, None
+    while above is not None:
+        file = above.f_code.co_filename
+        if not is_between(file):
+            if not is_installed(file):
+                return above
+            library = library or above
+        above = above.f_back
+    return library
+
+
+def operation_of(value: Tensor) -> tuple[str | None, str]:
+    """Return the name of the autograd node that made a tensor, and that of its operation: ``nll_loss``."""
+    if value.grad_fn is None:
+        return None, "leaf"
+    return value.grad_fn.name(), plain_name(value.grad_fn.name())
+
+
+def plain_name(node: str) -> str:
+    """Return the usual name of the operation behind a node: ``nll_loss`` for ``NllLossBackward0``."""
+    name = re.sub(r"(Backward\d*|<.*>)$", "", node.rpartition("::")[2])
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

@@ -1,0 +1,63 @@
+"""The hooks on the steps of all optimizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from kedge.torch_internals import dynamo
+from kedge.watch.records.record import TrainingRecord
+from kedge.watch.step_kinds import StepKinds
+from kedge.watch.steps.shield import OFF, WatchShield
+from kedge.watch.training import Training
+
+
+class OptimizerHooks:
+    """Measures before and after the steps of optimizers, and counts them.
+
+    Args:
+        record: Receives the values.
+        training: Learns which parameters an optimizer holds.
+        kinds: Makes a step a guarded one if it is not finite.
+        shield: Wraps the work.
+    """
+
+    def __init__(self, record: TrainingRecord, training: Training, kinds: StepKinds, shield: WatchShield) -> None:
+        self.record, self.training, self.kinds, self.shield = record, training, kinds, shield
+        self.steps, self.budget = kinds.steps, kinds.budget
+        self._measure_before, self._measure_after = shield.around(self._before_step), shield.around(record.after_update)
+
+    def install(self) -> tuple[RemovableHandle, ...]:
+        """Install the hooks, and return their handles."""
+        return register_optimizer_step_pre_hook(self._about_to_step), register_optimizer_step_post_hook(self._stepped)
+
+    def _about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Called before an optimizer steps; does nothing in a skipped step."""
+        if self.record.meter.level != OFF and not torch.compiler.is_compiling():
+            self._measure_before(optimizer, args, kwargs)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        entry = self.training.before_update(optimizer)
+        closure = any(map(callable, (*args, *kwargs.values())))
+        if self.record.before_update(optimizer, entry, closure=closure):
+            self.kinds.interrupt()
+
+    def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Count an optimizer's step: the only hook that runs in skipped steps, where it finds caches cold."""
+        if self.shield.in_child:
+            self.record.facts.unseen.stepped_in_child()
+            return
+        if torch.compiler.is_compiling():
+            dynamo.break_graph()
+        is_last = self.budget.run == 1 and self.record.meter.level != OFF
+        if is_last or id(optimizer) in self.record.updates.late:
+            self._measure_after(optimizer)
+        if self.shield.failure is None:
+            self.steps.count_update(optimizer)
+
+
+dynamo.untraced(OptimizerHooks._stepped)  # an optimizer's step may be compiled

@@ -1,0 +1,59 @@
+"""All facts about a training, and the notes at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kedge.watch.models.backwards import BackwardPasses
+from kedge.watch.models.optimizers import Optimizers
+from kedge.watch.models.parameters import WatchedParameters
+from kedge.watch.models.roots import RootModule
+from kedge.watch.records.facts.kept_gradients import KeptGradients
+from kedge.watch.records.facts.modes import TrainingModes
+from kedge.watch.records.facts.unoptimized import UnoptimizedParameters
+from kedge.watch.records.facts.unseen import UnseenWork
+from kedge.watch.records.facts.unstepped import Unstepped
+
+
+class Facts:
+    """Collects notes for the recording; see docs/recording.md for each kind.
+
+    Attributes:
+        modes: The modes of trained models.
+        gradients: Gradients that were not set to zero.
+        unoptimized: Parameters that no optimizer holds.
+        unstepped: Optimizers that never step.
+        unseen: Work that cannot be watched.
+    """
+
+    def __init__(self) -> None:
+        self.modes, self.gradients = TrainingModes(), KeptGradients()
+        self.unoptimized, self.unstepped, self.unseen = UnoptimizedParameters(), Unstepped(), UnseenWork()
+
+    def backward_began(self, step: int, roots: Iterable[RootModule], passes: BackwardPasses) -> list[Mapping[str, Any]]:
+        """Return notes on the modes of trained models, and on gradients of the last step that are still there."""
+        return [*self.modes.notes(step, roots), *self.gradients.backward_began(step, passes)]
+
+    def at_end(
+        self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
+    ) -> list[Mapping[str, Any]]:
+        """Return the notes that are known at the end of the run."""
+        notes: list[Mapping[str, Any]] = []
+        unoptimized = self.unoptimized.notes(optimizers, roots, places)
+        if optimizers.entries:
+            notes.append({"kind": "optimizers", "optimizers": [entry.describe() for entry in optimizers.entries]})
+        elif self.unstepped.in_vain:
+            notes.append({"kind": "not-optimized", "root": None, "in_vain": self.unstepped.in_vain})
+        return [*notes, *unoptimized, *self.unseen.notes(trained=bool(optimizers.entries))]
+
+
+def unused(places: WatchedParameters) -> list[dict[str, Any]]:
+    """Return the parameters of trained models that never had a gradient, in the form of the ledger."""
+    cause = "no observed backward pass reached it"
+    remedy = "use it in the forward, or set requires_grad_(False)"
+    return [
+        {"site": f"{place.site}.grad", "fired": 0, "cause": cause, "remedy": remedy}
+        for place in places.without_gradient()
+        if place.root.optimizers
+    ]

@@ -1,0 +1,102 @@
+"""Gradients that were not set to zero: those that an optimizer uses still include those of its last step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from kedge import native
+from kedge.torch_internals.tensors import version_of
+from kedge.watch.models.backwards import BackwardPasses
+from kedge.watch.models.optimizers import params_of
+
+_CHECKED = 8
+"""Most gradients of an optimizer that are compared to learn whether they were zeroed."""
+_SMALL = 1 << 16
+"""Most elements of a gradient that is compared."""
+
+_Gradient: TypeAlias = tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]
+"""A parameter, its gradient, and the version of the gradient's memory."""
+
+
+class KeptGradients:
+    """Notes the gradients that are still there when the next step of their optimizer uses them."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, list[_Gradient]] = {}
+        self._zeroed: set[int] = set()
+        self._inside: dict[int, int] = {}
+        self._passed = False
+
+    def backward_began(self, step: int, passes: BackwardPasses) -> list[Mapping[str, Any]]:
+        """Check which gradients of the last step are still there; returns the notes of steps that have begun."""
+        notes: list[Mapping[str, Any]] = []
+        for key, left in list(self._left.items()):
+            if not passes.reached_here(_params(left)):
+                continue
+            if not any(map(_is_left, left)):
+                self._zeroed.add(key)
+            if key in self._inside:  # its step has begun, and calls this from a closure
+                notes += self._notes(step, key, self._inside.pop(key))
+        self._passed = True
+        return notes
+
+    def backward_ended(self, passes: BackwardPasses) -> None:
+        """Remember the current gradients: if a later pass finds them changed, they were zeroed in between."""
+        for key, left in self._left.items():
+            if key not in self._zeroed and passes.reached_here(_params(left)):
+                self._left[key] = _gradients(_params(left))
+
+    def before_step(self, step: int, optimizer: Optimizer, index: int) -> list[Mapping[str, Any]]:
+        """Return a note if the gradients that an optimizer is about to use still include those of its last step."""
+        if not self._passed:
+            self._inside[id(optimizer)] = index
+            return []
+        return self._notes(step, id(optimizer), index)
+
+    def _notes(self, step: int, key: int, index: int) -> list[Mapping[str, Any]]:
+        left, zeroed = self._left.pop(key, None), key in self._zeroed
+        self._zeroed.discard(key)
+        if not left or zeroed:
+            return []
+        return [{"kind": "grads-kept", "step": step, "optimizer": index, "checked": len(left), "kept": len(left)}]
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Remember some gradients of an optimizer that has just stepped."""
+        self._left[id(optimizer)] = _gradients(params_of(optimizer))
+        self._zeroed.discard(id(optimizer))
+        self._inside.pop(id(optimizer), None)
+        self._passed = False
+
+    def forget(self) -> None:
+        """Forget the gradients: the next step is not measured, so zeroing them would not be seen."""
+        self._left.clear()
+        self._zeroed.clear()
+        self._inside.clear()
+
+
+def _params(kept: Iterable[_Gradient]) -> list[Tensor]:
+    return [param for ref, _, _ in kept if (param := ref()) is not None]
+
+
+def _gradients(params: Iterable[Tensor]) -> list[_Gradient]:
+    """Return some small gradients, each with its parameter and the version of its memory."""
+    counted = ((p, g) for p in params if (g := p.grad) is not None and version_of(g) >= 0)
+    small = ((p, g) for p, g in counted if g.is_cpu and g.numel() <= _SMALL and _is_some(g))
+    return [(weakref.ref(p), weakref.ref(g), version_of(g)) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
+
+
+def _is_some(grad: Tensor) -> bool:
+    """Whether a gradient has a nonzero element."""
+    squares, nonfinite = native.all_finite_and_norm([grad])
+    return bool(squares or nonfinite) or bool(grad.any())
+
+
+def _is_left(one: _Gradient) -> bool:
+    """Whether a parameter still has the same gradient, unchanged."""
+    param, grad = one[0](), one[1]()
+    return param is not None and grad is not None and param.grad is grad and version_of(grad) == one[2]

@@ -1,0 +1,70 @@
+"""Training and evaluation mode of the trained models, and of those of their modules that compute differently in each."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from kedge.torch_internals.module_tables import own_children
+from kedge.watch.models.roots import RootModule
+
+_NAMED = 50
+"""Most names in a note."""
+_MODES = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+"""The modules that compute differently in training."""
+
+_Found: TypeAlias = tuple[tuple[int, ...], list[tuple[str, weakref.ref[nn.Module]]]]
+"""The ids of a model's modules, and those that compute differently in training, with their recorded paths."""
+
+
+class TrainingModes:
+    """Notes the modes of trained models, whenever they have changed."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, tuple[Any, ...]] = {}
+        self._found: weakref.WeakKeyDictionary[nn.Module, _Found] = weakref.WeakKeyDictionary()
+
+    def notes(self, step: int, roots: Iterable[RootModule]) -> list[Mapping[str, Any]]:
+        """Return a note for each trained model whose modes are not those of its last note."""
+        notes: list[Mapping[str, Any]] = []
+        for root in roots:
+            module = root.module()
+            if module is None or not root.optimizers:
+                continue
+            found = [(n, m) for n, m in self._modal(root, module) if getattr(m, "p", 1.0) > 0]
+            evals, trains = ([n for n, m in found if m.training is mode][:_NAMED] for mode in (False, True))
+            modes = (module.training, tuple(evals), tuple(trains))
+            if self._noted.get(root.index) != modes:
+                self._noted[root.index] = modes
+                notes.append({
+                    "kind": "modes", "step": step, "root": root.index, "training": module.training,
+                    "eval": evals, "train": trains,
+                })  # fmt: skip
+        return notes
+
+    def _modal(self, root: RootModule, module: nn.Module) -> list[tuple[str, nn.Module]]:
+        """Return the modules of a root that compute differently in training; cached until modules come or go."""
+        there, (before, known) = _ids_in(module), self._found.get(module, ((), []))
+        if there != before or any(ref() is None for _, ref in known):
+            found = ((root.label(n), m) for n, m in module.named_modules() if isinstance(m, _MODES))
+            known = [(name, weakref.ref(m)) for name, m in found]
+            self._found[module] = there, known
+        return [(name, m) for name, ref in known if (m := ref()) is not None]
+
+
+def _ids_in(module: nn.Module) -> tuple[int, ...]:
+    """Return the ids of a module and of all modules in it; called in each measured step."""
+    found, waiting = {id(module): None}, [module]
+    while waiting:
+        for child in own_children(waiting.pop()).values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = None
+                waiting.append(child)
+    return tuple(found)

@@ -1,0 +1,101 @@
+"""Parameters that the program trains and no optimizer holds, and parameters in optimizers that it does not train."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from kedge.torch_internals.tensors import may_alias
+from kedge.watch.models.optimizers import Optimizers, params_of
+from kedge.watch.models.parameters import WatchedParameters
+from kedge.watch.models.roots import RootModule
+
+_NAMED = 50
+"""Most names in a note."""
+_REPORTED = ("unheld", "replaced", "outside", "tensors", "foreign")
+"""The entries of which a note has at least one."""
+
+
+class UnoptimizedParameters:
+    """Compares the parameters of models and optimizers."""
+
+    def __init__(self) -> None:
+        self._notes: dict[int, Mapping[str, Any]] = {}
+        self._called: list[tuple[weakref.ref[nn.Module], RootModule]] = []
+        self._steps = self._optimizers = 0
+
+    def called_inside(self, module: nn.Module, root: RootModule) -> None:
+        """Remember a module that is called while a root runs but is not part of it."""
+        if len(self._called) < _NAMED and any(p.requires_grad for p in module.parameters()):
+            self._called.append((weakref.ref(module), root))
+
+    def step_ended(self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters) -> None:
+        """Compare models and optimizers in the first steps, then ever more rarely, and again when an optimizer is new."""
+        if len(optimizers.entries) != self._optimizers:
+            self._steps, self._optimizers = 0, len(optimizers.entries)
+        self._steps += 1
+        if self._steps < 4 or self._steps & (self._steps - 1) == 0:
+            self._compare(optimizers, roots, places)
+
+    def notes(
+        self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
+    ) -> list[Mapping[str, Any]]:
+        """Return the notes at the end of a run."""
+        self._compare(optimizers, roots, places)
+        return [note for note in self._notes.values() if any(note.get(name) for name in _REPORTED)]
+
+    def _compare(self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters) -> None:
+        living = optimizers.known()
+        if not living:
+            return
+        held = {id(p): p for o in living.values() for p in params_of(o)}
+        for root in roots:
+            module = root.module()
+            if module is not None and (not root.optimizers or root.optimizers & living.keys()):
+                self._notes[root.index] = self._not_held(root, module, held, places)
+        foreign = sum(places.of(p) is None and p.grad is None for p in held.values())
+        self._notes[-1] = {"kind": "not-optimized", "root": None, "foreign": foreign}
+
+    def _not_held(
+        self, root: RootModule, module: nn.Module, held: Mapping[int, Tensor], places: WatchedParameters
+    ) -> Mapping[str, Any]:
+        """Return a note on parameters that no optimizer holds; of an untrained model, only on those with gradients."""
+        own = dict(module.named_parameters())
+        here = {id(p) for p in own.values()}
+        unheld = {n: p for n, p in own.items() if p.requires_grad and id(p) not in held and not is_lazy(p)}
+        graded = [n for n, p in unheld.items() if p.grad is not None or any(at.times for at in places.among([p]))]
+        if not root.optimizers:
+            unheld = {n: unheld[n] for n in graded}
+        outside = self._outside(root, held.keys() | here)
+        return {
+            "kind": "not-optimized", "root": root.index, "training": module.training,
+            "unheld": [root.label(n) for n in list(unheld)[:_NAMED]],
+            "unheld_elements": sum(p.numel() for p in unheld.values()), "graded": [root.label(n) for n in graded[:_NAMED]],
+            "replaced": [
+                at.site.path
+                for at in places
+                if at.root is root and (p := at.param()) is not None and id(p) in held and id(p) not in here
+            ][:_NAMED],
+            "outside": [type(m).__name__ for m in outside], "outside_fixed": not any(m.training for m in outside),
+            "tensors": [root.label(name) for name in _plain_tensors(module, held)][:_NAMED],
+            "passes": max((at.times for at in places.among(unheld.values())), default=0),
+        }  # fmt: skip
+
+    def _outside(self, root: RootModule, known: Container[int]) -> list[nn.Module]:
+        """Return the modules that a root calls without holding them, and whose gradients no optimizer uses."""
+        modules = [m for ref, of in self._called if of is root and (m := ref()) is not None]
+        return [m for m in modules if any(id(p) not in known and p.grad is not None for p in m.parameters())]
+
+
+def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:
+    """Yield the names of a model's tensors that got a gradient, are not parameters, and are in no optimizer."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            # Sharded training replaces parameters by views, for which even this query fails.
+            leaf = type(value) is Tensor and not may_alias(value) and value.requires_grad and value.is_leaf
+            if leaf and value.grad is not None and id(value) not in held:
+                yield f"{path}.{name}".lstrip(".")

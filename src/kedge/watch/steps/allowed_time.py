@@ -1,0 +1,41 @@
+"""The time that watching may take; see Note [The budget] in `kedge.watch.steps.budget`."""
+
+from __future__ import annotations
+
+import math
+
+ALLOWANCE, FREE = 2.0, 0.5
+"""Seconds that watching may take in any run, and those of them that are free at once."""
+_COUNTING = 2 / 3
+"""Largest part of the allowed time that counting steps may take from the other work."""
+
+
+class AllowedTime:
+    """The seconds that watching may take by now.
+
+    Args:
+        share: The share of the run's time that watching may take; None for no limit.
+
+    Attributes:
+        setup: Seconds of the run's first step and its end, which are allowed besides.
+        counting: Seconds that counting the steps has taken.
+    """
+
+    def __init__(self, share: float | None) -> None:
+        self.share = share
+        self.setup = self.counting = 0.0
+        self._began = 0.0
+
+    def begin(self, now: float) -> None:
+        """Start the clock."""
+        self._began = now
+
+    def by(self, now: float) -> float:
+        """Return the seconds allowed by a time for measuring and guarding."""
+        if self.share is None:
+            return math.inf
+        passed = now - self._began
+        ramp = math.sqrt(min(passed * self.share / ALLOWANCE, 1.0))
+        setup = min(self.setup, ALLOWANCE - FREE)
+        allowed = max(self.share * passed, setup + FREE + (ALLOWANCE - setup - FREE) * ramp) - setup
+        return allowed - min(self.counting, _COUNTING * allowed)

@@ -337,7 +337,7 @@ def test_a_forward_that_raises_leaves_nothing_of_its_graph(log: Told) -> None:
     gc.collect()
 
     assert [ref() for ref in made] == [None]
-    assert not dump._calls.open.notes
+    assert not dump._hooks._tracker.open.notes
     dump.close()
 
 
@@ -471,7 +471,7 @@ def test_an_input_that_was_overwritten_is_never_given_out_for_what_it_was(log: T
     (first,) = other.dumps
     assert "args.0" not in load_file(first / "tensors.safetensors")
     script = (first / "replay.py").read_text()
-    assert "args.0 was changed in place after it was handed over: what it held is lost" in script
+    assert "args.0 was changed in place after the call began: its original value is lost" in script
     assert "missing(" in script
 
 
@@ -566,9 +566,9 @@ def test_what_cannot_be_a_birth_is_noted(log: Told) -> None:
 
     assert log.dumps == []
     assert log.notes == [
-        "nothing was dumped: head.weight was not finite before",
-        "nothing was dumped: :in came in from outside of the model",
-        "nothing was dumped: the gradient that entered head held it already",
+        "no dump was written: head.weight was not finite before the call",
+        "no dump was written: the value came from outside of the model, at :in",
+        "no dump was written: the gradient that entered head was not finite",
     ]
 
 
@@ -577,9 +577,7 @@ def test_a_dump_has_a_limit(log: Told) -> None:
     train(net(Log()), log, [zeroed(positive())], limit=100)
 
     assert log.dumps == []
-    assert log.notes == [
-        "nothing was dumped: what middle was given and its parameters take more than the limit of 9.31e-08 GiB"
-    ]
+    assert log.notes == ["no dump was written: the inputs and parameters of middle exceed the limit of 9.31e-08 GiB"]
 
 
 def test_only_the_first_is_kept_and_then_nothing_more_is_looked_at(log: Told) -> None:
@@ -636,7 +634,7 @@ def test_it_waits_for_the_folder(log: Told, tmp_path: Path) -> None:
     dump.close()
 
     train(net(Log()), Told(tmp_path / "never.kedge", log.events), [zeroed(positive())])
-    assert log.notes == ["nothing was dumped: there is no recording to put it in"]
+    assert log.notes == ["no dump was written: there is no recording"]
 
 
 @pytest.mark.parametrize("middle", [Log, Sqrt], ids=["forward", "backward"])
@@ -655,7 +653,7 @@ def test_the_first_call_is_seen_from_its_end(log: Told, capsys) -> None:
     train(net(torch.log, Glue), log, [zeroed(positive())], begun=True)
 
     assert "log: 2 of 40 elements" in replay_here(log.dumps[0], capsys)
-    assert "it was the first call of all" in (log.dumps[0] / "replay.py").read_text()
+    assert "the call had begun before it was recorded" in (log.dumps[0] / "replay.py").read_text()
 
 
 def test_a_recompute_is_not_a_call(log: Told, capsys) -> None:

@@ -18,7 +18,7 @@ from kedge.repro.calls import RecordedCall
 from kedge.repro.finiteness import counts
 from kedge.repro.python_source import SourceWriter, attributes
 from kedge.repro.suspects import SuspectCall
-from kedge.torch_internals.module_tables import empty_entries, own_buffers, own_parameters
+from kedge.torch_internals.module_tables import empty_entries, own_buffers, own_children, own_parameters
 from kedge.torch_internals.tensors import version_of
 
 TENSORS, SCRIPT = "tensors.safetensors", "replay.py"
@@ -232,7 +232,7 @@ def _called(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -
         f"SHARED: dict[str, str] = {shared!r}\nTIED: dict[str, str] = {dict(tied)!r}\nFROZEN: list[str] = {frozen!r}\n"
         f"AUTOCAST: dict[str, torch.dtype] = {autocast}\nGRAD = {call.state.surroundings.grad}\n\n\n"
         "def modules() -> list[tuple[str, str, str, bool, Any, list[str]]]:\n"
-        '    """Return every module: its name, the place of its class, whether it trained, its attributes, its empty entries."""\n'
+        '    """Return for each module its name, class, training flag, attributes, and entries that are filled later or None."""\n'
         f"    return [\n{rows}    ]\n\n\n"
         "def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:\n"
         f'    """Return the arguments of the call, by position and by name."""\n{given}\n'
@@ -250,8 +250,14 @@ def _modules(root: nn.Module, writer: SourceWriter) -> tuple[str, dict[str, str]
         kind = type(module)
         own = ", ".join(f"{n!r}: {writer.write(v)}" for n, v in attributes(module).items())
         source = (name, kind.__module__, kind.__qualname__, module.training)
-        rows += f"        ({', '.join(map(repr, source))}, {{{own}}}, {empty_entries(module)!r}),\n"
+        rows += f"        ({', '.join(map(repr, source))}, {{{own}}}, {_entries(module)!r}),\n"
     return rows, shared
+
+
+def _entries(module: nn.Module) -> list[str]:
+    """Return a module's children, in their order, and its parameters and buffers that are None."""
+    children = [f"module {name}" for name in own_children(module)]
+    return children + [entry for entry in empty_entries(module) if entry not in children]
 
 
 def _places(root: nn.Module) -> tuple[list[str], str]:

@@ -198,7 +198,7 @@ def _spoiled(script: Any, births: BirthListing, output: Any) -> list[tuple[str, 
     class Nodes(script.FirstBadOperations):  # type: ignore[misc]
         """Records nodes in place of texts."""
 
-        def told(self, name: str, made: Tensor, before: list[str]) -> Any:
+        def described(self, name: str, made: Tensor, before: list[str]) -> Any:
             return current_node()
 
     with Nodes() as seen:

@@ -232,7 +232,7 @@ def _called(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -
         f"SHARED: dict[str, str] = {shared!r}\nTIED: dict[str, str] = {dict(tied)!r}\nFROZEN: list[str] = {frozen!r}\n"
         f"AUTOCAST: dict[str, torch.dtype] = {autocast}\nGRAD = {call.state.surroundings.grad}\n\n\n"
         "def modules() -> list[tuple[str, str, str, bool, Any, list[str]]]:\n"
-        '    """Return for each module its name, class, training flag, attributes, and entries that are filled later or None."""\n'
+        '    """Return for each module its name, class, training flag, attributes, and entries filled later or None."""\n'
         f"    return [\n{rows}    ]\n\n\n"
         "def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:\n"
         f'    """Return the arguments of the call, by position and by name."""\n{given}\n'

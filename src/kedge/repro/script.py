@@ -37,7 +37,7 @@ GRAD = True
 
 
 def modules() -> list[tuple[str, str, str, bool, Any, list[str]]]:
-    """Return for each module its name, class, training flag, attributes, and entries that are filled later or None."""
+    """Return for each module its name, class, training flag, attributes, and entries filled later or None."""
     return []
 
 

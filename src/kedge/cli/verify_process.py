@@ -53,8 +53,8 @@ def _begin(place: Path) -> Callable[[], None]:
     def end() -> None:
         for each in waiting:
             each.remove()
-        for witness in begun:
-            witness.end()
+        for log in begun:
+            log.end()
 
     waiting += [AfterImport("torch", begin), AfterImport(COMPILER, hush)]
     for each in waiting:

@@ -7,7 +7,7 @@ are held until the backward has passed: a step takes as much more memory as the 
 
 # Note [When it is decided]
 A suspect is copied as soon as it is seen, before anything can overwrite its inputs. Whether it matters is known when
-the optimizer is about to step: by then the gradients are final, and the parameters not changed yet. The repro is
+the optimizer is about to step: by then the gradients are final, and the parameters not changed yet. The dump is
 written as soon as the recording's folder exists.
 
 # Note [Which step]

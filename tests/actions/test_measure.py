@@ -17,9 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kedge
 from kedge import native
 from kedge.actions.measure import reduce
+from kedge.actions.measure.finished import FinishedStep
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.meter import Meter
-from kedge.actions.measure.table import DeviceTable, FinishedStep
+from kedge.actions.measure.table import DeviceTable
 from kedge.errors import NotRecorded, SelectorError, SeveralRecorded
 from kedge.testing import assert_same_bits
 

@@ -28,7 +28,7 @@ SUPPORTED = {
     "Tensor.register_post_accumulate_grad_hook": "param.acc",
     "Node.register_hook": "in.share, and hooks on nodes",
     "Node.register_prehook": "hooks on nodes: what arrives there",
-    "torch.nn.modules.module.register_module_forward_hook": "the witness of a verified run, which leaves nothing on modules",
+    "torch.nn.modules.module.register_module_forward_hook": "the digest log of a verified run, which leaves nothing on modules",
     "torch.nn.modules.module.register_module_forward_pre_hook": "finds a script's root modules at their first call",
     "torch.optim.optimizer.register_optimizer_step_post_hook": "counts steps, whichever optimizer takes them",
     "torch.optim.optimizer.register_optimizer_step_pre_hook": "the parameters before a step, to compare with",

@@ -67,12 +67,14 @@ def test_a_program_that_differs_from_itself_is_told_so(kedge: Kedge, script: Scr
     done = kedge("run", "--verify", script(TRAIN.replace("torch.manual_seed(0)", "")))
 
     assert done.stdout.splitlines() == [
-        "train.py differs from itself from step 0 on (output of Sequential): "
-        "it is not deterministic, so nothing can be said of watching",
-        "set a seed (torch.manual_seed(0)), and torch.use_deterministic_algorithms(True) where operations vary",
+        "train.py is not deterministic: two runs without watching differ from step 0 on (output of Sequential), "
+        "so --verify cannot compare it",
+        "set a seed (torch.manual_seed(0)), and torch.use_deterministic_algorithms(True) if operations vary",
     ]
     assert done.returncode == 2
-    assert "[kedge] running train.py once more without watching, as the two differ" in done.stderr.splitlines()
+    assert (
+        "[kedge] running train.py once more without watching, because the two runs differ" in done.stderr.splitlines()
+    )
 
 
 def test_a_program_that_watching_changes_is_found_out(kedge: Kedge, script: Script) -> None:
@@ -92,8 +94,7 @@ def test_a_program_that_watching_changes_is_found_out(kedge: Kedge, script: Scri
         (
             "print('hello')",
             [
-                "train.py: no step of an optimizer and no call of a module in this process: "
-                "bit-equal with and without watching",
+                "train.py: no optimizer step and no module call in this process: bit-equal with and without watching",
                 "standard output (1 line) and exit status 0: equal",
             ],
             0,
@@ -101,9 +102,8 @@ def test_a_program_that_watching_changes_is_found_out(kedge: Kedge, script: Scri
         (
             "import time; print(time.perf_counter_ns())",
             [
-                "train.py: no step of an optimizer and no call of a module in this process: "
-                "bit-equal with and without watching",
-                "standard output differs from run to run, such as by times, also without watching: it is not compared",
+                "train.py: no optimizer step and no module call in this process: bit-equal with and without watching",
+                "standard output was not compared: it also differs between two runs without watching, for example in times",
             ],
             0,
         ),
@@ -111,9 +111,8 @@ def test_a_program_that_watching_changes_is_found_out(kedge: Kedge, script: Scri
             "import sys; print('same'); print('kedge.cli.watching' in sys.modules)\n"
             "print(len([f for f in sys.meta_path if type(f).__name__ == 'AfterImport']))",
             [
-                "train.py: no step of an optimizer and no call of a module in this process: "
-                "bit-equal with and without watching",
-                "standard output is another one with watching, first in line 3:",
+                "train.py: no optimizer step and no module call in this process: bit-equal with and without watching",
+                "watching changes standard output, first in line 3:",
                 "  without: 2",
                 "  with:    4",
             ],
@@ -134,7 +133,9 @@ def test_a_program_without_torch_is_compared_by_what_it_prints(
 
     assert done.returncode == status
     if said is None:
-        assert done.stdout.startswith("train.py differs from itself in how it ends: exit status ")
+        assert done.stdout.startswith(
+            "train.py is not deterministic: two runs without watching differ at the end (exit status "
+        )
     else:
         assert done.stdout.splitlines() == said
 
@@ -161,10 +162,10 @@ def test_what_cannot_be_run_is_refused_first(kedge: Kedge) -> None:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., Path]:
-    """Write what a witness writes."""
+    """Write what a digest log holds."""
 
     def write(*lines: Any, torn: str = "") -> Path:
-        place = tmp_path / f"witness-{len(list(tmp_path.iterdir()))}"
+        place = tmp_path / f"digests-{len(list(tmp_path.iterdir()))}"
         place.write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
         return place
 
@@ -203,11 +204,11 @@ def test_a_torn_line_ends_what_is_read(written: Callable[..., Path], tmp_path: P
             [line(4, "output of Net", 1, "bb")],
             Difference(4, "output of Net[logits]"),
         ),
-        ([line(4, "gradient", 0, "aabb")], [], Difference(4, "gradient is there in one run only")),
+        ([line(4, "gradient", 0, "aabb")], [], Difference(4, "gradient exists in one run only")),
         (
             [line(4, "gradient", 0, "aabb")],
             [line(4, "output of Net", 1, "aa")],
-            Difference(4, "one run goes on with gradient, the other with output of Net"),
+            Difference(4, "one run continues with gradient, the other with output of Net"),
         ),
         ([line(4, "x", 0, "aabb")], [line(4, "x", 1, "aa")], Difference(4, "x fc.weight and 2 more")),
     ],
@@ -225,7 +226,7 @@ def test_the_first_difference_is_named(
     assert first_difference(mine, theirs) == found
 
 
-def test_a_witness_that_failed_is_an_error(written: Callable[..., Path]) -> None:
+def test_a_log_that_failed_is_an_error(written: Callable[..., Path]) -> None:
     """A comparison that is not complete is never called equal."""
-    with pytest.raises(ScriptError, match="in step 7 the witness failed: RuntimeError: no"):
-        list(entries(written(NAMES, {"step": 7, "failed": "the witness failed: RuntimeError: no"})))
+    with pytest.raises(ScriptError, match="in step 7 the digest log failed: RuntimeError: no"):
+        list(entries(written(NAMES, {"step": 7, "failed": "the digest log failed: RuntimeError: no"})))

@@ -148,6 +148,14 @@ def replay(folder: Path, code: int = 0) -> str:
     return ended.stdout
 
 
+def replay_without_kedge(folder: Path) -> str:
+    """Run a dump's script in a Python that cannot import Kedge."""
+    code = "import runpy, sys; sys.modules['kedge'] = None; runpy.run_path('replay.py', run_name='__main__')"
+    ended = forked.run([sys.executable, "-c", code], cwd=folder)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout + ended.stderr
+    return ended.stdout
+
+
 def replay_here(folder: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
     """Run a dump's script in this process, which takes less time."""
     with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
@@ -203,7 +211,7 @@ def test_the_script_names_the_operation_and_its_line(log: Told) -> None:
     told = replay(log.dumps[0])
 
     assert told.splitlines()[0] == "middle at step 0, forward, on cpu"
-    assert "an infinity in the forward: log: 2 of 40 elements, out of float32[5, 8] in [0, " in told
+    assert "an infinity in the forward: log: 2 of 40 elements, from float32[5, 8] in [0, " in told
     assert f"{__file__}:" in told
     assert "return torch.log(x)" in told
 
@@ -260,6 +268,42 @@ def test_modules_are_made_again_without_a_pickle(name: str, log: Told, capsys) -
 
     assert "an infinity" in told or "the first NaN" in told
     assert "missing(" not in (log.dumps[0] / "replay.py").read_text().split("# -- the tensors")[0]
+
+
+def filled(module: nn.Module, value: float = 1.0) -> nn.Module:
+    """A module all of whose parameters are a number."""
+    with torch.no_grad():
+        for param in module.parameters():
+            param.fill_(value)
+    return module
+
+
+def shared() -> nn.Module:
+    """A model that calls one of its layers twice, before another."""
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, layer, nn.BatchNorm1d(4), nn.Linear(4, 2, bias=False))
+
+
+ALONE: dict[str, tuple[Callable[[], nn.Module], Tensor, float]] = {
+    "rnn": (lambda: filled(nn.RNN(4, 3, num_layers=2, nonlinearity="relu")), torch.full((2, 1, 4), 3e38), 1),
+    "mlp": (lambda: filled(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))), torch.full((2, 4), 3e38), 1),
+    "attention": (lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), torch.full((1, 2, 4), 3e38), 1),
+    "shared": (lambda: filled(shared()), torch.eye(4) * 3e38, 1),
+    "lstm": (lambda: nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 3, num_layers=2)), torch.ones(64, 4), 3e38),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_the_script_runs_without_kedge(name: str, log: Told) -> None:
+    """The folder of a dump can be handed to somebody who does not have Kedge."""
+    torch.manual_seed(1)
+    make, batch, scale = ALONE[name]
+    train(make(), log, [batch], loss=lambda out: (out[0] if isinstance(out, tuple) else out).sum() * scale)
+
+    text = replay_without_kedge(log.dumps[0])
+
+    assert f"in the {log.events[0]['direction']}: " in text
+    assert ("backward" if name == "lstm" else "forward") == log.events[0]["direction"]
 
 
 def test_an_operation_between_two_modules_is_their_containers(log: Told, capsys) -> None:
@@ -337,7 +381,7 @@ def test_a_forward_that_raises_leaves_nothing_of_its_graph(log: Told) -> None:
     gc.collect()
 
     assert [ref() for ref in made] == [None]
-    assert not dump._calls.open.notes
+    assert not dump._hooks._tracker.open.notes
     dump.close()
 
 
@@ -388,7 +432,7 @@ def test_arguments_of_all_kinds_are_given_again(log: Told, capsys) -> None:
 
     told = replay_here(log.dumps[0], capsys)
 
-    assert "the first NaN in the forward: log: 6 of 6 elements, out of float32[3, 2] in [-1, -1]" in told
+    assert "the first NaN in the forward: log: 6 of 6 elements, from float32[3, 2] in [-1, -1]" in told
     assert 'tensor("kwargs.first", (1, 3))' in (log.dumps[0] / "replay.py").read_text()
 
 
@@ -471,7 +515,7 @@ def test_an_input_that_was_overwritten_is_never_given_out_for_what_it_was(log: T
     (first,) = other.dumps
     assert "args.0" not in load_file(first / "tensors.safetensors")
     script = (first / "replay.py").read_text()
-    assert "args.0 was changed in place after it was handed over: what it held is lost" in script
+    assert "args.0 was changed in place after the call began: its original value is lost" in script
     assert "missing(" in script
 
 
@@ -566,9 +610,9 @@ def test_what_cannot_be_a_birth_is_noted(log: Told) -> None:
 
     assert log.dumps == []
     assert log.notes == [
-        "nothing was dumped: head.weight was not finite before",
-        "nothing was dumped: :in came in from outside of the model",
-        "nothing was dumped: the gradient that entered head held it already",
+        "no dump was written: head.weight was not finite before the call",
+        "no dump was written: the value came from outside of the model, at :in",
+        "no dump was written: the gradient that entered head was not finite",
     ]
 
 
@@ -577,9 +621,7 @@ def test_a_dump_has_a_limit(log: Told) -> None:
     train(net(Log()), log, [zeroed(positive())], limit=100)
 
     assert log.dumps == []
-    assert log.notes == [
-        "nothing was dumped: what middle was given and its parameters take more than the limit of 9.31e-08 GiB"
-    ]
+    assert log.notes == ["no dump was written: the inputs and parameters of middle exceed the limit of 9.31e-08 GiB"]
 
 
 def test_only_the_first_is_kept_and_then_nothing_more_is_looked_at(log: Told) -> None:
@@ -636,7 +678,7 @@ def test_it_waits_for_the_folder(log: Told, tmp_path: Path) -> None:
     dump.close()
 
     train(net(Log()), Told(tmp_path / "never.kedge", log.events), [zeroed(positive())])
-    assert log.notes == ["nothing was dumped: there is no recording to put it in"]
+    assert log.notes == ["no dump was written: there is no recording"]
 
 
 @pytest.mark.parametrize("middle", [Log, Sqrt], ids=["forward", "backward"])
@@ -655,7 +697,7 @@ def test_the_first_call_is_seen_from_its_end(log: Told, capsys) -> None:
     train(net(torch.log, Glue), log, [zeroed(positive())], begun=True)
 
     assert "log: 2 of 40 elements" in replay_here(log.dumps[0], capsys)
-    assert "it was the first call of all" in (log.dumps[0] / "replay.py").read_text()
+    assert "the call had begun before it was recorded" in (log.dumps[0] / "replay.py").read_text()
 
 
 def test_a_recompute_is_not_a_call(log: Told, capsys) -> None:
@@ -830,7 +872,7 @@ def test_a_watched_run_keeps_a_dump_that_the_finding_points_to(tmp_path: Path) -
     (birth,) = [f for f in json.loads(checked.stdout)["findings"] if f["code"] == "NAN-BORN"]
 
     assert birth["evidence"]["dump"] == {"step": 12, "site": "1:out", "folder": "dump-12"}
-    assert "log: 1 of 6 elements" in replay(tmp_path / "run.kedge" / "dump-12")
+    assert "log: 1 of 6 elements" in replay_without_kedge(tmp_path / "run.kedge" / "dump-12")
 
 
 @pytest.mark.parametrize(

@@ -48,80 +48,6 @@ def held(tensor: Tensor, *, copy: bool = False) -> HeldTensor:
     return HeldTensor(kept, version_of(kept), tensor.requires_grad)
 
 
-class RecordedCall:
-    """One call of one module.
-
-    Attributes:
-        began: Whether it was active already when its module was hooked.
-        module: The module.
-        label: Its path in the recording.
-        number: Its number, in the order in which calls began.
-        outer: The watched call that it was made in, if any.
-        training: The module's flag.
-        args: The arguments, by position and by name, with aliases in place of their tensors; None for a call
-            that had begun before it was hooked.
-        inputs: Those aliases by name, each with its version.
-        buffers: Copies of the buffers of the module and of the modules inside, from before the call.
-        versions: The versions of the module's own parameters.
-        random: The state of the random number generators, by device.
-        surroundings: Autocast and grad mode.
-        grads: The gradients of the outputs that have arrived, by the output's name.
-        entered_finite: Whether they were all finite.
-        split: Whether its own share in the gradients of its inputs is checked separately.
-        awaited: Names of the inputs and parameters whose gradients have not arrived yet.
-    """
-
-    def __init__(self, module: nn.Module, label: str, number: int, outer: RecordedCall | None) -> None:
-        self.module, self.label, self.number, self.outer = module, label, number, outer
-        self.training, self.began, self.split = module.training, False, False
-        self.args: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
-        self.inputs: dict[str, HeldTensor] = {}
-        self.buffers: dict[tuple[int, str], Tensor] = {}
-        self.versions = {name: version_of(p) for name, p in own_parameters(module).items() if p is not None}
-        self.random: dict[str, Tensor] = {}
-        self.surroundings = Surroundings.now()
-        self.grads: dict[str, HeldTensor] = {}
-        self.entered_finite = True
-        self.awaited: set[str] = set()
-        self._copy_buffers()
-
-    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, copy: bool = False) -> list[tuple[str, Tensor]]:
-        """Keep the arguments; returns their tensors by name."""
-        found = [*leaves.find(args, "args"), *leaves.find(kwargs, "kwargs")]
-        self.inputs = {name: held(tensor, copy=copy) for name, tensor in found}
-        aliases = {name: kept.tensor for name, kept in self.inputs.items()}
-        self.args = leaves.put(args, aliases, "args"), leaves.put(kwargs, aliases, "kwargs")
-        self.random = self.random or random_state(aliases.values())
-        return found
-
-    def outside(self) -> Iterator[RecordedCall]:
-        """Yield the calls around this one, the nearest first."""
-        call = self.outer
-        while call is not None:
-            yield call
-            call = call.outer
-
-    def changed(self) -> list[str]:
-        """Return the names of overwritten inputs, and of the module's own overwritten parameters."""
-        params = own_parameters(self.module)
-        late = [n for n, v in self.versions.items() if (p := params.get(n)) is not None and version_of(p) != v]
-        return [n for n, kept in self.inputs.items() if not kept.intact] + late
-
-    def release(self) -> None:
-        """Release every tensor."""
-        self.args, self.inputs, self.buffers, self.random, self.grads = None, {}, {}, {}, {}
-
-    def _copy_buffers(self) -> None:
-        """Copy the module's own buffers if that is cheap: batch normalization changes them without a sign."""
-        own = {n: b for n, b in own_buffers(self.module).items() if b is not None}
-        if not (own and self.training) or sum(b.nbytes for b in own.values()) > CHEAP:
-            return
-        for name, buffer in own.items():
-            copy = buffer.detach().clone()
-            for call in (self, *self.outside()):
-                call.buffers.setdefault((id(self.module), name), copy)
-
-
 class Surroundings(NamedTuple):
     """The modes that a call's result depends on besides its arguments: autocast by device, and grad mode."""
 
@@ -143,6 +69,114 @@ def random_state(tensors: Any) -> dict[str, Tensor]:
     for device in {t.device for t in tensors if t.device.type == "cuda"}:
         states[str(device)] = torch.cuda.get_rng_state(device)
     return states
+
+
+class CallState:
+    """What the result of a call depends on, as it was when the call began.
+
+    Attributes:
+        args: The arguments, by position and by name, with aliases in place of their tensors; None for a call
+            that had begun before it was hooked.
+        inputs: Those aliases by name, each with its version.
+        buffers: Copies of the buffers of the module and of the modules inside.
+        versions: The versions of the module's own parameters.
+        random: The state of the random number generators, by device.
+        surroundings: Autocast and grad mode.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.args: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+        self.inputs: dict[str, HeldTensor] = {}
+        self.buffers: dict[tuple[int, str], Tensor] = {}
+        self.versions = {name: version_of(p) for name, p in own_parameters(module).items() if p is not None}
+        self.random: dict[str, Tensor] = {}
+        self.surroundings = Surroundings.now()
+
+    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, copy: bool = False) -> list[tuple[str, Tensor]]:
+        """Keep the arguments; returns their tensors by name."""
+        found = [*leaves.find(args, "args"), *leaves.find(kwargs, "kwargs")]
+        self.inputs = {name: held(tensor, copy=copy) for name, tensor in found}
+        aliases = {name: kept.tensor for name, kept in self.inputs.items()}
+        self.args = leaves.put(args, aliases, "args"), leaves.put(kwargs, aliases, "kwargs")
+        self.random = self.random or random_state(aliases.values())
+        return found
+
+    def release(self) -> None:
+        """Release every tensor."""
+        self.args, self.inputs, self.buffers, self.random = None, {}, {}, {}
+
+    @property
+    def inputs_intact(self) -> bool:
+        """Whether no input was overwritten."""
+        return all(kept.intact for kept in self.inputs.values())
+
+
+class CallGradients:
+    """The gradients that pass through a call in a backward.
+
+    Attributes:
+        arrived: The gradients of the outputs that have arrived, by the output's name.
+        finite: Whether they were all finite.
+        awaited: Names of the inputs and parameters whose gradients have not arrived yet.
+        by_edge: Whether the call's own share in the gradients of its inputs is checked, not the gradients themselves.
+    """
+
+    def __init__(self) -> None:
+        self.arrived: dict[str, HeldTensor] = {}
+        self.finite = True
+        self.awaited: set[str] = set()
+        self.by_edge = False
+
+    @property
+    def entered_finite(self) -> bool:
+        """Whether gradients have entered the call's backward, all finite."""
+        return bool(self.arrived) and self.finite
+
+    @property
+    def complete(self) -> bool:
+        """Whether the backward has passed through the call."""
+        return bool(self.arrived) and not self.awaited
+
+
+class RecordedCall:
+    """One call of one module.
+
+    Attributes:
+        module: The module.
+        label: Its path in the recording.
+        outer: The watched call that it was made in, if any.
+        began: Whether it was active already when its module was hooked.
+        state: The arguments, and all else that its result depends on.
+        gradients: Those that pass through it in the backward.
+    """
+
+    def __init__(self, module: nn.Module, label: str, outer: RecordedCall | None) -> None:
+        self.module, self.label, self.outer = module, label, outer
+        self.began = False
+        self.state, self.gradients = CallState(module), CallGradients()
+        self._copy_buffers()
+
+    def outside(self) -> Iterator[RecordedCall]:
+        """Yield the calls around this one, the nearest first."""
+        call = self.outer
+        while call is not None:
+            yield call
+            call = call.outer
+
+    def release(self) -> None:
+        """Release every tensor."""
+        self.state.release()
+        self.gradients.arrived = {}
+
+    def _copy_buffers(self) -> None:
+        """Copy the module's own buffers if that is cheap: batch normalization changes them without a sign."""
+        own = {n: b for n, b in own_buffers(self.module).items() if b is not None}
+        if not (own and self.module.training) or sum(b.nbytes for b in own.values()) > CHEAP:
+            return
+        for name, buffer in own.items():
+            copy = buffer.detach().clone()
+            for call in (self, *self.outside()):
+                call.state.buffers.setdefault((id(self.module), name), copy)
 
 
 class WatchedModule:

@@ -44,7 +44,6 @@ class PendingChecks:
 
     Args:
         report: Receives each check whose value is not finite, with the kind of value.
-        read_up: Called when all sums are read.
 
     Attributes:
         together: How many sums are read together on a device other than the CPU, where reading waits for the device.
@@ -52,17 +51,14 @@ class PendingChecks:
 
     together = _TOGETHER
 
-    def __init__(self, report: Callable[[FinitenessCheck, Bad], None], read_up: Callable[[], None]) -> None:
-        self._report, self._read_up = report, read_up
+    def __init__(self, report: Callable[[FinitenessCheck, Bad], None]) -> None:
+        self._report = report
         self._waiting: list[FinitenessCheck] = []
+        self._when_read: list[Callable[[], None]] = []
         self._returned: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
-    def __len__(self) -> int:
-        """Return the number of checks that are not read yet."""
-        return len(self._waiting)
-
-    def look(self, where: Where, calls: tuple[RecordedCall, ...], value: Tensor) -> None:
-        """Sum up a value; skipped for an input that was summed up when a module returned it."""
+    def add(self, where: Where, calls: tuple[RecordedCall, ...], value: Tensor) -> None:
+        """Start the sum of a value; skipped for an input that was summed up when a module returned it."""
         if not _measurable(value) or (where == "in" and self._is_known(value)):
             return
         if where == "out":
@@ -76,19 +72,30 @@ class PendingChecks:
 
     def read(self) -> None:
         """Read the sums, in the order of the values."""
-        looks, self._waiting = self._waiting, []
-        devices = {look.total.device for look in looks}
-        totals = {d: torch.stack([look.total for look in looks if look.total.device == d]).tolist() for d in devices}
-        for look in looks:
-            total = totals[look.total.device].pop(0)
-            kind = None if total - total == 0 else bad(look.value)
+        checks, self._waiting = self._waiting, []
+        devices = {check.total.device for check in checks}
+        totals = {
+            d: torch.stack([check.total for check in checks if check.total.device == d]).tolist() for d in devices
+        }
+        for check in checks:
+            total = totals[check.total.device].pop(0)
+            kind = None if total - total == 0 else bad(check.value)
             if kind is not None:
-                self._report(look, kind)
-        self._read_up()
+                self._report(check, kind)
+        ready, self._when_read = self._when_read, []
+        for work in ready:
+            work()
+
+    def when_read(self, work: Callable[[], None]) -> None:
+        """Call a function once all sums so far are read."""
+        self._when_read.append(work)
+        if not self._waiting:
+            self.read()
 
     def forget(self) -> None:
         """Drop all checks and known values."""
         self._waiting.clear()
+        self._when_read.clear()
         self._returned.clear()
 
     def _is_known(self, value: Tensor) -> bool:

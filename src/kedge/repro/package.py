@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from kedge.repro.calls import RecordedCall
 from kedge.repro.finiteness import counts
 from kedge.repro.python_source import SourceWriter, attributes
 from kedge.repro.suspects import SuspectCall
-from kedge.torch_internals.module_tables import empty_entries, own_buffers, own_parameters
+from kedge.torch_internals.module_tables import empty_entries, own_buffers, own_children, own_parameters
 from kedge.torch_internals.tensors import version_of
 
 TENSORS, SCRIPT = "tensors.safetensors", "replay.py"
@@ -64,9 +64,9 @@ class CallPackage:
         """
         tied = self._state(call)
         self._inputs(call)
-        for device, state in call.random.items():
+        for device, state in call.state.random.items():
             self._add(f"random.{device}", state)
-        for name, gradient in call.grads.items() if self.suspect.direction == "backward" else ():
+        for name, gradient in call.gradients.arrived.items() if self.suspect.direction == "backward" else ():
             self._add(f"grad.{name}", gradient.tensor)
         self._note(call)
         if self.suspect.seen is not None:
@@ -111,13 +111,13 @@ class CallPackage:
                         continue
                     first[id(value)] = full
                     self._names[id(value)] = f'TENSORS["{kind}.{full}"]'
-                    self._add(f"{kind}.{full}", call.buffers.get((id(module), name), value))
+                    self._add(f"{kind}.{full}", call.state.buffers.get((id(module), name), value))
         return tied
 
     def _inputs(self, call: RecordedCall) -> None:
-        for name, kept in call.inputs.items():
+        for name, kept in call.state.inputs.items():
             if not kept.intact:
-                self.notes.append(f"{name} was changed in place after it was handed over: what it held is lost")
+                self.notes.append(f"{name} was changed in place after the call began: its original value is lost")
                 self._names[id(kept.tensor)] = f'missing("{name}, which was changed in place since")'
                 continue
             graded = ", graded=True" if kept.graded else ""
@@ -125,22 +125,22 @@ class CallPackage:
             self._add(name, kept.tensor)
             if kept.version < 0:
                 self.notes.append(
-                    f"PyTorch does not count the changes of {name}: whether it was changed in place cannot be told"
+                    f"PyTorch does not count in-place changes of {name}: whether it was changed since is unknown"
                 )
 
     def _note(self, call: RecordedCall) -> None:
         inner = [m for m in call.module.modules() if m is not call.module]
-        for name, version in call.versions.items():
+        for name, version in call.state.versions.items():
             param = own_parameters(call.module).get(name)
             if param is not None and version_of(param) != version:
                 self.notes.append(f"the parameter {name} was changed in place since the call; its new value is saved")
         if any(m.training and own_buffers(m) and not _copied(call, m) for m in (call.module, *inner)):
             self.notes.append(
-                "buffers larger than 1 MiB were not copied before the call; they are as they were after it"
+                "buffers larger than 1 MiB were not copied before the call; they have their values from after it"
             )
         if call.began:
             self.notes.append(
-                "it was the first call of all, seen only from its end: what it changed in place is unknown"
+                "the call had begun before it was recorded: whether it changed its inputs in place is unknown"
             )
 
     def _add(self, name: str, value: Tensor) -> None:
@@ -152,27 +152,62 @@ class CallPackage:
         self.tensors[name] = copy.copy_(value)
 
 
+class SuspectPackages:
+    """The packages of suspects.
+
+    Args:
+        limit: Most bytes that the tensors of one may take.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._packages: dict[int, CallPackage] = {}
+
+    def add(self, suspect: SuspectCall) -> None:
+        """Pack a suspect, if its inputs are known; if it is too large, the suspect says so."""
+        call = suspect.call
+        if call is None or call.state.args is None:
+            return
+        package = CallPackage(suspect, suspect.step, self._limit)
+        try:
+            package.pack(call)
+        except TooLarge:
+            limit = f"{self._limit / 2**30:.3g} GiB"
+            suspect.why = f"the inputs and parameters of {call.label or 'the model'} exceed the limit of {limit}"
+        else:
+            self._packages[id(suspect)] = package
+
+    def of(self, suspect: SuspectCall) -> CallPackage | None:
+        """Return the package of a suspect; None if there is none."""
+        return self._packages.get(id(suspect))
+
+    def keep_only(self, suspects: Iterable[SuspectCall]) -> None:
+        """Drop the packages of all others."""
+        kept = {id(suspect) for suspect in suspects}
+        self._packages = {key: package for key, package in self._packages.items() if key in kept}
+
+
 def _copied(call: RecordedCall, module: nn.Module) -> bool:
-    return all((id(module), n) in call.buffers for n, b in own_buffers(module).items() if b is not None)
+    return all((id(module), n) in call.state.buffers for n, b in own_buffers(module).items() if b is not None)
 
 
 def _layout(value: Tensor) -> str:
     return "" if value.is_contiguous() else f", {tuple(value.stride())}"
 
 
-def _script(parcel: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:
+def _script(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:
     """Return the script: its head, the call, and the text of ``script.py``."""
     text = Path(__file__).with_name("script.py").read_text(encoding="utf-8")
     head, rest = text.split(_MARK)[0], text[text.index(_NEXT) :]
     imports = head[head.index("from __future__") :]
-    return f"{_docstring(parcel, call)}\n\n{imports}{_MARK}{'-' * 71}\n\n{_called(parcel, call, tied)}\n\n{rest}"
+    return f"{_docstring(package, call)}\n\n{imports}{_MARK}{'-' * 71}\n\n{_called(package, call, tied)}\n\n{rest}"
 
 
-def _docstring(parcel: CallPackage, call: RecordedCall) -> str:
-    suspect = parcel.suspect
+def _docstring(package: CallPackage, call: RecordedCall) -> str:
+    suspect = package.suspect
     what = f"{call.label or 'the model'} ({type(call.module).__name__})"
     return (
-        f'"""Run {what} again as at step {parcel.step}, where its {suspect.direction} made the first {suspect.value}.\n\n'
+        f'"""Run {what} again as at step {package.step}, where its {suspect.direction} made the first {suspect.value}.\n\n'
         "    python replay.py [DEVICE]\n\n"
         "It needs torch, safetensors, and what the module's own code imports. It names the first operation whose\n"
         "result is not finite; the exit status is 0 if there was one.\n"
@@ -180,27 +215,27 @@ def _docstring(parcel: CallPackage, call: RecordedCall) -> str:
     )
 
 
-def _called(parcel: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:
+def _called(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:
     """Return the part of the script that belongs to this call alone."""
-    writer = parcel.writer()
+    writer = package.writer()
     rows, shared = _modules(call.module, writer)
-    args, kwargs = call.args or ((), {})
+    args, kwargs = call.state.args or ((), {})
     given = f"    return {writer.write(tuple(args))}, {writer.write(dict(kwargs))}\n"
     frozen = [n for n, p in call.module.named_parameters() if not p.requires_grad]
     folders, script = _places(call.module)
-    device = next((str(t.tensor.device) for t in call.inputs.values()), "cpu")
-    autocast = "{" + ", ".join(f'"{kind}": {dtype}' for kind, dtype in call.surroundings.autocast.items()) + "}"
+    device = next((str(t.tensor.device) for t in call.state.inputs.values()), "cpu")
+    autocast = "{" + ", ".join(f'"{kind}": {dtype}' for kind, dtype in call.state.surroundings.autocast.items()) + "}"
     return (
-        f'SITE, STEP, DIRECTION, DEVICE = {call.label!r}, {parcel.step}, "{parcel.suspect.direction}", "{device}"\n'
-        f"NOTES: list[str] = {_lines(parcel.notes)}\n"
+        f'SITE, STEP, DIRECTION, DEVICE = {call.label!r}, {package.step}, "{package.suspect.direction}", "{device}"\n'
+        f"NOTES: list[str] = {_lines(package.notes)}\n"
         f"FOLDERS: list[str] = {folders!r}\nSCRIPT = {script!r}\n"
         f"SHARED: dict[str, str] = {shared!r}\nTIED: dict[str, str] = {dict(tied)!r}\nFROZEN: list[str] = {frozen!r}\n"
-        f"AUTOCAST: dict[str, torch.dtype] = {autocast}\nGRAD = {call.surroundings.grad}\n\n\n"
+        f"AUTOCAST: dict[str, torch.dtype] = {autocast}\nGRAD = {call.state.surroundings.grad}\n\n\n"
         "def modules() -> list[tuple[str, str, str, bool, Any, list[str]]]:\n"
-        '    """Give every module: its name, where its class is, whether it trained, its attributes, what it lacked."""\n'
+        '    """Return for each module its name, class, training flag, attributes, and entries filled later or None."""\n'
         f"    return [\n{rows}    ]\n\n\n"
         "def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:\n"
-        f'    """Give what the module was called with."""\n{given}\n'
+        f'    """Return the arguments of the call, by position and by name."""\n{given}\n'
     )
 
 
@@ -215,8 +250,14 @@ def _modules(root: nn.Module, writer: SourceWriter) -> tuple[str, dict[str, str]
         kind = type(module)
         own = ", ".join(f"{n!r}: {writer.write(v)}" for n, v in attributes(module).items())
         source = (name, kind.__module__, kind.__qualname__, module.training)
-        rows += f"        ({', '.join(map(repr, source))}, {{{own}}}, {empty_entries(module)!r}),\n"
+        rows += f"        ({', '.join(map(repr, source))}, {{{own}}}, {_entries(module)!r}),\n"
     return rows, shared
+
+
+def _entries(module: nn.Module) -> list[str]:
+    """Return a module's children, in their order, and its parameters and buffers that are None."""
+    children = [f"module {name}" for name in own_children(module)]
+    return children + [entry for entry in empty_entries(module) if entry not in children]
 
 
 def _places(root: nn.Module) -> tuple[list[str], str]:

@@ -53,10 +53,10 @@ Key = tuple[int, Site]
 
 
 def operations_of(folder: Path) -> Found:
-    """Run the call of a repro again, and return the operations that made its non-finite values.
+    """Run the call of a dump again, and return the operations that made its non-finite values.
 
     Args:
-        folder: The repro.
+        folder: The dump's folder.
 
     Returns:
         The operations in their order; empty if they are not known.
@@ -84,32 +84,32 @@ def operations_of(folder: Path) -> Found:
 
 
 def rerun(folder: Path) -> Found:
-    """Run the call of a repro again in this process; see `operations_of`."""
+    """Run the call of a dump again in this process; see `operations_of`."""
     script, seen = _load(folder / "replay.py"), _seen(folder)
     available = torch.cuda.is_available() or script.DEVICE == "cpu"
     if seen is None or not available:
         return []
     sys.path += [each for each in script.FOLDERS if each not in sys.path]
     script.TENSORS.update(load_file(folder / "tensors.safetensors", device=script.DEVICE))
-    module, births = script.build(), BirthListing()
+    module, listing = script.build(), BadOperationListing()
     args, kwargs = script.arguments()
     if script.LACKING:
         return []
-    births.add(module)
+    listing.add(module)
     script.set_random(script.DEVICE)
     with contextlib.ExitStack() as stack:
-        stack.callback(births.session.end, quiet=True)
+        stack.callback(listing.session.end, quiet=True)
         stack.enter_context(torch.autograd.set_grad_enabled(script.GRAD))
         for kind, dtype in script.AUTOCAST.items():
             stack.enter_context(torch.autocast(kind, dtype))
         output = module(*args, **kwargs)
     if script.DIRECTION == "backward":
-        return births.told(_spoiled(script, births, output), script.SITE, "in.grad")
+        return listing.described(_spoiled(script, listing, output), script.SITE, "in.grad")
     own = [counts(tensor) for _, tensor in script.leaves(output, "")]
-    return births.told(births.made, script.SITE, "out") if seen in (*births.counted, *own) else []
+    return listing.described(listing.made, script.SITE, "out") if seen in (*listing.counted, *own) else []
 
 
-class BirthListing(Listing):
+class BadOperationListing(Listing):
     """Lists operations, and those of them that made non-finite values of finite ones.
 
     Attributes:
@@ -131,11 +131,11 @@ class BirthListing(Listing):
 
         def act(value: Tensor, event: Event) -> None:
             listed(value, event)
-            self._look(value.detach(), value.grad_fn, event)
+            self._check(value.detach(), value.grad_fn, event)
 
         return act
 
-    def told(self, made: list[tuple[str, Key]], label: str, kind: str) -> Found:
+    def described(self, made: list[tuple[str, Key]], label: str, kind: str) -> Found:
         """Describe the first operation that made infinities and the first that made NaN, in this order.
 
         Args:
@@ -143,7 +143,7 @@ class BirthListing(Listing):
             label: The path of the module that was called.
             kind: The kind of their sites.
         """
-        listed, told = self.operations(), []
+        listed, found = self.operations(), []
         upto = next((i for i, (value, _) in enumerate(made) if value == "nan"), len(made) - 1)
         for value in ("inf", "nan"):
             key = next((key for each, key in made[: upto + 1] if each == value), None)
@@ -157,10 +157,10 @@ class BirthListing(Listing):
                 "file": source.file, "line": source.line, "function": source.function, "text": source.text
             }  # fmt: skip
             operation = row.site.op[0] if row.site.op is not None else ""
-            told.append({"site": f"{site}:{kind}", "name": operation, "value": value, **place})
-        return told
+            found.append({"site": f"{site}:{kind}", "name": operation, "value": value, **place})
+        return found
 
-    def _look(self, value: Tensor, node: Any, event: Event) -> None:
+    def _check(self, value: Tensor, node: Any, event: Event) -> None:
         own = replace(event.site, kind="out", leaf=None, call=event.call)
         key = event.pass_, own
         kinds, before = self._given.setdefault(key, (set(), set()))
@@ -189,7 +189,7 @@ def _between(node: Any, before: set[Any]) -> Iterator[Any]:
             waiting += [earlier for earlier, _ in each.next_functions]
 
 
-def _spoiled(script: Any, births: BirthListing, output: Any) -> list[tuple[str, Key]]:
+def _spoiled(script: Any, listing: BadOperationListing, output: Any) -> list[tuple[str, Key]]:
     """Run the backward, and return the operations with non-finite gradients; empty if any of them is unknown."""
     outputs, gradients = script.paired(output)
     if any(map(_bad, gradients)):
@@ -198,12 +198,12 @@ def _spoiled(script: Any, births: BirthListing, output: Any) -> list[tuple[str, 
     class Nodes(script.FirstBadOperations):  # type: ignore[misc]
         """Records nodes in place of texts."""
 
-        def told(self, name: str, made: Tensor, before: list[str]) -> Any:
+        def described(self, name: str, made: Tensor, before: list[str]) -> Any:
             return current_node()
 
     with Nodes() as seen:
         torch.autograd.backward(outputs, gradients)
-    known = [(kind, births.nodes.get(node)) for kind, node in seen.found]
+    known = [(kind, listing.nodes.get(node)) for kind, node in seen.found]
     return [(kind, key) for kind, key in known if key is not None] if all(key for _, key in known) else []
 
 
@@ -222,7 +222,7 @@ def _seen(folder: Path) -> dict[str, int] | None:
 
 
 def _load(path: Path) -> Any:
-    """Import a repro's script without running it."""
+    """Import a dump's script without running it."""
     spec = importlib.util.spec_from_file_location("kedge_replayed", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} cannot be imported")

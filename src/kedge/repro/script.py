@@ -1,7 +1,7 @@
 """Runs one call of one module again, alone, and names the first operation in it with a non-finite result.
 
-This file is the text of the ``replay.py`` in every repro; the package of the call fills in the part marked below. It
-needs torch and safetensors. Kedge does not import it.
+This file is the text of the ``replay.py`` in every dump; the package of the call fills in the part marked below. It
+needs torch and safetensors, but not Kedge, so that a dump can be run anywhere. Kedge does not import it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import ModuleType
@@ -21,9 +22,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from kedge.torch_internals.graph_task import current_node
-from kedge.torch_internals.module_tables import join_weights, own_buffers, own_parameters, put
 
 # -- what was called ---------------------------------------------------------------------------
 
@@ -39,7 +37,7 @@ GRAD = True
 
 
 def modules() -> list[tuple[str, str, str, bool, Any, list[str]]]:
-    """Return every module: its name, the place of its class, whether it trained, its attributes, its empty entries."""
+    """Return for each module its name, class, training flag, attributes, and entries filled later or None."""
     return []
 
 
@@ -48,7 +46,7 @@ def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (), {}
 
 
-# -- the tensors, and how things are made again --------------------------------------------------
+# -- the tensors, and how modules and values are rebuilt -----------------------------------------
 
 HERE = Path(__file__).resolve().parent
 TENSORS: dict[str, torch.Tensor] = {}
@@ -88,7 +86,9 @@ def script() -> ModuleType:
     """Import the program's own script without running the program: only its imports, definitions and constants."""
     spec = importlib.util.spec_from_file_location("replayed_script", SCRIPT)
     if spec is None:
-        raise SystemExit(f"the program's script {SCRIPT} cannot be imported; say in modules() where its classes are")
+        raise SystemExit(
+            f"the program's script {SCRIPT} cannot be imported; give the place of its classes in modules()"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules["replayed_script"] = module
     tree = ast.parse(Path(SCRIPT).read_text(encoding="utf-8"))
@@ -107,49 +107,51 @@ def is_definition(node: ast.stmt) -> bool:
 def build() -> nn.Module:
     """Rebuild the module: its classes without their constructors, then their contents."""
     made: dict[str, nn.Module] = {}
-    for name, source, kind, training, attributes, nothing in modules():
+    contents: dict[str, nn.Module] = {}  # filled first, since a class's own code may fail on a module without contents
+    for name, source, kind, training, attributes, entries in modules():
         cls = imported(source, kind)
-        module = cls.__new__(cls)
-        nn.Module.__init__(module)
-        module.training = training
-        made[name] = module
-        outer, _, own = name.rpartition(".")
+        made[name], contents[name] = cls.__new__(cls), nn.Module().train(training)
+        vars(made[name]).update(attributes)
         if name:
-            put(made[outer], "module", own, module)
-        for empty in nothing:
-            what, _, own = empty.partition(" ")
-            put(module, what, own, None)
-        vars(module).update(attributes)
+            put(contents, name, "module", made[name])
+        for entry in entries:  # None for now; so children are in their order, those that are shared too
+            what, _, own = entry.partition(" ")
+            put(contents, f"{name}.{own}" if name else own, what, None)
     for name, first in SHARED.items():
-        made[name] = made[first]
-        outer, _, own = name.rpartition(".")
-        put(made[outer], "module", own, made[first])
-    furnish(made)
+        made[name], contents[name] = made[first], contents[first]
+        put(contents, name, "module", made[first])
+    furnish(contents)
+    for name, module in made.items():
+        vars(module).update(vars(contents[name]))
+    for module in made.values():
+        if isinstance(module, nn.RNNBase):
+            module.to(next(module.parameters()).device)  # where it is already: this rebuilds its list of weights
     return made[""]
 
 
-def furnish(made: dict[str, nn.Module]) -> None:
+def furnish(contents: dict[str, nn.Module]) -> None:
     """Put parameters and buffers into their modules; a tensor that several modules shared is shared again."""
+    placed: dict[str, tuple[str, torch.Tensor]] = {}
     for key in [k for k in TENSORS if k.startswith(("param.", "buffer."))]:
         kind, _, path = key.partition(".")
-        outer, _, own = path.rpartition(".")
-        weight = TENSORS[key]
+        value = TENSORS[key]
         if kind == "param":
-            trained = path not in FROZEN and (weight.is_floating_point() or weight.is_complex())
-            put(made[outer], "parameter", own, nn.Parameter(weight, requires_grad=trained))
-        else:
-            put(made[outer], "buffer", own, weight)
+            trained = path not in FROZEN and (value.is_floating_point() or value.is_complex())
+            value = nn.Parameter(value, requires_grad=trained)
+        placed[path] = ("parameter" if kind == "param" else "buffer"), value
     for path, first in TIED.items():
-        outer, _, own = path.rpartition(".")
-        home, _, name = first.rpartition(".")
-        what, table = ("parameter", own_parameters) if name in own_parameters(made[home]) else ("buffer", own_buffers)
-        put(made[outer], what, own, table(made[home])[name])
-    for module in made.values():
-        if isinstance(module, nn.RNNBase):
-            join_weights(module)
+        placed[path] = placed[first]
+    for path, (what, value) in placed.items():
+        put(contents, path, what, value)
 
 
-# -- looking at every operation -----------------------------------------------------------------
+def put(contents: dict[str, nn.Module], path: str, what: str, value: Any) -> None:
+    """Register a parameter, buffer or module, given its path."""
+    outer, _, own = path.rpartition(".")
+    getattr(contents[outer], f"register_{what}")(own, value)
+
+
+# -- the check of every operation ----------------------------------------------------------------
 
 _UNSET = ("empty", "empty_strided", "new_empty", "empty_like", "new_empty_strided", "set_", "resize_")
 _INFINITIES = 3
@@ -162,6 +164,22 @@ class FirstBadOperations(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[tuple[str, str]] = []
         self.ended = False
+        self.nodes: dict[int, Any] = {}  # the node that each thread runs
+
+    def follow(self, outputs: list[torch.Tensor]) -> None:
+        """Note which node of the graph a backward runs."""
+        waiting: list[Any] = [output.grad_fn for output in outputs]
+        known: set[Any] = {None}
+        while waiting:
+            node = waiting.pop()
+            if node not in known:
+                known.add(node)
+                node.register_prehook(functools.partial(self.began, node))
+                waiting += [before for before, _ in node.next_functions]
+
+    def began(self, node: Any, gradients: Any) -> None:
+        """Called when the backward begins with a node."""
+        self.nodes[threading.get_ident()] = node
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation."""
@@ -174,24 +192,24 @@ class FirstBadOperations(TorchDispatchMode):
         for made in tensors_in(result) if name not in _UNSET else ():
             kind = bad(made)
             if kind and kind not in known:
-                self.note(kind, self.told(name, made, before))
+                self.note(kind, self.described(name, made, before))
                 known.add(kind)
         return result
 
-    def note(self, kind: str, told: str) -> None:
+    def note(self, kind: str, text: str) -> None:
         """Keep one result; after the first NaN all others are its consequences."""
         if len(self.found) < _INFINITIES or kind == "nan":
-            self.found.append((kind, told))
+            self.found.append((kind, text))
         self.ended = kind == "nan"
 
-    def told(self, name: str, made: torch.Tensor, before: list[str]) -> str:
+    def described(self, name: str, made: torch.Tensor, before: list[str]) -> str:
         """Describe the result, the inputs and the place of an operation."""
         wrong = int((~made.isfinite()).sum())
-        node = current_node()
+        node = self.nodes.get(threading.get_ident())
         place = forward_line(node) if node is not None else line(traceback.extract_stack())
         where = f", in {node.name()}, the backward" if node is not None else ""
-        said = f"{name}: {wrong} of {made.numel()} elements, out of {'; '.join(before) or 'nothing'}{where}"
-        return f"{said}{' of' if where else ', at'}\n{place}" if place else said
+        text = f"{name}: {wrong} of {made.numel()} elements, from {'; '.join(before) or 'nothing'}{where}"
+        return f"{text}{' of' if where else ', at'}\n{place}" if place else text
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -254,10 +272,11 @@ def run(module: nn.Module, device: str) -> FirstBadOperations:
         stack.enter_context(seen)
         output = module(*args, **kwargs)
     if DIRECTION == "backward":
-        for kind, told in seen.found:
-            print(f"{kind} in the forward already: {told}")
+        for kind, text in seen.found:
+            print(f"{kind} in the forward already: {text}")
         outputs, gradients = paired(output)
         with FirstBadOperations() as seen:
+            seen.follow(outputs)
             torch.autograd.backward(outputs, gradients)
     return seen
 
@@ -308,15 +327,15 @@ def main() -> int:
     module = build()
     set_random(device)
     if LACKING:
-        print("could not be written down and is None here; look for missing( in this file:", *LACKING, sep="\n  ")
+        print("these values could not be written and are None; look for missing( in this file:", *LACKING, sep="\n  ")
     seen = run(module, device)
-    for kind, told in seen.found:
-        print(f"{_NAMES[kind]} in the {DIRECTION}: {told}")
+    for kind, text in seen.found:
+        print(f"{_NAMES[kind]} in the {DIRECTION}: {text}")
     if not seen.found:
         print(
-            f"nothing was infinite or NaN in the {DIRECTION}. This call alone does not make it: something outside of it has\n"
-            "a part in it, such as a global of the program, or what is noted above. Set that in this file; or make it an\n"
-            "argument of the module, and run with --dump again."
+            f"no value was infinite or NaN in the {DIRECTION}: this call alone does not reproduce it. It depends on something\n"
+            "outside of the call, such as a global variable of the program, or on what the notes above name. Set that in this\n"
+            "file; or make it an argument of the module, and run with --dump again."
         )
     return 0 if seen.found else 1
 

@@ -79,7 +79,7 @@ class FirstBadSearch:
         if value in self.forward or "nan" in self.forward or (value == "inf" and site in self.habitual):
             return
         blamed = call if where == "out" else call.outer
-        why = _spoiled(blamed) if blamed is not None else f"{site} came in from outside of the model"
+        why = _spoiled(blamed) if blamed is not None else f"the value came from outside of the model, at {site}"
         self._take(SuspectCall(blamed, "forward", value, site, self.step(), why, seen))
 
     def saw_gradient(
@@ -104,7 +104,7 @@ class FirstBadSearch:
         self.task = task
         blamed = self._maker(where, calls)
         site = f"{(blamed if blamed in calls else calls[0]).label}:{where}"
-        why = "" if blamed is not None else f"the gradient that entered {calls[0].label or 'the model'} held it already"
+        why = "" if blamed is not None else f"the gradient that entered {calls[0].label or 'the model'} was not finite"
         self._take(SuspectCall(blamed, "backward", value, site, self.step(), why, gradient))
 
     def choose(self, *, reached: bool) -> SuspectCall | None:
@@ -125,6 +125,11 @@ class FirstBadSearch:
         self.forward, self.backward, self.infinite, self.task = {}, None, set(), -1
 
     @property
+    def suspects(self) -> list[SuspectCall]:
+        """The suspects so far."""
+        return [*self.forward.values(), *([self.backward] if self.backward is not None else [])]
+
+    @property
     def open(self) -> bool:
         """Whether a non-finite value was seen."""
         return bool(self.forward or self.backward or self.infinite)
@@ -140,25 +145,20 @@ class FirstBadSearch:
     def _nearer(self, known: SuspectCall, where: Where, call: RecordedCall, gradient: Tensor) -> bool:
         """Whether the same gradient, seen again, belongs to a call inside of the known one."""
         around = known.call is None or known.call in call.outside()
-        return known.seen is gradient and where == "in.grad" and around and _passed(call)
+        return known.seen is gradient and where == "in.grad" and around and call.gradients.entered_finite
 
     def _maker(self, where: Where, calls: list[RecordedCall]) -> RecordedCall | None:
         """Return the innermost call that made a gradient out of finite ones; None if there is none."""
         first = calls[0]
-        inside = [] if where == "out.grad" else [call for call in calls if _passed(call)]
-        return next((call for call in (*inside, *first.outside()) if _passed(call)), None)
-
-
-def _passed(call: RecordedCall) -> bool:
-    """Whether gradients have entered a call's backward, all finite."""
-    return bool(call.grads) and call.entered_finite
+        inside = [] if where == "out.grad" else [call for call in calls if call.gradients.entered_finite]
+        return next((call for call in (*inside, *first.outside()) if call.gradients.entered_finite), None)
 
 
 def _spoiled(call: RecordedCall) -> str:
     """Describe a parameter or buffer that was non-finite before the call; empty if there is none."""
     for name, value in (*call.module.named_parameters(), *call.module.named_buffers()):
         if value.is_floating_point() and not usable(value, masks=not isinstance(value, nn.Parameter)):
-            return f"{'.'.join(p for p in (call.label, name) if p)} was not finite before"
+            return f"{'.'.join(p for p in (call.label, name) if p)} was not finite before the call"
     return ""
 
 

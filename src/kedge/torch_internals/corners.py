@@ -204,11 +204,6 @@ CORNERS = (
         "script may fail.",
     ),
     Corner(
-        "recurrent",
-        ("torch.nn:RNNBase._init_flat_weights",),
-        "a dump's script cannot run a recurrent module.",
-    ),
-    Corner(
         "module_calls",
         ("torch.nn:Module._call_impl", "torch.nn:Module._slow_forward"),
         "operations inside a forward do not fire while torch.jit.trace is under way.",

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kedge.torch_internals.corners import find, lacks
+from kedge.torch_internals.corners import lacks
 
-_TABLES = {"parameter": "_parameters", "buffer": "_buffers", "module": "_modules"}
 REBUILT = ("_flat_weights", "_flat_weight_refs")
 """Attributes of recurrent modules that follow from their parameters."""
 
@@ -58,14 +57,6 @@ def empty_entries(module: nn.Module) -> list[str]:
     return [f"{kind} {name}" for kind, of in tables.items() for name, held in of(module).items() if held is None]
 
 
-def put(module: nn.Module, what: str, name: str, value: Any) -> None:
-    """Set a "parameter", "buffer" or "module" of a module, or None in its place, even if the name is in use."""
-    if _hidden:
-        getattr(module, f"register_{what}")(name, value)
-    else:
-        getattr(module, _TABLES[what])[name] = value
-
-
 def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
     """Restore the buffers of a module, and remove all others."""
     if _hidden:
@@ -82,10 +73,3 @@ def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
 def is_replica(module: nn.Module) -> bool:
     """Whether `DataParallel` made a module for one call, as a replica of the hooked one."""
     return bool(getattr(module, "_is_replica", False))
-
-
-def join_weights(module: nn.RNNBase) -> None:
-    """Rebuild a recurrent module's list of its parameters, after they were set one by one."""
-    join = find("torch.nn:RNNBase._init_flat_weights")
-    if join is not None:
-        join(module)

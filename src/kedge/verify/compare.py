@@ -26,16 +26,16 @@ _OF_OUTPUTS = "output of "
 
 @dataclass(frozen=True)
 class TrialRun:
-    """One run of the program: its exit status, and the files of its output, its stderr and its digests."""
+    """One run of the program: its exit status, and the files of its standard output, its stderr and its digests."""
 
     status: int
-    printed: Path
-    complained: Path
-    witness: Path
+    stdout: Path
+    stderr: Path
+    digests: Path
 
     def ending(self) -> str:
         """Return the exit status and the last line of stderr after a failure."""
-        last = _text(self.complained).rstrip().rpartition("\n")[2] if self.status else ""
+        last = _text(self.stderr).rstrip().rpartition("\n")[2] if self.status else ""
         return f"exit status {self.status}" + (f" ({last})" if last else "")
 
 
@@ -44,7 +44,7 @@ class DigestLine:
     """A line of the digest log: its step, its subject, and the digests by the names of tensors."""
 
     step: int
-    what: str
+    subject: str
     digests: dict[str, str]
 
 
@@ -75,13 +75,13 @@ def verify(program: Program, args: argparse.Namespace) -> int:
         trials = _Trials(program, Path(folder), _Silent() if args.quiet else messenger())
         plain = trials.run("without watching", ["plain"])
         watched = trials.run("with watching", ["watched", *_options(args, folder)])
-        for line in _text(watched.complained).splitlines():
+        for line in _text(watched.stderr).splitlines():
             if line.startswith("[kedge] "):
-                print(f"the watched run said: {line.removeprefix('[kedge] ')}")
+                print(f"message of the watched run: {line.removeprefix('[kedge] ')}")
         if _same(plain, watched):
-            return _tell_equal(program, plain)
-        again = trials.run("once more without watching, as the two differ", ["plain"])
-        return _tell_different(program, plain, watched, again)
+            return _print_equal(program, plain)
+        again = trials.run("once more without watching, because the two runs differ", ["plain"])
+        return _print_different(program, plain, watched, again)
 
 
 def _options(args: argparse.Namespace, folder: str) -> list[str]:
@@ -117,11 +117,11 @@ class _Trials:
         """
         self.number += 1
         self.tell(f"running {self.program.name} {how}")
-        printed, complained, witness = (self.folder / f"{n}{self.number}" for n in ("printed", "complained", "witness"))
-        start = [sys.executable, "-m", "kedge.cli.verify_process", str(witness), *words]
+        stdout, stderr, digests = (self.folder / f"{name}{self.number}" for name in ("stdout", "stderr", "digests"))
+        start = [sys.executable, "-m", "kedge.cli.verify_process", str(digests), *words]
         of_program = ["-m" if self.program.is_module else "--", self.program.target, *self.program.args]
         began = time.perf_counter()
-        with printed.open("wb") as out, complained.open("wb") as err:
+        with stdout.open("wb") as out, stderr.open("wb") as err:
             ended = subprocess.run(  # noqa: S603 - running the program is the job
                 [*start, *of_program],
                 stdin=subprocess.DEVNULL,
@@ -130,7 +130,7 @@ class _Trials:
                 env=self.environment,
                 check=False,
             )
-        trial = TrialRun(ended.returncode, printed, complained, witness)
+        trial = TrialRun(ended.returncode, stdout, stderr, digests)
         self.tell(f"it took {seconds(time.perf_counter() - began)}: {trial.ending()}")
         return trial
 
@@ -138,24 +138,24 @@ class _Trials:
 # -- printing ----------------------------------------------------------------------------------------
 
 
-def _tell_equal(program: Program, plain: TrialRun) -> int:
+def _print_equal(program: Program, plain: TrialRun) -> int:
     print(f"{program.name}: {_tally(plain)}: bit-equal with and without watching")
     print(f"standard output ({counted(_lines(plain), 'line')}) and {plain.ending()}: equal")
     return EQUAL
 
 
-def _tell_different(program: Program, plain: TrialRun, watched: TrialRun, again: TrialRun) -> int:
-    own = first_difference(plain.witness, again.witness)
+def _print_different(program: Program, plain: TrialRun, watched: TrialRun, again: TrialRun) -> int:
+    own = first_difference(plain.digests, again.digests)
     if own is not None or plain.status != again.status:
-        at = (
-            f"from step {own.step} on ({own.text})"
-            if own
-            else f"in how it ends: {plain.ending()}, then {again.ending()}"
+        where = (
+            f"from step {own.step} on ({own.text})" if own else f"at the end ({plain.ending()}, then {again.ending()})"
         )
-        print(f"{program.name} differs from itself {at}: it is not deterministic, so nothing can be said of watching")
-        print("set a seed (torch.manual_seed(0)), and torch.use_deterministic_algorithms(True) where operations vary")
+        print(
+            f"{program.name} is not deterministic: two runs without watching differ {where}, so --verify cannot compare it"
+        )
+        print("set a seed (torch.manual_seed(0)), and torch.use_deterministic_algorithms(True) if operations vary")
         return UNDECIDED
-    difference = first_difference(plain.witness, watched.witness)
+    difference = first_difference(plain.digests, watched.digests)
     if difference is not None:
         print(f"{program.name}: watching changes the program from step {difference.step} on: {difference.text}")
     if plain.status != watched.status:
@@ -163,27 +163,29 @@ def _tell_different(program: Program, plain: TrialRun, watched: TrialRun, again:
     if difference is not None or plain.status != watched.status:
         return DIFFERS
     print(f"{program.name}: {_tally(plain)}: bit-equal with and without watching")
-    if plain.printed.read_bytes() != again.printed.read_bytes():
-        print("standard output differs from run to run, such as by times, also without watching: it is not compared")
+    if plain.stdout.read_bytes() != again.stdout.read_bytes():
+        print(
+            "standard output was not compared: it also differs between two runs without watching, for example in times"
+        )
         return EQUAL
-    print(f"standard output is another one with watching, {_first_line(plain.printed, watched.printed)}")
+    print(f"watching changes standard output, {_first_line(plain.stdout, watched.stdout)}")
     return DIFFERS
 
 
 def _tally(trial: TrialRun) -> str:
     steps = parameters = outputs = 0
-    for entry in entries(trial.witness):
-        steps += entry.what == _OF_PARAMETERS
-        parameters = max(parameters, len(entry.digests) if entry.what == _OF_PARAMETERS else 0)
-        outputs += entry.what.startswith(_OF_OUTPUTS)
+    for entry in entries(trial.digests):
+        steps += entry.subject == _OF_PARAMETERS
+        parameters = max(parameters, len(entry.digests) if entry.subject == _OF_PARAMETERS else 0)
+        outputs += entry.subject.startswith(_OF_OUTPUTS)
     if not steps and not outputs:
-        return "no step of an optimizer and no call of a module in this process"
+        return "no optimizer step and no module call in this process"
     found = (counted(steps, "step"), counted(parameters, "parameter"), f"{counted(outputs, 'output')} of models")
     return ", ".join(found)
 
 
 def _lines(trial: TrialRun) -> int:
-    return len(trial.printed.read_bytes().splitlines())
+    return len(trial.stdout.read_bytes().splitlines())
 
 
 def _first_line(one: Path, other: Path) -> str:
@@ -200,8 +202,8 @@ def _text(place: Path) -> str:
 
 
 def _same(one: TrialRun, other: TrialRun) -> bool:
-    printed = one.printed.read_bytes() == other.printed.read_bytes()
-    return printed and one.status == other.status and first_difference(one.witness, other.witness) is None
+    same_output = one.stdout.read_bytes() == other.stdout.read_bytes()
+    return same_output and one.status == other.status and first_difference(one.digests, other.digests) is None
 
 
 def entries(place: Path) -> Iterator[DigestLine]:
@@ -245,15 +247,15 @@ def _difference(mine: DigestLine | None, theirs: DigestLine | None) -> Differenc
     if mine is None or theirs is None:
         alone = mine or theirs
         assert alone is not None  # noqa: S101 - two that are missing are equal
-        return Difference(alone.step, f"{_thing(alone.what, '')} is there in one run only")
-    if (mine.step, mine.what) != (theirs.step, theirs.what):
-        return Difference(mine.step, f"one run goes on with {mine.what}, the other with {theirs.what}")
+        return Difference(alone.step, f"{_thing(alone.subject, '')} exists in one run only")
+    if (mine.step, mine.subject) != (theirs.step, theirs.subject):
+        return Difference(mine.step, f"one run continues with {mine.subject}, the other with {theirs.subject}")
     unlike = [n for n in {**mine.digests, **theirs.digests} if mine.digests.get(n) != theirs.digests.get(n)]
     more = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
-    return Difference(mine.step, f"{_thing(mine.what, unlike[0])}{more}")
+    return Difference(mine.step, f"{_thing(mine.subject, unlike[0])}{more}")
 
 
-def _thing(what: str, name: str) -> str:
-    if what.startswith(_OF_OUTPUTS):
-        return what + (f"[{name}]" if name else "")
-    return f"{what} {name}".rstrip()
+def _thing(subject: str, name: str) -> str:
+    if subject.startswith(_OF_OUTPUTS):
+        return subject + (f"[{name}]" if name else "")
+    return f"{subject} {name}".rstrip()

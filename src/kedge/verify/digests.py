@@ -1,6 +1,6 @@
 """The neutral digest log: digests of the values that a program computes, whether it is watched or not.
 
-# Note [Witness]
+# Note [The digest log]
 `kedge run --verify` compares a watched run of a program with an unwatched one. Both have this log and nothing else in
 common with Kedge, so a difference between them comes from the watching. It uses only global hooks, which leave nothing
 on a module, and it only reads: it keeps no tensor and makes no autograd node.
@@ -53,7 +53,7 @@ class DigestLog:
         self._roots: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._tables: dict[tuple[str, ...], int] = {}
         self._step = 0
-        self._shield = Shield("the witness", "the runs cannot be compared", tell=self._failed)
+        self._shield = Shield("the digest log", "the runs cannot be compared", tell=self._failed)
         self._calls: CallTracker[None, nn.Module] = CallTracker(self._entered, self._left, shield=self._shield)
         self._undo.callback(self._calls.close)
 
@@ -61,8 +61,8 @@ class DigestLog:
         """Install the hooks."""
         self._calls.follow_all(None)
         for handle in (
-            register_optimizer_step_pre_hook(self._spared(self._before)),
-            register_optimizer_step_post_hook(self._spared(self._after)),
+            register_optimizer_step_pre_hook(self._shielded(self._before)),
+            register_optimizer_step_post_hook(self._shielded(self._after)),
         ):
             self._undo.callback(handle.remove)
 
@@ -72,7 +72,7 @@ class DigestLog:
             self._undo.close()
             self._file.close()
 
-    def _spared(self, work: Callable[[Optimizer], None]) -> Callable[..., None]:
+    def _shielded(self, work: Callable[[Optimizer], None]) -> Callable[..., None]:
         """Return an optimizer hook that never ends the program; a failure is written to the log."""
 
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -101,9 +101,9 @@ class DigestLog:
         known = self._roots.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
-        taken = {name for _, name in self._roots.values()}
+        used = {name for _, name in self._roots.values()}
         kind = type(module).__name__
-        name = next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+        name = next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(used) + 3))) if n not in used)
         self._roots[id(module)] = weakref.ref(module), name
         return name
 
@@ -159,13 +159,13 @@ def _is_called_by_kedge() -> bool:
 
 def digest(tensor: Tensor) -> str:
     """Return the beginning of the SHA-256 of a tensor's dtype, shape and bytes; under ``vmap``, of all samples."""
-    sum_ = hashlib.sha256()
+    sha = hashlib.sha256()
     with modes.without_wrapping():  # else values inside a transform would be wrapped again
         for part in parts(leaves.untransformed(tensor).detach()):
-            sum_.update(f"{part.dtype}{list(part.shape)}".encode())
+            sha.update(f"{part.dtype}{list(part.shape)}".encode())
             for content in _contents(part):
-                sum_.update(content)
-    return sum_.hexdigest()[:LENGTH]
+                sha.update(content)
+    return sha.hexdigest()[:LENGTH]
 
 
 def _contents(tensor: Tensor) -> Iterator[Any]:

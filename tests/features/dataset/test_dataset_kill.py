@@ -12,8 +12,8 @@ import torch
 
 from kedge.errors import NotFeatures
 from kedge.features.dataset import Options, extract_dataset, open_features
-from kedge.features.dataset.folder import shards
-from kedge.features.dataset.folder.shards import Shards
+from kedge.features.dataset.folder import files
+from kedge.features.dataset.folder.stored_reducers import StoredReducers
 from kedge.features.reduce import Mean, TopK
 from tests import forked
 from tests.features.dataset.imagesets import Images, batches_of, features, in_memory, written
@@ -114,22 +114,19 @@ def test_kills_lose_and_double_no_sample(tmp_path, workers, reduces, form, most)
 def test_a_shard_that_reducers_have_not_counted_is_taken_again(tmp_path, monkeypatch, moment):
     """A kill between a shard and its reducers' state, or the index, counts each of its samples once all the same."""
     options = Options(shard_seconds=0, reduce={"4": [Mean(), TopK(3)]}, keep=["4"])
-    name = "_write_state" if moment == "before the state" else "_put"
-    usual = getattr(Shards, name)
+    write = StoredReducers.write
 
     class Killed(BaseException):
         pass
 
-    def dies(self, *args):
-        if self._number == 3:
-            if name == "_put":
-                usual(self, *args)
-                self._write_state()
+    def dies(self, through):
+        if through < 3 or moment == "before the index":
+            write(self, through)
+        if through == 3:
             raise Killed
-        usual(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Shards, name, dies)
+        patch.setattr(StoredReducers, "write", dies)
         with pytest.raises(Killed):
             extract_dataset(features(["4"]), batches_of(Images()), tmp_path / "out", options)
     assert (tmp_path / "out" / "shard-0-00003.safetensors").exists()
@@ -164,7 +161,7 @@ def test_the_index_is_made_again_from_the_shards(tmp_path):
 def test_a_shard_appears_when_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
     """A shard is written under another name, brought to the disk, and then renamed."""
     steps = []
-    monkeypatch.setattr(shards, "_sync", lambda path: steps.append((path.name, sorted(tmp_path.glob("out/shard-*")))))
+    monkeypatch.setattr(files, "_sync", lambda path: steps.append((path.name, sorted(tmp_path.glob("out/shard-*")))))
     extract_dataset(features(), batches_of(Images(8)), tmp_path / "out")
 
     assert [name for name, _ in steps] == [".shard-0-00000.safetensors.part", "out"]

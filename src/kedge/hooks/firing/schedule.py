@@ -7,14 +7,14 @@ import os
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
 
 from kedge.flow import Event, Schedule
+from kedge.hooks.firing.thread_position import ThreadPosition
 from kedge.sites.site import Site
-from kedge.torch_internals.checkpoint import Segment, Segments
+from kedge.torch_internals.checkpoint import Segments
 from kedge.torch_internals.dynamo import look_for_hooks
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.saved_hooks import top_hooks
@@ -164,40 +164,6 @@ class StepClock:
         self.awaited -= 1
 
 
-class ThreadPosition:
-    """The position of one thread in one model: the forward pass, and the calls so far."""
-
-    __slots__ = (
-        "calls",
-        "frame",
-        "graded",
-        "holders",
-        "inside",
-        "micro_batch",
-        "pass_",
-        "past",
-        "recalls",
-        "replica",
-        "segment",
-        "shares",
-        "step",
-        "task",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        main = threading.current_thread() is threading.main_thread()
-        self.replica = "" if main else threading.current_thread().name
-        self.pass_, self.micro_batch, self.step, self.task = -1, -1, -1, -1
-        self.inside = self.graded = False
-        self.segment: Segment | None = None
-        self.frame: FrameType | None = None
-        self.calls: dict[Any, int] = {}
-        self.past: dict[Any, int] | None = None  # the calls of a model that calls itself
-        self.holders: dict[str, Any] = {}
-        self.recalls: dict[Any, int] = {}
-        self.shares: dict[Any, Any] = {}
-
-
 class PassCounter(threading.local):
     """Counts the forward passes of one hooked model, on each thread separately."""
 
@@ -221,7 +187,7 @@ class PassCounter(threading.local):
         here.graded = graded
         here.calls.clear()
         here.past = None
-        here.holders.clear()
+        here.notes.begin_pass()
         look_for_hooks()
 
     def end(self) -> None:
@@ -259,12 +225,7 @@ class PassCounter(threading.local):
         here.segment = self.segments.recompute()
         if here.segment is not None:
             return here.segment.again(task, key)
-        if here.task != task:
-            here.task = task
-            here.recalls.clear()
-        call = here.recalls.get(key, 0)
-        here.recalls[key] = call + 1
-        return call
+        return here.recomputed.number(task, key)
 
     def differentiates_again(self, listened: int) -> bool:
         """Return whether gradients come from the current recompute, not from the forward that it repeats.

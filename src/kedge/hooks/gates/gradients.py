@@ -24,8 +24,9 @@ from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Found, Gate
 from kedge.hooks.firing.measuring import measure_value
-from kedge.hooks.firing.schedule import StepClock, ThreadPosition
+from kedge.hooks.firing.schedule import StepClock
 from kedge.hooks.firing.tap import Tap
+from kedge.hooks.firing.thread_position import ThreadPosition
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import MemoryVersion, whole
 from kedge.torch_internals.dynamo import untraced

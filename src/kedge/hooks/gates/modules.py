@@ -97,7 +97,7 @@ class OutputGate(Gate):
 
     def _share(self, outputs: list[Tensor], call: int, recompute: bool) -> None:
         """Set hooks for the gradient that this call sends to each of its inputs; see Note [The share of one call]."""
-        edges = self.passes.here.shares.pop(self, {})
+        edges = self.passes.here.notes.take_edges(self)
         if not edges:
             self.seen.no_share = "there is no tensor to see: its arguments hold no tensor"
         for leaf, found in edges_into(outputs, edges).items():
@@ -209,7 +209,7 @@ class InputGate(Gate):
         if self.taps["in.grad"]:
             listen_each(self, "in.grad", found, call, recompute)
         for gate in self.sharing:
-            self.passes.here.shares[gate] = {leaf: edge_of(tensor) for leaf, tensor in found}
+            self.passes.here.notes.leave_edges(gate, {leaf: edge_of(tensor) for leaf, tensor in found})
         if self.preserving and getattr(module, "inplace", False):
             overwritten = [leaves.storage_of(tensor) for _, tensor in found]
             for action in self.preserving:
@@ -237,7 +237,7 @@ class InputGate(Gate):
 
     def is_first(self, site: Site) -> bool:
         """Whether this gate is the first of a pass to see a parameter, which several modules may hold."""
-        return self.passes.here.holders.setdefault(site.path, self) is self
+        return self.passes.here.notes.is_first(site.path, self)
 
     def held(self, module: nn.Module, site: Site) -> Tensor:
         """Return the current value of a parameter; `torch.func.functional_call`, for one, replaces it for a call."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from kedge.atomic_write import told
+from kedge.atomic_write import told, write_all
 from kedge.errors import BeingWritten, NotFeatures
 from kedge.features.dataset.folder.formats.format import format_name, format_of
 from kedge.features.dataset.folder.manifest import read_manifest
@@ -177,6 +177,29 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def rename_whole(temporary: Path, path: Path) -> None:
+    """Rename a written file or folder once all of it is on the disk."""
+    within = [*temporary.rglob("*")] if temporary.is_dir() else []
+    for each in (*within, temporary):
+        _sync(each)
+    temporary.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def append(path: Path, line: str) -> None:
+    """Append a line to a file."""
+    with FileIO(path, "a") as file:
+        write_all(file, line.encode())
 
 
 def _parts(name: str) -> tuple[int, int]:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kedge.errors import NoSuchKey, NoSuchSite, NotFeatures
-from kedge.features.dataset.folder.column import FeatureColumn, RowIndex, read_rows
+from kedge.features.dataset.folder.column import FeatureColumn, read_rows
 from kedge.features.dataset.folder.files import STATE, about_shard, entries, ranks_of
 from kedge.features.dataset.folder.manifest import read_manifest
-from kedge.features.dataset.folder.shards import read_state
+from kedge.features.dataset.folder.stored_reducers import read_state
+from kedge.features.dataset.folder.stored_samples import StoredSamples
 from kedge.features.reduce.load_state import restore
 from kedge.features.reduce.reducer import Reducer
-
-_NUMBERED = re.compile(r"(?:(\d+)/)?(?:(\d+):)?(\d+)")
 
 
 def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
@@ -57,12 +54,13 @@ class FeatureSet(Mapping[str, FeatureColumn]):
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.path, self.manifest = path, manifest
         self._entries = entries(path)
+        self._samples = StoredSamples(path, self._entries)
 
     def __getitem__(self, site: str) -> FeatureColumn:
         columns = self.manifest.get("columns", {})
         if site not in self._sites:
             raise NoSuchSite(f"{self.path} has no site {site!r}; it has {', '.join(map(repr, self._sites)) or 'none'}")
-        return FeatureColumn(site, getattr(torch, columns[site][0]), self._where)
+        return FeatureColumn(site, getattr(torch, columns[site][0]), self._samples.rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sites)
@@ -75,33 +73,10 @@ class FeatureSet(Mapping[str, FeatureColumn]):
         kept = {name for entry in self._entries for name in entry.shapes}
         return [name for name in self.manifest.get("columns", {}) if name in kept]
 
-    @cached_property
-    def _abouts(self) -> list[dict[str, Any]]:
-        return [about_shard(self.path / entry.name) for entry in self._entries]
-
-    @cached_property
-    def _found(self) -> tuple[tuple[str, ...], RowIndex]:
-        """The keys in the order of samples, and the positions of their values."""
-        places = [place for about in self._abouts for place in about.get("places", about["keys"])]
-        keys = [key for about in self._abouts for key in about["keys"]]
-        counts = [len(about["keys"]) for about in self._abouts]
-        order = _order(places)
-        shard = np.repeat(np.arange(len(counts)), counts)[order]
-        row = np.concatenate([np.arange(count) for count in counts] or [np.arange(0)])[order]
-        return tuple(keys[number] for number in order), RowIndex(self.path, self._entries, shard, row)
-
-    @property
-    def _where(self) -> RowIndex:
-        return self._found[1]
-
     @property
     def samples(self) -> tuple[str, ...]:
         """The samples' keys, in the order of the columns' rows."""
-        return self._found[0]
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {key: number for number, key in enumerate(self.samples)}
+        return self._samples.keys
 
     def sample(self, key: object) -> dict[str, Tensor]:
         """Return the features of one sample, by site.
@@ -118,22 +93,23 @@ class FeatureSet(Mapping[str, FeatureColumn]):
         Raises:
             NoSuchKey: The folder has no features of this sample.
         """
-        if str(key) not in self._numbers:
+        number = self._samples.numbers.get(str(key))
+        if number is None:
             found = self.bad.get(str(key))
             reason = f"it was left out: {found}" if found else f"there are {len(self.samples):,} others"
             raise NoSuchKey(f"{self.path} has no features of a sample {str(key)!r}; {reason}")
-        return self._numbers[str(key)]
+        return number
 
-    @cached_property
+    @property
     def bad(self) -> dict[str, str]:
         """The reason why each skipped sample has no features, by key."""
-        return {key: why for about in self._abouts for _, key, why in about["bad"]}
+        return self._samples.bad
 
     def shards(self) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
         """Yield the keys and each site's values of every shard, in the order of writing."""
-        for entry, about in zip(self._entries, self._abouts, strict=True):
+        for entry, keys in zip(self._entries, self._samples.keys_by_shard(), strict=True):
             path = self.path / entry.name
-            yield about["keys"], {name: read_rows(path, name, slice(0, entry.samples)) for name in entry.shapes}
+            yield keys, {name: read_rows(path, name, slice(0, entry.samples)) for name in entry.shapes}
 
     def written_by(self, rank: int) -> int:
         """Return the number of samples that this rank has written, in this run and earlier ones."""
@@ -166,16 +142,3 @@ def places_of(folder: Path) -> Iterator[tuple[str, str]]:
         about = about_shard(folder / entry.name)
         yield from zip(about.get("places", about["keys"]), about["keys"], strict=True)
         yield from ((place, key) for place, key, _ in about["bad"])
-
-
-def _order(places: list[str]) -> Any:
-    """Return the indices that sort places in the data set's order; of equal places the first one counts."""
-    numbered = [_NUMBERED.fullmatch(place) for place in places]
-    if all(numbered):
-        numbers = np.array([[int(part or 0) for part in found.groups()] for found in numbered if found], dtype=np.int64)
-        _, first = np.unique(numbers.reshape(-1, 3), axis=0, return_index=True)
-        return first
-    met: dict[str, int] = {}
-    for number, place in enumerate(places):
-        met.setdefault(place, number)
-    return np.array(sorted(met.values(), key=lambda number: places[number]), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The witness writes down what a program computes, in digests, and changes nothing about it."""
+"""The digest log holds what a program computes, in digests, and changes nothing about it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kedge.verify.digests import LENGTH, DigestLog, digest
 
 
 @pytest.fixture
-def witnessed(tmp_path):
-    """Run a program with a witness; return the lines that it wrote."""
+def digested(tmp_path):
+    """Run a program with a digest log; return its lines."""
 
     def run(program) -> list[dict[str, Any]]:
-        witness = DigestLog(tmp_path / "witness")
-        witness.begin()
+        log = DigestLog(tmp_path / "digests")
+        log.begin()
         try:
             program()
         finally:
-            witness.end()
-        return [json.loads(line) for line in (tmp_path / "witness").read_text().splitlines()]
+            log.end()
+        return [json.loads(line) for line in (tmp_path / "digests").read_text().splitlines()]
 
     return run
 
@@ -45,11 +45,11 @@ def train(model, steps=2, lr=0.1):
         optimizer.step()
 
 
-def test_a_step_is_told_in_its_order(witnessed):
+def test_a_step_is_told_in_its_order(digested):
     """Outputs of root modules, gradients before the step, parameters and buffers after it; names are written once."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False))
 
-    lines = witnessed(lambda: train(model))
+    lines = digested(lambda: train(model))
 
     step = [
         ("output of Sequential", [""]),
@@ -66,22 +66,22 @@ def test_a_step_is_told_in_its_order(witnessed):
     assert sum("names" in line for line in lines) == 3
 
 
-def test_the_same_computation_gives_the_same_lines_and_another_one_others(witnessed):
+def test_the_same_computation_gives_the_same_lines_and_another_one_others(digested):
     """Equal runs have equal lines; a learning rate that is a trifle larger shows in the parameters of the first step."""
 
     def run(lr):
         torch.manual_seed(0)
         train(nn.Linear(3, 3), lr=lr)
 
-    one, same, other = (witnessed(lambda lr=lr: run(lr)) for lr in (0.1, 0.1, 0.1000001))
+    one, same, other = (digested(lambda lr=lr: run(lr)) for lr in (0.1, 0.1, 0.1000001))
 
     assert one == same
     first = next(line for line, mine in zip(other, one, strict=True) if line != mine)
     assert (first["step"], first["what"]) == (0, "parameter")
 
 
-def test_nothing_is_changed(witnessed):
-    """Parameters, gradients, random numbers and the modules themselves are those of a run without a witness."""
+def test_nothing_is_changed(digested):
+    """Parameters, gradients, random numbers and the modules themselves are those of a run without the log."""
 
     def run():
         torch.manual_seed(0)
@@ -95,13 +95,13 @@ def test_nothing_is_changed(witnessed):
     states: list[list[torch.Tensor]] = []
     attributes: list[list[Any]] = []
     run()
-    witnessed(run)
+    digested(run)
 
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
     assert attributes[0] == attributes[1]
 
 
-def test_a_recompute_is_not_a_call_of_a_root(witnessed):
+def test_a_recompute_is_not_a_call_of_a_root(digested):
     """What a checkpoint runs again in backward is written once, in the forward, as part of its root."""
 
     class Net(nn.Module):
@@ -112,12 +112,12 @@ def test_a_recompute_is_not_a_call_of_a_root(witnessed):
         def forward(self, x):
             return {"y": checkpoint(self.block, x, use_reentrant=False)}
 
-    lines = witnessed(lambda: Net()(torch.ones(2, 3))["y"].sum().backward())
+    lines = digested(lambda: Net()(torch.ones(2, 3))["y"].sum().backward())
 
     assert told(lines) == [(0, "output of Net", ["y"])]
 
 
-def test_a_root_that_raises_does_not_hide_the_next(witnessed):
+def test_a_root_that_raises_does_not_hide_the_next(digested):
     """A call that failed is over; two models of one class have two names; a call inside itself is one call."""
 
     class Net(nn.Module):
@@ -131,14 +131,14 @@ def test_a_root_that_raises_does_not_hide_the_next(witnessed):
         one(torch.ones(2), again=True)
         two(torch.ones(2))
 
-    assert told(witnessed(program)) == [
+    assert told(digested(program)) == [
         (0, "output of Net", []),
         (0, "output of Net", [""]),
         (0, "output of Net_2", [""]),
     ]
 
 
-def test_tensors_without_a_model_are_named_by_their_optimizer(witnessed):
+def test_tensors_without_a_model_are_named_by_their_optimizer(digested):
     """A parameter that belongs to no called module is compared as well; one without a gradient has none."""
 
     def program():
@@ -147,7 +147,7 @@ def test_tensors_without_a_model_are_named_by_their_optimizer(witnessed):
         free.sum().backward()
         optimizer.step()
 
-    assert told(witnessed(program))[:2] == [(0, "gradient", ["Adam[0]"]), (0, "parameter", ["Adam[0]", "Adam[1]"])]
+    assert told(digested(program))[:2] == [(0, "gradient", ["Adam[0]"]), (0, "parameter", ["Adam[0]", "Adam[1]"])]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_digest_is_of_bytes_shape_and_dtype(change):
     assert digest(x.to(torch.complex64).conj()) == digest(x.to(torch.complex64).conj().resolve_conj())
 
 
-def test_what_is_transformed_has_the_digest_of_what_is_inside(witnessed):
+def test_what_is_transformed_has_the_digest_of_what_is_inside(digested):
     """Gradients of single samples are told of: a forward under `vmap` and `grad` computes the values of all of them."""
     torch.manual_seed(0)
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
@@ -185,13 +185,13 @@ def test_what_is_transformed_has_the_digest_of_what_is_inside(witnessed):
     def loss(params, one):
         return torch.func.functional_call(model, params, (one,)).square().sum()
 
-    lines = witnessed(lambda: torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x))
+    lines = digested(lambda: torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x))
 
     assert [line["digests"] for line in lines if "digests" in line] == [digest(model(x))]
 
 
-def test_a_failure_is_written_and_the_program_goes_on(witnessed):
-    """What the witness cannot do ends neither the program nor silently the comparison."""
+def test_a_failure_is_written_and_the_program_goes_on(digested):
+    """What the log cannot take ends neither the program nor silently the comparison."""
 
     class Odd(nn.Module):
         def forward(self, x):
@@ -201,17 +201,17 @@ def test_a_failure_is_written_and_the_program_goes_on(witnessed):
         def detach(self):
             raise RuntimeError("no")
 
-    lines = witnessed(lambda: Odd()(torch.ones(2)))
+    lines = digested(lambda: Odd()(torch.ones(2)))
 
     assert lines[-1]["step"] == 0
-    assert lines[-1]["failed"].startswith("the witness failed: RuntimeError: no (verify/digests.py:")
+    assert lines[-1]["failed"].startswith("the digest log failed: RuntimeError: no (verify/digests.py:")
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
-def test_compiled_code_runs_without_a_break(witnessed, compiled):
+def test_compiled_code_runs_without_a_break(digested, compiled):
     """A compiled model is a root like another, in one graph."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
 
-    lines = witnessed(lambda: compiled(model, backend="eager", fullgraph=True)(torch.ones(2, 3)))
+    lines = digested(lambda: compiled(model, backend="eager", fullgraph=True)(torch.ones(2, 3)))
 
     assert [what for _, what, _ in told(lines)] == ["output of OptimizedModule"]

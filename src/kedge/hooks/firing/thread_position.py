@@ -1,0 +1,100 @@
+"""The position of one thread in one model, and the notes that gates leave there."""
+
+from __future__ import annotations
+
+import threading
+from types import FrameType
+from typing import Any
+
+from kedge.torch_internals.checkpoint import Segment
+
+
+class RecomputedCalls:
+    """The calls in recomputes of an unknown checkpoint, counted from 0 in each backward pass."""
+
+    __slots__ = ("_calls", "_task")
+
+    def __init__(self) -> None:
+        self._task = -1
+        self._calls: dict[Any, int] = {}
+
+    def number(self, task: int, key: Any) -> int:
+        """Count a call; returns its number in the backward pass of this autograd task."""
+        if self._task != task:
+            self._task = task
+            self._calls.clear()
+        call = self._calls.get(key, 0)
+        self._calls[key] = call + 1
+        return call
+
+
+class GateNotes:
+    """Notes that the gates of modules leave for each other: who saw a parameter first, and the edges of inputs."""
+
+    __slots__ = ("_edges", "_firsts")
+
+    def __init__(self) -> None:
+        self._firsts: dict[str, Any] = {}
+        self._edges: dict[Any, Any] = {}
+
+    def begin_pass(self) -> None:
+        """Forget who saw the parameters first."""
+        self._firsts.clear()
+
+    def is_first(self, path: str, gate: Any) -> bool:
+        """Return whether a gate is the first of the pass to see a parameter, which several modules may hold."""
+        return self._firsts.setdefault(path, gate) is gate
+
+    def leave_edges(self, gate: Any, edges: Any) -> None:
+        """Leave the gradient edges of a call's inputs for a gate."""
+        self._edges[gate] = edges
+
+    def take_edges(self, gate: Any) -> Any:
+        """Return the edges that were left for a gate, once; without any, an empty dict."""
+        return self._edges.pop(gate, {})
+
+
+class ThreadPosition:
+    """The position of one thread in one model: the forward pass, and the calls so far.
+
+    Attributes:
+        replica: The name of the thread; empty for the main thread.
+        pass_: The number of the forward pass, -1 before the first.
+        micro_batch: Its number among those of its step.
+        step: Its step.
+        graded: Whether it builds a graph.
+        inside: Whether the hooked model's forward runs.
+        frame: The frame that called the model.
+        segment: The checkpointed block that the newest call is in.
+        calls: The number of calls in the pass, by key.
+        past: The calls of a model that calls itself; None of any other.
+        recomputed: The calls in recomputes.
+        notes: The notes of gates.
+    """
+
+    __slots__ = (
+        "calls",
+        "frame",
+        "graded",
+        "inside",
+        "micro_batch",
+        "notes",
+        "pass_",
+        "past",
+        "recomputed",
+        "replica",
+        "segment",
+        "step",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        self.replica = "" if main else threading.current_thread().name
+        self.pass_, self.micro_batch, self.step = -1, -1, -1
+        self.inside = self.graded = False
+        self.segment: Segment | None = None
+        self.frame: FrameType | None = None
+        self.calls: dict[Any, int] = {}
+        self.past: dict[Any, int] | None = None
+        self.recomputed = RecomputedCalls()
+        self.notes = GateNotes()

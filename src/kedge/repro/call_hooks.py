@@ -1,0 +1,130 @@
+"""The hooks of `--dump` on modules: each call is recorded, and its values and gradients are checked."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, given_to, is_repeated
+from kedge.repro.calls import RecordedCall, WatchedModule, random_state
+from kedge.repro.finiteness import PendingChecks
+from kedge.repro.gradient_hooks import GradientHooks
+from kedge.repro.input_edges import CallEdges
+from kedge.sites import leaves
+from kedge.stderr import Shield
+from kedge.torch_internals import modes
+from kedge.torch_internals.autograd_nodes import numbers_operations
+from kedge.torch_internals.module_tables import own_parameters
+
+
+class ActiveCall(NamedTuple):
+    """An active call; `edges` is None if it had begun before it was hooked, so that its place in the graph is unknown."""
+
+    watched: WatchedModule
+    call: RecordedCall
+    edges: CallEdges | None
+
+
+class CallHooks:
+    """Hooks on modules, which record each call, and check its values and gradients.
+
+    Args:
+        checks: Receives the values and gradients.
+        shield: Runs the bodies of the hooks.
+        late: Called with a call that had begun before it was hooked, once it has ended and its inputs are known.
+    """
+
+    def __init__(self, checks: PendingChecks, shield: Shield, late: Callable[[RecordedCall], None]) -> None:
+        self._checks, self._late = checks, late
+        self._gradients = GradientHooks(checks, shield)
+        self._known: weakref.WeakKeyDictionary[nn.Module, WatchedModule] = weakref.WeakKeyDictionary()
+        self._recorded: weakref.WeakSet[RecordedCall] = weakref.WeakSet()
+        self._tracker = CallTracker(self._entered, self._left, skip=_is_left_out, shield=shield)
+
+    def add(self, root: nn.Module, label: Callable[[str], str]) -> None:
+        """Hook a root and all modules in it.
+
+        Args:
+            root: The root.
+            label: Returns the path in the recording for a path in the root.
+        """
+        for path, module in root.named_modules():
+            if module in self._known or isinstance(module, torch.jit.ScriptModule):
+                continue
+            watched = self._known[module] = WatchedModule(label(path))
+            self._tracker.follow(module, watched, outermost=module is root)
+            self._gradients.follow_parameters(watched, module)
+
+    def join(self, root: nn.Module, label: str) -> None:
+        """Record the active call of a root, for which PyTorch does not run the new hooks."""
+        call = RecordedCall(root, label, None)
+        call.began, call.state.random = True, random_state(())
+        self._tracker.open.add(root, ActiveCall(self._known[root], call, None))
+
+    def release_differentiated(self) -> None:
+        """Release the calls that a backward has reached."""
+        for call in [call for call in self._recorded if call.gradients.arrived]:
+            call.release()
+
+    def close(self) -> None:
+        """Remove the hooks, and release all calls."""
+        self._tracker.close()
+        self._gradients.close()
+        for call in list(self._recorded):
+            call.release()
+
+    def _entered(
+        self, calls: OpenCalls[ActiveCall], watched: WatchedModule, module: nn.Module, given: Any
+    ) -> ActiveCall:
+        """Record a call that begins."""
+        outer = calls.notes[-1].call if calls.notes else None
+        call = RecordedCall(module, watched.label, outer)
+        found = call.state.take(*given, copy=watched.overwrites or getattr(module, "inplace", False) is True)
+        edges = CallEdges(tensor for _, tensor in found)
+        self._begin(watched, call, found)
+        return ActiveCall(watched, call, edges)
+
+    def _left(self, calls: OpenCalls[ActiveCall], ended: ActiveCall, output: Any) -> None:
+        """Check the values that a call has returned."""
+        watched, call = ended.watched, ended.call
+        if call.began and call.state.args is None:
+            self._begin(watched, call, call.state.take(*(given_to(call.module) or ((), {}))))
+        returned = leaves.find(output)
+        self._follow_edges(calls, ended, [tensor for _, tensor in returned])
+        watched.overwrites = watched.overwrites or not call.state.inputs_intact
+        for name, tensor in returned:
+            self._checks.add("out", (call,), tensor)
+            self._gradients.follow_output(call, name, tensor)
+        if call.began:
+            self._late(call)
+        if not calls.modules:
+            self._checks.read()
+
+    def _begin(self, watched: WatchedModule, call: RecordedCall, found: Iterable[tuple[str, Tensor]]) -> None:
+        self._recorded.add(call)
+        watched.add(call)
+        own = own_parameters(call.module)
+        call.gradients.awaited = {name for name, p in own.items() if p is not None and p.requires_grad}
+        for name, tensor in found:
+            self._checks.add("in", (call,), tensor)
+            self._gradients.follow_input(call, name, tensor)
+
+    def _follow_edges(self, calls: OpenCalls[ActiveCall], ended: ActiveCall, returned: list[Tensor]) -> None:
+        """Check each share that a call adds to the gradients of its inputs."""
+        if ended.edges is None:
+            return
+        outer = calls.notes[-1].edges if calls.notes else None
+        if outer is not None:
+            outer.step_over(ended.edges, returned)
+        ended.call.gradients.by_edge = numbers_operations()
+        if ended.call.gradients.by_edge:
+            self._gradients.follow_edges(ended.call, ended.edges.takers(returned))
+
+
+def _is_left_out(module: nn.Module) -> bool:
+    """Whether a call is skipped: it is repeated, or under `torch.func` or tracing, where values are not available."""
+    return is_repeated(module) or modes.is_transforming() or modes.is_under_jit()

@@ -1,0 +1,70 @@
+"""The folder of a dump: written as soon as the recording's own folder exists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from kedge.hooks.firing.schedule import rank
+from kedge.repro.package import CallPackage
+from kedge.stderr import Shield
+
+
+class EventLog(Protocol):
+    """The recording, as far as a dump writes to it."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Write one event."""
+
+
+class DumpWriter:
+    """Writes the chosen call into the recording.
+
+    Args:
+        folder: The folder of the recording, which may not exist yet.
+        log: Receives the events.
+        rerun: Returns the operations that made the value, given the folder of the dump.
+    """
+
+    def __init__(
+        self, folder: Path, log: EventLog, rerun: Callable[[Path], list[dict[str, Any]]] | None = None
+    ) -> None:
+        self._folder, self._log, self._rerun = folder, log, rerun
+        self._chosen: tuple[CallPackage, bool] | None = None
+        self._written: Path | None = None
+
+    def choose(self, package: CallPackage, *, reached: bool) -> None:
+        """Take the call to write.
+
+        Args:
+            package: The packed call.
+            reached: Whether the optimizer was about to get non-finite gradients.
+        """
+        self._chosen = package, reached
+
+    def write(self) -> None:
+        """Write the chosen call, if there is one and the recording exists."""
+        if self._chosen is not None and (self._folder / "manifest.json").exists():
+            chosen, self._chosen = self._chosen, None
+            Shield("writing the dump", "there is none")(self._write, *chosen)
+
+    def give_up(self) -> bool:
+        """Drop a chosen call that could not be written; returns whether there was one."""
+        chosen, self._chosen = self._chosen, None
+        return chosen is not None
+
+    def run_again(self) -> None:
+        """Run the written call once more to name its operations."""
+        made = self._rerun(self._written) if self._rerun is not None and self._written is not None else []
+        if made and self._written is not None:
+            self._log.event({"kind": "operation", "folder": self._written.name, "operations": made})
+
+    def _write(self, package: CallPackage, reached: bool) -> None:
+        name = f"dump-{package.step}" + (f"-{rank()}" if rank() else "")
+        package.write(self._folder / name)
+        self._written, suspect = self._folder / name, package.suspect
+        module = suspect.call.label if suspect.call is not None else None
+        value = {"site": suspect.site, "folder": name, "module": module, "value": suspect.value}
+        about = {"step": package.step, **value, "direction": suspect.direction, "reached": reached}
+        self._log.event({"kind": "dump", **about})

@@ -104,7 +104,7 @@ def ways(folder: str) -> dict[str, str]:
         block = kedge.watch(f"{folder}/{name}.kedge", every=1, budget=None).begin()
         block.tell = str  # prints nothing
         step()
-        found["measure"] = text("actions/measure.py", step, path=True)
+        found["measure"] = text("actions/measure/values.py", step, path=True)
         found["write"] = text("store/writing/arrow.py", step, path=True)
         step(lambda y: y.square().sum().neg().log())
         found["judge"] = text("rules/nonfinite/nan_born.py", block.end, path=True)

@@ -346,7 +346,8 @@ def test_steps_still_on_their_way_from_a_device_are_waited_for_when_two_have_com
     """The program goes on beside the copies, and memory does not fill with them."""
     monkeypatch.setattr(FinishedStep, "ready", lambda step: False)
     passed: list[int] = []
-    meter = Meter("norm", sink=SimpleNamespace(stats=lambda step, columns: passed.append(step)))
+    meter = Meter("norm")
+    meter.finished.sink = SimpleNamespace(stats=lambda step, columns: passed.append(step))
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with kedge.hook(model, ":out", meter):

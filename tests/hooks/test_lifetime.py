@@ -461,7 +461,7 @@ def test_two_hundred_training_passes_keep_a_flat_number_of_objects() -> None:
             model.zero_grad()
             if i in (99, 199):
                 gc.collect()
-                counts.append((sum(issubclass(type(o), Tensor) for o in gc.get_objects()), len(s.mounts._passing)))
+                counts.append((sum(issubclass(type(o), Tensor) for o in gc.get_objects()), len(s.installed._passing)))
 
     (tensors, kept), (tensors_later, kept_later) = counts
     assert tensors_later <= tensors

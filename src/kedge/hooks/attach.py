@@ -29,7 +29,7 @@ class Attachments:
         clock: Counts the steps and the backward passes.
         taps: Every tap, in the order in which they were attached.
         targets: The hooked models, by their ids.
-        mounts: The hooks in PyTorch's tables.
+        installed: The hooks in PyTorch's tables.
         fired: The last 2,000 firings, in their order.
         ended: Whether the session is over.
     """
@@ -39,7 +39,7 @@ class Attachments:
         self.clock = StepClock(rank())
         self.taps: list[Tap] = []
         self.targets: dict[int, HookedModel] = {}
-        self.mounts = InstalledHooks()
+        self.installed = InstalledHooks()
         self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=2_000)
         self.ended = False
         self.clock.on_step.append(self._retime)
@@ -56,8 +56,8 @@ class Attachments:
         """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
         selector, actions = _split(what)
         spec = Spec(actions, when, self.clock.step, [])
-        with self.mounts.attaching():
-            self.mounts.on_failure(self.drop, spec.taps)
+        with self.installed.attaching():
+            self.installed.on_failure(self.drop, spec.taps)
             if isinstance(target, nn.Module):
                 self._attach_model(target, selector, spec)
             elif isinstance(target, (Node, GradientEdge)):
@@ -87,9 +87,9 @@ class Attachments:
         known = self.targets.get(id(model))
         if known is None:
             self.refresh()
-            self.mounts.on_failure(setattr, self.clock, "leader", self.clock.leader)
+            self.installed.on_failure(setattr, self.clock, "leader", self.clock.leader)
             known = HookedModel(self, model)
-            self.mounts.enter(self.targets, id(model), known)
+            self.installed.enter(self.targets, id(model), known)
         elif not all(map(known.knows, places)):
             self.refresh()
         return known
@@ -114,7 +114,7 @@ class Attachments:
         self.ended = True
         for tap in self.taps:
             tap.on = False
-        self.mounts.clear()
+        self.installed.clear()
         for target in self.targets.values():
             target.release()
 

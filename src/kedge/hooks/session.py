@@ -56,7 +56,7 @@ class Session(Attachments):
 
     def pause(self) -> None:
         """Remove every hook from PyTorch's tables until `resume`, also those on existing graphs; records and counts stay."""
-        self.mounts.out()
+        self.installed.out()
 
     def resume(self, *, eager: bool = False) -> None:
         """Restore every hook to its place.
@@ -68,7 +68,7 @@ class Session(Attachments):
             SessionEnded: If the session has ended.
         """
         self._check_open()
-        if self.mounts.back() and not eager:
+        if self.installed.back() and not eager:
             self.refresh()
 
     def ledger(self) -> Ledger:

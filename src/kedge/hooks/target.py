@@ -46,7 +46,7 @@ class HookedModel:
         self.ops: ModeSwitches | None = None
         self.kinds: dict[str, weakref.ref[type[nn.Module]]] = {}
         self.compiled = False
-        owner.mounts.mount(dynamo.DynamoHold())
+        owner.installed.install(dynamo.DynamoHold())
 
     def attach(self, places: Iterable[SitePlace], spec: Spec, model: nn.Module) -> None:
         """Attach taps to sites of the model; actions that keep values copy them before they are overwritten."""
@@ -65,12 +65,12 @@ class HookedModel:
             self.modules.place_value(place, spec, model)
         elif site.kind == "saved":
             if self.saves is None:
-                self.owner.mounts.on_failure(setattr, self, "saves", None)
+                self.owner.installed.on_failure(setattr, self, "saves", None)
                 self.saves = SavedSites(self.owner, self.passes, model, compiled=self.compiled)
             self.saves.place(place, spec)
         elif site.op is not None:
             if self.ops is None:
-                self.owner.mounts.on_failure(setattr, self, "ops", None)
+                self.owner.installed.on_failure(setattr, self, "ops", None)
                 self.ops = ModeSwitches(self.owner, self.passes, model)
             self.ops.place(place, spec)
         else:

@@ -17,7 +17,7 @@ def test_handles_of_graphs_that_are_gone_do_not_wait_for_one_that_stays() -> Non
         first = model(x)
         for _ in range(300):
             model(x).sum().backward()
-        kept = [what for what in s.mounts._passing if isinstance(what, InstalledHook)]
+        kept = [what for what in s.installed._passing if isinstance(what, InstalledHook)]
         assert len(kept) < 10
         first.sum().backward()
         assert s.ledger()[":out.grad"].fired == 301

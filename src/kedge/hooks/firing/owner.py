@@ -25,14 +25,14 @@ class Owner(Protocol):
     Attributes:
         on_error: The effect of an action's failure: "raise" it, or "warn" and disable the action.
         clock: Counts the steps and the backward passes.
-        mounts: The session's hooks in PyTorch's tables.
+        installed: The session's hooks in PyTorch's tables.
         fired: The latest firings, for the timeline; None without one.
         ended: Whether the session has ended.
     """
 
     on_error: str
     clock: StepClock
-    mounts: InstalledHooks
+    installed: InstalledHooks
     fired: deque[tuple[ShownTap, Event]] | None
     ended: bool
 

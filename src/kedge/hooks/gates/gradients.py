@@ -203,7 +203,7 @@ def listen(tensor: Tensor, listener: GradientListener, *, recompute: bool = Fals
     elif aliased and type(tensor) is Tensor:
         listener.pulse = MemoryVersion(tensor)
     register = hook_gradient if aliased else Tensor.register_hook
-    listener.gate.owner.mounts.keep(register(tensor if base is None else base, listener))
+    listener.gate.owner.installed.keep(register(tensor if base is None else base, listener))
     return listener
 
 
@@ -294,7 +294,7 @@ class InputShare:
 def listen_share(share: InputShare, found: list[tuple[Node, list[int]]]) -> None:
     """Register the node hooks of a share; they end with the session or with the graph."""
     for node, positions in found:
-        share.gate.owner.mounts.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
+        share.gate.owner.installed.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
 
 
 def edge_of(tensor: Tensor) -> Any:

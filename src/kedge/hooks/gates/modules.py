@@ -323,16 +323,16 @@ class ModuleGates:
         gate = self.before.get(id(module))
         if gate is None or not gate.is_last(before_forward(module)):
             gate = InputGate(self.owner, self.passes, path, module)
-            self.owner.mounts.enter(self.before, id(module), gate)
-            self.owner.mounts.put_around(module, before=gate, with_kwargs=True)
+            self.owner.installed.enter(self.before, id(module), gate)
+            self.owner.installed.put_around(module, before=gate, with_kwargs=True)
         return gate
 
     def _after(self, module: nn.Module, path: str) -> OutputGate:
         gate = self.after.get(id(module))
         if gate is None or not gate.is_last(after_forward(module)):
             gate = OutputGate(self.owner, self.passes, path)
-            self.owner.mounts.enter(self.after, id(module), gate)
-            self.owner.mounts.put_around(module, behind=gate)
+            self.owner.installed.enter(self.after, id(module), gate)
+            self.owner.installed.put_around(module, behind=gate)
         return gate
 
 

@@ -63,7 +63,7 @@ def follow(owner: Owner, model: nn.Module) -> PassBegins:
     """Count the forward passes of a model and the steps of its optimizer; returns the hook that begins a pass."""
     alive = weakref.ref(model)
     begin = PassBegins(owner.clock.follow(lambda: has_optimizer(alive())))
-    owner.mounts.put_around(model, begin, PassEnds(begin))
+    owner.installed.put_around(model, begin, PassEnds(begin))
     count_steps(owner, model)
     return begin
 
@@ -88,7 +88,7 @@ def count_steps(owner: Owner, model: nn.Module) -> None:
         if clock.optimizer == (id(optimizer), whose):
             clock.optimized()
 
-    owner.mounts.mount(InstalledHook(register_optimizer_step_post_hook(stepped)))
+    owner.installed.install(InstalledHook(register_optimizer_step_post_hook(stepped)))
 
 
 untraced(PassBegins.__call__, PassEnds.__call__)

@@ -158,10 +158,10 @@ class SavedSites:
     def __init__(self, owner: Owner, passes: PassCounter, model: nn.Module, *, compiled: bool) -> None:
         self.owner, self.passes = owner, passes
         self.gates: dict[str, SavedGate] = {}
-        self.kept = keep(owner.mounts.cleanup, model, self, outside=False, ambient=False, compiled=compiled)
+        self.kept = keep(owner.installed.cleanup, model, self, outside=False, ambient=False, compiled=compiled)
         self.kept.count = self._count
         self.kept.idle = True
-        owner.mounts.add(self.kept)
+        owner.installed.add(self.kept)
 
     def place(self, place: Placed, spec: Spec) -> None:
         """Attach taps to the tensors that autograd saves while a module is the innermost."""

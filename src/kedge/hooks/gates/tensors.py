@@ -151,10 +151,10 @@ class ParameterGates:
         if gate is None or not gate.is_last(table):
             gate = TensorGate(self.owner, place.site.path, kind)
             gate.param = param
-            self.owner.mounts.enter(self.gates, (id(param), kind), gate)
+            self.owner.installed.enter(self.gates, (id(param), kind), gate)
             if param.requires_grad:
                 gate.handle = _hook(gate, param)
-                self.owner.mounts.mount(InstalledHook(gate.handle))
+                self.owner.installed.install(InstalledHook(gate.handle))
         gate.attach(spec, place.site)
 
 
@@ -179,7 +179,7 @@ def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None
                 f'"{name}:grad"'
             )
         gate = TensorGate(owner, name, kind)
-        owner.mounts.mount(InstalledHook(_hook(gate, tensor)))
+        owner.installed.install(InstalledHook(_hook(gate, tensor)))
         gate.attach(spec, Site(name, kind))
 
 
@@ -189,7 +189,7 @@ def place_node(owner: Owner, target: Node | GradientEdge, selector: Selector | N
     name = re.sub(r"^torch::autograd::", "", node.name())
     for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
         gate = TensorGate(owner, name, kind)
-        owner.mounts.mount(InstalledHook(_hook_node(gate, node)))
+        owner.installed.install(InstalledHook(_hook_node(gate, node)))
         gate.attach(spec, Site(name, kind, leaf or (number if kind == "pre" else None)))
 
 

@@ -71,7 +71,7 @@ class ModeSwitches:
         self.here = ThreadMode(passes)
         self.switches: dict[int, ModeOn] = {}
         self.names = {id(m): name for name, m in model.named_modules()}
-        owner.mounts.mount(self)
+        owner.installed.install(self)
 
     def place(self, place: SitePlace, spec: Spec) -> None:
         """Attach taps to the operations inside a module's own forward, after all taps attached there before."""
@@ -91,9 +91,9 @@ class ModeSwitches:
         switch = self.switches.get(id(module))
         if switch is None:
             switch = ModeOn(self.here, ModuleOperations(path))
-            self.owner.mounts.enter(self.switches, id(module), switch)
+            self.owner.installed.enter(self.switches, id(module), switch)
             if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and shows no operations
-                self.owner.mounts.put_around(module, switch, ModeOff(switch), with_kwargs=True)
+                self.owner.installed.put_around(module, switch, ModeOff(switch), with_kwargs=True)
         return switch.operations
 
     def knows(self, module: nn.Module) -> bool:

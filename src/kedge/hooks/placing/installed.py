@@ -132,15 +132,15 @@ class HooksTogether:
         """Remove the hooks until `back`, unless they are out."""
         if not self.are_out:
             self.are_out = True
-            for mount, _ in self._hooks:
-                mount.out()
+            for installed, _ in self._hooks:
+                installed.out()
 
     def back(self) -> None:
         """Restore the hooks, if they are out, also if the program had cleared a table."""
         if self.are_out:
             self.are_out = False
-            for mount, hook in self._hooks:
-                mount.back(hook)
+            for installed, hook in self._hooks:
+                installed.back(hook)
 
 
 class InstalledHooks:
@@ -171,7 +171,7 @@ class InstalledHooks:
 
         return undo
 
-    def mount(self, what: Installed) -> None:
+    def install(self, what: Installed) -> None:
         """Add something installed, to be removed when the session ends."""
         self.cleanup.callback(self.add(what))
 
@@ -192,32 +192,32 @@ class InstalledHooks:
             with_kwargs: Whether the forward-pre hook receives the keyword arguments.
         """
         if before is not None:
-            self.mount(InstalledHook(module.register_forward_pre_hook(before, with_kwargs=with_kwargs)))
+            self.install(InstalledHook(module.register_forward_pre_hook(before, with_kwargs=with_kwargs)))
         if behind is not None:
-            self.mount(InstalledHook(module.register_forward_hook(behind, always_call=True)))
-        self.mount(ConcealedHooks(module))
+            self.install(InstalledHook(module.register_forward_hook(behind, always_call=True)))
+        self.install(ConcealedHooks(module))
 
     def hooks(self) -> list[tuple[InstalledHook, Any]]:
         """Return the hooks of modules and optimizers, each with its callable."""
-        mounts = (standing for standing in list(self._standing.values()) if isinstance(standing, InstalledHook))
-        return [(mount, hook) for mount in mounts if (hook := mount.hook) is not None]
+        hooks = (standing for standing in list(self._standing.values()) if isinstance(standing, InstalledHook))
+        return [(each, hook) for each in hooks if (hook := each.hook) is not None]
 
     def keep(self, handle: RemovableHandle) -> None:
         """Add the hook of a tensor or node, which lives as long as a graph."""
-        mount = InstalledHook(handle)
-        self._passing.append(mount)
+        installed = InstalledHook(handle)
+        self._passing.append(installed)
         if len(self._passing) > self._room:
             self._forget_gone()
         if self.paused:  # a forward on another thread has continued
-            mount.out()
+            installed.out()
 
     def _forget_gone(self) -> None:
         """Drop hooks of released graphs; the next such check comes when twice the remaining number is reached."""
         with self._lock:  # forwards of several threads, which add more at the same time
             for _ in range(len(self._passing)):
-                mount = self._passing.popleft()
-                if mount.handle.hooks_dict_ref() is not None:
-                    self._passing.append(mount)
+                installed = self._passing.popleft()
+                if installed.handle.hooks_dict_ref() is not None:
+                    self._passing.append(installed)
             self._room = max(_LEAST, 2 * len(self._passing))
 
     def out(self) -> None:
@@ -225,8 +225,8 @@ class InstalledHooks:
         if not self.paused:
             self._compiled = frames()
         self.paused = True
-        for mount in self._kept()[::-1]:
-            mount.out()
+        for installed in self._kept()[::-1]:
+            installed.out()
         for standing in reversed(list(self._standing.values())):
             standing.out()
 
@@ -236,8 +236,8 @@ class InstalledHooks:
             return False
         for standing in list(self._standing.values()):
             standing.back()
-        for mount in self._kept():
-            mount.back()
+        for installed in self._kept():
+            installed.back()
         self.paused = False
         return self._compiled not in (now := frames(), -1) and now > 0
 
@@ -282,7 +282,7 @@ class InstalledHooks:
 
     def clear(self) -> None:
         """Remove everything."""
-        for mount in self._kept():
-            mount.remove()
+        for installed in self._kept():
+            installed.remove()
         self._passing.clear()
         self.cleanup.close()

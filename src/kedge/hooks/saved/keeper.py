@@ -276,7 +276,7 @@ class KeeperInForce:
         self.threads = _Threads()
         self.ended = self.idle = False
         self.spots: dict[str, ModuleUnderKeeper] = {}
-        self.mounts = InstalledHooks()
+        self.installed = InstalledHooks()
         self._lives: weakref.WeakSet[KeeperCalls] = weakref.WeakSet()
         self._said: set[str] = set()
         root = dynamo.unwrap(model)
@@ -322,13 +322,13 @@ class KeeperInForce:
 
     def out(self) -> None:
         """Remove all hooks until `back`, and this keeper's pairs on the calling thread."""
-        self.mounts.out()
+        self.installed.out()
         if (here := self.threads.live) is not None:
             here.clear()
 
     def back(self) -> None:
         """Put the hooks back that `out` removed."""
-        self.mounts.back()
+        self.installed.back()
 
     def remove(self) -> None:
         """Remove the keeper, as `end` does."""
@@ -353,7 +353,7 @@ class KeeperInForce:
         enter = InstalledHook(module.register_forward_pre_hook(spot.enter))
         leave = InstalledHook(module.register_forward_hook(SavingEnds(self, spot), always_call=True))
         for standing in (enter, leave, ConcealedHooks(module)):
-            self._undo.callback(self.mounts.add(standing))
+            self._undo.callback(self.installed.add(standing))
 
 
 def keep(

@@ -88,7 +88,7 @@ class StepHooks:
         size = len(session.taps), len(session.targets)
         if size == self._seen and not any(tap.fired for tap in self._waiting):
             return
-        hooks = session.mounts.hooks()
+        hooks = session.installed.hooks()
         gates = [(installed, hook) for installed, hook in hooks if isinstance(hook, Gate)]
         fused = {id(target.passes): _fused(target.model()) for target in session.targets.values()}
         called = [(m, gate) for m, gate in gates if gate.called or gate.path in fused.get(gate.whose, ())]

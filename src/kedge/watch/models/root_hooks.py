@@ -73,11 +73,11 @@ class RootHooks:
     @contextmanager
     def attaching(self, session: Session, module: nn.Module) -> Iterator[HookedModel]:
         """Hook a module inside a ``with`` block, in place of the one before it."""
-        outer, self.follows = session.mounts.cleanup, self._past is not None
+        outer, self.follows = session.installed.cleanup, self._past is not None
         if not self.follows:
             outer.callback(self._undo.close)
         self.silent = []
-        session.mounts.cleanup = self._undo
+        session.installed.cleanup = self._undo
         try:
             self.target = session.targets[id(module)] = HookedModel(session, module)
             self.target.kinds = {name: weakref.ref(type(m)) for name, m in module.named_modules(remove_duplicate=False)}
@@ -85,7 +85,7 @@ class RootHooks:
                 session.clock.leader = self.target.passes
             yield self.target
         finally:
-            session.mounts.cleanup = outer
+            session.installed.cleanup = outer
 
     def is_silent(self, tap: Tap) -> bool:
         """Whether an output of the root never fired, for the present module or an earlier one."""

@@ -192,6 +192,31 @@ def test_an_interrupt_leaves_nothing_behind(place: str) -> None:
     assert_unhooked(net)
 
 
+def test_an_interrupt_that_the_forward_around_catches_ends_with_it() -> None:
+    """The child's hooks do not run, so its mode goes when the forward that caught it is over."""
+
+    class Catching(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return super().forward(x)
+            except KeyboardInterrupt:
+                return x
+
+    def interrupt(x: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    net, x = Catching(), torch.ones(2, 3)
+    with kedge.session() as s:
+        s.hook(net, "/sum, one/*:out", lambda v: None)
+        net.one.between = interrupt
+        net(x)
+        assert depth() == 0
+        net.one.between = lambda x: x
+        fired = len(s.timeline())
+        net(x)
+        assert ops(s)[fired:] == ["add", "relu", "mul", "sum"]
+
+
 def test_the_end_of_a_session_puts_an_interrupt_right() -> None:
     """A session that ends after an interrupt leaves no mode behind."""
     net = Net()

@@ -13,6 +13,7 @@ import torch
 from kedge.errors import NothingGained, NotPinned
 from kedge.offload.stores.cpu import CpuStore, ReadOrder
 from kedge.offload.stores.pinned import PinnedRanges
+from kedge.offload.stores.pressure import Pressure
 
 GPU = torch.device("cpu")  # what stands for a device: its "memory" is one large array
 KB = 1 << 10
@@ -423,6 +424,21 @@ def test_memory_grows_by_what_is_needed_up_to_the_limit():
     with pytest.raises(OSError, match="limit"):
         memory.take(20 << 20)
     assert memory.size == 94 << 20
+
+
+@pytest.mark.parametrize(("room", "fits"), [(9 * KB, False), (11 * KB, True), (None, True)])
+def test_without_a_limit_four_fifths_of_the_free_memory_are_taken(room, fits, monkeypatch):
+    """Where the system does not tell how much is free, there is no limit."""
+    monkeypatch.setattr(Pressure, "room", lambda self: room)
+    device = FakeDevice()
+    store = CpuStore(device=device)
+    if fits:
+        store.put(made(device, 5, 8 * KB))
+    else:
+        with pytest.raises(OSError, match="limit is 7,372"):
+            store.put(made(device, 5, 8 * KB))
+    device.drain()
+    store.close()
 
 
 def test_pages_are_locked_once_and_let_go():

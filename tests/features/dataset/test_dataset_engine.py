@@ -169,7 +169,7 @@ def test_a_value_without_the_samples_dimension_is_refused(tmp_path):
     """What has no row for each sample cannot be written, and the message says how to make it so."""
     taken = extract(net(), {"4": lambda v: v.mean()})
 
-    with pytest.raises(ExtractionFailed, match=r"'4' gives shape \(\) for a batch of 8 samples"):
+    with pytest.raises(ExtractionFailed, match=r"'4' has shape \(\) for a batch of 8 samples"):
         extract_dataset(taken, batches_of(Images()), tmp_path / "out")
 
 

@@ -84,7 +84,7 @@ def assert_is_a_part(folder, least=1):
 def test_a_bad_sample_is_named_by_its_key(tmp_path, workers):
     """The error names the key and the reason; its neighbours in the batch are written all the same."""
     options = Options(keys=[f"image {i}" for i in range(50)])
-    with pytest.raises(BadSample, match="no features of sample 'image 13': OSError: truncated file; mend it") as raised:
+    with pytest.raises(BadSample, match="no features of sample 'image 13': OSError: truncated file; fix it") as raised:
         extract_dataset(features(), batches_of(Broken(), num_workers=workers), tmp_path / "out", options)
 
     assert "in __getitem__" in "".join(raised.value.__notes__)
@@ -295,7 +295,7 @@ def trained():
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
     """Shards are not put among other files."""
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(OtherRun, match="holds something else \\(thesis.tex\\); name a new folder"):
+    with pytest.raises(OtherRun, match="holds other files \\(thesis.tex\\); name a new folder"):
         extract_dataset(features(), batches_of(Images()), tmp_path)
 
 

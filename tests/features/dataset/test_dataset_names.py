@@ -54,7 +54,7 @@ def test_a_name_that_cannot_be_is_refused_before_anything_is_loaded(tmp_path, ta
 def test_a_name_that_turns_out_to_be_none_is_refused_at_the_first_batch(tmp_path, taken, name, there):
     """Where only a batch tells the names, nothing is written before they are known."""
     data = Images()
-    with pytest.raises(ExtractionFailed, match=f"by the name '{name}'; the names are {there}"):
+    with pytest.raises(ExtractionFailed, match=f"the name '{name}'; the names are {there}"):
         extract_dataset(taken, batches_of(data), tmp_path / "out", Options(reduce={name: Mean()}))
 
     assert len(data.loaded) == 8

@@ -132,7 +132,7 @@ def test_hooks_stay_between_the_batches_of_a_call(tmp_path, cluster):
 @pytest.mark.parametrize(("keys", "given"), [(None, "keys= is not given"), (["a", "b"], "keys= is a list")])
 def test_rows_without_a_column_of_keys_are_refused(tmp_path, cluster, keys, given):
     """Ray does not number rows, so the message names the columns, and what to give; nothing is made or read."""
-    with pytest.raises(ExtractionFailed, match=f"{given}, .*name the column of 'id', 'image' in which .*keys='path'"):
+    with pytest.raises(ExtractionFailed, match=f"{given}, .*name the column of 'id', 'image' that has .*keys='path'"):
         features().dataset(images(8), tmp_path / "out", keys=keys, cluster=ONE)
 
     assert not (tmp_path / "out").exists()
@@ -224,7 +224,7 @@ def test_a_bad_row_is_named_and_can_be_left_out(tmp_path, cluster):
         return rows["image"]
 
     options = {"keys": "id", "batch": small, "cluster": ONE}
-    with pytest.raises(BadSample, match="no features of sample '30': ValueError: image 30 is broken; mend it"):
+    with pytest.raises(BadSample, match="no features of sample '30': ValueError: image 30 is broken; fix it"):
         features().dataset(images(), tmp_path / "out", **options)
     before = len(written(tmp_path / "out"))
     found = features().dataset(images(), tmp_path / "out", on_bad="skip", **options)

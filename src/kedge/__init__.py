@@ -31,6 +31,10 @@ _HOME = {
 __all__ = [name for names in _HOME.values() for name in names]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     for home, names in _HOME.items():
         if name in names:

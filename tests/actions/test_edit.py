@@ -29,6 +29,7 @@ VECTOR = torch.tensor([1.0, 10.0])
         (kedge.clamp(min=0), X.clamp(min=0), "clamp(min=0)"),
         (kedge.clamp(max=1), X.clamp(max=1), "clamp(max=1)"),
         (kedge.clamp(min=-1, max=1), X.clamp(-1, 1), "clamp(min=-1, max=1)"),
+        (kedge.clamp(-1, 1), X.clamp(-1, 1), "clamp(min=-1, max=1)"),
         (kedge.zero(), torch.zeros(2, 2), "zero()"),
     ],
 )

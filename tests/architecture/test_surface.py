@@ -44,6 +44,11 @@ def test_the_root_gives_at_most_thirty_names():
     assert len(kedge.__all__) == len(set(kedge.__all__)) <= NAMES
 
 
+def test_completion_offers_every_name_of_the_root():
+    """Also those that are loaded late."""
+    assert {*kedge.__all__, "__version__"} <= {*dir(kedge)}
+
+
 def test_the_root_declares_exactly_what_it_loads(root):
     """A type checker and an editor see each name where it is loaded from; none is forgotten, none is made up."""
     loaded = {name: f"kedge.{home}" for home, names in kedge._HOME.items() for name in names}
@@ -58,7 +63,8 @@ def test_the_root_holds_no_logic_but_loading_names_late(root):
     tree = ast.parse((root / "src/kedge/__init__.py").read_text(encoding="utf-8"))
     logic = [node for node in tree.body if not isinstance(node, (ast.Expr, ast.ImportFrom, ast.Import, ast.Assign))]
 
-    assert [ast.unparse(node).splitlines()[0] for node in logic] == ["def __getattr__(name: str) -> Any:"]
+    functions = ["def __dir__() -> list[str]:", "def __getattr__(name: str) -> Any:"]
+    assert [ast.unparse(node).splitlines()[0] for node in logic] == functions
 
 
 def test_reading_a_recording_imports_no_torch():

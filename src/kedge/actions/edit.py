@@ -51,7 +51,7 @@ def add(term: float | Tensor) -> Edit:
     return Edit(f"add({_short(term)})", lambda value: value + term)
 
 
-def clamp(*, min: float | None = None, max: float | None = None) -> Edit:  # noqa: A002 - torch.clamp's own names
+def clamp(min: float | None = None, max: float | None = None) -> Edit:  # noqa: A002 - torch.clamp's own names
     """Return the edit that limits each element to at least `min` and at most `max`."""
     if min is None and max is None:
         raise ValueError("clamp() without limits changes nothing; pass min, max or both")

@@ -121,7 +121,7 @@ bench: setup  ## measure what Kedge costs, in some minutes; more, by hand: bench
 	@$(BIN)/python benchmarks/reading.py --steps 1000 --times 2
 
 # What makes the mutants is installed when they are first asked for: nothing else needs it.
-mutants: setup  ## measure the tests: how many of 120 small faults in a copy of the source they notice, in an hour or two
+mutants: setup  ## measure the tests: how many of 120 small faults in a copy of the source they notice, in half an hour or so
 	@$(BIN)/python -c 'import cosmic_ray' 2>/dev/null || \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[mutants]'
 	@echo "mutants: benchmarks/mutants.py; what was interrupted goes on where it stopped"

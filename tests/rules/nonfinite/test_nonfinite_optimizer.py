@@ -100,13 +100,14 @@ def test_gradients_that_the_program_spoiled_are_told_from_those_a_backward_made(
     assert "clip_grad_norm_" in finding.remedy
 
 
-def test_between_full_steps_a_spoiled_gradient_is_not_blamed_on_the_program():
-    """There gradients are only seen as the optimizer gets them."""
+@pytest.mark.parametrize(("weights", "confidence"), [(["fc"], 0.7), (["fc", "head"], 0.6)])
+def test_between_full_steps_a_spoiled_gradient_is_not_blamed_on_the_program(weights, confidence):
+    """There gradients are only seen as the optimizer gets them; a finite one after them makes the place surer."""
     scene = with_totals(chain())
     scene.step(0)
-    scene.step(7, all_of([TOTAL, "fc.weight:param.grad"], NAN), level=FINITENESS)
+    scene.step(7, all_of([TOTAL, *(f"{path}.weight:param.grad" for path in weights)], NAN), level=FINITENESS)
 
-    assert only(scene).evidence["how"] == "gap"
+    assert (only(scene).evidence["how"], only(scene).confidence) == ("gap", confidence)
 
 
 def test_a_parameter_that_was_finite_a_step_before_was_made_by_the_step_between():

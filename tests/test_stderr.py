@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import gc
 import os
@@ -223,6 +224,20 @@ def test_an_error_of_a_signal_handler_is_the_programs_own(told: list[str], inter
     with pytest.raises(TimeOut):
         shield(interrupts)
     assert (shield.failure, shield.off, told) == (None, False, [])
+
+
+class Color(enum.Enum):
+    """Looked up by a name that it does not have."""
+
+    RED = "red"
+
+
+def test_other_errors_of_the_program_are_not_taken_for_a_signal_handlers(told: list[str]) -> None:
+    """Python's default handlers are members of an enum, whose lookup raises like any other."""
+    shield = Shield("adding", "nothing is added", tell=told.append)
+
+    assert shield(Color, "blue") is None
+    assert isinstance(shield.failure, ValueError)
 
 
 @pytest.mark.parametrize("on_error", ["raise", "warn"])

@@ -20,6 +20,8 @@ def _code_of(handler: Any) -> CodeType | None:
     """Return the code of a handler; None if it is not a Python function, method or callable object."""
     while isinstance(handler, functools.partial):
         handler = handler.func
+    if isinstance(handler, type) or not callable(handler):  # as SIG_DFL and SIG_IGN
+        return None
     function = getattr(handler, "__func__", handler)
     if not isinstance(function, FunctionType):
         function = getattr(type(function), "__call__", None)  # noqa: B004

@@ -551,6 +551,69 @@ def test_only_an_action_that_failed_is_said_to_be_switched_off(
     s.end(quiet=True)
 
 
+class Fails(nn.Module):
+    """Raises after its operation, at first."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.errors = [error]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.relu()
+        if self.errors:
+            raise self.errors.pop()
+        return x
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_sessions_that_end_inside_an_operation_let_the_programs_error_through(error: type[BaseException]) -> None:
+    """The model can be pickled, and nothing stays: after an interrupt, when PyTorch calls no hook, from the next call on."""
+    model, sessions = Fails(error), [kedge.session(), kedge.session()]
+
+    def end(value: Tensor) -> None:
+        for s in sessions:
+            s.end(quiet=True)
+
+    for s in sessions:
+        s.hook(model, "/relu", end)
+    with pytest.raises(error):
+        model(torch.ones(3))
+    pickle.dumps(model)
+    if error is KeyboardInterrupt:
+        model(torch.ones(3))
+    assert torch._C._len_torch_function_stack() == 0
+    assert not model._forward_hooks
+
+
+def test_what_an_action_hooks_when_it_is_attached_goes_with_a_failed_attachment() -> None:
+    """The session is as before, and the next attachment works."""
+    model, other, s, seen = AddsTwo(), nn.Sequential(nn.Linear(3, 3)), kedge.session(), []
+
+    class Binds:
+        """An action that hooks another model at its first site, and fails at its third."""
+
+        sites = 0
+
+        def bind(self, site: Any) -> Callable[..., None]:
+            self.sites += 1
+            if self.sites == 1:
+                s.hook(other, "0", kedge.record())
+            if self.sites == 3:
+                raise RuntimeError("no")
+            return lambda value, event: None
+
+    s.hook(model, "a:in", kedge.record())
+    with pytest.raises(RuntimeError, match="no"):
+        s.hook(model, "a:out, /add, :out", Binds())
+    assert len(s.targets) == len(s.taps) == 1
+    assert not other[0]._forward_hooks
+
+    s.hook(model, "/add", seen.append)
+    model(torch.ones(3))
+    assert len(seen) == 1
+    s.end()
+
+
 @pytest.mark.parametrize("how", ["end", "pause"])
 def test_a_session_that_ends_inside_an_operation_leaves_no_mode_behind(how: str) -> None:
     """PyTorch itself puts the mode back on its stack after the operation."""

@@ -247,6 +247,7 @@ class Picks(nn.Module):
         self.shift = torch.arange(4.0)
         self.scale = nn.Parameter(torch.ones(4), requires_grad=False)
         self.nothing = None
+        self.type = nn.Identity()  # the name of a method of modules, which an assignment may hide
         self.register_buffer("mask", torch.ones(4), persistent=False)
         self.register_parameter("bias", None)
 

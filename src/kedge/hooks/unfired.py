@@ -165,6 +165,8 @@ def _explain_skipped(tap: Tap) -> Cause:
         return Cause(f"no forward called it {tap.site.call + 1} times", "calls are counted from 0")
     if tap.when is not None:
         return Cause("never called in the steps of its schedule", "choose other steps, or run longer")
+    if tap.on:
+        return Cause("its action raised an error each time", "see the error")
     return Cause("the hook was removed before a value arrived", "keep it until the model has been called")
 
 

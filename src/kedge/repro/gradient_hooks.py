@@ -58,6 +58,7 @@ class GradientHooks:
     def __init__(self, checks: PendingChecks, shield: Shield) -> None:
         self._checks, self._shield = checks, shield
         self._handles: list[Any] = []
+        self._room = _PRUNE
 
     def follow_parameters(self, watched: WatchedModule, module: nn.Module) -> None:
         """Check the gradients of a module's own parameters."""
@@ -94,8 +95,9 @@ class GradientHooks:
 
     def _hook(self, tensor: Tensor, work: Callable[[Tensor], None]) -> None:
         self._handles.append(hook_gradient(tensor, GradientCheck(self._shield, work)))
-        if len(self._handles) > _PRUNE:
+        if len(self._handles) > self._room:
             self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
+            self._room = max(_PRUNE, 2 * len(self._handles))
 
     def _of_output(self, call: RecordedCall, name: str, gradient: Tensor) -> None:
         call.gradients.arrived[name] = held(gradient)

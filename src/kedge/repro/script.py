@@ -1,7 +1,7 @@
 """Runs one call of one module again, alone, and names the first operation in it with a non-finite result.
 
 This file is the text of the ``replay.py`` in every dump; the package of the call fills in the part marked below. It
-needs torch and safetensors, but not Kedge, so that a dump can be run anywhere. Kedge does not import it.
+needs torch and safetensors, and can do without Kedge, so that a dump can be run anywhere. Kedge does not import it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+try:  # with Kedge the nodes inside a reentrant checkpoint are known, too
+    from kedge.torch_internals.graph_task import current_node
+except ImportError:
+
+    def current_node() -> Any:
+        """Return None: the node is unknown."""
+        return None
+
 
 # -- what was called ---------------------------------------------------------------------------
 
@@ -148,7 +157,13 @@ def furnish(contents: dict[str, nn.Module]) -> None:
 def put(contents: dict[str, nn.Module], path: str, what: str, value: Any) -> None:
     """Register a parameter, buffer or module, given its path."""
     outer, _, own = path.rpartition(".")
-    getattr(contents[outer], f"register_{what}")(own, value)
+    if what != "module":
+        getattr(contents[outer], f"register_{what}")(own, value)
+        return
+    # `register_module` refuses names of methods, such as `type`, which an assignment allows.
+    setattr(contents[outer], own, nn.Module() if value is None else value)
+    if value is None:
+        setattr(contents[outer], own, None)
 
 
 # -- the check of every operation ----------------------------------------------------------------
@@ -205,7 +220,7 @@ class FirstBadOperations(TorchDispatchMode):
     def described(self, name: str, made: torch.Tensor, before: list[str]) -> str:
         """Describe the result, the inputs and the place of an operation."""
         wrong = int((~made.isfinite()).sum())
-        node = self.nodes.get(threading.get_ident())
+        node = current_node() or self.nodes.get(threading.get_ident())
         place = forward_line(node) if node is not None else line(traceback.extract_stack())
         where = f", in {node.name()}, the backward" if node is not None else ""
         text = f"{name}: {wrong} of {made.numel()} elements, from {'; '.join(before) or 'nothing'}{where}"

@@ -12,6 +12,7 @@ PyTorch 2.12 to 2.14 does not, and crashes the process. So Kedge reads it before
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -70,7 +71,8 @@ class RegisteredHook(NamedTuple):
 
 def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> RemovableHandle:
     """Register a hook for the gradient of a tensor; see Note [Views written to]."""
-    tensor.grad_fn  # noqa: B018
+    with suppress(RuntimeError):  # of a view whose history cannot be updated, as of one of several outputs
+        tensor.grad_fn  # noqa: B018
     handle: RemovableHandle = tensor.register_hook(hook)
     return handle
 

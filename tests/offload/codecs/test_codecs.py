@@ -226,7 +226,7 @@ def test_a_large_tensor_is_encoded_in_pieces(name):
 
 def test_an_unknown_codec_is_named():
     """The message says what was asked and lists what there is."""
-    with pytest.raises(NoSuchCodec, match="codec='zip': there is 'bf16', 'fp8', 'int8'"):
+    with pytest.raises(NoSuchCodec, match="codec='zip': use 'bf16', 'fp8', 'int8', or None for no loss"):
         codec_of("zip")
 
 

@@ -22,12 +22,12 @@ def making(made):
 @pytest.mark.parametrize(
     ("made", "value", "why"),
     [
-        (ROWS, COLUMNS, "it made strides (3, 1) of what are (1, 2)"),
-        (COLUMNS, ROWS, "it made strides (1, 2) of what are (3, 1)"),
-        (LONGER[1:], LONGER[1:].clone(), "it made strides (1,) of what are (1,)"),
-        (LONGER[1:].clone(), LONGER[1:], "it made strides (1,) of what are (1,)"),
-        (ROWS.double(), ROWS, "it made torch.float64 [2, 3] of what is torch.float32 [2, 3]"),
-        (ROWS[:1], ROWS, "it made torch.float32 [1, 3] of what is torch.float32 [2, 3]"),
+        (ROWS, COLUMNS, "it made strides (3, 1) instead of (1, 2)"),
+        (COLUMNS, ROWS, "it made strides (1, 2) instead of (3, 1)"),
+        (LONGER[1:], LONGER[1:].clone(), "it made strides (1,) instead of (1,)"),
+        (LONGER[1:].clone(), LONGER[1:], "it made strides (1,) instead of (1,)"),
+        (ROWS.double(), ROWS, "it made torch.float64 [2, 3] instead of torch.float32 [2, 3]"),
+        (ROWS[:1], ROWS, "it made torch.float32 [1, 3] instead of torch.float32 [2, 3]"),
         (ROWS + 1, ROWS, "it made other values"),
         (torch.tensor([-0.0]), torch.tensor([0.0]), "it made other values"),
     ],

@@ -30,10 +30,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
@@ -43,10 +43,12 @@ from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.operations.attention import ATTENTION, INSIDE
 from kedge.hooks.operations.gates import ForwardUnderWay, ModuleOperations, OperationGate, refuse_inside
 from kedge.hooks.operations.names import name_of, overwrites
+from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites import leaves
 from kedge.torch_internals import modes
 from kedge.torch_internals.checkpoint import owner_around
 from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.hook_tables import after_forward
 from kedge.torch_internals.module_calls import CALLS, SLOW, inside
 from kedge.torch_internals.own_functions import own_function
 from kedge.torch_internals.source_lines import is_dropped, is_running
@@ -93,12 +95,12 @@ class OperationMode(TorchFunctionMode):
                     break
                 del self.entries[i:]
         self.entries.append(entry)
-        self._settle()
+        self.settle()
 
     def pass_over(self, operations: ModuleOperations) -> None:
         """Called when the forward of an unhooked child begins."""
         self.entries.append(operations)
-        self._settle()
+        self.settle()
 
     def leave(self, operations: ModuleOperations) -> None:
         """Called when a module's forward has ended."""
@@ -107,22 +109,17 @@ class OperationMode(TorchFunctionMode):
             if entry is operations or (isinstance(entry, ForwardUnderWay) and entry.operations is operations):
                 del self.entries[i:]
                 break
-        self._settle()
+        self.settle()
 
     def clear(self) -> None:
         """Remove all entries, and the mode from this thread; see Note [Ended inside an operation]."""
         current = self.now
         self.entries.clear()
-        self._settle()
+        self.settle()
         if self.up and current is not None and current.module is not None:
+            ModesOffLater.on(current.module).add(self)
 
-            def ended(*_: Any) -> None:
-                handle.remove()
-                self._settle()
-
-            handle = current.module.register_forward_hook(ended, always_call=True)
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Push or pop the mode so that it is active exactly while the innermost module is hooked."""
         top = self.entries[-1] if self.entries else None
         self.now = top if isinstance(top, ForwardUnderWay) and top.seen else None
@@ -132,6 +129,34 @@ class OperationMode(TorchFunctionMode):
                 self.up = True
         elif self.up:
             self.up = not _take_off(self, anywhere=top is None)
+
+
+class ModesOffLater(KedgeHook):
+    """Forward hook that takes modes off at the end of a call; see Note [Ended inside an operation]."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modes: list[tuple[int, OperationMode]] = []  # each with its thread
+        self._handle = module.register_forward_hook(self, always_call=True)
+
+    @classmethod
+    def on(cls, module: nn.Module) -> Self:
+        """Return the hook of a module; a new one, unless the module's last hook is one."""
+        last = next(reversed(list(after_forward(module).values())), None)
+        return last if isinstance(last, cls) else cls(module)
+
+    def add(self, mode: OperationMode) -> None:
+        """Take a mode off this thread at the end of the current call."""
+        self._modes.append((threading.get_ident(), mode))
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """The forward hook, which removes itself; while PyTorch iterates over the table, only its last hook may."""
+        here = threading.get_ident()
+        due = [mode for thread, mode in self._modes if thread == here]
+        self._modes = [each for each in self._modes if each[0] != here]
+        if not self._modes and next(reversed(list(after_forward(module).values())), None) is self:
+            self._handle.remove()
+        for mode in due:
+            mode.settle()
 
 
 def _take_off(mode: OperationMode, *, anywhere: bool) -> bool:

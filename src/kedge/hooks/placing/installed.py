@@ -251,7 +251,7 @@ class InstalledHooks:
 
         In a pause everything is restored for the length of the block, so that hooks attached there come after it.
         """
-        paused, outer, attached = self.paused, self.cleanup, ExitStack()
+        paused, outer, around, attached = self.paused, self.cleanup, self._failed, ExitStack()
         self.back()
         try:
             with ExitStack() as failed:
@@ -260,9 +260,11 @@ class InstalledHooks:
                 try:
                     yield
                 finally:
-                    self.cleanup, self._failed = outer, None
-                failed.pop_all()
+                    self.cleanup, self._failed = outer, around
+                undo = failed.pop_all()
             outer.callback(attached.close)
+            if around is not None:  # an action that hooks more when it is attached
+                around.callback(undo.close)
         finally:
             if paused:
                 self.out()

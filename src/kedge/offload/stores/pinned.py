@@ -57,6 +57,11 @@ class PinnedRanges:
         self._blocks: list[_Block] = []
         self.size = 0
 
+    @property
+    def used(self) -> int:
+        """The bytes that are handed out."""
+        return sum(block.extents.used for block in self._blocks)
+
     def take(self, nbytes: int) -> PinnedRange:
         """Return a range of so many bytes.
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+_LATE = 5.0
+
 # Kedge itself is imported by the program, which may hide packages from it, or change PyTorch first.
 SERVER = """
-import gc, json, os, runpy, signal, sys, types, warnings
+import fcntl, gc, json, os, runpy, signal, sys, types, warnings
 import torch, torch._dynamo
 
 torch.set_num_threads(1)
@@ -37,6 +41,7 @@ else:
 os.chdir(order["folder"])
 for number in range(3):
     file = os.open(order["files"][number], os.O_RDWR | os.O_APPEND)
+    fcntl.flock(file, fcntl.LOCK_SH)  # until the program and all its children have closed it
     os.dup2(file, number)
     os.close(file)
 signal.alarm(order["timeout"])
@@ -130,6 +135,8 @@ def run_together(
             for number, (command, env) in enumerate(zip(commands, envs, strict=True))
         ]
         statuses = server().run([order | {"timeout": timeout} for order in orders])
+        for order in orders:
+            _wait_for_writers(order["files"][1:])
         return [
             subprocess.CompletedProcess(
                 order["words"],
@@ -138,6 +145,19 @@ def run_together(
             )
             for order, status in zip(orders, statuses, strict=True)
         ]
+
+
+def _wait_for_writers(files: Sequence[str]) -> None:
+    """Wait for children that have outlived their program and may still write, as the end of a pipe would; for a while."""
+    end = time.monotonic() + _LATE
+    for file in files:
+        with Path(file).open(encoding="utf-8") as output:
+            while time.monotonic() < end:
+                try:
+                    fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.02)
 
 
 def _order(command: Sequence[str | Path], made: Path, text: str, **more: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
 
@@ -10,7 +9,8 @@ from kedge.atomic_write import told
 from kedge.errors import NotARecording
 from kedge.store.reading.batches import BatchFinder
 from kedge.store.reading.by_site import FileRows
-from kedge.store.reading.json_files import STATS, Document, event_from, events_file, read_sites, sites_file
+from kedge.store.reading.events import EventsReader
+from kedge.store.reading.json_files import STATS, events_file, read_sites, sites_file
 from kedge.store.reading.ranks import RankShare
 from kedge.store.reading.table import StatsTable
 from kedge.store.sites import Root, SiteInfo
@@ -71,29 +71,6 @@ def _appended(parts: list[FileRows], new: FileRows) -> list[FileRows]:
         later, earlier = parts.pop(), parts.pop()
         parts.append(FileRows(earlier.batches.followed_by(later.batches)))
     return parts
-
-
-class EventsReader:
-    """A reader of the events; the last line may be incomplete."""
-
-    def __init__(self, path: Path) -> None:
-        self.events: list[Document] = []
-        self.torn = False
-        self._path = path
-        self._at = 0
-
-    def read(self) -> bool:
-        """Read the new lines; return whether there are any."""
-        if not self._path.exists():
-            return False
-        with told(f"read {self._path}"), io.FileIO(self._path) as file:
-            file.seek(self._at)
-            *lines, rest = file.readall().split(b"\n")
-        known = len(self.events)
-        self.events += [event_from(self._path, known + number, line) for number, line in enumerate(lines, 1)]
-        self._at += sum(len(line) + 1 for line in lines)
-        self.torn = rest != b""
-        return bool(lines)
 
 
 class _SitesReader:

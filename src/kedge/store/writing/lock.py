@@ -22,6 +22,7 @@ from socket import gethostname
 from kedge.atomic_write import told, write_all
 from kedge.errors import BeingWritten
 from kedge.file_lock import claim, leave_to_parent
+from kedge.store.reading.events import EventsReader
 from kedge.store.reading.json_files import events_file
 
 if sys.platform != "win32":
@@ -98,8 +99,6 @@ def _is_still(file: FileIO, folder: Path) -> bool:
 
 
 def _has_ended(folder: Path) -> bool:
-    from kedge.store.reading.rank_reader import EventsReader
-
     reader = EventsReader(folder / events_file(0))
     reader.read()
     return any(event.get("kind") == "end" for event in reader.events)

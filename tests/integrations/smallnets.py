@@ -16,11 +16,12 @@ def net(*, spoils=False):
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4), Log() if spoils else nn.Softmax(-1))
 
 
-def train(model, steps=25):
-    """Train for some steps."""
+def train(model, steps=25, then=lambda step: None):
+    """Train for some steps, and do something after each."""
     optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss()
-    for _ in range(steps):
+    for step in range(steps):
         x = torch.randn(16, 4)
         optimizer.zero_grad()
         loss(model(x), x.softmax(-1)).backward()
         optimizer.step()
+        then(step)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn.parameter import is_lazy
 
+from kedge.hooks.placing.installed import InstalledHooks
 from kedge.repro.calls import RecordedCall, WatchedModule, held
 from kedge.repro.finiteness import PendingChecks
 from kedge.stderr import Shield
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import hook_gradient
-
-_PRUNE = 4096
 
 
 class GradientCheck:
@@ -57,8 +55,7 @@ class GradientHooks:
 
     def __init__(self, checks: PendingChecks, shield: Shield) -> None:
         self._checks, self._shield = checks, shield
-        self._handles: list[Any] = []
-        self._room = _PRUNE
+        self._installed = InstalledHooks()
 
     def follow_parameters(self, watched: WatchedModule, module: nn.Module) -> None:
         """Check the gradients of a module's own parameters."""
@@ -85,19 +82,14 @@ class GradientHooks:
             takers: Its nodes that took inputs, each with the position of the input.
         """
         for node, place in takers:
-            self._handles.append(node.register_hook(InputEdgeCheck(self._shield, self._checks, call, place)))
+            self._installed.keep(node.register_hook(InputEdgeCheck(self._shield, self._checks, call, place)))
 
     def close(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._installed.clear()
 
     def _hook(self, tensor: Tensor, work: Callable[[Tensor], None]) -> None:
-        self._handles.append(hook_gradient(tensor, GradientCheck(self._shield, work)))
-        if len(self._handles) > self._room:
-            self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
-            self._room = max(_PRUNE, 2 * len(self._handles))
+        self._installed.keep(hook_gradient(tensor, GradientCheck(self._shield, work)))
 
     def _of_output(self, call: RecordedCall, name: str, gradient: Tensor) -> None:
         call.gradients.arrived[name] = held(gradient)

@@ -209,17 +209,10 @@ def test_damage_ends_the_reading(path: Path, writer: StatsWriter) -> None:
     assert truncated
 
 
-def _foreign_columns() -> bytes:
+def _foreign_stream(column: str) -> bytes:
+    """Return an Arrow stream with one column of float64."""
     sink = io.BytesIO()
-    table = pa.table({"loss": [1.0]})
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return sink.getvalue()
-
-
-def _foreign_type() -> bytes:
-    sink = io.BytesIO()
-    table = pa.table({"step": [1.0]})
+    table = pa.table({column: [1.0]})
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     return sink.getvalue()
@@ -230,8 +223,8 @@ FOREIGN = [
     (b"x", "it is not an Arrow stream"),
     (b"\xff\xff\xff\xff" + b"g" * 5000, "it is not an Arrow stream"),
     (b"\0" * 5000, "it is not an Arrow stream"),
-    (_foreign_columns(), "it has no column 'step' but loss"),
-    (_foreign_type(), "its column 'step' has the Arrow type 'g', not 'l'"),
+    (_foreign_stream("loss"), "it has no column 'step' but loss"),
+    (_foreign_stream("step"), "its column 'step' has the Arrow type 'g', not 'l'"),
 ]
 
 

@@ -17,27 +17,12 @@ import kedge
 from kedge.errors import Recompiled, RecordingExists, SelectorError, WatchingFailed
 from kedge.store.recording import Recording
 from kedge.testing import assert_same_bits, assert_unhooked
-
-
-class Log(nn.Module):
-    def forward(self, x):
-        return x.log()
+from tests.integrations.smallnets import Log, train
 
 
 def net(last=None):
     """Make a small classifier."""
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4), last or nn.Softmax(-1))
-
-
-def train(model, steps=25, then=lambda step: None):
-    """Train for some steps, and do something after each."""
-    optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss()
-    for step in range(steps):
-        x = torch.randn(16, 4)
-        optimizer.zero_grad()
-        loss(model(x), x.softmax(-1)).backward()
-        optimizer.step()
-        then(step)
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ class StepValues:
 
     def _read(self, seat: MeasuredSite, value: Tensor, *, draws: bool) -> int:
         """Measure a value by one native call; returns the outcome, as flags of `kedge.native`."""
-        return self.host.observe(value, seat.id, _ROLES.get(seat.site.kind, native.AS_VALUE), self.code, draws)
+        return self.host.observe(value, seat.id, role_of(seat.site), self.code, draws)
 
     def _observe_inner(self, seat: MeasuredSite, inner: Tensor) -> None:
         """Measure the tensor that a transform wraps, without channels: `vmap` may put the batch dimension anywhere."""

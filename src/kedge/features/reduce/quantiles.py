@@ -32,7 +32,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from kedge.errors import MissingExtra, ReducerError
+from kedge.errors import ReducerError, required
 from kedge.features.reduce.histogram import Per, arranged, check_per
 from kedge.features.reduce.layout import Positions
 from kedge.features.reduce.reducer import Reducer, State
@@ -181,14 +181,8 @@ def _read(written: bytes) -> Any:
 
 def _sketch_type() -> Any:
     """Return the package's sketch of float32 numbers."""
-    try:
+    with required("datasketches", "quantiles", "Quantiles need"):
         return import_module("datasketches").kll_floats_sketch
-    except ModuleNotFoundError as error:
-        if error.name != "datasketches":
-            raise
-        raise MissingExtra(
-            "Quantiles need the package datasketches, which is not installed: pip install 'kedge[quantiles]'"
-        ) from error
 
 
 def _only(found: dict[str, Tensor], quantiles: int) -> dict[str, Any]:

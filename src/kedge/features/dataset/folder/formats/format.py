@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from kedge.errors import MissingExtra
+from kedge.errors import required
 
 #: The formats by module name: the suffix of a shard, and the package that the module needs.
 _FILES = {
@@ -64,14 +64,8 @@ def format_of(name: str) -> Format:
         MissingExtra: The format needs a package that is not installed.
     """
     suffix, package = _FILES[name]
-    try:
+    with required(package, name, f"shards in the format {name} need"):
         made: Format = import_module(f"kedge.features.dataset.folder.formats.{name}").FORMAT
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != package:
-            raise
-        raise MissingExtra(
-            f"shards in the format {name} need the package {package}, which is not installed: pip install 'kedge[{name}]'"
-        ) from error
     assert made.suffix == suffix  # noqa: S101 - otherwise readers would not find the written files
     return made
 

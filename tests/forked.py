@@ -136,7 +136,7 @@ def run_together(
         ]
         statuses = server().run([order | {"timeout": timeout} for order in orders])
         for order in orders:
-            _wait_for_writers(order["files"][1:])
+            wait_for_writers(order["files"][1:])
         return [
             subprocess.CompletedProcess(
                 order["words"],
@@ -147,7 +147,7 @@ def run_together(
         ]
 
 
-def _wait_for_writers(files: Sequence[str]) -> None:
+def wait_for_writers(files: Sequence[str]) -> None:
     """Wait for children that have outlived their program and may still write, as the end of a pipe would; for a while."""
     end = time.monotonic() + _LATE
     for file in files:

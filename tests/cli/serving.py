@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.forked import wait_for_writers
+
 # Importing torch takes longer than all that is tested here: one process does it, and forks for each program. A
 # program run by `Program` is what it is under python, as test_program.py shows.
 SERVER = """
-import gc, json, os, resource, sys, threading
+import fcntl, gc, json, os, resource, sys, threading
 import torch, torch._dynamo, kedge.cli.run, kedge.watch.run.summary, kedge.watch.run.begin
 from kedge.cli.main import main
 from kedge.program.program import Program
@@ -32,6 +34,7 @@ for line in sys.stdin:
         os.chdir(order["folder"])
         for number, name in ((0, os.devnull), (1, "stdout"), (2, "stderr")):
             file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            fcntl.flock(file, fcntl.LOCK_SH)  # until the program and all its children have closed it
             os.dup2(file, number)
             os.close(file)
         if order["limit"]:
@@ -83,8 +86,9 @@ class Running:
         return (self.folder / "stdout").read_text()
 
     def wait(self) -> Outcome:
-        """Wait for its end."""
+        """Wait for its end, and for that of its children that may still write."""
         ending = self.server.ask(wait=self.pid)
+        wait_for_writers([str(self.folder / name) for name in ("stdout", "stderr")])
         said = [(self.folder / name).read_text().replace(str(self.folder), "") for name in ("stdout", "stderr")]
         return Outcome(*(re.sub(r"0x[0-9a-f]+", "0x", text) for text in said), ending)
 

@@ -190,6 +190,7 @@ def test_no_thread_is_left(tmp_path, monkeypatch):
 def test_a_store_that_nobody_closes_goes_with_its_last_slot(tmp_path, monkeypatch):
     """An abandoned graph leaves no thread, no descriptor, no file."""
     monkeypatch.setattr("kedge.offload.stores.disk.WINDOW", 2 * MB)
+    gc.collect()  # or what other tests have left behind is closed in between
     before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
     store = DiskStore(tmp_path, uncached=True)
     slots = [store.put(piece(seed)) for seed in range(20)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -28,7 +28,7 @@ class OptimizerHooks:
 
     def __init__(self, record: TrainingRecord, training: Training, kinds: StepKinds, shield: WatchShield) -> None:
         self.record, self.training, self.kinds, self.shield = record, training, kinds, shield
-        self.steps, self.budget = kinds.steps, kinds.budget
+        self.steps, self.budget, self.skipped = kinds.steps, kinds.budget, record.models.passes.skipped
         self._measure_before, self._measure_after = shield.around(self._before_step), shield.around(record.after_update)
 
     def install(self) -> tuple[RemovableHandle, ...]:
@@ -37,7 +37,7 @@ class OptimizerHooks:
 
     def _about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Called before an optimizer steps; does nothing in a skipped step."""
-        if self.record.meter.level != OFF and not torch.compiler.is_compiling():
+        if not self.skipped.on and self.record.meter.level != OFF and not is_compiling():
             self._measure_before(optimizer, args, kwargs)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -47,11 +47,13 @@ class OptimizerHooks:
             self.kinds.interrupt()
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Count an optimizer's step: the only hook that runs in skipped steps, where it finds caches cold."""
+        """Count an optimizer's step; see Note [Cold caches] in `kedge.watch.steps.kind`."""
+        if self.skipped.on and not (self.shield.in_child or is_compiling()) and self.steps.count_skipped(optimizer):
+            return
         if self.shield.in_child:
             self.record.facts.unseen.stepped_in_child()
             return
-        if torch.compiler.is_compiling():
+        if is_compiling():
             dynamo.break_graph()
         is_last = self.budget.run == 1 and self.record.meter.level != OFF
         if is_last or id(optimizer) in self.record.updates.late:

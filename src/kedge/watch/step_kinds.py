@@ -68,6 +68,6 @@ class StepKinds:
         self.evaluation.begin_step()
         self.record.begin_step(measured=measured)
         self.record.meter.level = _LEVELS[kind]
-        self.record.models.passes.quick = kind is StepKind.SKIPPED
+        self.record.models.passes.skipped.on = kind is StepKind.SKIPPED
         finding = not self.budget.is_limited or bool(self.training.without_root) or not entries
         self.hooks.prepare(measured=measured, finding=finding, by_passes=self.steps.by is not StepSource.OPTIMIZER)

@@ -68,7 +68,7 @@ class Watcher:
         self._undo = ExitStack()
         around, passes, steps = self.shield.around, self.models.passes, self.steps
         passes.on_begin, passes.on_end = around(self._backward_began), around(self._backward_ended)
-        passes.on_quick_end, passes.on_bad_loss = around(self._count_backward), around(self.kinds.interrupt_skipped)
+        passes.on_skipped_end, passes.on_bad_loss = around(self._count_backward), around(self.kinds.interrupt_skipped)
         steps.on_pass, steps.on_step_of_run = around(self._pass_began), self.record.updates.forget_step
         steps.on_step[:] = [around(self.kinds.run_ended)]
         self._on_first_call = around(self._first_call)
@@ -168,7 +168,7 @@ class Watcher:
     def _count_backward(self) -> None:
         """Count a backward pass as long as no optimizer has stepped."""
         if self.steps.optimizers.entries:
-            self.models.passes.on_quick_end = None
+            self.models.passes.on_skipped_end = None
             return
         unstepped = self.steps.count_backward()
         if unstepped and not self.models.in_training():

@@ -8,10 +8,10 @@ differentiated tensors, and the frames above it lead to the program's line. See 
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import threading
+from cmath import isfinite
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kedge.torch_internals.graph_task import graph_task_function
 from kedge.torch_internals.source_lines import is_between
 
 _INSTALLED = ("site-packages", "dist-packages")
@@ -40,14 +41,27 @@ class BackwardStart:
     frame: FrameType | None
 
 
-class ActiveLoss:
-    """The loss of the active backward pass, read from the frame of `torch.autograd.backward`."""
+class LossCheck:
+    """The check of skipped steps: the loss of the active backward pass, read from the frame of `torch.autograd.backward`.
+
+    See Note [Cold caches] in `kedge.watch.steps.kind`.
+
+    Attributes:
+        on: Whether the current step is skipped.
+        task: The last backward pass whose loss was checked.
+    """
+
+    __slots__ = ("_code", "_depth", "_graph_task", "on", "task")
 
     def __init__(self) -> None:
-        self._depth, self._code = 0, _backward_code()
+        self.on, self.task = False, -1
+        self._depth, self._code, self._graph_task = 0, _backward_code(), graph_task_function()
 
     def is_finite(self) -> bool:
-        """Whether the loss is finite, or unknown: on a device it is not read."""
+        """Whether the loss is finite, was found to be before, or is unknown: on a device it is not read."""
+        task = self._graph_task()
+        if task == self.task:
+            return True
         try:
             frame: FrameType | None = sys._getframe(self._depth)  # its depth in the last pass
         except ValueError:  # the stack is not as deep
@@ -57,9 +71,10 @@ class ActiveLoss:
         value = frame.f_locals.get("tensors") if frame is not None else None
         if type(value) is tuple and len(value) == 1:
             value = value[0]
-        if type(value) is not Tensor or not value.is_cpu or value.numel() != 1 or value.is_complex():
-            return True
-        return math.isfinite(value.item())
+        if type(value) is Tensor and value.is_cpu and value.numel() == 1 and not isfinite(value.item()):
+            return False
+        self.task = task
+        return True
 
     def _find(self) -> FrameType | None:
         self._code = _backward_code()

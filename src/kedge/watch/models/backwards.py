@@ -19,7 +19,7 @@ from kedge.flow import Act, Event
 from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
-from kedge.watch.models.backward_start import ActiveLoss, BackwardStart, began
+from kedge.watch.models.backward_start import BackwardStart, LossCheck, began
 from kedge.watch.models.parameters import ParameterSites, WatchedParameters
 from kedge.watch.models.roots import RootModule
 
@@ -35,9 +35,9 @@ class BackwardPasses:
     Attributes:
         on_begin: Called with the start of a pass when its first gradient has arrived.
         on_end: Called at the end of a pass, with the number of the pass.
-        on_bad_loss: Called in quick mode when the loss of a pass is not finite.
-        quick: Whether passes are only checked for a finite loss; a loss on a device is not checked.
-        on_quick_end: Called in quick mode at the end of a pass; None if nothing counts the passes.
+        skipped: Whether the step is skipped, so that a pass is only checked for a finite loss, unless that is on a device.
+        on_bad_loss: Called in skipped steps when the loss of a pass is not finite.
+        on_skipped_end: Called in skipped steps at the end of a pass; None if nothing counts the passes.
     """
 
     def __init__(self, places: WatchedParameters) -> None:
@@ -45,13 +45,12 @@ class BackwardPasses:
         self.on_begin: Callable[[BackwardStart], None] = lambda began: None
         self.on_end: Callable[[int], None] = lambda task: None
         self.on_bad_loss: Callable[[], None] = lambda: None
-        self.on_quick_end: Callable[[], None] | None = None
-        self.quick = False
+        self.on_skipped_end: Callable[[], None] | None = None
+        self.skipped = LossCheck()
         self._arrived, self._settled = 0, False
         self._kept: dict[int, ParameterSites] = {}
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
-        self._is_loss_finite = ActiveLoss().is_finite
 
     def listen(self, params: Iterable[nn.Parameter], *, again: bool = False) -> None:
         """Hook watched parameters without a hook; with `again` also those whose hook was removed."""
@@ -101,8 +100,11 @@ class BackwardPasses:
 
     def arrived(self, param: nn.Parameter) -> None:
         """Called by autograd when a parameter's gradient has been accumulated."""
+        place = self._kept.get(id(param)) if self.skipped.on else None
+        if place is not None and self.on_skipped_end is None and self.skipped.is_finite():
+            place.times += 1
+            return
         task = graph_task()
-        place = self._kept.get(id(param)) if self.quick else None
         if place is None:
             place = self.places.of(param)
             if place is not None:
@@ -116,7 +118,7 @@ class BackwardPasses:
             place.first = True
 
     def _note(self, place: ParameterSites) -> None:
-        """Note the order in which gradients arrive, and their thread; in quick passes both are known."""
+        """Note the order in which gradients arrive, and their thread; in skipped steps both are known."""
         if place.order is None:
             place.order, self._arrived, self._settled = self._arrived, self._arrived + 1, False
         place.thread = threading.get_ident()
@@ -134,10 +136,10 @@ class BackwardPasses:
         if len(tasks) >= _REMEMBERED:
             del tasks[next(iter(tasks))]
         tasks[task] = None
-        if self.quick:
-            if self._is_loss_finite():
-                if self.on_quick_end is not None:
-                    at_end_of_backward(self.on_quick_end)
+        if self.skipped.on:
+            if self.skipped.is_finite():
+                if self.on_skipped_end is not None:
+                    at_end_of_backward(self.on_skipped_end)
                 return True
             self.on_bad_loss()
         at_end_of_backward(partial(self.on_end, task))

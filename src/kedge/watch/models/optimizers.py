@@ -101,13 +101,13 @@ class Optimizers:
         step: Returns the number of the run's current step.
 
     Attributes:
-        leading: A weak reference to the optimizer that ends the run's steps; None as long as it is unknown.
+        leading: The entry of the optimizer that ends the run's steps; None as long as it is unknown.
         entries: Every optimizer that has stepped.
     """
 
     def __init__(self, places: WatchedParameters, step: Callable[[], int]) -> None:
         self.places, self.step = places, step
-        self.leading: weakref.ref[Optimizer] | None = None
+        self.leading: KnownOptimizer | None = None
         self.entries: list[KnownOptimizer] = []
         self._by_id: dict[int, KnownOptimizer] = {}
         self._round: list[weakref.ref[Optimizer]] = []
@@ -147,7 +147,7 @@ class Optimizers:
         """Count a step of an optimizer; returns whether it ends a step of the run."""
         entry = self.entry(optimizer)
         entry.steps += 1
-        if self.leading is entry.optimizer:
+        if self.leading is entry:
             self._idle = 0
             return True
         return self._closes_round(optimizer) if self.leading is None else self._takes_over(optimizer)
@@ -169,16 +169,16 @@ class Optimizers:
         displaced = None
         if self._displaced is None or self._displaced() is not optimizer:
             self._idle += 1
-            gone = self.leading is not None and self.leading() is None
+            gone = self.leading is not None and self.leading.optimizer() is None
             is_new = self.entry(optimizer).index >= self._known
             patience = 1 if is_new else _PATIENCE * max(len(self.known()) - 1, 1)
             if not gone and (self._idle <= patience or not self.trains(optimizer)):
                 return False
-            displaced = self.leading if is_new else None
+            displaced = self.leading.optimizer if is_new and self.leading is not None else None
         self._lead(optimizer)
         self._displaced = displaced
         return True
 
     def _lead(self, optimizer: Optimizer) -> None:
-        self.leading, self._idle, self._known = self.entry(optimizer).optimizer, 0, len(self.entries)
+        self.leading, self._idle, self._known = self.entry(optimizer), 0, len(self.entries)
         self._displaced = None

@@ -28,7 +28,7 @@ class ParameterSites:
         hook: The hook that reports its gradients.
         order: How many parameters had a gradient before this one; None as long as it had none.
         first: Whether a pass reached it before all others.
-        task: The last backward pass that reached it.
+        task: The last backward pass outside of skipped steps that reached it.
         thread: The thread in which its gradient arrived then.
         times: How many gradients arrived while the hook was installed.
     """

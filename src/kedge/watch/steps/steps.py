@@ -128,6 +128,19 @@ class Steps(StepClock):
             self.by = StepSource.OPTIMIZER
             self.optimized()
 
+    def count_skipped(self, optimizer: Optimizer) -> bool:
+        """Count an update of an optimizer in a skipped step that another one follows; returns whether it is one.
+
+        See Note [Cold caches] in `kedge.watch.steps.kind`.
+        """
+        leading, budget = self.optimizers.leading, self.budget
+        if budget.run <= 1 or leading is None or leading.optimizer() is not optimizer or self.backwards.ending != -1:
+            return False
+        leading.steps += 1
+        budget.run -= 1
+        self.step += 1
+        return True
+
     def end_step(self) -> None:
         """Count one step; of several steps of one kind only the last one is reported."""
         if self.budget.run > 1:

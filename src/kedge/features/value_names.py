@@ -8,14 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from kedge.errors import ExtractError, NotRecorded, SelectorError
 from kedge.features.capture import ValueKey
 from kedge.sites.language import single
-from kedge.sites.site import Site
+from kedge.sites.site import Site, short
 
 _SHOWN = 8
-
-
-def short(site: Site) -> str:
-    """Return a site's name; that of a module's plain output is the module's path."""
-    return str(site).removesuffix(":out") or str(site)
 
 
 def name_all(texts: tuple[str, ...], keys: Iterable[ValueKey], why: Callable[[int], str]) -> dict[ValueKey, str]:

@@ -50,7 +50,9 @@ def renamed(named: Mapping[ValueKey, str], rename: Mapping[str, str]) -> dict[Va
     unknown = [name for name in rename if name not in named.values()]
     if unknown:
         there = ", ".join(f'"{name}"' for name in list(named.values())[:_SHOWN])
-        raise ExtractError(f'rename: no value has the name "{unknown[0]}"; the names are {there}')
+        raise ExtractError(
+            f'no value has the name "{unknown[0]}", to be called "{rename[unknown[0]]}"; the names are {there}'
+        )
     names = {key: rename.get(name, name) for key, name in named.items()}
     _refuse_doubles(names.values())
     return names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
@@ -18,6 +18,7 @@ from kedge.sites.names import matching
 from kedge.sites.select import ModelLayout, Selector, Selectors, selects, type_names
 from kedge.sites.site import Site, escape, short
 
+_SHOWN = 12
 _V = TypeVar("_V")
 
 
@@ -131,7 +132,9 @@ class RecordedValues(NamedValues[V_co]):
             Overwritten: If the program changed the tensor in place after it was recorded.
         """
         if not selects(name):
-            raise NotRecorded(f'{name!r} is no name of a site, which is text such as "layer4"{self._names_like(name)}')
+            raise NotRecorded(
+                f'{name!r} is no name of a site, which is text such as "layer4"{_nearest(name, self.names())}'
+            )
         if isinstance(name, str) and _is_single(text := self._text(name)):
             return self._action().read(self._canonical(text), self._why)
         return self._chosen(Selector(name))
@@ -171,25 +174,27 @@ class RecordedValues(NamedValues[V_co]):
         return found[0]
 
     def _chosen(self, selector: Selector) -> ChosenValues[V_co]:
-        names = matching(selector, self.names(), {tap.site.kind for tap in self.taps}, self._types())
+        names = matching(selector, self.names(), {tap.site.kind for tap in self.taps}, self._types)
         if not names:
-            raise NotRecorded(f'nothing was recorded under "{selector}"{self._names_like(str(selector))}')
+            there = ", ".join(f'"{name}"' for name in self.names()[:_SHOWN]) or "none yet"
+            raise NotRecorded(f'nothing was recorded under "{selector}"; the names are {there}')
         action = self._action()
-        return ChosenValues({name: self[name] for name in names}, action.table(names) if isinstance(action, Listed) else None)
+        return ChosenValues(
+            {name: self[name] for name in names}, action.table(names) if isinstance(action, Listed) else None
+        )
 
-    def _types(self) -> Any:
+    def _types(self) -> Callable[[str], tuple[str, ...]]:
         """Return a function from a path to the class names of its module, or of the module that owns the parameter."""
         models = [model for target in self.session.targets.values() if (model := target.model()) is not None]
+        if not models:
+            raise NotRecorded("the types in braces cannot be found out, because the model is gone; name paths instead")
         modules = {path: module for model in models for path, module in ModelLayout(model).modules.items()}
         return lambda path: type_names(modules[path if path in modules else path.rpartition(".")[0]])
 
     def _why(self, name: str) -> str:
         path = parse(name)[0].literal
         hooked = any(tap.site.path == path for tap in self.taps)
-        return self.ledger().why(name) + ("" if hooked else self._names_like(name))
-
-    def _names_like(self, name: object) -> str:
-        return _nearest(name, self.names())
+        return self.ledger().why(name) + ("" if hooked else _nearest(name, self.names()))
 
     def _text(self, name: str) -> str:
         """Return a name in the site language: PyTorch's name of a module is one as it stands, "" that of the model."""
@@ -221,10 +226,11 @@ class RecordedValues(NamedValues[V_co]):
 
 def _is_single(text: str) -> bool:
     terms = parse(text)
-    return len(terms) == 1 and terms[0].literal is not None
+    op = terms[0].op
+    return len(terms) == 1 and terms[0].literal is not None and (op is None or not set(op[0]) & set("*?["))
 
 
 def _nearest(name: object, names: list[str]) -> str:
-    """Return the end of a message: the names nearest to one that is missing; empty if there are none."""
-    near = difflib.get_close_matches(str(name), names, 3, 0.4) or names[:3]
-    return f"; the nearest names are {', '.join(map(repr, near))}" if near else ""
+    """Return the end of a message: the names that are like one that is missing; empty if there are none."""
+    near = difflib.get_close_matches(str(name), names, 3, 0.5)
+    return "; the nearest names are " + ", ".join(f'"{one}"' for one in near) if near else ""

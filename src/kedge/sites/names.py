@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from typing import TypeAlias
 
 from kedge.sites.language import Term, means_op, single
 from kedge.sites.select import Selector
 from kedge.sites.site import TENSOR_KINDS, Site, short
+
+TypesAt: TypeAlias = Callable[[str], tuple[str, ...]]
 
 
 def kind_meant(term: Term, kinds: Collection[str]) -> str:
@@ -51,7 +54,7 @@ def names_at(sites: Iterable[Site]) -> list[str]:
 
 
 def matching(
-    selector: Selector, names: Iterable[str], kinds: Collection[str], types: Callable[[str], tuple[str, ...]]
+    selector: Selector, names: Iterable[str], kinds: Collection[str], types: Callable[[], TypesAt]
 ) -> list[str]:
     """Return the names that a selector selects, in their order.
 
@@ -59,13 +62,14 @@ def matching(
         selector: The selector.
         names: The names, as made by `names_at`.
         kinds: The kinds of the hooked sites.
-        types: Returns the class names of the module at a path.
+        types: Returns a function from a path to the class names of its module; called if the selector names types.
     """
+    types_at = types() if any(term.types for term in selector.terms) else _no_types
     usual = "grad" if any(kind in TENSOR_KINDS for kind in kinds) else "out"
     sites = {name: site_named(name, usual) for name in names}
     found: set[str] = set()
     for term in selector.terms:
-        hits = {name for name, site in sites.items() if _selects(term, site, types)}
+        hits = {name for name, site in sites.items() if _selects(term, site, types_at)}
         if term.excluded:
             found -= hits
         else:
@@ -74,7 +78,11 @@ def matching(
     return [name for name in sites if name in found]
 
 
-def _selects(term: Term, site: Site, types: Callable[[str], tuple[str, ...]]) -> bool:
+def _no_types(path: str) -> tuple[str, ...]:
+    return ()
+
+
+def _selects(term: Term, site: Site, types: TypesAt) -> bool:
     """Whether a term selects a site, whatever its kind if the term has none; one that excludes also its operations."""
     if term.kind not in (None, site.kind) or term.leaf not in (None, site.leaf):
         return False
@@ -83,4 +91,4 @@ def _selects(term: Term, site: Site, types: Callable[[str], tuple[str, ...]]) ->
             return False
     elif site.op is None or not means_op(term.op, (site.op[0], site.op[1] or 0)):
         return False
-    return term.call in (None, site.call or 0) and term.matches(site.path, types(site.path) if term.types else ())
+    return term.call in (None, site.call or 0) and term.matches(site.path, types(site.path))

@@ -42,7 +42,7 @@ class KeptSteps:
     def statistics(self, seat: MeasuredSite) -> list[Statistics]:
         """Return the statistics of a site, one a step."""
         parts = [part for parts in self.steps.values() for part in parts]
-        found = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == seat.id))
+        found = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == seat.id).tolist())
         return _each(seat.site, _tabulated(found).rows(seat.id))
 
     def newest(self, seats: Collection[MeasuredSite]) -> list[Statistics]:

@@ -23,7 +23,7 @@ _PASSES = 16
 By: TypeAlias = float | Tensor | Callable[..., Tensor]
 
 
-def ablate(model: nn.Module, sites: str, by: By = 0.0, *, positions: Positions = None, dim: int = 1) -> Hooked:
+def ablate(model: nn.Module, sites: str, by: By = 0.0, *, positions: Positions = None, dim: int = 1) -> Hooked[Any]:
     """Replace values by ones without information, until the handle is removed or its block ends.
 
     Args:

@@ -69,7 +69,8 @@ def test_the_root_holds_no_logic_but_loading_names_late(root):
 
 def test_reading_a_recording_imports_no_torch():
     """A recording opens on a laptop in a blink."""
-    code = "import sys, kedge, kedge.report.terminal, kedge.rules; assert 'torch' not in sys.modules"
+    names = "kedge.Recording, kedge.Finding"
+    code = f"import sys, kedge, kedge.report.terminal, kedge.rules; {names}; assert 'torch' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", code], check=True)
 

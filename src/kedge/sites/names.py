@@ -64,7 +64,7 @@ def matching(
         kinds: The kinds of the hooked sites.
         types: Returns a function from a path to the class names of its module; called if the selector names types.
     """
-    types_at = types() if any(term.types for term in selector.terms) else _no_types
+    types_at = types() if any(term.types for term in selector.terms) else None
     usual = "grad" if any(kind in TENSOR_KINDS for kind in kinds) else "out"
     sites = {name: site_named(name, usual) for name in names}
     found: set[str] = set()
@@ -78,11 +78,7 @@ def matching(
     return [name for name in sites if name in found]
 
 
-def _no_types(path: str) -> tuple[str, ...]:
-    return ()
-
-
-def _selects(term: Term, site: Site, types: TypesAt) -> bool:
+def _selects(term: Term, site: Site, types: TypesAt | None) -> bool:
     """Whether a term selects a site, whatever its kind if the term has none; one that excludes also its operations."""
     if term.kind not in (None, site.kind) or term.leaf not in (None, site.leaf):
         return False
@@ -91,4 +87,4 @@ def _selects(term: Term, site: Site, types: TypesAt) -> bool:
             return False
     elif site.op is None or not means_op(term.op, (site.op[0], site.op[1] or 0)):
         return False
-    return term.call in (None, site.call or 0) and term.matches(site.path, types(site.path))
+    return term.call in (None, site.call or 0) and term.matches(site.path, types(site.path) if types else ())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from kedge.errors import NotRecorded, SeveralRecorded
 from kedge.notebook import Table
 from kedge.sites.names import names_at, site_named
 from kedge.sites.site import Site
+from kedge.store.columns import BINARY
 from kedge.store.reading.table import StatsTable, tabulate
 from kedge.store.rows import STATISTICS, Rows
 
@@ -43,26 +45,51 @@ class KeptSteps:
         """Return the statistics of a site, one a step."""
         parts = [part for parts in self.steps.values() for part in parts]
         found = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == seat.id).tolist())
-        return _each(seat.site, _tabulated(found).rows(seat.id))
+        rows = _tabulated(found).rows(seat.id)
+        return _each([seat.site] * len(rows), rows)
 
     def newest(self, seats: Collection[MeasuredSite]) -> list[Statistics]:
         """Return the statistics of some sites, each in its newest step; sites without any are left out."""
-        missing = {seat.id for seat in seats}
         found: dict[int, Rows] = {}
+        for step, ids in self._newest_steps(seats):
+            table = _tabulated(
+                (part, i)
+                for part in self.steps[step]
+                for i in np.flatnonzero(np.isin(part["site"], list(ids))).tolist()
+            )
+            found |= {site: table.rows(site) for site in ids}
+        there = [seat for seat in seats if seat.id in found]
+        return _each([seat.site for seat in there], _joined([found[seat.id] for seat in there])) if there else []
+
+    def present(self, seats: Collection[MeasuredSite]) -> list[MeasuredSite]:
+        """Return those of some sites that have statistics."""
+        ids = set().union(*(ids for _, ids in self._newest_steps(seats)))
+        return [seat for seat in seats if seat.id in ids]
+
+    def _newest_steps(self, seats: Collection[MeasuredSite]) -> Iterator[tuple[int, set[int]]]:
+        """Yield steps, the newest first, with the ids of the sites that were measured then for the last time."""
+        missing = {seat.id for seat in seats}
         for step in sorted(self.steps, reverse=True):
-            if not missing:
-                break
-            parts = self.steps[step]
-            here = missing & {i for part in parts for i in part["site"].tolist()}
-            rows = ((part, i) for part in parts for i, site in enumerate(part["site"].tolist()) if site in here)
-            table = _tabulated(rows)
-            found |= {site: table.rows(site) for site in here}
+            here = missing & {i for part in self.steps[step] for i in part["site"].tolist()}
             missing -= here
-        return [one for seat in seats if seat.id in found for one in _each(seat.site, found[seat.id])]
+            if here:
+                yield step, here
+            if not missing:
+                return
 
 
 def _tabulated(rows: Iterable[tuple[Mapping[str, Any], int]]) -> StatsTable:
     return tabulate({"step": part["step"], **{name: part[name][i] for name in _READ}} for part, i in rows)
+
+
+def _joined(rows: Sequence[Rows]) -> Rows:
+    """Return the rows of several sites as those of one, so that their figures are computed at once."""
+    if len(rows) == 1:
+        return rows[0]
+    columns: dict[str, Any] = {name: [getattr(one, name) for one in rows] for name in Rows.__dataclass_fields__}
+    for name, parts in columns.items():
+        columns[name] = tuple(chain.from_iterable(parts)) if name in BINARY else np.concatenate(parts)
+    return Rows(**columns)
 
 
 @dataclass(frozen=True)
@@ -133,13 +160,14 @@ class Statistics:
 _COLUMNS = ("mean", "std", "rms", "min", "max", "zero")
 
 
-def _each(site: Site, rows: Rows) -> list[Statistics]:
-    """Return the statistics of a site's rows, one a row."""
+def _each(sites: Sequence[Site], rows: Rows) -> list[Statistics]:
+    """Return the statistics of rows, each of its site."""
     given = ("step", "calls", "count", "nonzero", "sum", "sumsq")
     columns = {name: getattr(rows, name).tolist() for name in given}
     columns |= {name: rows.statistic(name).tolist() for name in STATISTICS if name not in given}
     return [
-        Statistics(name=str(site), **{name: values[i] for name, values in columns.items()}) for i in range(len(rows))
+        Statistics(name=str(site), **{name: values[i] for name, values in columns.items()})
+        for i, site in enumerate(sites)
     ]
 
 
@@ -182,22 +210,24 @@ class MeasuredValues:
 
     def names(self) -> list[str]:
         """Return the names of the sites, in the order in which they first fired."""
-        return list(self._newest())
+        self.finish()
+        return list(self._seats())
 
     def table(self, names: Collection[str] | None = None) -> Table:
         """Return a table of some sites, or of all, in the newest step of each."""
-        newest = self._newest()
-        return table_of([newest[name] for name in (newest if names is None else names)])
+        self.finish()
+        seats = self._seats()
+        return table_of(self.kept.newest([seats[name] for name in (seats if names is None else names)]))
 
     def _repr_html_(self) -> str:
         """The table for a notebook."""
         return self.table().html()
 
-    def _newest(self) -> dict[str, Statistics]:
-        self.finish()
+    def _seats(self) -> dict[str, MeasuredSite]:
+        """Return the sites that have statistics, by name."""
         seats = list(self.sites.seats.values())
-        names = {str(seat.site): name for seat, name in zip(seats, names_at(seat.site for seat in seats), strict=True)}
-        return {names[one.name]: one for one in self.kept.newest(seats)}
+        names = dict(zip((seat.id for seat in seats), names_at(seat.site for seat in seats), strict=True))
+        return {names[seat.id]: seat for seat in self.kept.present(seats)}
 
     def _named(self, name: str) -> list[MeasuredSite]:
         found = self.sites.named(name)

@@ -8,6 +8,7 @@ import gc
 import io
 import pickle
 import re
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -261,6 +262,34 @@ def test_an_overwritten_value_is_in_the_mapping_and_cannot_be_read() -> None:
     assert str(h).endswith("overwritten by the program: 1; record(copy=True) keeps copies")
     with pytest.raises(Overwritten):
         dict(h)
+
+
+def test_two_passes_with_one_backward_have_one_name() -> None:
+    """Both gradients are kept and listed under it; to read the one value of the name is an error that names the way."""
+    model = sequential()
+    with kedge.hook(model, "0:out.grad", kedge.record()) as h:
+        (model(torch.ones(1, 3)) + model(torch.ones(1, 3))).sum().backward()
+
+    assert list(h) == ["0:out.grad"]
+    assert "0:out.grad" in h
+    assert len(h.records("0:out.grad")) == 2
+    assert str(h).split()[-1] == "2"
+    with pytest.raises(SeveralRecorded, match=r'\.records\("0:out.grad"\) returns them all'):
+        dict(h)
+
+
+def test_reading_keeps_nothing_alive() -> None:
+    """Listing, showing and choosing hold no value beyond what they return, so that the next pass frees them."""
+    model = sequential()
+    with kedge.hook(model, "*", kedge.record()) as h:
+        model(torch.ones(1, 3))
+        kept = [weakref.ref(k) for s in h.actions[0].by_site.values() for k in s.all()]
+        for use in (list, len, str, repr, dict, lambda it: it.items(), lambda it: it["*"], lambda it: it["0"]):
+            use(h)
+        model(torch.ones(1, 3))
+        gc.collect()
+
+    assert [ref() for ref in kept] == [None] * 3
 
 
 def test_the_mapping_grows_in_the_block_and_shows_the_newest_pass() -> None:

@@ -200,14 +200,10 @@ def test_an_operation_is_chosen_by_patterns_of_operations() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["7", "zero", "*:saved", "**{Conv2d}", 0, None, ("a", 1)])
+@pytest.mark.parametrize("name", ["7", "zero", "*:saved", "**{Conv2d}", 0, None])
 def test_what_is_missing_is_a_key_error(name: Any) -> None:
     """So `get` and `in` work as with a dict, and the message is plain text with the names like it."""
     h = recorded(model := sequential(), "*")  # noqa: F841 - the model lives
-    if name == ("a", 1):
-        with pytest.raises(SelectorError, match=r"^1 is a int, not the text of a selector"):
-            h[name]
-        return
 
     assert name not in h
     assert h.get(name) is None
@@ -216,6 +212,19 @@ def test_what_is_missing_is_a_key_error(name: Any) -> None:
     assert isinstance(caught.value, NotRecorded)
     assert re.match(r"nothing was recorded under|(0|None) is no name of a site", str(caught.value))
     assert "'nothing" not in str(caught.value)
+
+
+def test_a_list_is_read_by_the_names_that_one_name_may_have() -> None:
+    """A module's second name, an argument's position and PyTorch's own names stand for the same values in a list."""
+    model = Loop()
+    model.second = model.lstm
+    h = recorded(model, "lstm:in, /add, :out")
+
+    assert list(h[["second:in"]]) == list(h["second:in[0], cell"]) == ["lstm:in[input]"]
+    assert list(h[["", "lstm:in[0]"]]) == ["lstm:in[input]", ":out"]
+    assert list(h["**:in, **, !lstm:in[0]"]) == [":out"]
+    with pytest.raises(SelectorError, match=r"^1 is not the text of a selector"):
+        h["0", 1]
 
 
 def test_a_missing_name_comes_with_those_like_it() -> None:

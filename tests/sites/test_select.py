@@ -275,10 +275,10 @@ def test_several_selectors_are_one(several: Any, text: str) -> None:
     ("several", "message"),
     [
         ([], "an empty list selects nothing"),
-        (["fc", 3], "3 is a int, not the text of a selector"),
+        (["fc", 3], "3 is not the text of a selector"),
         (["!fc"], "every part is excluded"),
         (["fc", "["], "cannot read the selector, column 5"),
-        (3, "3 is a int, not the text of a selector"),
+        (3, "3 is not the text of a selector"),
     ],
 )
 def test_a_list_that_selects_nothing_is_refused(several: Any, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 from kedge.errors import NotRecorded, ReadError, SelectorError
@@ -137,7 +137,8 @@ class RecordedValues(NamedValues[V_co]):
             )
         if isinstance(name, str) and _is_single(text := self._text(name)):
             return self._action().read(self._canonical(text), self._why)
-        return self._chosen(Selector(name))
+        several = [name] if isinstance(name, (str, Selector)) else name
+        return self._chosen(Selector([self._text(one) if isinstance(one, str) else one for one in several]))
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a value under a name, also if it was overwritten since, or if the name matches several."""
@@ -174,7 +175,9 @@ class RecordedValues(NamedValues[V_co]):
         return found[0]
 
     def _chosen(self, selector: Selector) -> ChosenValues[V_co]:
-        names = matching(selector, self.names(), {tap.site.kind for tap in self.taps}, self._types)
+        terms = ["!" * term.excluded + self._canonical(str(replace(term, excluded=False))) for term in selector.terms]
+        kinds = {tap.site.kind for tap in self.taps}
+        names = matching(Selector(terms), self.names(), kinds, self._types)
         if not names:
             there = ", ".join(f'"{name}"' for name in self.names()[:_SHOWN]) or "none yet"
             raise NotRecorded(f'nothing was recorded under "{selector}"; the names are {there}')

@@ -113,7 +113,7 @@ def _terms(given: Selectors) -> tuple[Term, ...]:
     several = list(given) if isinstance(given, Iterable) else [given]
     odd = next((one for one in several if not isinstance(one, (str, Selector))), None)
     if odd is not None:
-        raise SelectorError(f'{odd!r} is a {type(odd).__name__}, not the text of a selector, such as "layer4"')
+        raise SelectorError(f'{odd!r} is not the text of a selector, such as "layer4"')
     if not several:
         raise SelectorError('an empty list selects nothing; name at least one site, such as ["layer4"]')
     return parse(", ".join(map(str, several)))

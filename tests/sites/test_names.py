@@ -79,6 +79,14 @@ def test_a_pattern_selects_names(text: str, found: list[str]) -> None:
     assert selected == [name for name in names if name in found]
 
 
+def test_what_an_operation_saves_is_of_its_module() -> None:
+    """The operation may be left out, as where a model is hooked."""
+    names = names_at([Site("a", "saved", "0", 0, ("mm", 0)), Site("a", "saved", "1", 0, ("mm", 1))])
+
+    assert matching(Selector("*:saved"), names, {"saved"}, lambda: lambda _path: ()) == names
+    assert matching(Selector("*/mm#1:saved"), names, {"saved"}, lambda: lambda _path: ()) == names[1:]
+
+
 def test_types_are_asked_for_only_where_a_pattern_has_them() -> None:
     """Finding them out takes the model, which may be gone."""
 

@@ -79,11 +79,15 @@ def matching(
 
 
 def _selects(term: Term, site: Site, types: TypesAt | None) -> bool:
-    """Whether a term selects a site, whatever its kind if the term has none; one that excludes also its operations."""
+    """Whether a term selects a site, whatever its kind if the term has none.
+
+    A term without an operation selects none, except that it excludes them, and selects what operations save.
+    """
     if term.kind not in (None, site.kind) or term.leaf not in (None, site.leaf):
         return False
     if term.op is None:
-        if site.op is not None and not (term.excluded and term.kind is None):
+        whole = site.op is None or site.kind == "saved" or (term.excluded and term.kind is None)
+        if not whole:
             return False
     elif site.op is None or not means_op(term.op, (site.op[0], site.op[1] or 0)):
         return False

@@ -77,6 +77,18 @@ def test_a_row_of_another_length_is_refused():
         notebook.table(("a", "b"), [("x",)])
 
 
+def test_a_table_as_text_has_the_rows_of_its_html():
+    """Columns line up, figures to the right; a limit leaves out rows, and says how many, only where several go."""
+    table = notebook.Table(("site", "n"), [(f"s{i}", 10**i) for i in range(6)], "mr", note="a note")
+
+    assert table.text().splitlines()[:3] == ["site       n", "s0         1", "s1        10"]
+    assert table.text().endswith("s5    100000\na note")
+    assert table.text(3) == table.text()
+    assert table.text(2).splitlines()[2:] == ["s1    10", "... and 4 more", "a note"]
+    assert Reader(table.html()).rows[1] == ["s0", "1"]
+    assert notebook.Table(("a",), [], "m").text() == "a"
+
+
 @pytest.fixture
 def model():
     """A small model whose modules have names that HTML would read otherwise."""
@@ -152,7 +164,7 @@ def test_a_handle_shows_what_its_actions_hold(model):
 
         assert stats._repr_html_() == stats.actions[0]._repr_html_()
         assert plain._repr_html_() == plain.ledger()._repr_html_()
-        assert repr(stats) == "<hook measure('full') at 0:out, 1:out: fired 2 times>"
+        assert repr(stats).splitlines()[0] == "<hook measure('full') at 0:out, 1:out: fired 2 times>"
         assert repr(plain).endswith(" at :out, 0:out, 1:out and 1 more: fired 4 times>")
 
 

@@ -17,14 +17,16 @@ _HOME = {
     "actions.record": ("record",),
     "features.extract": ("extract",),
     "hooks.firing.schedule": ("at", "every"),
-    "hooks.session": ("hook", "session"),
+    "hooks.session": ("Session", "hook", "session"),
     "inspect.audit": ("audit",),
     "inspect.operations": ("operations",),
     "offload.destination": ("Cpu", "Disk", "Rebuild"),
     "offload.offload": ("offload",),  # until the package of this name is there, which can be called as well
     "offload.saved_tensors": ("saved",),
+    "rules.rule": ("Finding",),
     "sites.select": ("select",),
     "sites.table": ("sites",),  # as above
+    "store.recording": ("Recording",),
     "watch.run.block": ("watch",),
 }
 

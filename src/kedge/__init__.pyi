@@ -13,6 +13,7 @@ from kedge.actions.record import record as record
 from kedge.features.extract import extract as extract
 from kedge.hooks.firing.schedule import at as at
 from kedge.hooks.firing.schedule import every as every
+from kedge.hooks.session import Session as Session
 from kedge.hooks.session import hook as hook
 from kedge.hooks.session import session as session
 from kedge.inspect.audit import audit as audit
@@ -22,8 +23,10 @@ from kedge.offload.destination import Disk as Disk
 from kedge.offload.destination import Rebuild as Rebuild
 from kedge.offload.offload import offload as offload
 from kedge.offload.saved_tensors import saved as saved
+from kedge.rules.rule import Finding as Finding
 from kedge.sites.select import select as select
 from kedge.sites.table import sites as sites
+from kedge.store.recording import Recording as Recording
 from kedge.watch.run.block import watch as watch
 
 __version__: str

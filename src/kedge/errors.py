@@ -131,8 +131,10 @@ class ReadError(KedgeError, LookupError):
     """A record cannot be read."""
 
 
-class NotRecorded(ReadError):
+class NotRecorded(ReadError, KeyError):
     """Nothing was recorded under this name; the message names the cause."""
+
+    __str__ = Exception.__str__  # that of KeyError shows the message in quotes, on one line
 
 
 class SeveralRecorded(ReadError):

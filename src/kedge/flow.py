@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -52,6 +52,8 @@ class Record(NamedTuple):
     event: Event
     value: Any
 
+
+V_co = TypeVar("V_co", covariant=True)
 
 Act: TypeAlias = Callable[[Tensor, Event], "Tensor | None"]
 """An action as the firing loop calls it."""
@@ -96,10 +98,10 @@ class Bindable(Protocol):
 
 
 @runtime_checkable
-class Readable(Protocol):
+class Readable(Protocol[V_co]):
     """An action whose records can be read through its handle: ``acts["layer4"]``."""
 
-    def read(self, name: str, why: Callable[[str], str]) -> Any:
+    def read(self, name: str, why: Callable[[str], str]) -> V_co:
         """Return the value recorded under a name; for an error, `why` returns the reason why there is none."""
 
     def records(self, name: str) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Tables in a notebook: plain HTML in the colours of the page around it.
+"""Tables in a notebook: plain HTML in the colours of the page around it; and the same as text.
 
 Everything is escaped, there are no scripts, and a long table shows its first rows and folds the others away.
 """
@@ -6,6 +6,7 @@ Everything is escaped, there are no scripts, and a long table shows its first ro
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 SHOWN = 12
@@ -18,6 +19,42 @@ _CELL = (
 _PATH = "font-family:ui-monospace,monospace;font-size:.95em;white-space:pre"
 _FIGURE = "text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap"
 _QUIET = "opacity:.75;margin:.3em 0;max-width:60em"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is shown in a terminal or in a notebook.
+
+    Attributes:
+        columns: The names of the columns.
+        rows: The cells, which are shown by `str`.
+        align: A letter for each column, as for `table`.
+        note: The note below it.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    align: str
+    note: str = ""
+
+    def text(self, most: int | None = None) -> str:
+        """Return the table as text, one line a row; of more than `most` rows the first ones."""
+        shown = self.rows if most is None else self.rows[: _fold(len(self.rows), most)]
+        lines = [[str(cell) for cell in row] for row in (self.columns, *shown)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        made = [
+            "  ".join(
+                cell.rjust(w) if kind == "r" else cell.ljust(w)
+                for cell, w, kind in zip(line, widths, self.align, strict=True)
+            ).rstrip()
+            for line in lines
+        ]
+        more = [f"... and {len(self.rows) - len(shown):,} more"] if len(shown) < len(self.rows) else []
+        return "\n".join([*made, *more, *([self.note] if self.note else [])])
+
+    def html(self) -> str:
+        """Return the table as HTML."""
+        return table(self.columns, self.rows, align=self.align, note=self.note)
 
 
 def table(
@@ -48,9 +85,9 @@ def paragraph(text: str) -> str:
     return f'<p style="{_QUIET}">{escape(text)}</p>'
 
 
-def _fold(count: int) -> int:
+def _fold(count: int, most: int = SHOWN) -> int:
     """Return the number of rows that are not folded away: all, unless several would be."""
-    return SHOWN if count > SHOWN + 3 else count
+    return most if count > most + 3 else count
 
 
 def _framed(head: str, lines: Sequence[str]) -> str:

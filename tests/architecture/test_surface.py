@@ -49,6 +49,23 @@ def test_completion_offers_every_name_of_the_root():
     assert {*kedge.__all__, "__version__"} <= {*dir(kedge)}
 
 
+@pytest.mark.parametrize("name", ["hook", "session", "extract", "record", "measure"])
+def test_help_describes_every_argument(name):
+    """`help(kedge.hook)` is all that is needed to call it: each argument has its line."""
+    function = getattr(kedge, name)
+    args = (inspect.getdoc(function) or "").partition("\nArgs:\n")[2]
+
+    assert [p for p in inspect.signature(function).parameters if not re.search(rf"^ +{p}: ", args, re.MULTILINE)] == []
+
+
+def test_help_says_what_hook_returns_and_raises():
+    """The function has the sections of the method that it stands for, and no second copy of them in the source."""
+    for hook in (kedge.hook, kedge.Session.hook):
+        assert {"Args:", "Returns:", "Raises:"} <= {*(inspect.getdoc(hook) or "").splitlines()}
+        assert inspect.isfunction(hook)
+    assert "NeverFired" in inspect.getdoc(kedge.session)
+
+
 def test_the_root_declares_exactly_what_it_loads(root):
     """A type checker and an editor see each name where it is loaded from; none is forgotten, none is made up."""
     loaded = {name: f"kedge.{home}" for home, names in kedge._HOME.items() for name in names}
@@ -69,7 +86,8 @@ def test_the_root_holds_no_logic_but_loading_names_late(root):
 
 def test_reading_a_recording_imports_no_torch():
     """A recording opens on a laptop in a blink."""
-    code = "import sys, kedge, kedge.report.terminal, kedge.rules; assert 'torch' not in sys.modules"
+    names = "kedge.Recording, kedge.Finding"
+    code = f"import sys, kedge, kedge.report.terminal, kedge.rules; {names}; assert 'torch' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -403,6 +404,59 @@ def test_names_that_cannot_come_out_right_are_refused_at_once(
     with pytest.raises(ExtractError, match=message.replace("[", r"\[")):
         kedge.extract(model, sites, rename=rename)
     assert_unhooked(model)
+
+
+def test_a_dict_names_values_as_torchvision_does() -> None:
+    """The text beside a selector is the name of its value; others have a transform or neither, in the dict's order."""
+    model, x = Net(), randn()
+    plain = kedge.extract(model, ["a", "b", "c"])(x)
+    wishes: dict[str, Any] = {"c": "logits", "a": None, "b:in": lambda v: v.mean(1), "b": "a b"}
+    named = kedge.extract(model, wishes)(x)
+
+    assert list(named) == ["logits", "a", "b:in", "a b"]
+    assert torch.equal(named["logits"], plain["c"])
+    assert torch.equal(named["a b"], plain["b"])
+    assert named["b:in"].shape == x.shape[:1]
+    assert kedge.extract(model, wishes).names == tuple(named)
+    swapped = kedge.extract(model, {"a": "b", "b": "a"})(x)
+    assert torch.equal(swapped["a"], plain["b"])
+
+
+@pytest.mark.parametrize("wishes", ["a", ["a"], {"a": "a"}, kedge.select("a")])
+def test_return_nodes_is_another_name_of_sites(wishes: Any) -> None:
+    """A call of torchvision's `create_feature_extractor` works with another function's name."""
+    assert (
+        list(kedge.extract(Net(), return_nodes=wishes)(randn())) == list(kedge.extract(Net(), wishes)(randn())) == ["a"]
+    )
+    with pytest.raises(TypeError, match="return_nodes is another name of sites"):
+        kedge.extract(Net(), "a", return_nodes=wishes)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "rename", "message"),
+    [
+        ({"a": "x", "b": "x"}, {}, 'two values would have one name: "x"'),
+        ({"a": "b", "b": None}, {}, 'two values would have one name: "b"'),
+        ({"a": "x", "b": None}, {"b": "x"}, 'two values would have one name: "x"'),
+        ({"a": "x"}, {"a": "y"}, '"a" gets a name both as "x" and in rename'),
+        ({"a": 3}, {}, '"a": 3 is neither a name nor a function'),
+        ({"a": ""}, {}, '"a": the name of its value is empty'),
+        ({}, {}, "no site given"),
+    ],
+)
+def test_names_in_a_dict_that_cannot_come_out_right_are_refused_at_once(wishes: Any, rename: Any, message: str) -> None:
+    """What is wrong is said before any forward."""
+    with pytest.raises(ExtractError, match=f"^{message}"):
+        kedge.extract(Net(), wishes, rename=rename)
+
+
+def test_one_name_for_several_values_is_refused_with_the_first_forward() -> None:
+    """The message has the names that they have without it."""
+    for model, text, there in ((Net(), "[ab]", '"a", "b"'), (Loop(), "step", '"step#0", "step#1"')):
+        with pytest.raises(
+            ExtractError, match=re.escape(f'no value has the name "{text}", to be called "x"; the names are {there}')
+        ):
+            kedge.extract(model, {text: "x"})(randn())
 
 
 def test_a_new_name_for_what_does_not_come_is_refused_with_the_first_forward() -> None:

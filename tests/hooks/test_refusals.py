@@ -377,12 +377,12 @@ def test_a_call_or_leaf_that_was_not_recorded_is_told_with_those_that_were() -> 
 
 
 @pytest.mark.parametrize("name", ["*", "a, b", "a[bc]", "**{Linear}"])
-def test_a_record_is_read_by_the_name_of_one_site(name: str) -> None:
+def test_records_are_listed_by_the_name_of_one_site(name: str) -> None:
     """A pattern is no name."""
     with kedge.hook(model := Net(), "*", kedge.record()) as h:
         model(torch.ones(2, 2))
     with pytest.raises(SelectorError) as caught:
-        h[name]
+        h.records(name)
 
     assert (
         str(caught.value)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
+from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
+import kedge
+from kedge.errors import SelectorError
 from kedge.sites.select import Selector, Term, parse
 from kedge.sites.site import Site, escape
 
@@ -247,3 +252,49 @@ def test_a_site_prints_in_the_site_language(site: Site, text: str) -> None:
 def test_a_site_is_narrowed_to_a_leaf_or_a_call() -> None:
     """`at` gives the same site for one leaf or one call and keeps what it is not told."""
     assert Site("a", "in").at(leaf="x").at(call=1) == Site("a", "in", "x", 1)
+
+
+@pytest.mark.parametrize(
+    ("several", "text"),
+    [
+        (["fc"], "fc"),
+        (["fc", "layer1.*:in"], "fc, layer1.*:in"),
+        (("fc, act", "!act"), "fc, act, !act"),
+        (dict.fromkeys(["fc", "act"]), "fc, act"),
+        (iter(["fc"]), "fc"),
+        ([Selector("fc, act"), "layer1"], "fc, act, layer1"),
+        (Selector("fc"), "fc"),
+    ],
+)
+def test_several_selectors_are_one(several: Any, text: str) -> None:
+    """A list selects what its texts select, joined by commas; an exclusion takes away from those before it."""
+    assert Selector(several) == kedge.select(text)
+
+
+@pytest.mark.parametrize(
+    ("several", "message"),
+    [
+        ([], "an empty list selects nothing"),
+        (["fc", 3], "3 is not the text of a selector"),
+        (["!fc"], "every part is excluded"),
+        (["fc", "["], "cannot read the selector, column 5"),
+        (3, "3 is not the text of a selector"),
+    ],
+)
+def test_a_list_that_selects_nothing_is_refused(several: Any, message: str) -> None:
+    """The message names what is wrong with it."""
+    with pytest.raises(SelectorError, match=re.escape(message)):
+        Selector(several)
+
+
+def test_a_list_can_be_given_wherever_a_selector_can() -> None:
+    """Hooks, sessions, features and watches take it; what is no list of texts is still taken for an action."""
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), torch.ones(1, 2)
+    with kedge.session() as s, kedge.hook(model, ("0", "2"), kedge.record()) as alone:
+        shared = s.hook(model, ["0", kedge.select("2")], kedge.record())
+        model(x)
+
+    assert list(alone) == list(shared) == list(kedge.extract(model, ["0", "2"])(x)) == ["0", "2"]
+    for wrong in (3, torch.ones(2), None):
+        with pytest.raises(TypeError, match="is not an action"):
+            kedge.hook(model, wrong, kedge.record())

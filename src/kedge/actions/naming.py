@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from torch import Tensor
 
 from kedge.flow import Act, Event
 from kedge.sites.language import Term, op_pattern
+from kedge.sites.names import names_at
 from kedge.sites.site import Site
 
 
@@ -23,9 +24,9 @@ def meant(term: Term, hooked: Site) -> bool:
     return same and op_pattern(hooked.op[0]).fullmatch(term.op[0]) is not None
 
 
-def kind_meant(term: Term, kinds: Collection[str]) -> str:
-    """Return the kind that a name means: its own, else ``out`` if present, else the only one present, else ``out``."""
-    return term.kind or ("out" if "out" in kinds or len(kinds) != 1 else next(iter(kinds)))
+def names_of(events: Iterable[Event]) -> list[str]:
+    """Return the names that read the values of some events, which came in one pass; see `names_at`."""
+    return names_at(replace(event.site, call=event.call) for event in events)
 
 
 def each_operation(site: Site, bind: Callable[[Site], Act]) -> Act:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
-from kedge.actions.naming import kind_meant, meant
+from kedge.actions.naming import meant, names_of
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
 from kedge.flow import Act, Event, Record
 from kedge.kept_tensor import KeptTensor
+from kedge.notebook import Table
 from kedge.sites.language import single
-from kedge.sites.leaves import storage_of, untransformed
+from kedge.sites.leaves import shape_of, storage_of, untransformed
+from kedge.sites.names import kind_meant
 from kedge.sites.site import Site
 
 _PRUNE = 1_000
@@ -23,14 +26,18 @@ _ADOPTED = frozenset({"param.grad", "param.acc", "grad", "acc"})
 """Gradients whose memory autograd uses for ``.grad``, which the next backward, clipping and zeroing overwrite."""
 
 
-class RecordedTensor(KeptTensor):
-    """One recorded tensor, and its event."""
+_arrivals = itertools.count()
 
-    __slots__ = ("event",)
+
+class RecordedTensor(KeptTensor):
+    """One recorded tensor, its event, and its number in the order in which all recorded tensors came."""
+
+    __slots__ = ("arrival", "event")
 
     def __init__(self, event: Event, value: Tensor, *, copied: bool) -> None:
         super().__init__(value, copied=copied)
         self.event = event
+        self.arrival = next(_arrivals)
 
     def read(self) -> Tensor:
         """Return the tensor.
@@ -93,6 +100,7 @@ class Recorder:
     def __init__(self, *, copy: bool, keep: int | None, recomputes: bool) -> None:
         self.copy, self.keep, self.recomputes = copy, keep, recomputes
         self.by_site: dict[Site, SiteRecords] = {}
+        self._by_path: dict[str, list[SiteRecords]] = {}
         self._by_storage: dict[int, list[weakref.ref[RecordedTensor]]] = {}
         self._remembered, self._prune_at = 0, _PRUNE
         self._overwrites = False
@@ -104,7 +112,10 @@ class Recorder:
 
     def bind(self, site: Site) -> Act:
         """Return the function that keeps the values of one site."""
-        records = self.by_site.setdefault(site, SiteRecords(site, self.keep))
+        records = self.by_site.get(site)
+        if records is None:
+            records = self.by_site[site] = SiteRecords(site, self.keep)
+            self._by_path.setdefault(site.path, []).append(records)
         copied = self.copy or site.kind in _ADOPTED
 
         def keep(value: Tensor, event: Event) -> None:
@@ -156,13 +167,52 @@ class Recorder:
         """Return every kept record of a name, in order of arrival."""
         return [Record(kept.event, kept.read()) for kept in self._find(name, SiteRecords.all)]
 
+    def names(self) -> list[str]:
+        """Return the name of each value of the newest pass, in the order in which they came."""
+        return list(self._named())
+
+    def table(self, names: Collection[str] | None = None) -> Table:
+        """Return a table of the values, of some names or of all: their shapes and types, and how many are kept."""
+        named = self._named()
+        rows, lost = [], []
+        for name in named if names is None else names:
+            first = named[name][0]
+            dtype = str(first.value.dtype).removeprefix("torch.")
+            rows.append((name, list(shape_of(first.value)), dtype, len(self._find(name, SiteRecords.all))))
+            lost += [name] if first.overwritten else []
+        gone = f"overwritten by the program: {', '.join(lost)}; record(copy=True) keeps copies" if lost else ""
+        note = gone if rows else "nothing is recorded yet"
+        return Table(("site", "shape", "dtype", "kept"), rows, "mllr", note)
+
+    def _repr_html_(self) -> str:
+        """The table of the values, for a notebook."""
+        return self.table().html()
+
+    def _named(self) -> dict[str, list[RecordedTensor]]:
+        kept = _once([s.latest() for s in list(self.by_site.values())])
+        kept.sort(key=lambda k: k.arrival)
+        named: dict[str, list[RecordedTensor]] = {}
+        for name, one in zip(names_of(k.event for k in kept), kept, strict=True):
+            named.setdefault(name, []).append(one)
+        return named
+
     def _find(self, name: str, of: Callable[[SiteRecords], list[RecordedTensor]]) -> list[RecordedTensor]:
         term = single(name)
-        found = [s for s in self.by_site.values() if meant(term, s.site)]
+        found = [s for s in self._by_path.get(term.literal or "", ()) if meant(term, s.site)]
         kind = kind_meant(term, {s.site.kind for s in found})
-        kept = [k for s in found if s.site.kind == kind for k in of(s)]
+        kept = _once([of(s) for s in found if s.site.kind == kind])
         kept = [k for k in kept if term.names(k.event.site) and term.leaf in (None, k.event.site.leaf)]
         return [k for k in kept if term.call is None or k.event.call == term.call]
+
+
+def _once(sites: Iterable[list[RecordedTensor]]) -> list[RecordedTensor]:
+    """Return the records of several sites; of an event at overlapping sites, as ``cell`` and ``cell#1``, only one."""
+    seen: set[int] = set()
+    kept: list[RecordedTensor] = []
+    for records in sites:
+        kept += [k for k in records if id(k.event) not in seen]
+        seen.update(id(k.event) for k in records)
+    return kept
 
 
 def name_of(event: Event) -> str:
@@ -182,8 +232,10 @@ def _several(name: str, found: list[RecordedTensor]) -> str:
     )
 
 
-def record(*, copy: bool = False, keep: int | None = 1, recomputes: bool = False) -> Any:
+def record(*, copy: bool = False, keep: int | None = 1, recomputes: bool = False) -> Recorder:
     """Return the action that keeps values: detached, not copied, checked when read.
+
+    ``acts["layer4"]`` is the tensor of the newest pass, ``dict(acts)`` all of them by name.
 
     Kedge copies a kept value before an in-place module overwrites it, and copies gradients
     of parameters and tensors, because autograd uses their memory for ``.grad``.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, Unpack, overload
 
 import torch
 from torch import nn
@@ -15,10 +16,14 @@ from kedge.errors import ExtractError
 from kedge.features.capture import Transform, Wanted
 from kedge.features.collect import Collected
 from kedge.features.forward import FeatureForward
+from kedge.sites.select import Selector
 from kedge.torch_internals.module_tables import is_replica
 
 if TYPE_CHECKING:
     from kedge.features.dataset import FeatureSet
+
+Wishes: TypeAlias = str | Selector | Iterable[str | Selector] | Mapping[str, str | Transform | None]
+"""Selectors; as a dict each with the name of its value, or a transform of its values."""
 
 
 class Features(nn.Module):
@@ -96,9 +101,44 @@ class Features(nn.Module):
         return self.__dict__ | {"_work": None}
 
 
+class ExtractOptions(TypedDict, total=False):
+    """The options of `extract`; see there."""
+
+    rename: Mapping[str, str] | None
+    early_stop: bool
+    no_grad: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class ExtractSignature(Protocol):
+    """``extract(model, sites)``, where the keyword of `sites` may also be torchvision's ``return_nodes``."""
+
+    @overload
+    def __call__(self, model: nn.Module, sites: Wishes, **options: Unpack[ExtractOptions]) -> Features: ...
+
+    @overload
+    def __call__(self, model: nn.Module, *, return_nodes: Wishes, **options: Unpack[ExtractOptions]) -> Features: ...
+
+
+def _also_return_nodes(function: Callable[..., Features]) -> ExtractSignature:
+    """Return the function with torchvision's keyword ``return_nodes`` as another name of `sites`."""
+
+    @functools.wraps(function)
+    def renamed(*args: Any, **kwargs: Any) -> Features:
+        if "return_nodes" in kwargs:
+            if len(args) > 1 or "sites" in kwargs:
+                raise TypeError("extract() got sites twice: return_nodes is another name of sites, so give one of them")
+            kwargs["sites"] = kwargs.pop("return_nodes")
+        return function(*args, **kwargs)
+
+    return renamed
+
+
+@_also_return_nodes
 def extract(
     model: nn.Module,
-    sites: str | Iterable[str] | Mapping[str, Transform | None],
+    sites: Wishes,
     *,
     rename: Mapping[str, str] | None = None,
     early_stop: bool = True,
@@ -110,7 +150,8 @@ def extract(
 
     Args:
         model: The model; it remains unchanged, and between calls it has no Kedge hooks.
-        sites: Selectors, or a dict from each selector to a transform of its values; None for no transform.
+        sites: Selectors, or a dict from each selector to the name of its value, to a transform of its values, or to None
+            for neither. The keyword may also be ``return_nodes``, as in torchvision's ``create_feature_extractor``.
         rename: New names, by selector or by the name of a value.
         early_stop: Whether to end a forward once all values are captured, as learned from the first of its kind.
         no_grad: Whether to run without grad; False keeps each value's graph.
@@ -119,7 +160,8 @@ def extract(
 
     Returns:
         A module with the call interface of the model that returns a dict. A selector for one value is that value's
-        name; several values of one selector are named by their sites: ``"encoder#1"``, ``"lstm:out[0]"``.
+        name; several values of one selector are named by their sites: ``"encoder#1"``, ``"lstm:out[0]"``. A value has the
+        shape that the model gave it, unless it is transformed.
 
     Raises:
         NoSiteMatched: If a selector matches nothing.
@@ -127,10 +169,32 @@ def extract(
         ExtractError: If the names are impossible or not unique, no selector is given, or the model is compiled and
             `no_grad` is False.
     """
-    given = {sites: None} if isinstance(sites, str) else sites if isinstance(sites, Mapping) else list(sites)
-    texts = tuple(str(text) for text in given)
-    if not texts:
+    wishes = _wishes(sites)
+    if not wishes:
         raise ExtractError('no site given; extract(model, ["layer4"]) takes at least one selector')
-    transforms = tuple(given.values()) if isinstance(given, Mapping) else (None,) * len(texts)
+    names = {text: wish for text, wish in wishes if isinstance(wish, str)}
+    twice = [text for text in names if text in (rename or {})]
+    if twice:
+        raise ExtractError(f'"{twice[0]}" gets a name both as "{names[twice[0]]}" and in rename; give one of them')
+    texts = tuple(text for text, _ in wishes)
+    transforms = tuple(None if isinstance(wish, str) else wish for _, wish in wishes)
     place = None if device is None else torch.device(device)
-    return Features(model, Wanted(texts, transforms, dict(rename or {}), early_stop, no_grad, place, dtype))
+    return Features(model, Wanted(texts, transforms, {**names, **(rename or {})}, early_stop, no_grad, place, dtype))
+
+
+def _wishes(sites: Wishes) -> list[tuple[str, str | Transform | None]]:
+    """Return each selector with the name or the transform of its values.
+
+    Raises:
+        ExtractError: If the values of a dict are neither.
+    """
+    if isinstance(sites, Mapping):
+        given = [(str(text), wish) for text, wish in sites.items()]
+    else:
+        given = [(str(text), None) for text in ([sites] if isinstance(sites, (str, Selector)) else sites)]
+    for text, wish in given:
+        if wish is not None and not isinstance(wish, str) and not callable(wish):
+            raise ExtractError(f'"{text}": {wish!r} is neither a name nor a function of the value, nor None')
+        if wish == "":
+            raise ExtractError(f'"{text}": the name of its value is empty; give a name, or None for the selector')
+    return given

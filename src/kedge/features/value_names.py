@@ -8,14 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from kedge.errors import ExtractError, NotRecorded, SelectorError
 from kedge.features.capture import ValueKey
 from kedge.sites.language import single
-from kedge.sites.site import Site
+from kedge.sites.site import Site, short
 
 _SHOWN = 8
-
-
-def short(site: Site) -> str:
-    """Return a site's name; that of a module's plain output is the module's path."""
-    return str(site).removesuffix(":out") or str(site)
 
 
 def name_all(texts: tuple[str, ...], keys: Iterable[ValueKey], why: Callable[[int], str]) -> dict[ValueKey, str]:
@@ -55,7 +50,9 @@ def renamed(named: Mapping[ValueKey, str], rename: Mapping[str, str]) -> dict[Va
     unknown = [name for name in rename if name not in named.values()]
     if unknown:
         there = ", ".join(f'"{name}"' for name in list(named.values())[:_SHOWN])
-        raise ExtractError(f'rename: no value has the name "{unknown[0]}"; the names are {there}')
+        raise ExtractError(
+            f'no value has the name "{unknown[0]}", to be called "{rename[unknown[0]]}"; the names are {there}'
+        )
     names = {key: rename.get(name, name) for key, name in named.items()}
     _refuse_doubles(names.values())
     return names

@@ -17,7 +17,7 @@ from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates.tensors import means, place_node, place_tensor
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
-from kedge.sites.select import Selector, SitePlace
+from kedge.sites.select import Selector, SitePlace, selects
 from kedge.torch_internals import dynamo
 
 
@@ -148,8 +148,7 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
         SelectorError: If the selector's text cannot be parsed.
         TypeError: If there is no action, or one that cannot be called.
     """
-    first = what[0] if what else None
-    selector = Selector(first) if isinstance(first, str) else first if isinstance(first, Selector) else None
+    selector = Selector(what[0]) if what and selects(what[0]) else None
     actions = what if selector is None else what[1:]
     if not actions:
         raise TypeError('no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector')

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
-
-from torch import Tensor, nn
 
 from kedge.errors import NeverFired, NeverFiredWarning, SessionEnded, warn
 from kedge.flow import Schedule
 from kedge.hooks.attach import Attachments
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
+from kedge.hooks.signature import documented_like, typed
 
 
 class Session(Attachments):
@@ -29,16 +27,18 @@ class Session(Attachments):
         super().__init__(on_error)
         self.strict = strict
 
-    def hook(self, target: Any, *what: Any, when: Schedule | None = None) -> Hooked:
+    @typed
+    def hook(self, target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
         """Attach actions to the sites that a selector matches.
 
         Args:
             target: A module with a selector; or a tensor, a dict of named tensors, or an autograd node.
-            what: The selector (text or `Selector`; tensors and nodes may do without), then the actions in order.
-            when: The schedule; None for always.
+            what: The selector (text, a list of texts, or `Selector`; tensors and nodes may do without), then the
+                actions in order: `kedge.record()`, or any callable that takes a tensor and returns None or a new one.
+            when: The schedule, such as ``kedge.every(10)``, in optimizer steps; None for always.
 
         Returns:
-            The handle, which removes the hook and reads the records of its actions.
+            The handle, which removes the hook and is a mapping of its records: ``acts["layer4"]``, ``dict(acts)``.
 
         Raises:
             NoSiteMatched: If the selector matches no site.
@@ -109,15 +109,18 @@ class Session(Attachments):
         self.end(quiet=kind is not None)
 
 
+@documented_like(Session)
 def session(*, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> Session:
-    """Open a session: ``with kedge.session() as s: s.hook(...)``; see `Session`."""
+    """Open a session: ``with kedge.session() as s: s.hook(...)``; returns the `Session`."""
     return Session(strict=strict, on_error=on_error)
 
 
-def hook(target: nn.Module | Tensor | Mapping[str, Tensor] | Any, *what: Any, when: Schedule | None = None) -> Hooked:
-    """Attach one hook, at once, in a session of its own; arguments and errors as in `Session.hook`.
+@typed
+@documented_like(Session.hook)
+def hook(target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
+    """Attach one hook, at once, in a session of its own.
 
-    Use it as a block, or keep the handle and call its ``remove()``.
+    Use it as a block, ``with kedge.hook(model, "layer4", kedge.record()) as acts:``, or keep the handle and call ``remove()``.
     """
     alone = Session()
     hooked = alone.hook(target, *what, when=when)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from kedge import notebook
-from kedge.errors import NoSiteMatched, NoSuchKind
+from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
 from kedge.sites.language import Term, means_op, parse
 from kedge.sites.site import (
     MODULE_KINDS,
@@ -48,10 +48,10 @@ class SitePlace:
 
 
 class Selector:
-    """A selection of places by text; on a model it resolves to a `Selection`."""
+    """A selection of places by text, or by several texts; on a model it resolves to a `Selection`."""
 
-    def __init__(self, text: str) -> None:
-        self.terms = parse(text)
+    def __init__(self, text: Selectors) -> None:
+        self.terms = _terms(text)
 
     def __str__(self) -> str:
         """The selector as text; `Selector` of it is equal to this one."""
@@ -89,6 +89,36 @@ class Selector:
         return Selection(self, tuple(places.values()))
 
 
+Selectors: TypeAlias = str | Selector | Iterable[str | Selector]
+"""Everything that selects sites: a text, a `Selector`, or several, which select the sites of all."""
+
+
+def selects(given: object) -> bool:
+    """Whether an argument is meant as a selector, and not as an action or a value."""
+    if isinstance(given, (str, Selector)):
+        return True
+    return isinstance(given, Iterable) and not (callable(given) or hasattr(given, "bind") or isinstance(given, Tensor))
+
+
+def _terms(given: Selectors) -> tuple[Term, ...]:
+    """Return the terms of a selector, or of several; those with ``!`` take sites away from what comes before them.
+
+    Raises:
+        SelectorError: If a text cannot be read, one is no text, or there is none.
+    """
+    if isinstance(given, str):
+        return parse(given)
+    if isinstance(given, Selector):
+        return given.terms
+    several = list(given) if isinstance(given, Iterable) else [given]
+    odd = next((one for one in several if not isinstance(one, (str, Selector))), None)
+    if odd is not None:
+        raise SelectorError(f'{odd!r} is not the text of a selector, such as "layer4"')
+    if not several:
+        raise SelectorError('an empty list selects nothing; name at least one site, such as ["layer4"]')
+    return parse(", ".join(map(str, several)))
+
+
 def _key(site: Site, excluding: Term) -> tuple[str, str | None, int | None]:
     """The key that an excluding term compares: kind and call only if it names them."""
     return site.path, site.kind if excluding.kind else None, None if excluding.call is None else site.call
@@ -121,8 +151,11 @@ def _once(found: list[SitePlace], known: dict[Site, SitePlace]) -> Iterator[Site
             yield replace(place, without=tuple(before)) if before else place
 
 
-def select(text: str) -> Selector:
+def select(text: Selectors) -> Selector:
     """Return a selector; ``print(kedge.select("layer4.**").on(model))`` shows its sites on a model.
+
+    Args:
+        text: A text of the site language, such as ``"layer4:out"``, or a list of them.
 
     Raises:
         SelectorError: With a caret under the place that cannot be read.

@@ -60,3 +60,9 @@ class Site:
     def at(self, leaf: str | None = None, call: int | None = None) -> Site:
         """Return this site narrowed to a leaf or a call."""
         return replace(self, leaf=self.leaf if leaf is None else leaf, call=self.call if call is None else call)
+
+
+def short(site: Site) -> str:
+    """Return a site's text without its kind if that is the usual one: ``out`` of a module, ``grad`` of a tensor."""
+    text = str(site)
+    return text.removesuffix(":out").removesuffix(":grad") or text

@@ -87,6 +87,16 @@ def test_the_recording_says_what_was_watched(watch, monkeypatch):
     assert_unhooked(model)
 
 
+def test_a_list_selects_what_is_watched(watch):
+    """It is written down as the text that selects the same."""
+    with watch(sites=["0", "2"]) as run:
+        train(net(), 2)
+    recording = Recording.open(run.recording)
+
+    assert recording.manifest["sites"] == "0, 2"
+    assert {site.path for site in recording.sites if site.kind == "out"} == {"0", "2"}
+
+
 def test_what_is_found_can_be_asked_while_it_runs(watch):
     """Findings and the summary are of what was seen so far; before the first step there is nothing."""
     seen = []

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
 
 from torch import Tensor
 
@@ -17,11 +16,10 @@ from kedge import native
 from kedge.actions.measure import reduce
 from kedge.actions.measure.finished import FinishedSteps
 from kedge.actions.measure.host import HostTable
-from kedge.actions.measure.results import KeptSteps, Statistics, table_of
+from kedge.actions.measure.results import KeptSteps, MeasuredValues
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
 from kedge.actions.measure.values import MEASURED, StepValues, role_of
 from kedge.actions.naming import each_operation
-from kedge.errors import NotRecorded, SeveralRecorded
 from kedge.flow import Act, Event
 from kedge.native import What
 from kedge.sites.site import Site
@@ -31,7 +29,7 @@ from kedge.torch_internals import modes
 Measure = Callable[[Tensor, int], None]
 
 
-class Meter:
+class Meter(MeasuredValues):
     """The action that `measure` returns: reduces values on their device, into one table a step.
 
     Attributes:
@@ -62,11 +60,6 @@ class Meter:
     def __repr__(self) -> str:
         """The call that makes this action."""
         return f"measure({self.what!r})"
-
-    def _repr_html_(self) -> str:
-        """The statistics of each site in its newest step, for a notebook."""
-        self.finish()
-        return table_of([s for seat in list(self.sites.seats.values()) for s in self.kept.statistics(seat)[-1:]])
 
     def bind(self, site: Site) -> Act:
         """Return the function that measures a site's values; if it matches operations, each of them separately."""
@@ -155,22 +148,6 @@ class Meter:
             self.flush()
             self.finished.pass_on()
 
-    def read(self, name: str, why: Callable[[str], str]) -> Statistics:
-        """Return the statistics of a site in its newest step."""
-        found: list[Statistics] = self.records(name)
-        if not found:
-            raise NotRecorded(f'nothing was measured under "{name}": {why(name)}')
-        return found[-1]
-
-    def records(self, name: str) -> list[Any]:
-        """Return the statistics of a site, one a step."""
-        self.finish()
-        found = self.sites.named(name)
-        if len(found) > 1:
-            names = ", ".join(f'"{seat.site}"' for seat in found)
-            raise SeveralRecorded(f'"{name}" stands for {len(found)} measured sites; read one of {names}')
-        return self.kept.statistics(found[0]) if found else []
-
 
 def _with_event(measure: Measure) -> Act:
     """Return a function that measures values, as an action that takes events."""
@@ -185,7 +162,7 @@ def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = 
     """Return the action that measures: one row of statistics a site and step, without synchronisation.
 
     Several calls and passes of one step are merged. ``stats["layer4"].rms`` reads the newest step,
-    ``stats.records("layer4")`` all steps.
+    ``stats.records("layer4")`` all steps, and ``print(stats)`` shows the newest step of each site.
 
     Args:
         what: "full" for count, sum, sum of squares, min, max, non-zero and non-finite elements; "norm" for

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from kedge import notebook
 from kedge.actions.measure import reduce
-from kedge.actions.measure.site_table import MeasuredSite
+from kedge.actions.measure.site_table import MeasuredSite, SiteTable
+from kedge.errors import NotRecorded, SeveralRecorded
+from kedge.notebook import Table
+from kedge.sites.names import names_at, site_named
 from kedge.sites.site import Site
-from kedge.store.reading.table import tabulate
+from kedge.store.columns import BINARY
+from kedge.store.reading.table import StatsTable, tabulate
 from kedge.store.rows import STATISTICS, Rows
 
 _READ = ("site", "count", *reduce.STATISTICS, "sampled", "saturated", "exponents")
@@ -40,61 +44,194 @@ class KeptSteps:
     def statistics(self, seat: MeasuredSite) -> list[Statistics]:
         """Return the statistics of a site, one a step."""
         parts = [part for parts in self.steps.values() for part in parts]
-        found = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == seat.id))
-        rows = tabulate({"step": part["step"], **{n: part[n][i] for n in _READ}} for part, i in found).rows(seat.id)
-        return [Statistics(seat.site, int(step), nth(rows, i)) for i, step in enumerate(rows.step)]
+        found = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == seat.id).tolist())
+        rows = _tabulated(found).rows(seat.id)
+        return _each([seat.site] * len(rows), rows)
+
+    def newest(self, seats: Collection[MeasuredSite]) -> list[Statistics]:
+        """Return the statistics of some sites, each in its newest step; sites without any are left out."""
+        found: dict[int, Rows] = {}
+        for step, ids in self._newest_steps(seats):
+            table = _tabulated(
+                (part, i)
+                for part in self.steps[step]
+                for i in np.flatnonzero(np.isin(part["site"], list(ids))).tolist()
+            )
+            found |= {site: table.rows(site) for site in ids}
+        there = [seat for seat in seats if seat.id in found]
+        return _each([seat.site for seat in there], _joined([found[seat.id] for seat in there])) if there else []
+
+    def present(self, seats: Collection[MeasuredSite]) -> list[MeasuredSite]:
+        """Return those of some sites that have statistics."""
+        ids = set().union(*(ids for _, ids in self._newest_steps(seats)))
+        return [seat for seat in seats if seat.id in ids]
+
+    def _newest_steps(self, seats: Collection[MeasuredSite]) -> Iterator[tuple[int, set[int]]]:
+        """Yield steps, the newest first, with the ids of the sites that were measured then for the last time."""
+        missing = {seat.id for seat in seats}
+        for step in sorted(self.steps, reverse=True):
+            here = missing & {i for part in self.steps[step] for i in part["site"].tolist()}
+            missing -= here
+            if here:
+                yield step, here
+            if not missing:
+                return
+
+
+def _tabulated(rows: Iterable[tuple[Mapping[str, Any], int]]) -> StatsTable:
+    return tabulate({"step": part["step"], **{name: part[name][i] for name in _READ}} for part, i in rows)
+
+
+def _joined(rows: Sequence[Rows]) -> Rows:
+    """Return the rows of several sites as those of one, so that their figures are computed at once."""
+    if len(rows) == 1:
+        return rows[0]
+    columns: dict[str, Any] = {name: [getattr(one, name) for one in rows] for name in Rows.__dataclass_fields__}
+    for name, parts in columns.items():
+        columns[name] = tuple(chain.from_iterable(parts)) if name in BINARY else np.concatenate(parts)
+    return Rows(**columns)
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of one site in one step.
+    """The statistics of one site in one step, over all elements of all its values in that step.
 
-    `sum`, `sumsq`, `min` and `max` are over all elements, NaN or infinite if an element is, NaN also if not
-    measured; `nonzero` and `nonfinite` count elements, -1 if not measured. Sums are in float64 on a CPU (see
-    Note [How exact]), in float32 elsewhere.
+    Figures that were not measured are NaN, and counts of elements -1. `sum`, `sumsq`, `mean`, `std`, `rms`, `min`, `max`
+    and `absmax` are NaN or infinite if an element is. Sums are in float64 on a CPU (see Note [How exact]), in float32
+    elsewhere. ``pandas.DataFrame(stats.values())`` has a column for each figure.
+
+    Attributes:
+        name: The text of the site, such as "layer4:out".
+        step: The optimizer's step; without an optimizer the number of the forward pass.
+        calls: The number of values.
+        count: The number of elements.
+        mean: Their mean.
+        std: Their standard deviation.
+        rms: The root of the mean of their squares.
+        min: The smallest.
+        max: The largest.
+        absmax: The largest magnitude.
+        zero: The share that is exactly zero, from 0 to 1.
+        nonfinite: The number of NaN and infinite elements.
+        nonzero: The number that is not exactly zero.
+        sum: Their sum.
+        sumsq: The sum of their squares.
+        saturated: The share of the drawn elements at which an activation is flat.
+        q05: The 5% quantile of the magnitudes of the drawn elements that are not zero, to within a factor of 2.
+        q50: Their median, as `q05`.
+        q95: Their 95% quantile, as `q05`.
     """
 
-    site: Site
+    name: str
     step: int
-    rows: Rows
+    calls: int
+    count: int
+    mean: float
+    std: float
+    rms: float
+    min: float
+    max: float
+    absmax: float
+    zero: float
+    nonfinite: float
+    nonzero: int
+    sum: float
+    sumsq: float
+    saturated: float
+    q05: float
+    q50: float
+    q95: float
 
-    def __getattr__(self, name: str) -> float:
-        """A column of the recording, or a derived figure: mean, rms, std, absmax, zero."""
-        rows: Rows = self.__dict__["rows"]
-        if name in STATISTICS and name not in ("min", "max"):
-            return float(rows.statistic(name)[0])
-        if name in ("sum", "sumsq", "min", "max", "nonzero", "calls", "count"):
-            value = getattr(rows, name)[0]
-            return float(value) if isinstance(value, np.floating) else int(value)
-        raise AttributeError(name)
+    @property
+    def site(self) -> Site:
+        """The site."""
+        return site_named(self.name)
 
     def __str__(self) -> str:
         """The statistics in one line."""
         shown = "  ".join(f"{n} {getattr(self, n):.4g}" for n in _COLUMNS)
-        return f"{self.site}  step {self.step}  count {self.count}  {shown}  nonfinite {self.nonfinite:g}"
+        return f"{self.name}  step {self.step}  count {self.count}  {shown}  nonfinite {self.nonfinite:g}"
 
     def _repr_html_(self) -> str:
         """The line as a table for a notebook."""
-        return table_of([self])
+        return table_of([self]).html()
 
 
 _COLUMNS = ("mean", "std", "rms", "min", "max", "zero")
 
 
-def table_of(found: Sequence[Statistics]) -> str:
-    """Return the statistics of several sites as a table for a notebook, a row a site."""
+def _each(sites: Sequence[Site], rows: Rows) -> list[Statistics]:
+    """Return the statistics of rows, each of its site."""
+    given = ("step", "calls", "count", "nonzero", "sum", "sumsq")
+    columns = {name: getattr(rows, name).tolist() for name in given}
+    columns |= {name: rows.statistic(name).tolist() for name in STATISTICS if name not in given}
+    return [
+        Statistics(name=str(site), **{name: values[i] for name, values in columns.items()})
+        for i, site in enumerate(sites)
+    ]
+
+
+def table_of(found: Sequence[Statistics]) -> Table:
+    """Return the statistics of several sites as a table, a row a site."""
     rows = [
-        (s.site, s.step, f"{s.count:,}", *(f"{getattr(s, name):.4g}" for name in _COLUMNS), f"{s.nonfinite:g}")
+        (s.name, s.step, f"{s.count:,}", *(f"{getattr(s, name):.4g}" for name in _COLUMNS), f"{s.nonfinite:g}")
         for s in found
     ]
     columns = ("site", "step", "count", *_COLUMNS, "not finite")
-    return notebook.table(
-        columns, rows, align="m" + "r" * (len(columns) - 1), note="" if rows else "nothing is measured yet"
-    )
+    return Table(columns, rows, "m" + "r" * (len(columns) - 1), "" if rows else "nothing is measured yet")
 
 
-def nth(rows: Rows, i: int) -> Rows:
-    """Return one of several rows."""
-    one = slice(i, i + 1)
-    numbers = {n: getattr(rows, n)[one] for n in Rows.__dataclass_fields__}
-    return Rows(**numbers)
+class MeasuredValues:
+    """The statistics that are kept of the measured sites, read by name.
+
+    Attributes:
+        sites: The sites that have fired.
+        kept: Their statistics in the last steps.
+    """
+
+    sites: SiteTable
+    kept: KeptSteps
+
+    def finish(self) -> None:
+        """Called before reading: passes on all that was measured."""
+
+    def read(self, name: str, why: Callable[[str], str]) -> Statistics:
+        """Return the statistics of a site in its newest step."""
+        self.finish()
+        found = self.kept.newest(self._named(name))
+        if not found:
+            raise NotRecorded(f'nothing was measured under "{name}": {why(name)}')
+        return found[0]
+
+    def records(self, name: str) -> list[Any]:
+        """Return the statistics of a site, one a step."""
+        self.finish()
+        return [one for seat in self._named(name) for one in self.kept.statistics(seat)]
+
+    def names(self) -> list[str]:
+        """Return the names of the sites, in the order in which they first fired."""
+        self.finish()
+        return list(self._seats())
+
+    def table(self, names: Collection[str] | None = None) -> Table:
+        """Return a table of some sites, or of all, in the newest step of each."""
+        self.finish()
+        seats = self._seats()
+        return table_of(self.kept.newest([seats[name] for name in (seats if names is None else names)]))
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook."""
+        return self.table().html()
+
+    def _seats(self) -> dict[str, MeasuredSite]:
+        """Return the sites that have statistics, by name."""
+        seats = list(self.sites.seats.values())
+        names = dict(zip((seat.id for seat in seats), names_at(seat.site for seat in seats), strict=True))
+        return {names[seat.id]: seat for seat in self.kept.present(seats)}
+
+    def _named(self, name: str) -> list[MeasuredSite]:
+        found = self.sites.named(name)
+        if len(found) > 1:
+            names = ", ".join(f'"{seat.site}"' for seat in found)
+            raise SeveralRecorded(f'"{name}" stands for {len(found)} measured sites; read one of {names}')
+        return found

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kedge.actions.measure.saturation import Saturation, saturation
-from kedge.actions.naming import kind_meant
 from kedge.sites.language import single
+from kedge.sites.names import kind_meant, site_named
 from kedge.sites.site import Site
 
 
@@ -111,8 +111,11 @@ class SiteTable:
             self.wires += 1
 
     def named(self, name: str) -> list[MeasuredSite]:
-        """Return the entries of the sites that a name stands for."""
+        """Return the entries of the sites that a name stands for; only the one of exactly this name, if it is there."""
         term = single(name)
+        exact = self.seats.get(site_named(name))
+        if exact is not None:
+            return [exact]
         seats = [s for s in self.seats.values() if term.names(s.site)]
         kind = kind_meant(term, {s.site.kind for s in seats})
         seats = [s for s in seats if s.site.kind == kind and term.leaf in (None, s.site.leaf)]

@@ -71,7 +71,7 @@ class LeafCopy:
             self.values[name] = value.clone() if through else value.detach().clone().requires_grad_()
         return self.values[name].clone()
 
-    def only(self, where: str, hooked: Hooked) -> Tensor:
+    def only(self, where: str, hooked: Hooked[Any]) -> Tensor:
         """Return the value, if there is exactly one.
 
         Raises:

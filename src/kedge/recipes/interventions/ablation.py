@@ -18,12 +18,15 @@ from kedge.recipes.attribution.preserve_state import preserved_state
 from kedge.recipes.interventions.inputs import run
 from kedge.recipes.interventions.positions import Positions, mask
 from kedge.sites import leaves
+from kedge.sites.select import Selectors
 
 _PASSES = 16
 By: TypeAlias = float | Tensor | Callable[..., Tensor]
 
 
-def ablate(model: nn.Module, sites: str, by: By = 0.0, *, positions: Positions = None, dim: int = 1) -> Hooked:
+def ablate(
+    model: nn.Module, sites: Selectors, by: By = 0.0, *, positions: Positions = None, dim: int = 1
+) -> Hooked[Any]:
     """Replace values by ones without information, until the handle is removed or its block ends.
 
     Args:
@@ -162,7 +165,7 @@ def _dimensions(value: Tensor, over: Sequence[int] | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(d % value.dim() for d in over))
 
 
-def means(model: nn.Module, sites: str, inputs: Iterable[Any], *, over: int | Sequence[int] | None = 0) -> Means:
+def means(model: nn.Module, sites: Selectors, inputs: Iterable[Any], *, over: int | Sequence[int] | None = 0) -> Means:
     """Return mean values over a reference, one batch at a time, for `ablate`.
 
     Args:

@@ -18,6 +18,7 @@ from kedge.recipes.attribution.preserve_state import preserved_state
 from kedge.recipes.interventions.inputs import run
 from kedge.recipes.interventions.positions import mask
 from kedge.sites import leaves
+from kedge.sites.select import Selectors
 
 Metric: TypeAlias = Callable[[Any], Any]
 
@@ -132,7 +133,7 @@ def patch(
     model: nn.Module,
     clean: Any,
     corrupted: Any,
-    sites: str,
+    sites: Selectors,
     metric: Metric,
     *,
     along: int | None = None,

@@ -80,7 +80,7 @@ def steer(
     *,
     norm: float | None = None,
     positions: Positions = None,
-) -> Hooked:
+) -> Hooked[Any]:
     """Add a direction at a site, until the handle is removed or its block ends.
 
     Args:

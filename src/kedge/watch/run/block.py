@@ -18,7 +18,7 @@ from kedge.errors import WatchingFailed
 from kedge.hooks.attach import refresh
 from kedge.hooks.firing.schedule import every as schedule_of
 from kedge.rules.rule import Finding, Rule
-from kedge.sites.select import Selector
+from kedge.sites.select import Selector, Selectors
 from kedge.stderr import Shield, messenger
 from kedge.watch.own_warnings import ignore_warnings, show_warnings
 from kedge.watch.run.begin import make_watch
@@ -212,7 +212,7 @@ def default_name() -> str:
 def watch(
     path: str | os.PathLike[str] | None = None,
     *,
-    sites: str = "**",
+    sites: Selectors = "**",
     every: int = 10,
     budget: float | None = 0.03,
     force: bool = False,
@@ -225,7 +225,7 @@ def watch(
 
     Args:
         path: The recording, a folder to make; None for a name made of the script's and the process's.
-        sites: A selector; outputs, gradients and parameters at the paths it names are measured.
+        sites: A selector, or a list of them; outputs, gradients and parameters at the paths it names are measured.
         every: One step in this many is measured in full; every step is checked for NaN.
         budget: The share of the run's time that watching may take; None for no limit.
         force: Whether to replace an existing recording.
@@ -235,4 +235,5 @@ def watch(
     Raises:
         SelectorError: `sites` cannot be read.
     """
-    return WatchBlock(path, WatchOptions(sites, every, budget, dump), force=force, strict=strict)
+    text = sites if isinstance(sites, str) else str(Selector(sites))
+    return WatchBlock(path, WatchOptions(text, every, budget, dump), force=force, strict=strict)

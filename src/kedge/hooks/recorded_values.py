@@ -1,0 +1,239 @@
+"""What the recording action of a hook holds, as a mapping by the names of sites."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
+
+from kedge.errors import NotRecorded, ReadError, SelectorError
+from kedge.flow import Readable, Record, V_co
+from kedge.hooks.attach import Attachments
+from kedge.hooks.firing.tap import Tap
+from kedge.hooks.ledger import Ledger
+from kedge.notebook import SHOWN, Table
+from kedge.sites.language import parse
+from kedge.sites.names import matching
+from kedge.sites.select import ModelLayout, Selector, Selectors, selects, type_names
+from kedge.sites.site import Site, escape, short
+
+_SHOWN = 12
+_V = TypeVar("_V")
+
+
+@runtime_checkable
+class Listed(Protocol):
+    """A recording action that lists the names of its values."""
+
+    def names(self) -> list[str]:
+        """Return the names, in the order in which the values came."""
+
+    def table(self, names: Collection[str] | None = None) -> Table:
+        """Return a table of the values, of some names or of all."""
+
+
+class NamedValues(Mapping[str, V_co]):
+    """Values by the names of their sites, in the order in which they came; two such mappings are never equal."""
+
+    def names(self) -> list[str]:
+        """Return the names."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    def keys(self) -> KeysView[str]:
+        """Return the names that there are now."""
+        return dict.fromkeys(self.names()).keys()
+
+    def values(self) -> ValuesView[V_co]:
+        """Return the values that there are now, not copied."""
+        return self._now().values()
+
+    def items(self) -> ItemsView[str, V_co]:
+        """Return the names and values that there are now; the values are not copied."""
+        return self._now().items()
+
+    def _now(self) -> dict[str, V_co]:
+        return {name: self[name] for name in self.names()}
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return self.names()
+
+
+class ChosenValues(NamedValues[_V]):
+    """The values that a pattern selected, as they were when it was read."""
+
+    def __init__(self, values: Mapping[str, _V], table: Table | None) -> None:
+        self._values, self._table = dict(values), table
+
+    def __getitem__(self, name: str) -> _V:
+        """Return the value of a name.
+
+        Raises:
+            NotRecorded: If there is none.
+        """
+        if name not in self._values:
+            raise NotRecorded(f"{name!r} is not among the selected values{_nearest(name, self.names())}")
+        return self._values[name]
+
+    def names(self) -> list[str]:
+        """Return the names."""
+        return list(self._values)
+
+    def __str__(self) -> str:
+        return self._table.text() if self._table else ", ".join(self._values)
+
+    def __repr__(self) -> str:
+        return self._table.text(SHOWN) if self._table else f"<values of {self}>"
+
+    def _repr_html_(self) -> str | None:
+        return self._table.html() if self._table else None
+
+
+@dataclass(eq=False, repr=False)
+class RecordedValues(NamedValues[V_co]):
+    """The values that the one recording action of a hook holds.
+
+    Attributes:
+        session: The session's `Attachments`.
+        taps: The taps of this hook.
+        actions: Its actions, in order.
+    """
+
+    session: Attachments
+    taps: list[Tap]
+    actions: tuple[Any, ...]
+
+    @overload
+    def __getitem__(self, name: str) -> V_co: ...
+
+    @overload
+    def __getitem__(self, name: Selector | list[str] | tuple[str, ...]) -> NamedValues[V_co]: ...
+
+    def __getitem__(self, name: Selectors) -> Any:
+        """Return the value recorded under a site's name, such as ``"layer4"`` or ``"layer4#1:out.grad"``.
+
+        A pattern, such as ``"layer*"``, or a list returns a mapping of all values that it selects.
+
+        Raises:
+            NotRecorded: If there is none; the message has the cause, and the nearest names. It is a KeyError.
+            SeveralRecorded: If the name matches several values; the message lists their names.
+            Overwritten: If the program changed the tensor in place after it was recorded.
+        """
+        if not selects(name):
+            raise NotRecorded(
+                f'{name!r} is no name of a site, which is text such as "layer4"{_nearest(name, self.names())}'
+            )
+        if isinstance(name, str) and _is_single(text := self._text(name)):
+            return self._action().read(self._canonical(text), self._why)
+        several = [name] if isinstance(name, (str, Selector)) else name
+        return self._chosen(Selector([self._text(one) if isinstance(one, str) else one for one in several]))
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a value under a name, also if it was overwritten since, or if the name matches several."""
+        try:
+            self[name]  # type: ignore[call-overload]
+        except NotRecorded:
+            return False
+        except ReadError:
+            self._action()
+        return True
+
+    def records(self, name: str) -> list[Record]:
+        """Return every kept `Record` under a site's name, in order of arrival; of `kedge.measure` the statistics."""
+        return self._action().records(self._canonical(self._text(name)))
+
+    def names(self) -> list[str]:
+        """Return the names of the values, in the order in which they came; each reads one value."""
+        action = self._action()
+        if isinstance(action, Listed):
+            return action.names()
+        return list(dict.fromkeys(short(tap.site) for tap in self.taps if action.records(str(tap.site))))
+
+    def ledger(self) -> Ledger:
+        """Return how often each of its sites fired, or why it did not."""
+        return Ledger.of(self.taps, self.session)
+
+    def _action(self) -> Readable[V_co]:
+        found = [action for action in self.actions if isinstance(action, Readable)]
+        if len(found) != 1:
+            raise ReadError(
+                f"this hook has {len(found)} recording actions, so a name does not select one record; give it "
+                "exactly one kedge.record() or kedge.measure()"
+            )
+        return found[0]
+
+    def _chosen(self, selector: Selector) -> ChosenValues[V_co]:
+        terms = ["!" * term.excluded + self._canonical(str(replace(term, excluded=False))) for term in selector.terms]
+        kinds = {tap.site.kind for tap in self.taps}
+        names = matching(Selector(terms), self.names(), kinds, self._types)
+        if not names:
+            there = ", ".join(f'"{name}"' for name in self.names()[:_SHOWN]) or "none yet"
+            raise NotRecorded(f'nothing was recorded under "{selector}"; the names are {there}')
+        action = self._action()
+        return ChosenValues(
+            {name: self[name] for name in names}, action.table(names) if isinstance(action, Listed) else None
+        )
+
+    def _types(self) -> Callable[[str], tuple[str, ...]]:
+        """Return a function from a path to the class names of its module, or of the module that owns the parameter."""
+        models = [model for target in self.session.targets.values() if (model := target.model()) is not None]
+        if not models:
+            raise NotRecorded("the types in braces cannot be found out, because the model is gone; name paths instead")
+        modules = {path: module for model in models for path, module in ModelLayout(model).modules.items()}
+        return lambda path: type_names(modules[path if path in modules else path.rpartition(".")[0]])
+
+    def _why(self, name: str) -> str:
+        path = parse(name)[0].literal
+        hooked = any(tap.site.path == path for tap in self.taps)
+        return self.ledger().why(name) + ("" if hooked else _nearest(name, self.names()))
+
+    def _text(self, name: str) -> str:
+        """Return a name in the site language: PyTorch's name of a module is one as it stands, "" that of the model."""
+        try:
+            parse(name)
+        except SelectorError:
+            if all(tap.site.path != name for tap in self.taps):
+                raise
+            return escape(name) or ":out"
+        return name
+
+    def _canonical(self, name: str) -> str:
+        """Return the name under which a site fires: the module's first name, and the names of arguments, not positions."""
+        term = parse(name)[0]
+        paths = {tap.site.path for tap in self.taps}
+        path = term.literal
+        if path is not None and path not in paths:
+            targets = self.session.targets.values()
+            path = next((first for first in (t.first_name(path) for t in targets) if first in paths), path)
+        leaf = term.leaf
+        if leaf is not None and term.op is None and term.kind in ("in", "in.grad", "in.share"):
+            gates = (t.gate.canonical for t in self.taps if t.site.path == path and hasattr(t.gate, "canonical"))
+            leaf = next((rename(leaf) for rename in gates), leaf)
+        if path is None or (path, leaf) == (term.literal, term.leaf):
+            return name
+        site = str(Site(path, term.kind or "", leaf, term.call, term.op))
+        return site if term.kind else site.removesuffix(":")
+
+
+def _is_single(text: str) -> bool:
+    terms = parse(text)
+    op = terms[0].op
+    return len(terms) == 1 and terms[0].literal is not None and (op is None or not set(op[0]) & set("*?["))
+
+
+def _nearest(name: object, names: list[str]) -> str:
+    """Return the end of a message: the names that are like one that is missing; empty if there are none."""
+    near = difflib.get_close_matches(str(name), names, 3, 0.5)
+    return "; the nearest names are " + ", ".join(f'"{one}"' for one in near) if near else ""

@@ -33,7 +33,8 @@ class Session(Attachments):
         """Attach actions to the sites that a selector matches.
 
         Args:
-            target: A module with a selector; or a tensor, a dict of named tensors, or an autograd node.
+            target: A module, or `everywhere` for all that are called in the session, with a selector; or a tensor, a dict
+                of named tensors, or an autograd node. A selector in its place is for `everywhere`.
             what: The selector (text or `Selector`; tensors and nodes may do without), then the actions in order.
             when: The schedule; None for always.
 
@@ -114,7 +115,9 @@ def session(*, strict: bool = False, on_error: Literal["raise", "warn"] = "raise
     return Session(strict=strict, on_error=on_error)
 
 
-def hook(target: nn.Module | Tensor | Mapping[str, Tensor] | Any, *what: Any, when: Schedule | None = None) -> Hooked:
+def hook(
+    target: nn.Module | str | Tensor | Mapping[str, Tensor] | Any, *what: Any, when: Schedule | None = None
+) -> Hooked:
     """Attach one hook, at once, in a session of its own; arguments and errors as in `Session.hook`.
 
     Use it as a block, or keep the handle and call its ``remove()``.

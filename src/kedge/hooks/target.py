@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -18,10 +19,16 @@ from kedge.hooks.gates.tensors import ParameterGates
 from kedge.hooks.operations.switch import ModeSwitches
 from kedge.sites.select import ModelLayout, SitePlace
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.module_tables import own_parameters
 
 
 class HookedModel:
     """A model that a session hooks.
+
+    Args:
+        owner: The session.
+        model: The model.
+        prefix: The first part of its sites' paths.
 
     Attributes:
         held: The model, until the session ends.
@@ -34,11 +41,11 @@ class HookedModel:
         compiled: Whether it is called as compiled code.
     """
 
-    def __init__(self, owner: Owner, model: nn.Module) -> None:
+    def __init__(self, owner: Owner, model: nn.Module, prefix: str = "") -> None:
         self.owner = owner
         self.held: nn.Module | None = model
         self.model = weakref.ref(model)
-        self.begin = follow(owner, model)
+        self.begin = follow(owner, model, prefix)
         self.passes = self.begin.passes
         self.modules = ModuleGates(owner, self.passes)
         self.parameters = ParameterGates(owner)
@@ -60,7 +67,8 @@ class HookedModel:
         """Attach taps to one site, by the gates of its kind."""
         site = place.site
         if site.kind in ("param.grad", "param.acc"):
-            self.parameters.place(place, spec)
+            named = replace(place.site, path=self.passes.label(place.site.path))
+            self.parameters.place(replace(place, site=named), spec)
         elif place.param is not None:
             self.modules.place_value(place, spec, model)
         elif site.kind == "saved":
@@ -89,10 +97,21 @@ class HookedModel:
         model = self.model()
         if model is None:
             return None
-        layout = ModelLayout(model)
+        layout, prefix = ModelLayout(model), self.passes.label("")
+        name = name.removeprefix(prefix).removeprefix("." if prefix else "")
         if name in layout.modules:
-            return layout.first[id(layout.modules[name])]
-        return layout.first_param[id(layout.params[name])] if name in layout.params else None
+            return self.passes.label(layout.first[id(layout.modules[name])])
+        return self.passes.label(layout.first_param[id(layout.params[name])]) if name in layout.params else None
+
+    def module_of(self, gate: Any) -> nn.Module | None:
+        """Return the module of a gate, the owner of a parameter's; None if the gate is not the model's."""
+        model, param = self.model(), getattr(gate, "param", None)
+        if model is None:
+            return None
+        if getattr(gate, "passes", None) is self.passes:
+            return dict(model.named_modules(remove_duplicate=False)).get(gate.path)
+        owners = (m for m in model.modules() if any(p is param for p in own_parameters(m).values()))
+        return None if param is None else next(owners, None)
 
     def knows(self, place: SitePlace) -> bool:
         """Whether the place's module is hooked already, so that code was compiled with hooks on it."""

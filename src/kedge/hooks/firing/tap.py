@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
+
+from torch import Tensor
 
 from kedge.flow import Action, Bindable, Event, Schedule, as_act
 from kedge.hooks.firing.contract import Measure, Measuring
 from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.present_call import PresentCall
 from kedge.sites.site import Site
 
 
@@ -43,6 +47,7 @@ class Tap:
         "on",
         "site",
         "when",
+        "whole",
     )
 
     def __init__(self, site: Site, action: Action, when: Schedule | None, step: int) -> None:
@@ -51,6 +56,8 @@ class Tap:
         self.broad = site.leaf is None and site.call is None
         #: Called with the value and the step instead of `act` if no event is needed; see Note [Values alone].
         self.measure: Measure | None = action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
+        #: Whether it answers with a whole value, so that it runs when all leaves have passed the actions before.
+        self.whole = bool(getattr(action, "whole", False))
         self.edited = self.failed = False
         self.fired = 0
         self.gate: Any = None
@@ -69,6 +76,10 @@ class Tap:
         latest = self.gate.owner.fired
         if latest is not None:
             latest.append((self, event))
+
+    def call(self, value: Tensor, event: Event, frame: FrameType) -> PresentCall:
+        """Return the module call of an event whose action is running in a frame."""
+        return PresentCall(self.gate, value, event, frame)
 
     def means(self, event: Event) -> bool:
         """Whether an event has the leaf and the call that the tap's site names."""

@@ -33,6 +33,7 @@ from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.placing.installed import InstalledHook
 from kedge.hooks.placing.module_calls import given_to
+from kedge.hooks.placing.own_warnings import IgnoredOfGlobalHooks
 from kedge.hooks.placing.roots import SeenModules, free_name
 from kedge.hooks.target import HookedModel
 from kedge.sites.language import Term
@@ -154,9 +155,12 @@ class RootFinder:
         self._gone: dict[str, FoundRoot] = {}
         self._seen = SeenModules()
         self._called: dict[str, None] = {}
+        self._scripted: dict[str, None] = {}
+        self._busy = False
         self._lock = threading.RLock()
         installed = owner.installed
         installed.install(dynamo.DynamoHold())
+        installed.install(IgnoredOfGlobalHooks())
         installed.cleanup.callback(self._close)
         installed.install(InstalledHook(register_module_forward_pre_hook(self)))
 
@@ -192,6 +196,11 @@ class RootFinder:
         return found
 
     def _cause(self, why: str) -> Cause:
+        if not self._called and self._scripted:
+            return Cause(
+                f"only scripted modules were called, which run without Python: {', '.join(self._scripted)}",
+                "hook before scripting",
+            )
         if not self._called:
             return Cause(
                 "no model was called",
@@ -205,17 +214,22 @@ class RootFinder:
 
     def __call__(self, module: nn.Module, args: Any) -> Any:
         """The global forward-pre hook."""
-        if torch.compiler.is_compiling() or not self._hooks or module in self._seen:
+        if torch.compiler.is_compiling() or not self._hooks or (module in self._seen and not self._busy):
             return None
-        model = self._seen.candidate(module)
-        if model is None:
-            return None
-        with self._lock:
-            known = set(before_forward(model))
-            root = self._root(model, compiled=dynamo.compiles(module))
-            for hook in [hook for hook in self._hooks if hook not in root.hooks]:
-                root.hooks.append(hook)
-                self._attach(hook, root, model)
+        with self._lock:  # for which a thread waits that calls a model while another attaches the hooks to it
+            model = self._seen.candidate(module)
+            if model is None:
+                if isinstance(module, torch.jit.ScriptModule):
+                    self._scripted[type(module).__name__] = None
+                return None
+            known, self._busy = set(before_forward(model)), True
+            try:
+                root = self._root(model, compiled=dynamo.compiles(module))
+                for hook in [hook for hook in self._hooks if hook not in root.hooks]:
+                    root.hooks.append(hook)
+                    self._attach(hook, root, model)
+            finally:
+                self._busy = False
         return self._begin(module, args, known, root, sys._getframe(1)) if model is module else None
 
     def _root(self, model: nn.Module, *, compiled: bool) -> FoundRoot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -373,6 +374,54 @@ def test_scripted_models_are_named_as_the_cause() -> None:
         scripted(torch.randn(2, 4))
 
 
+def test_parameters_without_a_shape_are_hooked_from_the_second_call_on() -> None:
+    """A lazy model gives them one in its first forward; without a second one this is reported."""
+    x = torch.randn(2, 4)
+    with kedge.hook("**:param.grad", kedge.record()) as grads:
+        model = nn.LazyLinear(3)
+        model(x)
+        model(x).sum().backward()
+    assert torch.equal(grads["LazyLinear.weight:param.grad"], model.weight.grad)
+    with pytest.warns(NeverFiredWarning, match="no shape before its first forward"), kedge.hook("**:param.grad", print):
+        nn.LazyLinear(3)(x)
+
+
+def test_a_record_is_read_by_any_of_a_module_s_names() -> None:
+    """The name of the class stands before each of them."""
+    model = Pair()
+    model.same = model.one
+    with kedge.hook("**, **:param", kedge.record()) as acts:
+        model(torch.randn(2, 4))
+    assert torch.equal(acts["Pair.same.fc"], acts["Pair.one.fc"])
+    assert torch.equal(acts["Pair.same.fc.weight:param"], model.one.fc.weight)
+
+
+def test_a_copy_made_in_the_block_is_a_model_of_its_own() -> None:
+    """It has none of the hooks of the original until it is called."""
+    model, x = Small(), torch.randn(2, 4)
+    with kedge.hook("**{Linear}", kedge.record()) as acts:
+        model(x)
+        twin = copy.deepcopy(model)
+        assert not twin.fc._forward_hooks
+        twin(x)
+    assert paths(acts) == ["Small.fc:out", "Small_2.fc:out"]
+
+
+def test_a_shared_part_is_hooked_once_under_its_first_model() -> None:
+    """Two models with one encoder: each call of it is one event, whichever of them makes it."""
+    shared, x = Small(), torch.randn(2, 4)
+    first, second = nn.Sequential(shared), nn.ModuleDict({"e": shared, "h": nn.Linear(4, 2)})
+    second.forward = lambda y: second["h"](second["e"](y))  # type: ignore[method-assign]
+    with kedge.hook("**{Linear}", kedge.record(keep=None)) as acts:
+        first(x)
+        second(x)
+    assert [(str(e.site), e.fired) for e in acts.ledger()] == [("Sequential.0.fc:out", 2), ("ModuleDict.h:out", 1)]
+
+
 def test_everywhere_says_what_it_is() -> None:
     """In a session at a prompt, and in messages."""
     assert repr(kedge.everywhere) == "kedge.everywhere"
+    model = Small()
+    with kedge.hook("fc", kedge.record()):
+        model(torch.randn(2, 4))
+        assert "finds the models of kedge.everywhere" in str(kedge.audit(model))

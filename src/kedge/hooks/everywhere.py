@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 
 from kedge.errors import NoSiteMatched, NoSuchKind
 from kedge.flow import Bindable, as_act
@@ -113,6 +114,12 @@ class HookEverywhere:
             return Selector(", ".join(map(str, terms))).on(model).places
         except NoSiteMatched:  # its exclusions remove everything
             return ()
+
+    def postpone(self) -> None:
+        """Note that a model has parameters without a shape, which its first forward gives them."""
+        for term in self.selector.terms:
+            if not term.excluded:
+                self.missing.setdefault(term, "its parameters had no shape before its first forward; call it again")
 
 
 class FoundRoot:
@@ -226,8 +233,10 @@ class RootFinder:
             try:
                 root = self._root(model, compiled=dynamo.compiles(module))
                 for hook in [hook for hook in self._hooks if hook not in root.hooks]:
-                    root.hooks.append(hook)
-                    self._attach(hook, root, model)
+                    if self._attach(hook, root, model):
+                        root.hooks.append(hook)
+                    else:
+                        self._seen.discard(model)
             finally:
                 self._busy = False
         return self._begin(module, args, known, root, sys._getframe(1)) if model is module else None
@@ -256,12 +265,15 @@ class RootFinder:
         self._roots.append(root)
         return root
 
-    def _attach(self, hook: HookEverywhere, root: FoundRoot, model: nn.Module) -> None:
-        """Attach one hook to one model, with all its taps or none."""
+    def _attach(self, hook: HookEverywhere, root: FoundRoot, model: nn.Module) -> bool:
+        """Attach one hook to one model, with all its taps or none; returns whether the next call needs no other try."""
         owner, target = self.owner, root.target
         places = [place for place in hook.places(model) if id(place.module) not in root.others]
         if target is None or not places:
-            return
+            return True
+        if any(place.param is not None and is_lazy(place.param) for place in places):
+            hook.postpone()
+            return False
         own = hook.spec._replace(step=owner.clock.step, taps=[])
         installed = owner.installed
         outer, installed.cleanup = installed.cleanup, root.undo
@@ -276,6 +288,7 @@ class RootFinder:
         root.taps += own.taps
         hook.spec.taps.extend(own.taps)
         owner.taps.extend(own.taps)
+        return True
 
     def _continue(self, taps: list[Tap], past: FoundRoot, hook: HookEverywhere) -> None:
         """Continue the counts of a model that is gone; see Note [Models that come and go]."""
@@ -290,7 +303,7 @@ class RootFinder:
 
     def _begin(self, module: nn.Module, args: Any, known: set[int], root: FoundRoot, frame: FrameType) -> Any:
         """Run the forward-pre hooks that are new, in PyTorch's way; returns the arguments by position if they changed."""
-        given, by_name = args, given_to(module)[1]
+        given, by_name = args, (given_to(module) or (args, {}))[1]
         kwargs = by_name
         for hook in [hook for key, hook in before_forward(module).items() if key not in known]:
             if len(inspect.signature(hook).parameters) > 2:

@@ -47,7 +47,6 @@ class Tap:
         "on",
         "site",
         "when",
-        "whole",
     )
 
     def __init__(self, site: Site, action: Action, when: Schedule | None, step: int) -> None:
@@ -56,8 +55,6 @@ class Tap:
         self.broad = site.leaf is None and site.call is None
         #: Called with the value and the step instead of `act` if no event is needed; see Note [Values alone].
         self.measure: Measure | None = action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
-        #: Whether it answers with a whole value, so that it runs when all leaves have passed the actions before.
-        self.whole = bool(getattr(action, "whole", False))
         self.edited = self.failed = False
         self.fired = 0
         self.gate: Any = None
@@ -99,6 +96,11 @@ class Tap:
     def takes_event(self) -> bool:
         """Whether the action receives the event, too."""
         return self.act is self.action
+
+    @property
+    def whole(self) -> bool:
+        """Whether the action answers with a whole value, so that it runs when all leaves have passed those before."""
+        return bool(getattr(self.action, "whole", False))
 
     @property
     def observes(self) -> bool:

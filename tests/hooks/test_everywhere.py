@@ -167,6 +167,9 @@ def test_a_pattern_that_matched_nothing_is_reported_with_its_cause() -> None:
     assert 'the nearest paths are "fc"' in message
     assert "1 of 2 hooked sites never fired" in message
 
+    excluding = kedge.hook("fc, !**{Linear}", print)
+    with pytest.warns(NeverFiredWarning, match="its exclusions remove everything"), excluding:
+        model(x)
     with (
         pytest.warns(NeverFiredWarning, match="no model was called; call one inside the block"),
         kedge.hook("**", print),
@@ -229,6 +232,42 @@ def test_a_part_called_before_its_model_is_a_model_of_its_own() -> None:
         model.two(x)
         model(x)
     assert paths(acts) == ["Small:out", "Small.fc:out", "Pair:out", "Pair.one:out", "Pair.one.fc:out"]
+
+
+def test_a_session_that_begins_during_a_call_names_the_parts_after_their_model() -> None:
+    """The model that is running holds them; it is hooked for its next call itself."""
+    seen: list[list[str]] = []
+
+    class Opens(Pair):
+        def forward(self, x: Tensor) -> Tensor:
+            with kedge.session() as s:
+                s.hook("**{Linear}, **:in", kedge.record())
+                out = super().forward(x)
+                seen.append([str(e.site) for e in s.ledger() if e.fired])
+                s.end(quiet=True)
+            return out
+
+    Opens()(torch.randn(2, 4))
+    assert seen == [
+        ["Opens.one.fc:out", "Opens.two.fc:out", "Opens.one:in", "Opens.one.fc:in", "Opens.two:in", "Opens.two.fc:in"]
+    ]
+
+
+def test_a_part_that_comes_later_has_the_name_of_its_model() -> None:
+    """Such as a new head, or an adapter: it is hooked at its first call, from its inputs on."""
+    model, x = Pair(), torch.randn(2, 4)
+    with kedge.session() as s:
+        acts = s.hook("**{Linear}, **{Linear}:in", kedge.record(keep=None))
+        model(x)
+        model.two.fc = nn.Linear(4, 3)
+        model(x)
+        s.hook("one", kedge.scale(2))
+        model.two.fc = nn.Linear(4, 2)
+        out = model(x)
+    assert out.shape == (2, 2)
+    assert [tuple(t.shape) for _, t in acts.records("Pair.two.fc:out")] == [(2, 4), (2, 3), (2, 2)]
+    assert len(acts.records("Pair.two.fc:in")) == 3
+    assert len(acts.records("Pair.one.fc:out")) == 3
 
 
 def test_a_direct_forward_shows_the_parts_alone() -> None:

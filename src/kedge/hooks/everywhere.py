@@ -4,7 +4,8 @@
 A global forward-pre hook finds a model when it is called for the first time, and attaches to it what `everywhere` was
 given, as to a model that the user names. PyTorch has collected the hooks of that call before, so the finder runs those
 forward-pre hooks itself that it has just registered. A part of a model that was called before the model itself has
-been hooked as a model of its own, and stays so.
+been hooked as a model of its own, and stays so. A module that is called inside an active call of another one which holds
+it belongs to that one: the session may have begun during the call, or the module may be a new part.
 
 # Note [Models that come and go]
 Nothing here keeps a model alive. When one is gone, the next of its class has its name, and continues its counts.
@@ -16,8 +17,8 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol
@@ -33,9 +34,9 @@ from kedge.hooks.firing.cause import Cause
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.placing.installed import InstalledHook
-from kedge.hooks.placing.module_calls import given_to
+from kedge.hooks.placing.module_calls import given_to, running
 from kedge.hooks.placing.own_warnings import IgnoredOfGlobalHooks
-from kedge.hooks.placing.roots import SeenModules, free_name
+from kedge.hooks.placing.roots import SeenModules, free_name, unwrapped
 from kedge.hooks.target import HookedModel
 from kedge.sites.language import Term
 from kedge.sites.select import ModelLayout, Selector, SitePlace
@@ -103,17 +104,22 @@ class HookEverywhere:
             try:
                 layout.find(term)
             except (NoSiteMatched, NoSuchKind) as error:
-                if term in self.missing:
-                    self.missing[term] = str(error)
+                self._note((term,), str(error))
             else:
-                self.missing.pop(term, None)
                 terms.append(term)
         if all(term.excluded for term in terms):
             return ()
         try:
-            return Selector(", ".join(map(str, terms))).on(model).places
-        except NoSiteMatched:  # its exclusions remove everything
+            places = Selector(", ".join(map(str, terms))).on(model).places
+        except NoSiteMatched as error:  # its exclusions remove everything
+            self._note(terms, str(error))
             return ()
+        for term in terms:
+            self.missing.pop(term, None)
+        return places
+
+    def _note(self, terms: Iterable[Term], why: str) -> None:
+        self.missing.update((term, why) for term in terms if term in self.missing)
 
     def postpone(self) -> None:
         """Note that a model has parameters without a shape, which its first forward gives them."""
@@ -128,28 +134,94 @@ class FoundRoot:
     Attributes:
         name: The first part of its sites' paths.
         target: The hooked model.
-        others: The ids of its modules that had been hooked as models before.
-        hooks: The hooks attached to it.
-        taps: Their taps on it.
-        undo: Removes all of it.
+        taps: All taps on it.
     """
 
-    def __init__(self, model: nn.Module, name: str, others: frozenset[int]) -> None:
-        self._model, self.name, self.others = weakref.ref(model), name, others
-        self.target: HookedModel | None = None
-        self.hooks: list[HookEverywhere] = []
+    def __init__(self, owner: RootOwner, model: nn.Module, name: str, others: Collection[int]) -> None:
+        self.owner, self.name, self._others = owner, name, others
+        self._model = weakref.ref(model)
+        self._hooks: list[HookEverywhere] = []
         self.taps: list[Tap] = []
-        self.undo = ExitStack()
+        self._undo = ExitStack()
+        with self._attaching():
+            self.target = HookedModel(owner, model, name)
+        self.target.held = None  # the program decides how long its models live
+        owner.targets[id(self)] = self.target
 
     def module(self) -> nn.Module | None:
         """Return the model, if it still exists."""
         return self._model()
 
+    @contextmanager
+    def _attaching(self) -> Iterator[None]:
+        """Install hooks that are removed with this root, all of them or none."""
+        installed = self.owner.installed
+        outer, installed.cleanup = installed.cleanup, self._undo
+        try:
+            with installed.attaching():
+                yield
+        finally:
+            installed.cleanup = outer
+
+    def attach(self, hook: HookEverywhere, model: nn.Module, new: Collection[int], past: FoundRoot | None) -> bool:
+        """Attach a hook, with all its taps or none; to the new modules alone, if the model had it before.
+
+        Args:
+            hook: The hook.
+            model: The model.
+            new: The ids of its modules that were not there before.
+            past: The model that had the name before.
+
+        Returns:
+            Whether the hook is attached; if not, the next call tries again.
+        """
+        known = hook in self._hooks
+        places = [place for place in hook.places(model) if id(place.module) not in self._others]
+        places = [place for place in places if id(place.module) in new] if known else places
+        if any(place.param is not None and is_lazy(place.param) for place in places):
+            hook.postpone()
+            return False
+        own = hook.spec._replace(step=self.owner.clock.step, taps=[])
+        if places:
+            with self._attaching():
+                self.owner.installed.on_failure(self.owner.drop, own.taps)
+                self.target.attach(places, own, model)
+        if not known:
+            self._hooks.append(hook)
+        if past is not None:
+            self._continue(own.taps, past, hook)
+        for taps in (self.taps, hook.spec.taps, self.owner.taps):
+            taps.extend(own.taps)
+        return True
+
+    def _continue(self, taps: list[Tap], past: FoundRoot, hook: HookEverywhere) -> None:
+        """Continue the counts of a model that is gone; see Note [Models that come and go]."""
+        mine = {id(tap) for tap in hook.spec.taps}
+        before = {(tap.site, id(tap.action)): tap for tap in past.taps if id(tap) in mine}
+        done = set()
+        for tap in taps:
+            old = before.get((tap.site, id(tap.action)))
+            if old is not None:
+                tap.fired, tap.edited, tap.failed = old.fired, old.edited, old.failed
+                tap.on = tap.on and not old.failed
+                done.add(id(old))
+        for known in (past.taps, hook.spec.taps, self.owner.taps):
+            known[:] = [tap for tap in known if id(tap) not in done]
+
+    def follow(self, past: FoundRoot | None) -> None:
+        """Keep what is left of an earlier model with this name; called when this one is gone."""
+        self.release()
+        clock = self.owner.clock
+        if clock.leader is self.target.passes:
+            clock.leader = None  # the passes of the next model are the steps
+        if past is not None:
+            self.taps += past.taps
+            self.owner.targets.pop(id(past), None)
+
     def release(self) -> None:
-        """Remove what a model has left that no longer exists."""
-        self.undo.close()
-        if self.target is not None:
-            self.target.release()
+        """Remove all hooks."""
+        self._undo.close()
+        self.target.release()
 
 
 class RootFinder:
@@ -160,6 +232,7 @@ class RootFinder:
         self._hooks: list[HookEverywhere] = []
         self._roots: list[FoundRoot] = []
         self._gone: dict[str, FoundRoot] = {}
+        self._again: dict[int, FoundRoot] = {}
         self._seen = SeenModules()
         self._called: dict[str, None] = {}
         self._scripted: dict[str, None] = {}
@@ -186,9 +259,7 @@ class RootFinder:
                 as_act(action)
         self._hooks.append(HookEverywhere(selector, spec, {t: "" for t in selector.terms if not t.excluded}))
         self.owner.installed.on_failure(self.forget, spec.taps)
-        for root in self._roots:
-            if (model := root.module()) is not None:
-                self._seen.discard(model)
+        self._again = {id(model): root for root in self._roots if (model := root.module()) is not None}
 
     def forget(self, taps: list[Tap]) -> None:
         """Attach the hook of these taps to no further model."""
@@ -204,9 +275,9 @@ class RootFinder:
 
     def _cause(self, why: str) -> Cause:
         if not self._called and self._scripted:
+            scripted = ", ".join(self._scripted)
             return Cause(
-                f"only scripted modules were called, which run without Python: {', '.join(self._scripted)}",
-                "hook before scripting",
+                f"only scripted modules were called, which run without Python: {scripted}", "hook before scripting"
             )
         if not self._called:
             return Cause(
@@ -221,97 +292,70 @@ class RootFinder:
 
     def __call__(self, module: nn.Module, args: Any) -> Any:
         """The global forward-pre hook."""
-        if torch.compiler.is_compiling() or not self._hooks or (module in self._seen and not self._busy):
+        if torch.compiler.is_compiling() or not self._hooks:
+            return None
+        if module in self._seen and not (self._busy or self._again):
             return None
         with self._lock:  # for which a thread waits that calls a model while another attaches the hooks to it
-            model = self._seen.candidate(module)
-            if model is None:
-                if isinstance(module, torch.jit.ScriptModule):
-                    self._scripted[type(module).__name__] = None
-                return None
-            known, self._busy = set(before_forward(model)), True
+            known = set(before_forward(module))
+            self._busy = True
             try:
-                root = self._root(model, compiled=dynamo.compiles(module))
-                for hook in [hook for hook in self._hooks if hook not in root.hooks]:
-                    if self._attach(hook, root, model):
-                        root.hooks.append(hook)
-                    else:
-                        self._seen.discard(model)
+                root = self._find(module)
             finally:
                 self._busy = False
-        return self._begin(module, args, known, root, sys._getframe(1)) if model is module else None
+        return None if root is None else self._begin(module, args, known, root, sys._getframe(1))
 
-    def _root(self, model: nn.Module, *, compiled: bool) -> FoundRoot:
-        """Return the root of a model; a new one for a new model."""
+    def _find(self, module: nn.Module) -> FoundRoot | None:
+        """Attach what is missing; returns the root if the module is a part of it that may have new hooks."""
+        if module in self._seen:
+            root = self._again.get(id(module))
+            if root is None or root.module() is not module:
+                return None
+            self._attach(root, module, ())
+            return root
+        model = self._seen.candidate(module)
+        if model is None:
+            if isinstance(module, torch.jit.ScriptModule):
+                self._scripted[type(module).__name__] = None
+            return None
+        self._seen.discard(model)
+        whole = _holder(model)
+        new = {id(m) for m in whole.modules() if m not in self._seen}
         self._release_gone()
-        found = next((root for root in self._roots if root.module() is model), None)
-        if found is not None:
-            return found
-        others = frozenset(id(m) for m in model.modules() if m is not model and m in self._seen)
+        root = next((known for known in self._roots if known.module() is whole), None) or self._add(whole, new)
+        root.target.compiled = root.target.compiled or dynamo.compiles(module)
+        root.target.kinds = {n: weakref.ref(type(m)) for n, m in whole.named_modules(remove_duplicate=False)}
+        self._seen.add(whole.modules())
+        self._attach(root, whole, new)
+        return root if model is module else None
+
+    def _add(self, model: nn.Module, new: Collection[int]) -> FoundRoot:
         name = free_name(type(model).__name__, {root.name for root in self._roots})
-        root = FoundRoot(model, name, others)
-        self._seen.add(model.modules())
+        root = FoundRoot(self.owner, model, name, {id(m) for m in model.modules() if id(m) not in new})
         self._called[name] = None
-        installed = self.owner.installed
-        outer, installed.cleanup = installed.cleanup, root.undo
-        try:
-            with installed.attaching():
-                target = root.target = HookedModel(self.owner, model, name)
-        finally:
-            installed.cleanup = outer
-        target.kinds = {n: weakref.ref(type(m)) for n, m in model.named_modules(remove_duplicate=False)}
-        target.held, target.compiled = None, compiled
-        self.owner.targets[id(root)] = target
         self._roots.append(root)
         return root
 
-    def _attach(self, hook: HookEverywhere, root: FoundRoot, model: nn.Module) -> bool:
-        """Attach one hook to one model, with all its taps or none; returns whether the next call needs no other try."""
-        owner, target = self.owner, root.target
-        places = [place for place in hook.places(model) if id(place.module) not in root.others]
-        if target is None or not places:
-            return True
-        if any(place.param is not None and is_lazy(place.param) for place in places):
-            hook.postpone()
-            return False
-        own = hook.spec._replace(step=owner.clock.step, taps=[])
-        installed = owner.installed
-        outer, installed.cleanup = installed.cleanup, root.undo
-        try:
-            with installed.attaching():
-                installed.on_failure(owner.drop, own.taps)
-                target.attach(places, own, model)
-        finally:
-            installed.cleanup = outer
-        if (past := self._gone.get(root.name)) is not None:
-            self._continue(own.taps, past, hook)
-        root.taps += own.taps
-        hook.spec.taps.extend(own.taps)
-        owner.taps.extend(own.taps)
-        return True
+    def _attach(self, root: FoundRoot, model: nn.Module, new: Collection[int]) -> None:
+        """Attach all hooks that a root lacks, and all of its hooks to its new modules."""
+        past = self._gone.get(root.name)
+        self._again.pop(id(model), None)
+        attached = [root.attach(hook, model, new, past) for hook in list(self._hooks)]
+        if not all(attached):
+            self._again[id(model)] = root
 
-    def _continue(self, taps: list[Tap], past: FoundRoot, hook: HookEverywhere) -> None:
-        """Continue the counts of a model that is gone; see Note [Models that come and go]."""
-        before = {(tap.site, id(tap.action)): tap for tap in past.taps if tap in hook.spec.taps}
-        for tap in taps:
-            old = before.get((tap.site, id(tap.action)))
-            if old is not None:
-                tap.fired, tap.edited, tap.failed = old.fired, old.edited, old.failed
-                tap.on = tap.on and not old.failed
-                for known in (past.taps, hook.spec.taps, self.owner.taps):
-                    known.remove(old)
-
-    def _begin(self, module: nn.Module, args: Any, known: set[int], root: FoundRoot, frame: FrameType) -> Any:
+    def _begin(self, module: nn.Module, args: Any, known: Collection[int], root: FoundRoot, frame: FrameType) -> Any:
         """Run the forward-pre hooks that are new, in PyTorch's way; returns the arguments by position if they changed."""
-        given, by_name = args, (given_to(module) or (args, {}))[1]
+        given = args
+        by_name: dict[str, Any] = (given_to(module) or (args, {}))[1]
         kwargs = by_name
         for hook in [hook for key, hook in before_forward(module).items() if key not in known]:
             if len(inspect.signature(hook).parameters) > 2:
                 args, kwargs = hook(module, args, kwargs) or (args, kwargs)
             else:
                 hook(module, args)
-        if root.target is not None and root.target.passes.here.inside:
-            root.target.passes.here.frame = frame  # as if it had called the hooks, for a model that calls itself
+            if hook is root.target.begin:
+                root.target.passes.here.frame = frame  # as if it had called the hook, for a model that calls itself
         if kwargs is not by_name:  # PyTorch's own dict for this call, which a global hook cannot return
             by_name.clear()
             by_name.update(kwargs)
@@ -320,22 +364,22 @@ class RootFinder:
     def _release_gone(self) -> None:
         """Release the models that no longer exist, and their names."""
         gone = [root for root in self._roots if root.module() is None]
-        clock = self.owner.clock
         for root in gone:
-            root.release()
-            older, self._gone[root.name] = self._gone.get(root.name), root
-            if older is not None:
-                root.taps += older.taps
-                self.owner.targets.pop(id(older), None)
-            if root.target is not None and clock.leader is root.target.passes:
-                clock.leader = None  # the passes of the next model are the steps
+            root.follow(self._gone.get(root.name))
+            self._gone[root.name] = root
         if gone:
             self._roots = [root for root in self._roots if root not in gone]
             self._seen.forget_gone()
 
     def _close(self) -> None:
         for root in self._roots:
-            root.undo.close()
+            root.release()
+
+
+def _holder(module: nn.Module) -> nn.Module:
+    """Return the outermost module with an active call on this thread that holds a module; the module itself without one."""
+    around = (unwrapped(outer) for outer in running()[:-1])  # the last is the call that begins
+    return next((outer for outer in around if any(part is module for part in outer.modules())), module)
 
 
 untraced(RootFinder.__call__)

@@ -145,6 +145,19 @@ def test_edits_apply_in_the_first_call_also_to_arguments_by_name() -> None:
         assert given["scale"] is scale
 
 
+def test_a_forward_pre_hook_of_the_model_itself_comes_after_the_actions_in_the_first_call_alone() -> None:
+    """PyTorch has collected it before the model is found; the parts of the model have no such first call."""
+    model, seen = Small(), []
+    model.register_forward_pre_hook(lambda module, args: (args[0] * 0 + 1,))
+    model.fc.register_forward_pre_hook(lambda module, args: (args[0] * 0 + 2,))
+    with kedge.hook(":in[x], fc:in", lambda value, event: seen.append((str(event.site), value[0, 0].item()))):
+        model(torch.full((2, 4), 5.0))
+        model(torch.full((2, 4), 5.0))
+    assert seen == [
+        ("Small:in[x]", 5), ("Small.fc:in[input]", 2), ("Small:in[x]", 1), ("Small.fc:in[input]", 2)
+    ]  # fmt: skip
+
+
 def test_actions_run_in_the_order_in_which_they_were_attached() -> None:
     """Also between hooks of everywhere, those on the model itself, and a hook added when the model was known."""
     model, x = Small(), torch.randn(2, 4)

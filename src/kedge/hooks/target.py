@@ -19,7 +19,6 @@ from kedge.hooks.gates.tensors import ParameterGates
 from kedge.hooks.operations.switch import ModeSwitches
 from kedge.sites.select import ModelLayout, SitePlace
 from kedge.torch_internals import dynamo
-from kedge.torch_internals.module_tables import own_parameters
 
 
 class HookedModel:
@@ -97,8 +96,7 @@ class HookedModel:
         model = self.model()
         if model is None:
             return None
-        layout, prefix = ModelLayout(model), self.passes.label("")
-        name = name.removeprefix(prefix).removeprefix("." if prefix else "")
+        layout, name = ModelLayout(model), self._own_path(name)
         if name in layout.modules:
             return self.passes.label(layout.first[id(layout.modules[name])])
         return self.passes.label(layout.first_param[id(layout.params[name])]) if name in layout.params else None
@@ -106,12 +104,21 @@ class HookedModel:
     def module_of(self, gate: Any) -> nn.Module | None:
         """Return the module of a gate, the owner of a parameter's; None if the gate is not the model's."""
         model, param = self.model(), getattr(gate, "param", None)
-        if model is None:
-            return None
         if getattr(gate, "passes", None) is self.passes:
-            return dict(model.named_modules(remove_duplicate=False)).get(gate.path)
-        owners = (m for m in model.modules() if any(p is param for p in own_parameters(m).values()))
-        return None if param is None else next(owners, None)
+            path = gate.path
+        elif param is not None and (id(param), gate.site.kind) in self.parameters.gates:
+            path = self._own_path(gate.site.path).rpartition(".")[0]
+        else:
+            return None
+        try:
+            return None if model is None else model.get_submodule(path)
+        except AttributeError:  # it is no longer in the model
+            return None
+
+    def _own_path(self, path: str) -> str:
+        """Return the path in the model for the path of a site."""
+        prefix = self.passes.prefix
+        return path.removeprefix(prefix).removeprefix(".") if prefix else path
 
     def knows(self, place: SitePlace) -> bool:
         """Whether the place's module is hooked already, so that code was compiled with hooks on it."""

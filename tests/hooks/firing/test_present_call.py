@@ -165,6 +165,18 @@ def test_a_call_inside_an_action_is_told_apart() -> None:
     assert seen == [other.fc, model.fc, True]
 
 
+def test_each_of_several_models_of_a_session_has_its_own_modules() -> None:
+    """For values, gradients and parameters alike, also where the models are found at their first calls."""
+    first, second, seen = Net(), Net(), []
+    with kedge.session() as s:
+        s.hook(first, "fc:out.grad, fc.weight:param.grad", lambda value, event: seen.append(event.module))
+        s.hook(second, "fc:out.grad, fc.weight:param.grad", lambda value, event: seen.append(event.module))
+        s.hook("fc:out.grad, fc.bias:param.grad", lambda value, event: seen.append(event.module))
+        for model in (second, first):
+            model(torch.ones(2, 1, 4)).sum().backward()
+    assert seen == [second.fc] * 4 + [first.fc] * 4
+
+
 def test_a_recompute_has_its_call() -> None:
     """A checkpoint calls the module again, in the backward."""
     fc, seen = nn.Linear(4, 4), []

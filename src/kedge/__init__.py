@@ -12,10 +12,12 @@ __version__ = "0.1.0"
 _HOME = {
     "actions.edit": ("add", "clamp", "replace", "scale", "zero"),
     "actions.error_if": ("error_if", "nonfinite"),
+    "actions.from_hook": ("from_hook",),
     "actions.measure.meter": ("measure",),
     "actions.packed": ("packed",),
     "actions.record": ("record",),
     "features.extract": ("extract",),
+    "hooks.everywhere": ("everywhere",),
     "hooks.firing.schedule": ("at", "every"),
     "hooks.session": ("Session", "hook", "session"),
     "inspect.audit": ("audit",),

@@ -7,10 +7,12 @@ from kedge.actions.edit import scale as scale
 from kedge.actions.edit import zero as zero
 from kedge.actions.error_if import error_if as error_if
 from kedge.actions.error_if import nonfinite as nonfinite
+from kedge.actions.from_hook import from_hook as from_hook
 from kedge.actions.measure.meter import measure as measure
 from kedge.actions.packed import packed as packed
 from kedge.actions.record import record as record
 from kedge.features.extract import extract as extract
+from kedge.hooks.everywhere import everywhere as everywhere
 from kedge.hooks.firing.schedule import at as at
 from kedge.hooks.firing.schedule import every as every
 from kedge.hooks.session import Session as Session

@@ -17,6 +17,7 @@ letters, is the heading of the paragraph in ``docs/messages.md``::
     │   ├── NotRecorded         nothing was recorded there
     │   ├── SeveralRecorded     the name matches several recorded values
     │   └── Overwritten         the program changed the value after it was recorded
+    ├── EventError              the call of an event cannot be read there
     ├── NeverFired              a strict session ended and a site had not fired
     ├── SessionEnded            a session was used after its end
     ├── StopForward             an action ends the forward early
@@ -143,6 +144,10 @@ class SeveralRecorded(ReadError):
 
 class Overwritten(ReadError):
     """The program changed the tensor after it was recorded."""
+
+
+class EventError(KedgeError, LookupError):
+    """An event was asked for a module, inputs or an output that it does not have there, or no longer has."""
 
 
 class NeverFired(KedgeError):

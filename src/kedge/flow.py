@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checka
 from torch import Tensor
 
 from kedge.errors import ActionArity
+from kedge.event_call import CallOfEvent
 from kedge.sites.site import Site
 
 
 @dataclass(slots=True)
-class Event:
-    """One firing of one site.
+class Event(CallOfEvent):
+    """One firing of one site; `CallOfEvent` shows its module, inputs and output while the action runs.
 
     All indices count from 0 within the session.
 

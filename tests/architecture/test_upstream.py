@@ -29,14 +29,13 @@ SUPPORTED = {
     "Node.register_hook": "in.share, and hooks on nodes",
     "Node.register_prehook": "hooks on nodes: what arrives there",
     "torch.nn.modules.module.register_module_forward_hook": "the digest log of a verified run, which leaves nothing on modules",
-    "torch.nn.modules.module.register_module_forward_pre_hook": "finds a script's root modules at their first call",
+    "torch.nn.modules.module.register_module_forward_pre_hook": "finds root modules at their first call, for hooks on every model and for a watched script",
     "torch.optim.optimizer.register_optimizer_step_post_hook": "counts steps, whichever optimizer takes them",
     "torch.optim.optimizer.register_optimizer_step_pre_hook": "the parameters before a step, to compare with",
 }
 
 _STATE = "state_dict is not a value that flows in a pass"
 _BITS = "puts a node into the graph, which changes the bits of gradients and refuses in-place ops: tensor hooks do not"
-_ONE_MODULE = "a session hooks the modules that its selector names, not every module of the process"
 _BUILDING = "fires while a model is built, before there is a site"
 _GLOBAL_STEP = "the hook for all optimizers sees this one too"
 DECLINED = {
@@ -67,12 +66,17 @@ DECLINED = {
 }
 
 
-@pytest.fixture(scope="module")
-def offered():
-    """Every way to register a hook that this version of PyTorch offers."""
+def every_way():
+    """Return every way to register a hook that this version of PyTorch offers."""
     return {
         f"{name}.{way}" for name, owner in OWNERS.items() for way in dir(owner) if re.search("register_.*hook", way)
     }
+
+
+@pytest.fixture(scope="module")
+def offered():
+    """Every way to register a hook that this version of PyTorch offers."""
+    return every_way()
 
 
 def test_every_hook_of_torch_is_supported_or_declined(offered):

@@ -114,7 +114,7 @@ def keyword(value: Tensor, *, factor: float) -> None:
             3,
             ("a", kedge.zero()),
             NoSiteMatched,
-            "cannot hook a int; a target is a module, a tensor, a dict of named tensors or an autograd node",
+            "cannot hook a int; a target is a module, kedge.everywhere, a tensor, a dict of named tensors or an autograd node",
         ),
         (
             torch.ones(2),

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kedge.cli.main import main as command_line
+from kedge.hooks.placing.own_warnings import ignore_warnings
 from kedge.program.after_import import AfterImport
 from kedge.program.program import Program
 from kedge.torch_internals.corners import COMPILER
-from kedge.watch.own_warnings import ignore_warnings
 
 if TYPE_CHECKING:
     from kedge.verify.digests import DigestLog

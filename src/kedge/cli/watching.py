@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kedge.hooks.placing.own_warnings import ignore_warnings
 from kedge.program.after_import import AfterImport
 from kedge.stderr import Shield
 from kedge.torch_internals.corners import COMPILER
-from kedge.watch.own_warnings import ignore_warnings
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions
 
 if TYPE_CHECKING:

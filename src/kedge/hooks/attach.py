@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from torch.autograd.graph import GradientEdge, Node
 
 from kedge.errors import ActionDisabled, NoSiteMatched, NoSuchKind, Recompiled, SelectorError, warn
 from kedge.flow import Action, Event, Schedule
+from kedge.hooks.everywhere import Everywhere, RootFinder, everywhere
+from kedge.hooks.firing.cause import Cause
 from kedge.hooks.firing.owner import ShownTap
 from kedge.hooks.firing.schedule import StepClock, rank
 from kedge.hooks.firing.tap import Spec, Tap
@@ -18,6 +20,7 @@ from kedge.hooks.gates.tensors import means, place_node, place_tensor
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
 from kedge.sites.select import Selector, SitePlace, selects
+from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
 
 
@@ -29,6 +32,7 @@ class Attachments:
         clock: Counts the steps and the backward passes.
         taps: Every tap, in the order in which they were attached.
         targets: The hooked models, by their ids.
+        finder: Finds the models for hooks on `everywhere`; None without such a hook.
         installed: The hooks in PyTorch's tables.
         fired: The last 2,000 firings, in their order.
         ended: Whether the session is over.
@@ -39,6 +43,7 @@ class Attachments:
         self.clock = StepClock(rank())
         self.taps: list[Tap] = []
         self.targets: dict[int, HookedModel] = {}
+        self.finder: RootFinder | None = None
         self.installed = InstalledHooks()
         self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=2_000)
         self.ended = False
@@ -54,28 +59,31 @@ class Attachments:
 
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
         """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
+        if isinstance(target, (str, Selector)):  # a selector without a model is for every model
+            target, what = everywhere, (target, *what)
         selector, actions = _split(what)
         spec = Spec(actions, when, self.clock.step, [])
         with self.installed.attaching():
             self.installed.on_failure(self.drop, spec.taps)
             if isinstance(target, nn.Module):
                 self._attach_model(target, selector, spec)
+            elif isinstance(target, Everywhere):
+                self._attach_everywhere(selector, spec)
             elif isinstance(target, (Node, GradientEdge)):
                 place_node(self, target, selector, spec)
             elif isinstance(target, (Tensor, Mapping)):
                 self._attach_tensors({"tensor": target} if isinstance(target, Tensor) else target, selector, spec)
             else:
                 raise NoSiteMatched(
-                    f"cannot hook a {type(target).__name__}; a target is a module, a tensor, a dict of named tensors or an "
-                    "autograd node"
+                    f"cannot hook a {type(target).__name__}; a target is a module, kedge.everywhere, a tensor, a dict of named "
+                    "tensors or an autograd node"
                 )
         self.taps.extend(spec.taps)
         return spec
 
     def _attach_model(self, whole: nn.Module, selector: Selector | None, spec: Spec) -> None:
         model = dynamo.unwrap(whole)
-        if selector is None:
-            raise SelectorError('a model needs a selector: hook(model, "layer4", action); "**:out" selects everything')
+        selector = _of_model(selector)
         places = selector.on(model).places
         _check_grads(selector, places)
         target = self._target(model, places)
@@ -94,6 +102,22 @@ class Attachments:
             self.refresh()
         return known
 
+    def _attach_everywhere(self, selector: Selector | None, spec: Spec) -> None:
+        if self.finder is None:
+            self.refresh()
+            self.installed.on_failure(setattr, self, "finder", None)
+            self.finder = RootFinder(self)
+        self.finder.add(_of_model(selector), spec)
+
+    def module_of(self, gate: Any) -> nn.Module | None:
+        """Return the module of a gate; None for a tensor or node, and if the model no longer exists."""
+        found = (target.module_of(gate) for target in self.targets.values())
+        return next((module for module in found if module is not None), None)
+
+    def unmatched(self, taps: Iterable[Tap]) -> list[tuple[Site, Cause]]:
+        """Return the patterns that matched no module of any model, of the hook with these taps, or of all hooks."""
+        return [] if self.finder is None else self.finder.unmatched(None if taps is self.taps else taps)
+
     def _attach_tensors(self, named: Mapping[str, Any], selector: Selector | None, spec: Spec) -> None:
         if selector is not None and not any(means(t, name) for t in selector.terms for name in named):
             raise NoSiteMatched(f'"{selector}" matches none of the tensors {", ".join(named)}')
@@ -102,6 +126,8 @@ class Attachments:
 
     def drop(self, taps: list[Tap]) -> None:
         """Remove taps before the session ends."""
+        if self.finder is not None:
+            self.finder.forget(taps)
         for tap in taps:
             tap.on, tap.when = False, None
             if tap.gate is not None:
@@ -156,6 +182,12 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
         if not callable(action) and not hasattr(action, "bind"):
             raise TypeError(f"{action!r} is not an action: it cannot be called; the order is target, selector, actions")
     return selector, actions
+
+
+def _of_model(selector: Selector | None) -> Selector:
+    if selector is None:
+        raise SelectorError('a model needs a selector: hook(model, "layer4", action); "**:out" selects everything')
+    return selector
 
 
 def _check_grads(selector: Selector, places: tuple[SitePlace, ...]) -> None:

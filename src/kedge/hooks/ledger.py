@@ -58,6 +58,7 @@ class Ledger:
         for (_, site), group in by_site.items():
             fired = max(t.fired for t in group)
             entries.append(LedgerEntry(site, fired, None if fired else explain(group[0], session)))
+        entries += [LedgerEntry(site, 0, cause) for site, cause in session.unmatched(taps)]
         return cls(entries)
 
     def __iter__(self) -> Iterator[LedgerEntry]:

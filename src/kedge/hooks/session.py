@@ -32,7 +32,8 @@ class Session(Attachments):
         """Attach actions to the sites that a selector matches.
 
         Args:
-            target: A module with a selector; or a tensor, a dict of named tensors, or an autograd node.
+            target: A module, or `everywhere` for all that are called in the session, with a selector; or a tensor, a dict
+                of named tensors, or an autograd node. A selector in its place is for `everywhere`.
             what: The selector (text, a list of texts, or `Selector`; tensors and nodes may do without), then the
                 actions in order: `kedge.record()`, or any callable that takes a tensor and returns None or a new one.
             when: The schedule, such as ``kedge.every(10)``, in optimizer steps; None for always.

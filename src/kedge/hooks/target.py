@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,11 @@ from kedge.torch_internals import dynamo
 class HookedModel:
     """A model that a session hooks.
 
+    Args:
+        owner: The session.
+        model: The model.
+        prefix: The first part of its sites' paths.
+
     Attributes:
         held: The model, until the session ends.
         passes: Counts its forward passes.
@@ -34,11 +40,11 @@ class HookedModel:
         compiled: Whether it is called as compiled code.
     """
 
-    def __init__(self, owner: Owner, model: nn.Module) -> None:
+    def __init__(self, owner: Owner, model: nn.Module, prefix: str = "") -> None:
         self.owner = owner
         self.held: nn.Module | None = model
         self.model = weakref.ref(model)
-        self.begin = follow(owner, model)
+        self.begin = follow(owner, model, prefix)
         self.passes = self.begin.passes
         self.modules = ModuleGates(owner, self.passes)
         self.parameters = ParameterGates(owner)
@@ -60,7 +66,8 @@ class HookedModel:
         """Attach taps to one site, by the gates of its kind."""
         site = place.site
         if site.kind in ("param.grad", "param.acc"):
-            self.parameters.place(place, spec)
+            named = replace(place.site, path=self.passes.label(place.site.path))
+            self.parameters.place(replace(place, site=named), spec)
         elif place.param is not None:
             self.modules.place_value(place, spec, model)
         elif site.kind == "saved":
@@ -89,10 +96,29 @@ class HookedModel:
         model = self.model()
         if model is None:
             return None
-        layout = ModelLayout(model)
+        layout, name = ModelLayout(model), self._own_path(name)
         if name in layout.modules:
-            return layout.first[id(layout.modules[name])]
-        return layout.first_param[id(layout.params[name])] if name in layout.params else None
+            return self.passes.label(layout.first[id(layout.modules[name])])
+        return self.passes.label(layout.first_param[id(layout.params[name])]) if name in layout.params else None
+
+    def module_of(self, gate: Any) -> nn.Module | None:
+        """Return the module of a gate, the owner of a parameter's; None if the gate is not the model's."""
+        model, param = self.model(), getattr(gate, "param", None)
+        if getattr(gate, "passes", None) is self.passes:
+            path = gate.path
+        elif param is not None and (id(param), gate.site.kind) in self.parameters.gates:
+            path = self._own_path(gate.site.path).rpartition(".")[0]
+        else:
+            return None
+        try:
+            return None if model is None else model.get_submodule(path)
+        except AttributeError:  # it is no longer in the model
+            return None
+
+    def _own_path(self, path: str) -> str:
+        """Return the path in the model for the path of a site."""
+        prefix = self.passes.prefix
+        return path.removeprefix(prefix).removeprefix(".") if prefix else path
 
     def knows(self, place: SitePlace) -> bool:
         """Whether the place's module is hooked already, so that code was compiled with hooks on it."""

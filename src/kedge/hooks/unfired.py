@@ -117,7 +117,7 @@ def _explain_saved(tap: Tap, session: Attachments) -> Cause:
 def _explain_unsaved(tap: Tap) -> Cause:
     gate, site = tap.gate, tap.site
     if not gate.seen.leaves:
-        inside = f"{escape(site.path)}.**:saved" if site.path else "**:saved"
+        inside = f"{escape(gate.path)}.**:saved" if gate.path else "**:saved"
         return ExpectedSilence(
             "nothing was saved while it was the innermost module",
             f'the tensors saved by the modules inside it are at "{inside}"',

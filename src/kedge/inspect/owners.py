@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from kedge.hooks.everywhere import RootFinder
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.gates.gradients import GradientListener, InputShare
@@ -68,6 +69,8 @@ def serves(hook: Any) -> tuple[str, ...]:
     """The sites and actions that a Kedge hook on a module or a tensor serves."""
     if isinstance(hook, (PassBegins, PassEnds)):
         return ("counts forward passes",)
+    if isinstance(hook, RootFinder):
+        return ("finds the models of kedge.everywhere",)
     cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     holders = [hook, getattr(hook, "__self__", None), *cells]
     gates = [taps for h in holders if isinstance(h, Gate) for taps in h.taps.values()]

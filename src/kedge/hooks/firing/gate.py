@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -61,8 +61,8 @@ class Gate(KedgeHook):
 
     @property
     def whose(self) -> int:
-        """An id that separates this model's sites from those of another with the same names."""
-        return id(self.passes)
+        """An id that separates this model's sites from those of another with the same names; a prefix is of one model."""
+        return id(self.passes.clock if self.passes.prefix else self.passes)
 
     def is_last(self, table: Mapping[int, Any]) -> bool:
         """Whether this gate is the module's last hook; after others, a new gate is needed to keep the order."""
@@ -70,7 +70,7 @@ class Gate(KedgeHook):
 
     def attach(self, spec: Spec, site: Site) -> list[Tap]:
         """Add a tap for each action at a site, after those of the site's kind; returns the new taps."""
-        made = spec.make(site)
+        made = spec.make(replace(site, path=self.passes.label(site.path)))
         for tap in made:
             tap.gate = self
             self.taps[site.kind] += (tap,)
@@ -97,18 +97,20 @@ class Gate(KedgeHook):
         """The site of one leaf, cached."""
         site = self.sites.get((kind, leaf))
         if site is None:
-            site = self.sites[kind, leaf] = Site(self.path, kind, leaf or None)
+            site = self.sites[kind, leaf] = Site(self.passes.label(self.path), kind, leaf or None)
             self.seen.leaves[leaf] = None
         return site
 
     def through(self, kind: str, found: Found, call: int, recompute: bool) -> dict[str, Tensor]:
         """Run every leaf through the taps of a kind; returns the changed tensors by leaf."""
-        new = {}
-        for leaf, tensor in found:
-            event = self.passes.event(self.site(kind, leaf), call, recompute)
-            result = fire(self.taps[kind], tensor, event)
-            if result is not tensor:
-                new[leaf] = result
+        new: dict[str, Tensor] = {}
+        taps = self.taps[kind]
+        for together in (taps,) if len(taps) == 1 else _rounds(taps):
+            for leaf, tensor in found:
+                event, now = self.passes.event(self.site(kind, leaf), call, recompute), new.get(leaf, tensor)
+                result = fire(together, now, event)
+                if result is not now:
+                    new[leaf] = result
         return new
 
     def measure(self, kind: str, found: Found, call: int) -> None:
@@ -142,3 +144,14 @@ class Gate(KedgeHook):
                 self.seen.empty = f"it cannot be searched: {type(error).__name__}: {error}"
                 self.owner.complain(ActionDisabled(f"{self.path}:{self.kinds[0]} is not observed: {self.seen.empty}"))
             return []
+
+
+def _rounds(taps: Sequence[Tap]) -> list[Sequence[Tap]]:
+    """Split taps so that every leaf has passed those before one that answers with the whole value, which is alone."""
+    rounds: list[Sequence[Tap]] = []
+    begin = 0
+    for i, tap in enumerate(taps):
+        if tap.whole:
+            rounds += [taps[begin:i], taps[i : i + 1]] if i > begin else [taps[i : i + 1]]
+            begin = i + 1
+    return [*rounds, taps[begin:]] if begin < len(taps) else rounds

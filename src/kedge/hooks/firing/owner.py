@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
+
+from torch import nn
 
 from kedge.errors import ActionDisabled
 from kedge.flow import Event
@@ -35,6 +37,9 @@ class Owner(Protocol):
     installed: InstalledHooks
     fired: deque[tuple[ShownTap, Event]] | None
     ended: bool
+
+    def module_of(self, gate: Any) -> nn.Module | None:
+        """Return the module of a gate; None for a tensor or node, and if the model no longer exists."""
 
     def complain(self, warning: ActionDisabled) -> None:
         """Warn that an action was switched off."""

@@ -135,9 +135,9 @@ class StepClock:
         for listener in list(self.on_step):
             listener(ended)
 
-    def follow(self, expects_optimizer: Callable[[], bool]) -> PassCounter:
+    def follow(self, expects_optimizer: Callable[[], bool], prefix: str = "") -> PassCounter:
         """Return the pass counter of one more model; the first model's passes are the steps where nothing optimizes."""
-        passes = PassCounter(self, Segments())
+        passes = PassCounter(self, Segments(), prefix)
         if self.leader is None:
             self.lead(passes, expects_optimizer)
         return passes
@@ -165,11 +165,21 @@ class StepClock:
 
 
 class PassCounter(threading.local):
-    """Counts the forward passes of one hooked model, on each thread separately."""
+    """Counts the forward passes of one hooked model, on each thread separately.
 
-    def __init__(self, clock: StepClock, segments: Segments) -> None:
-        self.clock, self.segments = clock, segments
+    Args:
+        clock: The clock of the session.
+        segments: The model's checkpointed blocks.
+        prefix: The first part of its sites' paths; empty for a model that the user named as the target.
+    """
+
+    def __init__(self, clock: StepClock, segments: Segments, prefix: str = "") -> None:
+        self.clock, self.segments, self.prefix = clock, segments, prefix
         self.here = ThreadPosition()
+
+    def label(self, path: str) -> str:
+        """Return the path of a site for a path in the model."""
+        return ".".join(part for part in (self.prefix, path) if part) if self.prefix else path
 
     def begin(self, *, inside: bool = True, graded: bool | None = None) -> None:
         """Start a forward pass.

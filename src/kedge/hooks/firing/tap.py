@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
+
+from torch import Tensor
 
 from kedge.flow import Action, Bindable, Event, Schedule, as_act
 from kedge.hooks.firing.contract import Measure, Measuring
 from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.present_call import PresentCall
 from kedge.sites.site import Site
 
 
@@ -70,6 +74,10 @@ class Tap:
         if latest is not None:
             latest.append((self, event))
 
+    def call(self, value: Tensor, event: Event, frame: FrameType) -> PresentCall:
+        """Return the module call of an event whose action is running in a frame."""
+        return PresentCall(self.gate, value, event, frame)
+
     def means(self, event: Event) -> bool:
         """Whether an event has the leaf and the call that the tap's site names."""
         site = self.site
@@ -88,6 +96,11 @@ class Tap:
     def takes_event(self) -> bool:
         """Whether the action receives the event, too."""
         return self.act is self.action
+
+    @property
+    def whole(self) -> bool:
+        """Whether the action answers with a whole value, so that it runs when all leaves have passed those before."""
+        return bool(getattr(self.action, "whole", False))
 
     @property
     def observes(self) -> bool:

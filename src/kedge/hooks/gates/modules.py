@@ -300,8 +300,8 @@ class ModuleGates:
             name = next((n for n, p in own_parameters(module).items() if p is param), None)
             if name is not None and param is not None:
                 before = self._before(module, path)
-                before.params[place.site.path] = name, param
-                before.attach(spec, place.site)
+                for tap in before.attach(spec, place.site):
+                    before.params[tap.site.path] = name, param
 
     def watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> bool:
         """Attach to every in-place module, for actions that keep values; returns whether there is one."""

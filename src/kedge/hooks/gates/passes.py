@@ -59,10 +59,10 @@ class PassEnds(KedgeHook):
                 self.begin.passes.end()
 
 
-def follow(owner: Owner, model: nn.Module) -> PassBegins:
+def follow(owner: Owner, model: nn.Module, prefix: str = "") -> PassBegins:
     """Count the forward passes of a model and the steps of its optimizer; returns the hook that begins a pass."""
     alive = weakref.ref(model)
-    begin = PassBegins(owner.clock.follow(lambda: has_optimizer(alive())))
+    begin = PassBegins(owner.clock.follow(lambda: has_optimizer(alive()), prefix))
     owner.installed.put_around(model, begin, PassEnds(begin))
     count_steps(owner, model)
     return begin
@@ -78,7 +78,8 @@ def has_optimizer(model: nn.Module | None) -> bool:
 
 def count_steps(owner: Owner, model: nn.Module) -> None:
     """Count, for a session, the steps of the first optimizer to step that holds one of this model's parameters."""
-    held, whose, clock = {id(p) for p in model.parameters()}, id(model), owner.clock
+    held, clock = {id(p) for p in model.parameters()}, owner.clock
+    whose = id(held)  # not the model's: a session may hook it twice
     if not held or not clock.by_models:
         return
 
@@ -88,7 +89,12 @@ def count_steps(owner: Owner, model: nn.Module) -> None:
         if clock.optimizer == (id(optimizer), whose):
             clock.optimized()
 
+    def gone() -> None:
+        if clock.optimizer is not None and clock.optimizer[1] == whose:
+            clock.optimizer = None  # a model may end before its session: the next optimizer to step counts
+
     owner.installed.install(InstalledHook(register_optimizer_step_post_hook(stepped)))
+    owner.installed.cleanup.callback(gone)
 
 
 untraced(PassBegins.__call__, PassEnds.__call__)

@@ -255,7 +255,7 @@ class OperationEvents(Gate):
         """The site of one leaf, cached."""
         site = self.sites.get((kind, leaf))
         if site is None:
-            site = self.sites[kind, leaf] = Site(self.path, kind, leaf or None, op=self.op)
+            site = self.sites[kind, leaf] = Site(self.passes.label(self.path), kind, leaf or None, op=self.op)
             self.seen.leaves[leaf] = None
         return site
 

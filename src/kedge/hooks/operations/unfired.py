@@ -29,10 +29,8 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
     gate: Any = tap.gate
     if gate.called:
         return _explain_ungraded(tap)
-    operations, module = gate.operations, _module_at(tap.site.path, model)
-    if operations.captured or (
-        not any(operations.made.values()) and _is_compiled(tap.site.path, model, compiled=compiled)
-    ):
+    operations, module = gate.operations, _module_at(gate.path, model)
+    if operations.captured or (not any(operations.made.values()) and _is_compiled(gate.path, model, compiled=compiled)):
         return Cause(
             "it is inside compiled code, which does not call operations one by one",
             "run the model uncompiled, or hook the module",

@@ -11,55 +11,23 @@ step looks for new roots; see `kedge.watch.training`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrize import ParametrizationList
 
 from kedge.actions.measure.meter import Meter
+from kedge.hooks.placing.roots import SeenModules
 from kedge.sites.leaves import own_part
 from kedge.sites.select import Selector, runs
-from kedge.torch_internals import dynamo
-from kedge.torch_internals.graph_task import in_backward
-from kedge.torch_internals.module_tables import is_replica
 from kedge.torch_internals.source_lines import module_tree
 from kedge.watch.models.backwards import BackwardPasses, Reached
 from kedge.watch.models.naming import names_in_frames, prefix_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
 from kedge.watch.models.prefixed_meter import PrefixedMeter, channel_dims, saturations
-from kedge.watch.models.roots import RootModule, free_prefix, next_of, selected, unwrapped
-
-
-class SeenModules:
-    """Modules that have been called, or are part of a root; held weakly."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, weakref.ref[nn.Module]] = {}
-        self._never_roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-    def __contains__(self, module: nn.Module) -> bool:
-        known = self._seen.get(id(module))
-        return known is not None and known() is module
-
-    def add(self, modules: Iterable[nn.Module]) -> None:
-        """Add modules."""
-        self._seen.update((id(module), weakref.ref(module)) for module in modules)
-
-    def forget_gone(self) -> None:
-        """Drop modules that no longer exist."""
-        self._seen = {key: known for key, known in self._seen.items() if known() is not None}
-
-    def is_never_root(self, module: nn.Module) -> bool:
-        """Whether a module never becomes a root.
-
-        It may be a replica; or it may compute a parameter, for which PyTorch calls it while the owner is being built.
-        """
-        if isinstance(module, ParametrizationList):
-            self._never_roots.update(module.modules())
-        return module in self._never_roots or is_replica(module)
+from kedge.watch.models.roots import RootModule, free_prefix, next_of, selected
 
 
 class Models:
@@ -86,19 +54,8 @@ class Models:
         self._lazy: list[RootModule] = []
 
     def candidate(self, module: nn.Module) -> nn.Module | None:
-        """Add a module at its first call.
-
-        Returns:
-            The module that may be a root: itself, or the model inside of it; None if there is none.
-        """
-        if module in self.known or self.known.is_never_root(module) or in_backward():
-            return None
-        self.known.add([module])
-        inner = unwrapped(module)
-        wrapped_late = inner is not module and inner in self.known
-        captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
-        unhookable = isinstance(module, torch.jit.ScriptModule)
-        return None if wrapped_late or captured or unhookable else inner
+        """Add a module at its first call; returns the module that may be a root, None without one."""
+        return self.known.candidate(module)
 
     def running(self) -> RootModule | None:
         """Return the root whose forward is active in this thread."""

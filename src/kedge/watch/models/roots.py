@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from kedge.hooks.placing.roots import free_name
 from kedge.hooks.session import Session
 from kedge.sites.select import Selector
-from kedge.torch_internals import dynamo
 from kedge.watch.models.root_hooks import RootHooks
 
 _ALIKE = 8
@@ -72,13 +71,6 @@ class RootModule:
         return {**named, **trained, "parameters": self.parameters, "modules": self.modules}
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the model inside a compiling or replicating wrapper."""
-    module = dynamo.unwrap(module)
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    return unwrapped(module.module) if isinstance(module, parallel) else module
-
-
 def selected(selector: Selector, path: str, module: nn.Module) -> bool:
     """Whether a selector names the module, or the parameter, with this recorded path."""
     types = tuple(c.__name__ for c in type(module).__mro__)
@@ -98,6 +90,4 @@ def next_of(roots: Sequence[RootModule], types: Mapping[str, str]) -> RootModule
 
 def free_prefix(name: str, roots: Sequence[RootModule]) -> str:
     """Return a prefix made of a class's name that no root has."""
-    taken = {root.prefix for root in roots}
-    numbered = (f"{name}_{i}" for i in itertools.count(2))
-    return next(p for p in itertools.chain([name], numbered) if p not in taken)
+    return free_name(name, {root.prefix for root in roots})

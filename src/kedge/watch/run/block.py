@@ -17,10 +17,10 @@ from torch import distributed, nn
 from kedge.errors import WatchingFailed
 from kedge.hooks.attach import refresh
 from kedge.hooks.firing.schedule import every as schedule_of
+from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
 from kedge.rules.rule import Finding, Rule
 from kedge.sites.select import Selector, Selectors
 from kedge.stderr import Shield, messenger
-from kedge.watch.own_warnings import ignore_warnings, show_warnings
 from kedge.watch.run.begin import make_watch
 from kedge.watch.run.block_recording import BlockRecording
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions, manifest_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from kedge.watch.own_warnings import ignore_warnings, show_warnings
+from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
 
 
 def test_warnings_that_were_printed_once_are_not_printed_again() -> None:

@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Sequence
 
 # The first is about hooks on all modules, the second about how Dynamo reads the functions of our hooks.
+_GLOBAL_HOOKS = r"Using `torch.compile\(module\)` when there are global hooks"
 _MESSAGES = (
-    r"Using `torch.compile\(module\)` when there are global hooks",
+    _GLOBAL_HOOKS,
     r".*torch.autograd.function.Function.* should not be instantiated",
 )
 ANOMALY_WARNINGS = (r"Error detected in ", r"\s*Previous calculation was induced by ")
@@ -31,6 +32,30 @@ def show_warnings(messages: Sequence[str] = _MESSAGES) -> None:
     for entry in _filters(messages):
         if entry in warnings.filters:
             warnings.filters.remove(entry)  # type: ignore[attr-defined]
+
+
+class IgnoredOfGlobalHooks:
+    """Ignores PyTorch's warning about hooks on all modules, until it is removed."""
+
+    def __init__(self) -> None:
+        self._on = False
+        self.back()
+
+    def back(self) -> None:
+        """Ignore the warning."""
+        if not self._on:
+            ignore_warnings((_GLOBAL_HOOKS,))
+            self._on = True
+
+    def out(self) -> None:
+        """Show it."""
+        if self._on:
+            self._on = False
+            show_warnings((_GLOBAL_HOOKS,))
+
+    def remove(self) -> None:
+        """Show it."""
+        self.out()
 
 
 def _filters(messages: Sequence[str]) -> list[_Filter]:

@@ -1,0 +1,168 @@
+"""Forward hooks of PyTorch's kind as actions: `from_hook`.
+
+# Note [Once a call]
+PyTorch gives a forward hook the whole output, and Kedge fires once for each tensor in it. The hook runs at the first
+of them; what it returns is taken apart, and each tensor is handed out at its own event. `Gate.through` keeps such an
+action apart from the others, so that they all have had every tensor before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from kedge.errors import ActionArity, EditError, InPlaceEdit, NoSuchKind
+from kedge.flow import Act, Event
+from kedge.sites.leaves import describe, find
+from kedge.sites.site import Site
+from kedge.torch_internals.tensors import version_of
+
+_TAKES = (
+    "a forward hook takes (module, args, output) or (module, args, kwargs, output), a forward-pre hook (module, args)"
+)
+
+
+class _Answer(threading.local):
+    """The tensors that the hook's last call on this thread has left for the other leaves.
+
+    Attributes:
+        call: The call that they belong to.
+        left: One entry for each leaf still to come: its replacement, or None.
+    """
+
+    def __init__(self) -> None:
+        self.call: Any = None
+        self.left: list[Tensor | None] = []
+
+
+class HookAction:
+    """The action that `from_hook` returns: runs a hook of PyTorch's kind once a call; see Note [Once a call]."""
+
+    whole = True
+    reshape = True
+
+    def __init__(self, hook: Callable[..., Any], takes: int) -> None:
+        self.hook, self.takes = hook, takes
+        self._answer = _Answer()
+
+    def __repr__(self) -> str:
+        """The call that makes this action."""
+        return f"from_hook({getattr(self.hook, '__qualname__', repr(self.hook))})"
+
+    def bind(self, site: Site) -> Act:
+        """Return the action itself.
+
+        Raises:
+            NoSuchKind: If a hook of this kind cannot serve the site.
+        """
+        kind = "in" if self.takes == 2 else "out"
+        if site.kind != kind or site.op is not None:
+            also = "; a function (grad) is an action for a gradient as it is" if site.is_gradient else ""
+            raise NoSuchKind(
+                f'{self!r} is for ":{kind}" of modules, and "{site}" is another kind of site: {_TAKES}{also}'
+            )
+        if site.leaf is not None:
+            raise NoSuchKind(
+                f'{self!r} takes all tensors of a call, and "{site}" is one of them; leave out [{site.leaf}]'
+            )
+        return self
+
+    def __call__(self, value: Tensor, event: Event) -> Tensor | None:
+        """Return the replacement of one leaf; the first of a call runs the hook."""
+        answer, call = self._answer, (event.site.path, event.pass_, event.call, event.backward)
+        if not answer.left or answer.call != call:
+            answer.left, answer.call = self._run(event), call
+        new = answer.left.pop(0)
+        return None if new is value else new
+
+    def _run(self, event: Event) -> list[Tensor | None]:
+        if self.takes == 2:
+            args = event.args
+            found = self._once(args, event.module, args)
+            new = found if isinstance(found, tuple) or found is None else (found,)
+            return self._apart(args, new) + [None] * len(find(event.kwargs))
+        given = (event.args, event.kwargs) if self.takes == 4 else (event.args,)
+        output = event.output
+        return self._apart(output, self._once(output, event.module, *given, output))
+
+    def _once(self, value: Any, *given: Any) -> Any:
+        """Run the hook; returns what it returns.
+
+        Raises:
+            InPlaceEdit: If it changed a tensor of the value in place.
+        """
+        before = [version_of(tensor) for _, tensor in find(value)]
+        new = self.hook(*given)
+        if before != [version_of(tensor) for _, tensor in find(value)]:
+            raise InPlaceEdit(
+                "the hook changed a tensor in place, but other parts of the program may share its memory; return a new one "
+                "instead (output * 2, not output.mul_(2))"
+            )
+        return new
+
+    def _apart(self, old: Any, new: Any) -> list[Tensor | None]:
+        """Return what replaces each tensor of a value.
+
+        Raises:
+            EditError: If the new value differs in more than its tensors.
+        """
+        if new is None or new is old:
+            return [None] * len(find(old))
+        if not _alike(old, new):
+            raise EditError(
+                f"the hook returned {describe(new)} in place of {describe(old)}: a site keeps the structure of its value and "
+                "everything in it but tensors; return the same structure with other tensors"
+            )
+        return [tensor for _, tensor in find(new)]
+
+
+def _alike(old: Any, new: Any) -> bool:
+    """Whether two values differ in tensors alone."""
+    if old is new or (isinstance(old, Tensor) and isinstance(new, Tensor)):
+        return True
+    if type(old) is not type(new) or isinstance(old, Tensor):
+        return False
+    if isinstance(old, Mapping):
+        return list(old) == list(new) and all(_alike(old[key], new[key]) for key in old)
+    if isinstance(old, (tuple, list)):
+        return len(old) == len(new) and all(map(_alike, old, new))
+    if dataclasses.is_dataclass(old):
+        names = [f.name for f in dataclasses.fields(old)]
+        return all(_alike(getattr(old, name, None), getattr(new, name, None)) for name in names)
+    return bool(old == new)
+
+
+def from_hook(hook: Callable[..., Any]) -> HookAction:
+    """Return the action that runs a forward hook or forward-pre hook of PyTorch's kind.
+
+    It does as `register_forward_hook` and `register_forward_pre_hook` would: the hook gets the whole output, or all
+    positional arguments, once in each call, and may return others. They must have the same structure; shapes may differ.
+
+    Args:
+        hook: Takes ``(module, args, output)`` or ``(module, args, kwargs, output)``, for ``:out``; or ``(module, args)``,
+            for ``:in``. Returns None, or the value to continue with.
+
+    Raises:
+        ActionArity: If it takes something else.
+    """
+    try:
+        params = inspect.signature(hook).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ActionArity(f"the arguments of {hook!r} are unknown; wrap it in a function: {_TAKES}") from error
+    places = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p.name for p in places if p.default is p.empty]
+    if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in params) or len(needed) not in (2, 3, 4):
+        raise ActionArity(
+            f"{getattr(hook, '__qualname__', hook)}{inspect.signature(hook)} is no hook of a forward: {_TAKES}"
+        )
+    if any(name.startswith("grad") for name in needed):
+        raise ActionArity(
+            f"{getattr(hook, '__qualname__', hook)}({', '.join(needed)}) is a backward hook, which takes the gradients of inputs "
+            'and outputs at once; here each is an event of its own: hook ":out.grad" and ":in.share" with functions (grad)'
+        )
+    return HookAction(hook, len(needed))

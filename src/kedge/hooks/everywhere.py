@@ -1,0 +1,385 @@
+"""Hooks on every model that is called in a session: `everywhere`.
+
+# Note [First calls]
+A global forward-pre hook finds a model when it is called for the first time, and attaches to it what `everywhere` was
+given, as to a model that the user names. PyTorch has collected the hooks of that call before, so the finder runs those
+forward-pre hooks itself that it has just registered. A part of a model that was called before the model itself has
+been hooked as a model of its own, and stays so. A module that is called inside an active call of another one which holds
+it belongs to that one: the session may have begun during the call, or the module may be a new part.
+
+# Note [Models that come and go]
+Nothing here keeps a model alive. When one is gone, the next of its class has its name, and continues its counts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
+
+from kedge.errors import NoSiteMatched, NoSuchKind
+from kedge.flow import Bindable, as_act
+from kedge.hooks.firing.cause import Cause
+from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.tap import Spec, Tap
+from kedge.hooks.placing.installed import InstalledHook
+from kedge.hooks.placing.module_calls import given_to, running
+from kedge.hooks.placing.own_warnings import IgnoredOfGlobalHooks
+from kedge.hooks.placing.roots import SeenModules, free_name, unwrapped
+from kedge.hooks.target import HookedModel
+from kedge.sites.language import Term
+from kedge.sites.select import ModelLayout, Selector, SitePlace
+from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.hook_tables import before_forward
+
+_SHOWN = 5
+
+
+class Everywhere:
+    """The target that stands for every module of every model called in the session; `everywhere` is the only one."""
+
+    def __repr__(self) -> str:
+        """The name that users write."""
+        return "kedge.everywhere"
+
+
+everywhere = Everywhere()
+"""The target that stands for every module of every model called in the session."""
+
+
+class SitePattern(Site):
+    """A pattern that has matched no module so far; its path is the pattern's text."""
+
+    def __str__(self) -> str:
+        """The text."""
+        return self.path
+
+
+class RootOwner(Owner, Protocol):
+    """The session of a finder.
+
+    Attributes:
+        taps: Every tap of the session.
+        targets: The hooked models.
+    """
+
+    taps: list[Tap]
+    targets: dict[int, HookedModel]
+
+    def drop(self, taps: list[Tap]) -> None:
+        """Remove taps before the session ends."""
+
+
+@dataclass(eq=False)
+class HookEverywhere:
+    """One hook on every model.
+
+    Attributes:
+        selector: Selects modules in each model.
+        spec: The actions, and all taps so far.
+        missing: The terms that have matched in no model, each with the last message about it.
+    """
+
+    selector: Selector
+    spec: Spec
+    missing: dict[Term, str] = field(default_factory=dict)
+
+    def places(self, model: nn.Module) -> tuple[SitePlace, ...]:
+        """Return the selected places of a model; none if it has no such module."""
+        layout, terms = ModelLayout(model), []
+        for term in self.selector.terms:
+            try:
+                layout.find(term)
+            except (NoSiteMatched, NoSuchKind) as error:
+                self._note((term,), str(error))
+            else:
+                terms.append(term)
+        if all(term.excluded for term in terms):
+            return ()
+        try:
+            places = Selector(", ".join(map(str, terms))).on(model).places
+        except NoSiteMatched as error:  # its exclusions remove everything
+            self._note(terms, str(error))
+            return ()
+        for term in terms:
+            self.missing.pop(term, None)
+        return places
+
+    def _note(self, terms: Iterable[Term], why: str) -> None:
+        self.missing.update((term, why) for term in terms if term in self.missing)
+
+    def postpone(self) -> None:
+        """Note that a model has parameters without a shape, which its first forward gives them."""
+        for term in self.selector.terms:
+            if not term.excluded:
+                self.missing.setdefault(term, "its parameters had no shape before its first forward; call it again")
+
+
+class FoundRoot:
+    """A model that was called in the session.
+
+    Attributes:
+        name: The first part of its sites' paths.
+        target: The hooked model.
+        taps: All taps on it.
+    """
+
+    def __init__(self, owner: RootOwner, model: nn.Module, name: str, others: Collection[int]) -> None:
+        self.owner, self.name, self._others = owner, name, others
+        self._model = weakref.ref(model)
+        self._hooks: list[HookEverywhere] = []
+        self.taps: list[Tap] = []
+        self._undo = ExitStack()
+        with self._attaching():
+            self.target = HookedModel(owner, model, name)
+        self.target.held = None  # the program decides how long its models live
+        owner.targets[id(self)] = self.target
+
+    def module(self) -> nn.Module | None:
+        """Return the model, if it still exists."""
+        return self._model()
+
+    @contextmanager
+    def _attaching(self) -> Iterator[None]:
+        """Install hooks that are removed with this root, all of them or none."""
+        installed = self.owner.installed
+        outer, installed.cleanup = installed.cleanup, self._undo
+        try:
+            with installed.attaching():
+                yield
+        finally:
+            installed.cleanup = outer
+
+    def attach(self, hook: HookEverywhere, model: nn.Module, new: Collection[int], past: FoundRoot | None) -> bool:
+        """Attach a hook, with all its taps or none; to the new modules alone, if the model had it before.
+
+        Args:
+            hook: The hook.
+            model: The model.
+            new: The ids of its modules that were not there before.
+            past: The model that had the name before.
+
+        Returns:
+            Whether the hook is attached; if not, the next call tries again.
+        """
+        known = hook in self._hooks
+        places = [place for place in hook.places(model) if id(place.module) not in self._others]
+        places = [place for place in places if id(place.module) in new] if known else places
+        if any(place.param is not None and is_lazy(place.param) for place in places):
+            hook.postpone()
+            return False
+        own = hook.spec._replace(step=self.owner.clock.step, taps=[])
+        if places:
+            with self._attaching():
+                self.owner.installed.on_failure(self.owner.drop, own.taps)
+                self.target.attach(places, own, model)
+        if not known:
+            self._hooks.append(hook)
+        if past is not None:
+            self._continue(own.taps, past, hook)
+        for taps in (self.taps, hook.spec.taps, self.owner.taps):
+            taps.extend(own.taps)
+        return True
+
+    def _continue(self, taps: list[Tap], past: FoundRoot, hook: HookEverywhere) -> None:
+        """Continue the counts of a model that is gone; see Note [Models that come and go]."""
+        mine = {id(tap) for tap in hook.spec.taps}
+        before = {(tap.site, id(tap.action)): tap for tap in past.taps if id(tap) in mine}
+        done = set()
+        for tap in taps:
+            old = before.get((tap.site, id(tap.action)))
+            if old is not None:
+                tap.fired, tap.edited, tap.failed = old.fired, old.edited, old.failed
+                tap.on = tap.on and not old.failed
+                done.add(id(old))
+        for known in (past.taps, hook.spec.taps, self.owner.taps):
+            known[:] = [tap for tap in known if id(tap) not in done]
+
+    def follow(self, past: FoundRoot | None) -> None:
+        """Keep what is left of an earlier model with this name; called when this one is gone."""
+        self.release()
+        clock = self.owner.clock
+        if clock.leader is self.target.passes:
+            clock.leader = None  # the passes of the next model are the steps
+        if past is not None:
+            self.taps += past.taps
+            self.owner.targets.pop(id(past), None)
+
+    def release(self) -> None:
+        """Remove all hooks."""
+        self._undo.close()
+        self.target.release()
+
+
+class RootFinder:
+    """Global forward-pre hook that attaches hooks to each model at its first call; see Note [First calls]."""
+
+    def __init__(self, owner: RootOwner) -> None:
+        self.owner = owner
+        self._hooks: list[HookEverywhere] = []
+        self._roots: list[FoundRoot] = []
+        self._gone: dict[str, FoundRoot] = {}
+        self._again: dict[int, FoundRoot] = {}
+        self._seen = SeenModules()
+        self._called: dict[str, None] = {}
+        self._scripted: dict[str, None] = {}
+        self._busy = False
+        self._lock = threading.RLock()
+        installed = owner.installed
+        installed.install(dynamo.DynamoHold())
+        installed.install(IgnoredOfGlobalHooks())
+        installed.cleanup.callback(self._close)
+        installed.install(InstalledHook(register_module_forward_pre_hook(self)))
+
+    def add(self, selector: Selector, spec: Spec) -> None:
+        """Attach a hook to every model, at its next call.
+
+        Raises:
+            NoSuchKind: If the selector names a kind that no model has.
+            ActionArity: If an action cannot be called with (value) or (value, event).
+        """
+        for term in selector.terms:
+            if term.kind in TENSOR_KINDS + NODE_KINDS:
+                raise NoSuchKind(f'"{term}": :{term.kind} belongs to tensors and nodes; hook(tensor, ...) takes them')
+        for action in spec.actions:
+            if not isinstance(action, Bindable):
+                as_act(action)
+        self._hooks.append(HookEverywhere(selector, spec, {t: "" for t in selector.terms if not t.excluded}))
+        self.owner.installed.on_failure(self.forget, spec.taps)
+        self._again = {id(model): root for root in self._roots if (model := root.module()) is not None}
+
+    def forget(self, taps: list[Tap]) -> None:
+        """Attach the hook of these taps to no further model."""
+        self._hooks = [hook for hook in self._hooks if hook.spec.taps is not taps]
+
+    def unmatched(self, taps: Iterable[Tap] | None) -> list[tuple[Site, Cause]]:
+        """Return the patterns that matched no module, with causes: of the hook with these taps, or of all."""
+        found: list[tuple[Site, Cause]] = []
+        for hook in self._hooks:
+            for term, why in hook.missing.items() if taps is None or taps is hook.spec.taps else ():
+                found.append((SitePattern(str(term), term.kind or "out", op=term.op), self._cause(why)))
+        return found
+
+    def _cause(self, why: str) -> Cause:
+        if not self._called and self._scripted:
+            scripted = ", ".join(self._scripted)
+            return Cause(
+                f"only scripted modules were called, which run without Python: {scripted}", "hook before scripting"
+            )
+        if not self._called:
+            return Cause(
+                "no model was called",
+                "call one inside the block, as model(x): model.forward(x) calls no hook, nor does code compiled as a whole",
+            )
+        names = list(self._called)
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        return Cause(
+            f"no model that was called has it: {shown}", f"of the last one: {why}" if why else "call the model again"
+        )
+
+    def __call__(self, module: nn.Module, args: Any) -> Any:
+        """The global forward-pre hook."""
+        if torch.compiler.is_compiling() or not self._hooks:
+            return None
+        if module in self._seen and not (self._busy or self._again):
+            return None
+        with self._lock:  # for which a thread waits that calls a model while another attaches the hooks to it
+            known = set(before_forward(module))
+            self._busy = True
+            try:
+                root = self._find(module)
+            finally:
+                self._busy = False
+        return None if root is None else self._begin(module, args, known, root, sys._getframe(1))
+
+    def _find(self, module: nn.Module) -> FoundRoot | None:
+        """Attach what is missing; returns the root if the module is a part of it that may have new hooks."""
+        if module in self._seen:
+            root = self._again.get(id(module))
+            if root is None or root.module() is not module:
+                return None
+            self._attach(root, module, ())
+            return root
+        model = self._seen.candidate(module)
+        if model is None:
+            if isinstance(module, torch.jit.ScriptModule):
+                self._scripted[type(module).__name__] = None
+            return None
+        self._seen.discard(model)
+        whole = _holder(model)
+        new = {id(m) for m in whole.modules() if m not in self._seen}
+        self._release_gone()
+        root = next((known for known in self._roots if known.module() is whole), None) or self._add(whole, new)
+        root.target.compiled = root.target.compiled or dynamo.compiles(module)
+        root.target.kinds = {n: weakref.ref(type(m)) for n, m in whole.named_modules(remove_duplicate=False)}
+        self._seen.add(whole.modules())
+        self._attach(root, whole, new)
+        return root if model is module else None
+
+    def _add(self, model: nn.Module, new: Collection[int]) -> FoundRoot:
+        name = free_name(type(model).__name__, {root.name for root in self._roots})
+        root = FoundRoot(self.owner, model, name, {id(m) for m in model.modules() if id(m) not in new})
+        self._called[name] = None
+        self._roots.append(root)
+        return root
+
+    def _attach(self, root: FoundRoot, model: nn.Module, new: Collection[int]) -> None:
+        """Attach all hooks that a root lacks, and all of its hooks to its new modules."""
+        past = self._gone.get(root.name)
+        self._again.pop(id(model), None)
+        attached = [root.attach(hook, model, new, past) for hook in list(self._hooks)]
+        if not all(attached):
+            self._again[id(model)] = root
+
+    def _begin(self, module: nn.Module, args: Any, known: Collection[int], root: FoundRoot, frame: FrameType) -> Any:
+        """Run the forward-pre hooks that are new, in PyTorch's way; returns the arguments by position if they changed."""
+        given = args
+        by_name: dict[str, Any] = (given_to(module) or (args, {}))[1]
+        kwargs = by_name
+        for hook in [hook for key, hook in before_forward(module).items() if key not in known]:
+            if len(inspect.signature(hook).parameters) > 2:
+                args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+            else:
+                hook(module, args)
+            if hook is root.target.begin:
+                root.target.passes.here.frame = frame  # as if it had called the hook, for a model that calls itself
+        if kwargs is not by_name:  # PyTorch's own dict for this call, which a global hook cannot return
+            by_name.clear()
+            by_name.update(kwargs)
+        return None if args is given else args
+
+    def _release_gone(self) -> None:
+        """Release the models that no longer exist, and their names."""
+        gone = [root for root in self._roots if root.module() is None]
+        for root in gone:
+            root.follow(self._gone.get(root.name))
+            self._gone[root.name] = root
+        if gone:
+            self._roots = [root for root in self._roots if root not in gone]
+            self._seen.forget_gone()
+
+    def _close(self) -> None:
+        for root in self._roots:
+            root.release()
+
+
+def _holder(module: nn.Module) -> nn.Module:
+    """Return the outermost module with an active call on this thread that holds a module; the module itself without one."""
+    around = (unwrapped(outer) for outer in running()[:-1])  # the last is the call that begins
+    return next((outer for outer in around if any(part is module for part in outer.modules())), module)
+
+
+untraced(RootFinder.__call__)

@@ -1,0 +1,102 @@
+"""The module call that a running action belongs to, read from the frames of its gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+
+from kedge.errors import EventError
+from kedge.flow import Event
+from kedge.sites import leaves
+from kedge.torch_internals.module_calls import CALL
+from kedge.torch_internals.module_tables import is_replica
+
+
+@dataclass(frozen=True)
+class PresentCall:
+    """The call behind an event whose action is running; made when the action asks, and dropped at once.
+
+    Attributes:
+        gate: The gate that fires.
+        value: The value as the action received it.
+        event: The event.
+        frame: The frame that runs the action.
+    """
+
+    gate: Any
+    value: Tensor
+    event: Event
+    frame: FrameType
+
+    @property
+    def module(self) -> nn.Module:
+        """The module.
+
+        Raises:
+            EventError: If there is none, or none any more.
+        """
+        here = self._within("module")
+        module: nn.Module | None = here["module"] if here else self.gate.owner.module_of(self.gate)
+        if module is None:
+            raise EventError(
+                f"{self.event.site} belongs to no module: it is a tensor or an autograd node, or its model is gone"
+            )
+        return module
+
+    @property
+    def given(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs of the call: by position, and by name.
+
+        Raises:
+            EventError: If the call is over, or runs as compiled code.
+        """
+        site = self.event.site
+        if site.is_gradient:
+            raise EventError(
+                f'{site} fires in the backward pass, when the module\'s call is over, so event.args is gone; record ":in" or '
+                '":out" in the forward'
+            )
+        here = self._within("module", "args", "kwargs") if site.kind == "in" and site.op is None else {}
+        if here:
+            return self.gate.replaced(here["args"], here["kwargs"], self._edits())  # type: ignore[no-any-return]
+        module, frame = self.module, self.frame.f_back
+        while frame is not None:
+            if frame.f_code is CALL and ((own := frame.f_locals["self"]) is module or is_replica(own)):
+                return frame.f_locals["args"], frame.f_locals["kwargs"]
+            frame = frame.f_back
+        raise EventError(
+            f"{site}: no call of its module runs on this thread, as in compiled code, so event.args is unknown"
+        )
+
+    @property
+    def output(self) -> Any:
+        """The whole output of the call.
+
+        Raises:
+            EventError: If the site is no output, or belongs to compiled code.
+        """
+        site = self.event.site
+        here = self._within("module", "args", "output") if site.kind == "out" and site.op is None else {}
+        if not here:
+            raise EventError(
+                f'event.output is there at ":out" of a module outside of compiled code, and this is "{site}"'
+            )
+        return leaves.put(here["output"], self._edits())
+
+    def _edits(self) -> dict[str, Tensor]:
+        """Return the tensors that earlier actions, and this one's value, have put in place of others."""
+        return {**self._within("found", "new").get("new", {}), self.event.site.leaf or "": self.value}
+
+    def _within(self, *names: str) -> Mapping[str, Any]:
+        """Return the variables of the gate's innermost frame that has these; empty without one."""
+        frame = self.frame.f_back
+        while frame is not None:
+            here = frame.f_locals
+            if here.get("self") is self.gate and all(name in here for name in names):
+                return here
+            frame = frame.f_back
+        return {}

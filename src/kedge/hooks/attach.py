@@ -14,7 +14,9 @@ from kedge.flow import Action, Event, Schedule
 from kedge.hooks.firing.owner import ShownTap
 from kedge.hooks.firing.schedule import StepClock, rank
 from kedge.hooks.firing.tap import Spec, Tap
+from kedge.hooks.gates.block_saves import BlockSaves, is_of_block
 from kedge.hooks.gates.tensors import means, place_node, place_tensor
+from kedge.hooks.gates.variables import name_of_argument
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
 from kedge.sites.select import Selector, SitePlace
@@ -29,6 +31,7 @@ class Attachments:
         clock: Counts the steps and the backward passes.
         taps: Every tap, in the order in which they were attached.
         targets: The hooked models, by their ids.
+        block: The keeper of all saved tensors of this thread; None until ``:saved`` is hooked without a model.
         installed: The hooks in PyTorch's tables.
         fired: The last 2,000 firings, in their order.
         ended: Whether the session is over.
@@ -39,6 +42,7 @@ class Attachments:
         self.clock = StepClock(rank())
         self.taps: list[Tap] = []
         self.targets: dict[int, HookedModel] = {}
+        self.block: BlockSaves | None = None
         self.installed = InstalledHooks()
         self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=2_000)
         self.ended = False
@@ -54,16 +58,20 @@ class Attachments:
 
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
         """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
-        selector, actions = _split(what)
+        in_block = is_of_block(target)
+        selector, actions = _split((target, *what) if in_block else what)
         spec = Spec(actions, when, self.clock.step, [])
         with self.installed.attaching():
             self.installed.on_failure(self.drop, spec.taps)
-            if isinstance(target, nn.Module):
+            if in_block and selector is not None:
+                self._attach_block(selector, spec)
+            elif isinstance(target, nn.Module):
                 self._attach_model(target, selector, spec)
             elif isinstance(target, (Node, GradientEdge)):
                 place_node(self, target, selector, spec)
             elif isinstance(target, (Tensor, Mapping)):
-                self._attach_tensors({"tensor": target} if isinstance(target, Tensor) else target, selector, spec)
+                named = {name_of_argument("target"): target} if isinstance(target, Tensor) else target
+                self._attach_tensors(named, selector, spec)
             else:
                 raise NoSiteMatched(
                     f"cannot hook a {type(target).__name__}; a target is a module, a tensor, a dict of named tensors or an "
@@ -93,6 +101,12 @@ class Attachments:
         elif not all(map(known.knows, places)):
             self.refresh()
         return known
+
+    def _attach_block(self, selector: Selector, spec: Spec) -> None:
+        if self.block is None:
+            self.installed.on_failure(setattr, self, "block", None)
+            self.block = BlockSaves(self)
+        self.block.place(selector, spec)
 
     def _attach_tensors(self, named: Mapping[str, Any], selector: Selector | None, spec: Spec) -> None:
         if selector is not None and not any(means(t, name) for t in selector.terms for name in named):

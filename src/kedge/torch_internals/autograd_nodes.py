@@ -150,6 +150,17 @@ def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
         stack += new
 
 
+def operation_of(node: Node | None) -> str:
+    """Return the operation that a node belongs to, as the program would call it: ``log_softmax``; "leaf" without a node."""
+    if node is None:
+        return "leaf"
+    own = function_of(node)
+    if own is not None:
+        return str(own.__name__)
+    name = re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
 def name_in_messages(node: Node) -> str:
     """Return the name of a node in autograd's messages: ``Relu``, or ``ReluBackward0`` up to PyTorch 2.12."""
     return node.name() if torch.__version__ < "2.13" else re.sub(r"Backward\d*$", "", node.name())

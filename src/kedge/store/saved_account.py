@@ -32,6 +32,10 @@ _NOTE = (
     "packed: all saved tensors, each as often as saved. held: each storage once, for the module that saved it first. "
     "rebuild to checkpoint: what each would free. A module's figures include those of its submodules."
 )
+_NOTE_OPERATIONS = (
+    "packed: all saved tensors, each as often as saved. held: each storage once, for the operation that saved it first. "
+    "rebuild to int8: what each would free."
+)
 
 
 @dataclass(frozen=True)
@@ -219,6 +223,15 @@ def sections(account: SavedAccount, most: int | None = MOST_ROWS) -> Iterator[Te
     yield TextTable("by module", _BY_MODULE, tuple(map(_row, chosen)), _NOTE + _rest(left, "module"))
     chosen, left = _largest(account.lines, most)
     yield TextTable("by line", _BY_LINE, tuple(map(_line, chosen)), _rest(left, "line").strip())
+
+
+def operations_table(operations: Sequence[Sums], most: int | None = MOST_ROWS) -> TextTable:
+    """Return the table of tensors that were saved outside of modules, by the operations that need them."""
+    chosen, left = _largest(operations, most)
+    rows = tuple((str(sums.path), *_row(sums)[1:-1]) for sums in chosen)
+    return TextTable(
+        "by operation", ("operation", *_BY_MODULE[1:-1]), rows, _NOTE_OPERATIONS + _rest(left, "operation")
+    )
 
 
 def _totals(account: SavedAccount) -> Iterator[tuple[str, str]]:

@@ -150,6 +150,22 @@ def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
         stack += new
 
 
+def leaves_behind(results: Iterable[Tensor], ends: Iterable[Node | None]) -> list[Tensor]:
+    """Return the leaves behind some results, without those behind certain nodes."""
+    ends = set(ends)
+    met = {tensor.grad_fn for tensor in results if tensor.grad_fn is not None}
+    stack, found = list(met), []
+    while stack:
+        node = stack.pop()
+        if is_leaf(node):
+            found.append(node.variable)  # type: ignore[attr-defined]
+        if node not in ends:
+            new = {before for before, _ in node.next_functions if before is not None} - met
+            met |= new
+            stack += new
+    return found
+
+
 def operation_of(node: Node | None) -> str:
     """Return the operation that a node belongs to, as the program would call it: ``log_softmax``; "leaf" without a node."""
     if node is None:

@@ -177,7 +177,9 @@ def is_of_block(target: Any) -> bool:
     selector = Selector(target) if isinstance(target, str) else target
     own = list(_own(selector))
     if any(own) and not all(own):
-        raise NoSuchKind(f'"{selector}": ":saved" without a model is all that autograd saves; hook the other sites by themselves')
+        raise NoSuchKind(
+            f'"{selector}": ":saved" without a model is all that autograd saves; hook the other sites by themselves'
+        )
     return any(own)
 
 

@@ -80,7 +80,7 @@ class SavedGate(Gate):
             self.checkpointed += top is not None and is_checkpoint(top)
         return call, recompute
 
-    def event(self, place: SavingPlace, value: Tensor) -> Event:  # noqa: ARG002 - outside of modules it gives the name
+    def event(self, place: SavingPlace, value: Tensor) -> Event:
         """Return the event of a call's next save."""
         leaf = str(place.saves)
         place.saves += 1

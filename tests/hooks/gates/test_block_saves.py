@@ -15,7 +15,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 import kedge
-from kedge.errors import ActionDisabled, ActionError, NeverFired, NotRecorded, NoSuchKind, SavedAside, SeveralRecorded
+from kedge.errors import ActionDisabled, ActionError, NeverFired, NoSuchKind, NotRecorded, SavedAside, SeveralRecorded
 
 top = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -67,7 +67,7 @@ def test_a_training_loop_has_a_pass_for_each_step() -> None:
             if step < 2:
                 out.backward(retain_graph=True)
                 kept.append(out)
-        del out
+            del out
         x.exp().sum()
     assert [(e.pass_, str(e.site)) for e, _ in acts.session.timeline()] == [(p, "/exp#0:saved[0]") for p in range(5)]
     assert len(acts.records(":saved")) == 1

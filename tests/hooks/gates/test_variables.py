@@ -55,7 +55,7 @@ def test_the_name_is_that_of_the_first_argument() -> None:
 def test_without_source_it_is_called_tensor() -> None:
     """Code that was executed from text has none, or another one."""
     spaces: dict[str, Any] = {"kedge": kedge, "torch": torch}
-    exec("z = torch.ones(2, requires_grad=True)\nh = kedge.hook(z, kedge.record())\nz.sum().backward()", spaces)  # noqa: S102
+    exec("z = torch.ones(2, requires_grad=True)\nh = kedge.hook(z, kedge.record())\nz.sum().backward()", spaces)
     assert torch.equal(spaces["h"]["tensor"], torch.ones(2))
     spaces["h"].remove()
 

@@ -126,6 +126,18 @@ def saved_by(node: Node) -> Iterator[tuple[str, Any]]:
                 yield name, each
 
 
+def is_freed(node: Node) -> bool:
+    """Whether a backward pass has freed what a node had saved; unpacks nothing."""
+    for name in fields(type(node)):
+        try:
+            kept = raw(node, name)
+            if isinstance(kept, SavedTensor) and kept.data is None and getattr(kept, "unpack_hook", None) is None:
+                saved(node, name)  # None if it saved nothing there; there is nothing to unpack
+        except RuntimeError:
+            return True
+    return False
+
+
 def is_number(tensor: Tensor) -> bool:
     """Whether PyTorch made a tensor from a Python number, such as the 2 in ``x * 2``."""
     return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in _NUMBERS

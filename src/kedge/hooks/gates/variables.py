@@ -1,8 +1,8 @@
-"""The name of a tensor that is an argument of a call: that of the program's variable.
+"""The names of tensors: those of the program's variables.
 
 # Note [Names from the source]
-A name comes from the text of the call, not from the variables of its frame: up to Python 3.12 a function's frame that was once
-asked for its variables keeps them alive until the function returns.
+The name of an argument comes from the text of the call, not from the variables of its frame: up to Python 3.12 a function's
+frame that was once asked for its variables keeps them alive until the function returns.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import itertools
 import linecache
 import re
 import sys
+from collections.abc import Iterator
 from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
 
 from kedge.torch_internals.source_lines import OWN
 
 UNNAMED = "tensor"
-_LONGEST = 60
+_LONGEST, _MOST = 60, 1_000
 _NAME = re.compile(r"\w+(\.\w+|\[(\d+|'\w+'|\"\w+\")\])*")
 
 
@@ -30,9 +34,7 @@ def name_of_argument(keyword: str) -> str:
     Returns:
         The name, as a path without brackets; "tensor" if the argument is no variable, or the source is not known.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(OWN):
-        frame = frame.f_back
+    frame = _outside()
     text = "" if frame is None else _call_in(frame)
     try:
         call = ast.parse(text.strip(), mode="eval").body if text else None
@@ -45,6 +47,41 @@ def name_of_argument(keyword: str) -> str:
     if len(written) > _LONGEST or _NAME.fullmatch(written) is None or written.isdigit():
         return UNNAMED
     return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", written)
+
+
+def variables_around() -> dict[str, Tensor]:
+    """Return the tensors in the program's variables around the running call of Kedge, by their names; each tensor once.
+
+    These are the global variables, and those of the calling function where reading them keeps nothing alive; the parameters
+    of modules among them, and the tensors in lists, tuples and dicts.
+    """
+    frame, found = _outside(), dict[int, tuple[str, Tensor]]()
+    if frame is None:
+        return {}
+    spaces = [frame.f_globals] if sys.version_info < (3, 13) else [frame.f_locals, frame.f_globals]
+    for name, value in itertools.chain(*(list(space.items()) for space in spaces)):
+        if not name.startswith("_"):
+            for part, tensor in _tensors_in(value):
+                found.setdefault(id(tensor), (f"{name}.{part}" if part else name, tensor))
+    return dict(found.values())
+
+
+def _tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield "", value
+    elif isinstance(value, nn.Module):
+        yield from value.named_parameters()
+    elif isinstance(value, (list, tuple, dict)) and len(value) <= _MOST:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((str(key), each) for key, each in list(items) if isinstance(each, Tensor))
+
+
+def _outside() -> FrameType | None:
+    """Return the innermost frame of this thread that is not Kedge's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OWN):
+        frame = frame.f_back
+    return frame
 
 
 def _call_in(frame: FrameType) -> str:

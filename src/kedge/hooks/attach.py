@@ -22,6 +22,9 @@ from kedge.hooks.target import HookedModel
 from kedge.sites.select import Selector, SitePlace
 from kedge.torch_internals import dynamo
 
+MOST_FIRINGS = 2_000
+"""The firings that a session keeps for its timeline."""
+
 
 class Attachments:
     """All that one session has attached; the `Owner` of its taps and gates.
@@ -44,7 +47,7 @@ class Attachments:
         self.targets: dict[int, HookedModel] = {}
         self.block: BlockSaves | None = None
         self.installed = InstalledHooks()
-        self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=2_000)
+        self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=MOST_FIRINGS)
         self.ended = False
         self.clock.on_step.append(self._retime)
 

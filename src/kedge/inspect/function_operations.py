@@ -166,19 +166,18 @@ class OutsideListing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function; list it if it is an operation."""
         result = func(*args, **(kwargs or {}))
-        if not self._up or is_compiling():
-            return result
+        if self._up and not is_compiling():
+            with torch.no_grad(), modes.without_function_modes():  # modes of the program see its own calls alone
+                self._see(func, args, kwargs, result)
+        return result
+
+    def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if getattr(func, "__name__", "") == "backward" and self.after_backward is not None:
             self.after_backward()
-        elif (
-            (name := name_of(func))
-            and (made := [t for _, t in leaves.find(result) if _is_plain(t)])
-            and not in_backward()
-        ):
+        elif (name := name_of(func)) and (made := _made(name, args, result)) and not in_backward():
             frame = _line_outside(sys._getframe(1))
             if frame is not None:
                 self._list(name, source_of(frame), (args, kwargs), made)
-        return result
 
     def _list(self, name: str, source: SourceLine, given: Any, made: list[Tensor]) -> None:
         row = self._rows.setdefault((name, source.file, source.line), FunctionOperation(name, source))
@@ -186,9 +185,8 @@ class OutsideListing(TorchFunctionMode):
             row.inputs = [tuple(tensor.shape) for _, tensor in leaves.find(given)]
             row.outputs = [tuple(tensor.shape) for tensor in made]
         row.calls += 1
-        with torch.no_grad():
-            for tensor in made:
-                row.add(tensor)
+        for tensor in made:
+            row.add(tensor)
 
     def start(self) -> Self:
         """Begin to list the operations of this thread."""
@@ -219,6 +217,12 @@ class OutsideListing(TorchFunctionMode):
             for number, row in enumerate(group if len(group) > 1 else ()):
                 row.name = f"{name}#{number}"
         return FunctionOperations(tuple(rows))
+
+
+def _made(name: str, args: Any, result: Any) -> list[Tensor]:
+    """Return the tensors that an operation made or changed, as far as their numbers can be read."""
+    value = args[0] if name == "setitem" else result
+    return [tensor for _, tensor in leaves.find(value) if _is_plain(tensor)]
 
 
 def _is_plain(value: Tensor) -> bool:

@@ -61,7 +61,7 @@ class Attachments:
 
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
         """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
-        in_block = is_of_block(target)
+        in_block = isinstance(target, (str, Selector)) and is_of_block(target)
         selector, actions = _split((target, *what) if in_block else what)
         spec = Spec(actions, when, self.clock.step, [])
         with self.installed.attaching():

@@ -166,14 +166,12 @@ def _expects_none() -> bool:
     return False
 
 
-def is_of_block(target: Any) -> bool:
-    """Whether the first argument of ``hook`` is a selector of saved tensors, so that there is no model.
+def is_of_block(target: str | Selector) -> bool:
+    """Whether a selector in the target's place is of saved tensors, so that there is no model.
 
     Raises:
         NoSuchKind: If it names other kinds of sites, too.
     """
-    if not isinstance(target, (str, Selector)):
-        return False
     selector = Selector(target) if isinstance(target, str) else target
     own = list(_own(selector))
     if any(own) and not all(own):

@@ -131,3 +131,12 @@ def test_an_optimizer_ends_the_step_and_has_the_tensors_listed(kedge: Kedge, scr
     assert done.stdout.startswith(
         "tensors (6 parameters)\n\npath  type          sites\nw     Tensor[2, 3]  :grad :acc\n\noperations "
     )
+
+
+def test_torch_is_imported_by_the_program_itself(kedge: Kedge, script: Script) -> None:
+    """With ``--ops`` as without it."""
+    source = "import sys\nassert 'torch' not in sys.modules\nimport torch\nprint(torch.ones(2).exp())\n"
+    done = kedge("sites", "--ops", script(source), fresh=True)
+
+    assert done.stderr == "tensor([2.7183, 2.7183])\n"
+    assert [line.split()[:2] for line in done.stdout.splitlines()[3:]] == [["ones", "1"], ["exp", "1"]]

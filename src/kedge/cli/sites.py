@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 from kedge.cli.run import add_program, program_of
 from kedge.cli.watching import Watching
 from kedge.numbers import counted
+from kedge.program.after_import import AfterImport
 from kedge.program.ending import Ending
-from kedge.sites.site import TENSOR_KINDS
-from kedge.sites.table import SiteRow, Sites, sites
 from kedge.stderr import messenger
 from kedge.watch.run.options import WatchOptions
 
 if TYPE_CHECKING:
+    from kedge.inspect.function_operations import OutsideListing
     from kedge.inspect.operations import Listing
+    from kedge.sites.table import SiteRow
     from kedge.watch.models.roots import RootModule
     from kedge.watch.watcher import Watcher
 
@@ -83,19 +84,28 @@ class ModelListings(list[Any]):
     """The models that a program calls, each with the list of the operations in its forwards."""
 
     def __init__(self) -> None:
-        from kedge.inspect.function_operations import OutsideListing
-
         super().__init__()
         self.operations: dict[int, Listing] = {}
-        self.alone = OutsideListing(self._end_step)
+        self.alone: OutsideListing | None = None
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """List the operations of this thread outside of modules, until the first module is called."""
-        self.alone.start()
+        """List the operations of this thread outside of modules, from the import of torch until the first module is called."""
+        torch = AfterImport("torch", self._begin)
+        torch.install()
         try:
             yield
         finally:
+            torch.remove()
+            self._stop()
+
+    def _begin(self) -> None:
+        from kedge.inspect.function_operations import OutsideListing
+
+        self.alone = OutsideListing(self._end_step).start()
+
+    def _stop(self) -> None:
+        if self.alone is not None:
             self.alone.stop()
 
     def _end_step(self) -> None:
@@ -110,13 +120,17 @@ class ModelListings(list[Any]):
         from kedge.inspect.operations import Listing
 
         super().append(model)
-        self.alone.stop()
+        self._stop()
         listing = self.operations[id(model)] = Listing()
         listing.add(model, begun=True)
 
 
 def _tables(watch: Watcher | None, held: list[Any]) -> Iterator[str]:
-    for root in [] if watch is None else watch.models.roots:
+    if watch is None:  # the program has not imported torch, and so Kedge has not
+        return
+    from kedge.sites.table import Sites, sites
+
+    for root in watch.models.roots:
         model = root.module()
         prefix = f", recorded as {root.prefix}.*" if root.prefix else ""
         head = f"{root.types['']} ({counted(root.parameters, 'parameter')}{prefix})"
@@ -126,14 +140,18 @@ def _tables(watch: Watcher | None, held: list[Any]) -> Iterator[str]:
                 listing = held.operations[id(model)]
                 listing.session.end(quiet=True)
                 yield str(listing.operations())
-        elif watch is not None and (rows := tuple(_loose(watch, root))):
+        elif rows := tuple(_loose(watch, root)):
             yield f"{head}\n\n{Sites(rows)}"
-    if isinstance(held, ModelListings) and not held and (listed := held.alone.operations()):
+    alone = held.alone if isinstance(held, ModelListings) and not held else None
+    if alone is not None and (listed := alone.operations()):
         yield f"operations outside of modules, with statistics of their results\n\n{listed}"
 
 
 def _loose(watch: Watcher, root: RootModule) -> Iterator[SiteRow]:
     """Yield the tensors of a root that has no module."""
+    from kedge.sites.site import TENSOR_KINDS
+    from kedge.sites.table import SiteRow
+
     for place in watch.models.places:
         tensor = place.param()
         if place.root is root and tensor is not None:

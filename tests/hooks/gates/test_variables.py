@@ -52,10 +52,13 @@ def test_the_name_is_that_of_the_first_argument() -> None:
     assert torch.equal(grads["z:acc"], torch.ones(2))
 
 
-def test_without_source_it_is_called_tensor() -> None:
-    """Code that was executed from text has none, or another one."""
+def test_without_source_it_is_the_only_global_variable_that_holds_it_or_tensor() -> None:
+    """Code at a prompt, or executed from text, has no source."""
     spaces: dict[str, Any] = {"kedge": kedge, "torch": torch}
     exec("z = torch.ones(2, requires_grad=True)\nh = kedge.hook(z, kedge.record())\nz.sum().backward()", spaces)
+    assert torch.equal(spaces["h"]["z"], torch.ones(2))
+    spaces["h"].remove()
+    exec("y = z\nh = kedge.hook(z, kedge.record())\nz.sum().backward()", spaces)
     assert torch.equal(spaces["h"]["tensor"], torch.ones(2))
     spaces["h"].remove()
 

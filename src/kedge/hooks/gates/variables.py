@@ -25,28 +25,37 @@ _LONGEST, _MOST = 60, 1_000
 _NAME = re.compile(r"\w+(\.\w+|\[(\d+|'\w+'|\"\w+\")\])*")
 
 
-def name_of_argument(keyword: str) -> str:
+def name_of_argument(keyword: str, value: Tensor) -> str:
     """Return the variable that the program gives as first argument to the running call of Kedge: ``z``, ``self.w``, ``hs.0``.
 
     Args:
         keyword: The argument's name, if it is passed by one.
+        value: The argument.
 
     Returns:
-        The name, as a path without brackets; "tensor" if the argument is no variable, or the source is not known.
+        The name, as a path without brackets. If the argument is no variable, or the source is not known: the only global
+        variable that holds the value, or else "tensor".
     """
     frame = _outside()
-    text = "" if frame is None else _call_in(frame)
+    if frame is None:
+        return UNNAMED
+    written = _first_argument(_call_in(frame), keyword)
+    if len(written) <= _LONGEST and _NAME.fullmatch(written) is not None and not written.isdigit():
+        return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", written)
+    holders = [name for name, held in list(frame.f_globals.items()) if held is value and not name.startswith("_")]
+    return holders[0] if len(holders) == 1 else UNNAMED
+
+
+def _first_argument(text: str, keyword: str) -> str:
+    """Return the source of a call's first argument; empty if the text is no call."""
     try:
         call = ast.parse(text.strip(), mode="eval").body if text else None
     except (SyntaxError, ValueError):  # the file has changed since, or holds a part of the call
-        return UNNAMED
+        return ""
     if not isinstance(call, ast.Call):
-        return UNNAMED
+        return ""
     given = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == keyword), None)
-    written = "" if given is None else ast.unparse(given)
-    if len(written) > _LONGEST or _NAME.fullmatch(written) is None or written.isdigit():
-        return UNNAMED
-    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", written)
+    return "" if given is None else ast.unparse(given)
 
 
 def variables_around() -> dict[str, Tensor]:

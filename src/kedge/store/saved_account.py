@@ -238,7 +238,7 @@ def _totals(account: SavedAccount) -> Iterator[tuple[str, str]]:
     total, course = account.total, account.course
     yield f"packed ({total.tensors:,} tensors, as often as saved)", sized(total.packed)
     yield "held (each storage once, no parameters)", sized(total.bytes)
-    yield "inputs of the model among that", sized(account.inputs)
+    yield "inputs among that", sized(account.inputs)
     yield "can be rebuilt exactly", sized(total.rebuild)
     yield "can be moved", sized(total.offload)
     yield "freed by floats in bf16", sized(total.bf16)
